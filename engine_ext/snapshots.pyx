@@ -37,7 +37,8 @@ cdef struct Definition:         # a name that the coordinator has given an id
 cdef dict counters_of(State* e):
     return {"entries": load_relaxed(&e.counters.entries), "tensors": load_relaxed(&e.counters.tensors),
             "bytes": load_relaxed(&e.counters.nbytes), "wait_ns": load_relaxed(&e.counters.wait_ns),
-            "busy_ns": load_relaxed(&e.counters.busy_ns), "device_bytes": load_relaxed(&e.counters.device_bytes), "wakes": load_relaxed(&e.segment.wakes),
+            "busy_ns": load_relaxed(&e.counters.busy_ns),
+            "device_bytes": load_relaxed(&e.counters.device_bytes), "wakes": load_relaxed(&e.segment.wakes),
             "sleeps": load_relaxed(&e.counters.sleeps), "yields": load_relaxed(&e.counters.yields),
             "late_wakes": load_relaxed(&e.counters.late)}
 

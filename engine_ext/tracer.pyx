@@ -43,8 +43,8 @@ cdef enum Row:                  # `tid` of what is no tensor's
 cdef const char** STAGE_NAMES = ["fuse", "reduce", "unpack"]
 cdef const char** DEVICE_NAMES = ["queue", "pack", "NCCL", "unpack"]     # by DEVICE_*; "queue" is none of an entry's slices
 
-cdef const char* SAMPLED = ("entries that had one of some 16 tensors drawn; lengths by the GPU's clock, places on the host's by an event that the "
-                            "GPU passed between two looks at that: error_us, and what the clocks have drifted since")
+cdef const char* SAMPLED = ("entries with a tensor that was drawn, one of some 16; lengths by the GPU's clock, places on the "
+                            "host's by an event that the GPU passed between two looks at that: error_us, and drift since")
 
 cdef struct Lines:
     char* data

@@ -185,8 +185,8 @@ DEVICE = (
     Panel(
         "timeseries",
         "A collective on the GPU",
-        "Mean times of sampled collectives by the GPU's clock: in the queue since a tensor was ready, packing, in NCCL, "
-        "unpacking. Of ranks with a GPU, as all of this row.",
+        "Mean times of sampled collectives by the GPU's clock: in the queue since a tensor was ready, packing, in "
+        "NCCL, unpacking. Of ranks with a GPU, as all of this row.",
         "s",
         (
             Query(

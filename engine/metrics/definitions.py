@@ -26,8 +26,9 @@ class Metric:
     labels : tuple of str
         Labels besides `run` and `rank`.
     scope : str
-        `rank`: of every rank; `gpu`: of every rank that has opened a GPU; `far`: of every rank of a job on several hosts; `leader`: of rank 0, about the whole job;
-        `tuner`: of rank 0, while it tunes; `host`: of the endpoint, without the label `rank`.
+        `rank`: of every rank; `gpu`: of every rank that has opened a GPU; `far`: of every rank of a job on several
+        hosts; `leader`: of rank 0, about the whole job; `tuner`: of rank 0, while it tunes; `host`: of the endpoint,
+        without the label `rank`.
     """
 
     name: str
@@ -117,8 +118,8 @@ _METRICS = (
     Metric(
         "engine_device_duration_seconds",
         "summary",
-        "Samples by the GPU's clock: of collectives `queue`, from when a tensor was ready, `pack`, `nccl` and `unpack`; "
-        "of steps `exposed`, for which the program's stream stood and waited for its gradients.",
+        "Samples by the GPU's clock: of collectives `queue`, from when a tensor was ready, `pack`, `nccl` and "
+        "`unpack`; of steps `exposed`, for which the program's stream stood and waited for its gradients.",
         ("stage",),
         scope="gpu",
     ),

@@ -269,7 +269,9 @@ def expected(names: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
         "step_durations": DURATIONS,
         **dict.fromkeys("stall_warnings stalled network_sent network_received copied_ns copied_state".split(), 1),
         "crossing_ns": HOSTS,
-        **dict.fromkeys("gpu device_entries device_bytes device_enqueued device_passed device_sampled_bytes".split(), 1),
+        **dict.fromkeys(
+            "gpu device_entries device_bytes device_enqueued device_passed device_sampled_bytes".split(), 1
+        ),
         **dict.fromkeys("tuner_phase tuner_searches tuner_trials tuner_changes tuner_changed_ns".split(), 1),
         **dict.fromkeys("tuner_score_ps tuner_default_ps tuner_best_ps".split(), 1),
     }

@@ -29,7 +29,7 @@ def axis(setting: Setting) -> dict[str, Any]:
 KNOBS = {name: axis(setting) for name, setting in config.knobs().items()}
 
 
-# What the GPU's lane does not look at: it enqueues by pieces of a size of its own, on one stream, and NCCL moves the bytes.
+# What is not looked at for tensors on a GPU: they go in pieces of a size of their own, and NCCL moves the bytes.
 OF_HOST_MEMORY = ("stores", "chunk_bytes", "sockets_per_lane", "between_hosts")
 NEARLY_ALL = 0.99  # share of the bytes on GPUs from which the rest does not matter
 
@@ -45,8 +45,8 @@ def space_of(engine: core.Engine, held: Collection[str]) -> dict[str, dict[str, 
 
     Whether compression does is known only when tensors have been reduced. Whoever sets `sockets_per_lane` says how many
     are opened; how many of them are used is tuned all the same.
-    Where a chain of hosts would change bits, the tuner leaves the way between hosts alone. Where tensors are on GPUs, it leaves
-    alone what is about host memory.
+    Where a chain of hosts would change bits, the tuner leaves the way between hosts alone. Where tensors are on GPUs,
+    it leaves alone what is about host memory.
     """
     left = {name: knob for name, knob in KNOBS.items() if name not in held and name != "sockets_per_lane"}
     if engine.sockets_per_lane > 1:

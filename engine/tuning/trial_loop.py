@@ -166,15 +166,16 @@ class Tuning:
         logger.error("autotune: %s; training goes on with %s", error, words(self._best))
 
     def _survey(self) -> None:
-        """Have those knobs in the space that matter for the job's tensors (compression, what is about host memory), once
-        such tensors were reduced."""
+        """Have those knobs in the space that matter for the job's tensors, once such were reduced: compression, and
+        what is about host memory."""
         self._space = space_of(self._engine, self._held)
         new = {
             name: value for name, value in self._engine.knobs().items() if name in self._space.keys() - self._default
         }
         first = self._first[0] if self._first else self._default
+        # They become fewer, if all tensors are on GPUs.
         self._default, self._running, self._best, first = (
-            {name: knob for name, knob in (each | new).items() if name in self._space}  # less, if all tensors are on GPUs
+            {name: knob for name, knob in (each | new).items() if name in self._space}
             for each in (self._default, self._running, self._best, first)
         )
         known = first | new | within(self._known, {name: self._space[name] for name in new})
@@ -283,14 +284,15 @@ class Tuning:
                 told = True
                 logger.warning("autotune: %s", self._nothing())
         self._steps.follow(score, listener.steps(score))
-        self._settling = SETTLING + (self._ahead(listener.steps(score)) if on_gpus(self._engine) else 0)
+        ahead = self._ahead(listener.steps(score)) if on_gpus(self._engine) else 0
+        self._settling = SETTLING + ahead
         return score
 
     def _ahead(self, steps: int) -> int:
         """By how many steps the program may be ahead of its GPU.
 
-        A step ends here when the program has enqueued it, at the GPU's pace, since it is never ahead by more than so many
-        entries. The first steps after a change go at the pace of those before it.
+        A step ends here when the program has enqueued it, at the GPU's pace, since it is never ahead by more than
+        `AHEAD` entries. The first steps after a change go at the pace of those before it.
         """
         return math.ceil(AHEAD * max(steps, 1) / max(self._engine.counters()["entries"], 1))
 

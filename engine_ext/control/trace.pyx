@@ -153,7 +153,8 @@ cdef void trace_sample(Trace* t, const device_sample* sample) noexcept nogil:
         return
     t.spans.level -= <double>sample.n_slices
     told.head.bytes, told.head.type = <uint32_t>nbytes, RecordType.RECORD_SAMPLE
-    told.sequence, told.nbytes, told.error_ns, told.slices = sample.sequence, sample.bytes, sample.error_ns, <uint64_t>sample.n_slices
+    told.sequence, told.nbytes, told.error_ns = sample.sequence, sample.bytes, sample.error_ns
+    told.slices = <uint64_t>sample.n_slices
     memcpy(<char*>told + sizeof(SampleRecord), sample.slices, slices)
     publish(t, nbytes)
 

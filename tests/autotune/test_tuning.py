@@ -246,6 +246,7 @@ class FakeEngine:
     compressible = False
     sockets_per_lane = 0
     chainable = False
+    on_device = 0
 
     def __init__(self) -> None:
         self.marks: list[tuple[int, ...]] = []
@@ -260,6 +261,9 @@ class FakeEngine:
 
     def record_steps(self) -> None:
         pass
+
+    def counters(self) -> dict[str, int]:
+        return {"entries": 100, "tensors": 100, "bytes": 1000, "device_bytes": self.on_device}
 
     def tell(self, **fields: int) -> None:
         pass
@@ -416,6 +420,19 @@ def test_knobs_of_a_log_are_moved_into_the_ranges() -> None:
     assert within(known, KNOBS) == {"fusion_threshold": 1 << 16, "cycle_time_ms": 0.0, "stores": "cached"}
     assert within({"cycle_time_ms": 100.0}, KNOBS) == {"cycle_time_ms": 50.0}
     assert json.dumps(KNOBS)
+
+
+def test_what_is_about_host_memory_is_not_tried_for_tensors_on_gpus() -> None:
+    fake = FakeEngine()
+    fake.compressible = fake.chainable = True
+    fake.sockets_per_lane = 4
+    on_host = set(space_of(fake, ()))  # type: ignore[arg-type]
+    fake.on_device = 980  # bytes of 1000: the others count
+    assert set(space_of(fake, ())) == on_host  # type: ignore[arg-type]
+    fake.on_device = 995
+    on_gpus = set(space_of(fake, ()))  # type: ignore[arg-type]
+    assert on_gpus == {"fusion_threshold", "cycle_time_ms", "compression"}
+    assert on_host - on_gpus == {"stores", "chunk_bytes", "sockets_per_lane", "between_hosts"}
 
 
 def test_sockets_of_lanes_are_tried_only_where_there_are_several() -> None:

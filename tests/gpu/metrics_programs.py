@@ -2,8 +2,8 @@
 
 python -m tests.gpu.metrics_programs NAME RANK SIZE KERNELS ...
 
-Delays of computing and of kernels are declared, so that durations have bounds that are known. The first tensor that is submitted is
-a sample, and of as many as follow here one is.
+Delays of computing and of kernels are declared, so that durations have bounds that are known. The first tensor that is
+submitted is a sample, and of as many as follow here one is.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from typing import Any
 from engine.metrics import own_page, page
 from engine.native import gradients
 
+from ..waiting import until
 from .allreduce_programs import OPS, Binding, Parameter, allreduce, compare, core, main, values
 from .device_tensors import DeviceTensor, Framework
 from .plane_programs import Rank, planes
 
 KERNEL = 0.02  # seconds that a kernel takes
 LATE = 0.3  # seconds for which what is computed on rank 1 is late
-MANY = 40  # tensors of which one is a sample: they are 31 apart at most
+MANY = 32  # tensors of which one is a sample: they are 31 apart at most
 STEPS = 4
 
 
@@ -45,7 +46,7 @@ def device_fields() -> dict[str, Any]:
 
 
 def stages(me: Rank) -> None:
-    """One tensor, which is packed and unpacked by kernels, and which is late on rank 1; then many behind it in the queue."""
+    """One tensor, packed and unpacked by kernels, and late on rank 1; then many, one behind the other in the queue."""
     with me.world("stages", metrics=True, cycle_time_ms=0.0, fusion_threshold=0):
         open_gpu()
         me.slow(KERNEL)
@@ -72,12 +73,14 @@ def open_gpu() -> None:
 
 
 def device_fields_after(passed: int) -> dict[str, Any]:
-    """As soon as the lane has seen the device pass so many, and read the samples of them."""
-    end = time.monotonic() + 30
-    while (found := device_fields())["device_passed"] < passed or found["stages"]["queue"][0] < 1:
-        assert time.monotonic() < end, found
-        time.sleep(0.005)
-    return found
+    """As soon as the lane has seen the device pass so many, and has read a sample of them."""
+
+    def is_read() -> bool:
+        found = device_fields()
+        return found["device_passed"] >= passed and found["stages"]["queue"][0] >= 1
+
+    until(is_read, "the lane has read a sample")
+    return device_fields()
 
 
 def steps(me: Rank) -> None:
@@ -109,28 +112,29 @@ def steps(me: Rank) -> None:
                     )
                     parameter.grad = None
             until_read(before[0] + STEPS)
-            told.append([after - earlier for after, earlier in zip(device_fields()["stages"]["exposed"], before, strict=True)])
+            told.append(
+                [after - earlier for after, earlier in zip(device_fields()["stages"]["exposed"], before, strict=True)]
+            )
     tell(bare=told[0], hidden=told[1])
 
 
 def until_read(stands: int) -> None:
     """The lane looks ten times a second as long as something is not read."""
-    end = time.monotonic() + 30
-    while device_fields()["stages"]["exposed"][0] < stands:
-        assert time.monotonic() < end, device_fields()
-        time.sleep(0.005)
+    until(lambda: device_fields()["stages"]["exposed"][0] >= stands, "the lane has read how long streams stood")
 
 
 def pieces(me: Rank) -> None:
-    """What is larger than the slab: stages of all pieces count; of too many pieces there is no sample, and nothing is lost."""
+    """What is larger than the slab: all pieces count; of too many there is no sample, and nothing is lost."""
     planes.SLAB = 1 << 16
     with me.world("pieces", metrics=True, cycle_time_ms=0.0, fusion_threshold=0):
-        for count in (40000, 1 << 18, 40000):
+        told = []
+        for count in (40000, 1 << 17, 10):
             for turn in range(MANY):
                 tensor = DeviceTensor(values(me.rank, count, "float32"))
                 allreduce(tensor, tensor, f"{count} {turn}", op="max").wait()
                 tensor.numpy()
-    tell(last=device_fields())
+            told.append(device_fields())
+    tell(first=told[0], last=device_fields())
 
 
 def timeline(me: Rank, where: str) -> None:

@@ -133,20 +133,33 @@ MUTANTS: dict[str, tuple[Path, str, str]] = {
     "scatter_not_polled": (LAUNCHING, 'return settle(l, "ncclReduceScatter");', "return 0;"),
     "moves_not_polled": (MOVING, '  STEP(lane_settle(l, "ncclGroupEnd"));\n', ""),
     "samples_are_never_read": (LAUNCHING, "  STEP(lane_read_samples(l));\n", ""),
-    "last_samples_are_not_read": (OPENING, "  if (whole && well) lane_look(l); /* the last samples */\n", ""),
     "samples_are_read_too_early": (SAMPLING, "s != l->sampling && s->ticket <= l->d.passed", "s != l->sampling"),
-    "held_marks_are_given_out": (STREAMS, "  if (mark->held) return; /* the lane calls, which has yet to read it */\n", ""),
-    "stands_are_read_too_early": (SAMPLING, "  if (code == CUDA_ERROR_NOT_READY) return 0;\n  STEP(lane_after", "  STEP(lane_after"),
+    "held_marks_are_given_out": (
+        STREAMS,
+        "  if (mark->held) return; /* the lane calls, which has yet to read it */\n",
+        "",
+    ),
+    "stands_are_read_too_early": (
+        SAMPLING,
+        "  if (code == CUDA_ERROR_NOT_READY) return 0;\n  STEP(lane_after",
+        "  STEP(lane_after",
+    ),
     "stand_begins_behind_the_wait": (
         STREAMS,
         "  TRY(cuEventRecord, stand->before, stream);\n"
-        "  if (load_acquire(&l->d.passed) < ticket && let_wait(l, stream, ticket, why)) return -1; /* pairs with lane_look */\n",
-        "  if (load_acquire(&l->d.passed) < ticket && let_wait(l, stream, ticket, why)) return -1; /* pairs with lane_look */\n"
+        "  if (load_acquire(&l->d.passed) < ticket && let_wait(l, stream, ticket, why)) return -1;"
+        " /* pairs with lane_look */\n",
+        "  if (load_acquire(&l->d.passed) < ticket && let_wait(l, stream, ticket, why)) return -1;"
+        " /* pairs with lane_look */\n"
         "  TRY(cuEventRecord, stand->before, stream);\n",
     ),
     "stages_are_not_told_apart": (SAMPLING, "    s->stages[s->n++] = stage;", "    s->stages[s->n++] = DEVICE_NCCL;"),
-    "queue_begins_at_the_work": (SAMPLING, "elapsed(l, s->mark->event, s->events[0],", "elapsed(l, s->events[0], s->events[0],"),
-    "clocks_are_not_compared": (OPENING, "  return lane_make_timers(l);", "  STEP(lane_make_timers(l));\n  l->origin_ns += 5000000000;\n  return 0;"),
+    "queue_begins_at_the_work": (
+        SAMPLING,
+        "elapsed(l, s->mark->event, s->events[0],",
+        "elapsed(l, s->events[0], s->events[0],",
+    ),
+    "clocks_are_not_compared": (SAMPLING, "before + (after - before) / 2;", "before + 5000000000;"),
     "slab_overrun_of_who_has_joined": (MOVING, "item->lacking ? l->slab_bytes : LARGEST", "LARGEST"),
     "windows_overlap": (LAUNCHING, "l->slab + (uint64_t)r * stride};", "l->slab + (uint64_t)r * (stride - VECTOR)};"),
     "room_not_awaited": (LANE, "if (!load32_acquire(&item->roomless)) break;", "break;"),

@@ -7,6 +7,7 @@ import pytest
 from ..parallel.test_frozen_runs import KILLERS as OF_FROZEN
 from .mutants import MUTANTS, VARIANTS
 from .test_allreduce import KILLERS as OF_REDUCING
+from .test_metrics import KILLERS as OF_METRICS
 from .test_moving import KILLERS as OF_MOVING
 from .test_plane import KILLERS as OF_OPENING
 from .test_sums import KILLERS as OF_SUMS
@@ -14,7 +15,7 @@ from .test_views import KILLERS as OF_VIEWS
 
 
 def test_every_mutant_has_a_killer() -> None:
-    assert {*OF_OPENING, *OF_REDUCING, *OF_MOVING, *OF_SUMS, *OF_VIEWS, *OF_FROZEN} == set(MUTANTS)
+    assert {*OF_OPENING, *OF_REDUCING, *OF_MOVING, *OF_SUMS, *OF_METRICS, *OF_VIEWS, *OF_FROZEN} == set(MUTANTS)
 
 
 @pytest.mark.parametrize("name", {**MUTANTS, **VARIANTS})

@@ -77,7 +77,7 @@ class FakePage:
 def training(rank: int = 0, size: int = 4, hosts: int = 1) -> dict[str, int | list[int]]:
     """The fields of a rank of a training job with the tuner on: it allreduces, and has broadcast once.
 
-    Of several hosts each has equally many ranks, and as the first one waits most for the last.
+    Of several hosts each has equally many ranks, and as the first one waits most for the last; and ranks have GPUs.
     """
     far = {
         "host": rank * hosts // size,
@@ -96,6 +96,17 @@ def training(rank: int = 0, size: int = 4, hosts: int = 1) -> dict[str, int | li
             table[names.OPERATIONS.index(operation) * len(names.ALGORITHMS) + algorithms.index(algorithm)] = value
         return table
 
+    on_gpu = {
+        "gpu": 1,
+        "device_entries": 60,
+        "device_bytes": 60 << 20,
+        "device_enqueued": 58,
+        "device_passed": 55,
+        "device_ns": [4_000_000, 8_000_000, 40_000_000, 6_000_000, 3_000_000],
+        "device_samples": [4, 4, 4, 2, 30],
+        "device_sampled_bytes": 4 << 20,
+    }
+
     durations = [0] * page.EXPECTED["collective_durations"]
     durations[18:24] = [5, 50, 800, 120, 20, 5]
     durations[page.DURATIONS + 20] = 1
@@ -105,7 +116,7 @@ def training(rank: int = 0, size: int = 4, hosts: int = 1) -> dict[str, int | li
         "rank": rank,
         "local_rank": rank,
         "size": size,
-        **(far if hosts > 1 else {}),
+        **({**far, **on_gpu} if hosts > 1 else {}),
         "worlds": 1,
         "started_ns": time.time_ns() - 60 * 10**9,
         "collectives": by_algorithm(allreduce_oneshot=400, allreduce_twoshot=600, broadcast_shared=1),

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from engine.metrics.definitions import BUCKETS, ERRORS, METRICS, Metric
-from engine.metrics.names import REASONS
+from engine.metrics.names import REASONS, STAGES
 
 NAME = "train-4711"
 SIZE = 4
@@ -124,6 +124,12 @@ class Run:
             self._add("engine_network_sent_bytes_total", steps * BYTES * 0.75, **of)
             self._add("engine_network_received_bytes_total", steps * BYTES * 0.75, **of)
             self._add("engine_crossing_seconds_total", STEP * abs(noise(0.05, 0.01)), **of, peer=HOSTS[1 - rank // 2])
+            for reached in ("handed_over", "enqueued", "done"):
+                self._add("engine_device_entries_total", steps * batches, **of, reached=reached)
+            self._add("engine_device_bytes_total", steps * BYTES, **of)
+            self._add("engine_device_sampled_bytes_total", steps * BYTES / 4, **of)
+            for stage, share in zip(STAGES, (0.1, 0.1, 0.6, 0.1, 0.3), strict=True):
+                self._observe("engine_device_duration_seconds", took * share, steps * batches / 4, **of, stage=stage)
             self._add("engine_fused_bytes_total", steps * BYTES, **of)
             self._add(
                 "engine_fusion_capacity_bytes_total", steps * batches * self.knobs["fusion_threshold_bytes"], **of

@@ -86,7 +86,14 @@ def test_the_documentation_has_the_table_of_metrics():
 
 def test_the_documentation_names_all_values_of_labels():
     text = " ".join((Path(__file__).parents[2] / "docs" / "metrics.md").read_text().split())
-    values = (*names.OPERATIONS, *names.ALGORITHMS, *names.REASONS, *definitions.KNOBS, *definitions.ERRORS)
+    values = (
+        *names.OPERATIONS,
+        *names.ALGORITHMS,
+        *names.REASONS,
+        *names.STAGES,
+        *definitions.KNOBS,
+        *definitions.ERRORS,
+    )
     assert not [value for value in values if not re.search(rf"\b{value}\b", text)]
     for name in ("stores", "compressions"):
         assert ", ".join(f"{number} {word}" for number, word in enumerate(names.NAMES[name])) in text
@@ -145,6 +152,23 @@ def test_what_is_not_in_use_has_no_series(pages):
     assert not [sample for sample in found if sample.name.startswith("engine_autotune")]
     assert "engine_step_duration_seconds_count" not in {sample.name for sample in of_rank(found, 1)}
     assert value(found, "engine_step_duration_seconds_count", rank="2") == 100
+
+
+def test_what_gpus_do_is_told_of_ranks_with_one(pages):
+    pages[1].set("gpu", 0)
+    algorithms = len(names.ALGORITHMS)
+    moved = [0] * len(names.OPERATIONS) * algorithms
+    moved[names.ALGORITHMS.index("device")] = 60
+    pages[2].set("collectives", moved)
+    found = samples(exporter(pages))
+    assert not [sample for sample in of_rank(found, 1) if sample.name.startswith("engine_device")]
+    for reached, count in (("handed_over", 60), ("enqueued", 58), ("done", 55)):
+        assert value(found, "engine_device_entries_total", rank="0", reached=reached) == count
+    assert value(found, "engine_device_duration_seconds_sum", rank="0", stage="nccl") == 0.04
+    assert value(found, "engine_device_duration_seconds_count", rank="0", stage="exposed") == 30
+    assert value(found, "engine_device_sampled_bytes_total", rank="0") == 4 << 20
+    device = [sample.name for sample in of_rank(found, 2) if sample.labels.get("algorithm") == "device"]
+    assert sorted(device) == ["engine_collective_bytes_total", "engine_collectives_total"], "no time, which is sampled"
 
 
 def test_a_tuner_that_has_measured_nothing_has_no_score(pages):

@@ -35,6 +35,13 @@ def test_rates_are_what_grew_by_the_time_that_passed() -> None:
     assert (found.blocked, found.exposed, found.collectives) == (0.5, 0.25, 3.0)
 
 
+def test_samples_of_a_gpu_are_means_of_the_interval() -> None:
+    before = snapshot(pid=5, device_samples=[2, 0, 1], device_ns=[2000, 0, 7])
+    after = snapshot(pid=5, device_samples=[4, 0, 1, 0, 2], device_ns=[8000, 0, 7, 0, 6000])
+    found = rates(JobReading(1.0, {0: before}), JobReading(3.0, {0: after}))[0]
+    assert found.device == {"queue": 3e-6, "exposed": 3e-6}
+
+
 def test_a_rank_that_did_nothing_has_no_step_time_and_no_lag() -> None:
     found = rates(JobReading(0.0, {0: snapshot(pid=1)}), JobReading(1.0, {0: snapshot(pid=1)}))[0]
     assert found.step is None and found.lag is None and found.steps == 0

@@ -139,6 +139,16 @@ def test_hosts_and_what_the_network_costs_are_told() -> None:
     assert "hosts:" not in "\n".join(advice.report({0: rank(0), 1: rank(1)}, RUN))
 
 
+def test_what_gpus_take_is_told() -> None:
+    gpu = {"gpu": 1, "device_entries": 40, "device_bytes": 3 << 30, "device_sampled_bytes": 10**9}
+    gpu |= {"device_samples": [4, 2, 4, 0, 10], "device_ns": [4 * MS, 4 * MS, 40 * MS, 0, 30 * MS]}
+    shown = "\n".join(advice.report({0: rank(0, **gpu), 1: rank(1)}, RUN))
+    assert "GPUs:" in shown and "3 GiB of tensors a rank" in shown
+    assert "in the mean: queue 1 ms, pack 2 ms, NCCL 10 ms; 25.00 GB/s in NCCL" in shown, shown
+    assert "a step's stream stood for 3 ms (exposed)" in shown
+    assert "GPUs:" not in "\n".join(advice.report({0: rank(0), 1: rank(1)}, RUN))
+
+
 @pytest.mark.parametrize(("hosts", "slow"), [(2, (0, 1)), (3, (1, 2))])
 def test_a_slow_link_between_two_hosts_is_told(hosts: int, slow: tuple[int, int]) -> None:
     """Problem 17: two hosts that wait for each other, of which neither stands out; a third waits for both."""

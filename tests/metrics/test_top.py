@@ -420,6 +420,22 @@ def test_ranks_of_several_hosts_are_shown_with_them() -> None:
     assert "host" not in "\n".join(drawn(alone, 120, None))
 
 
+def test_ranks_with_gpus_are_shown_with_what_they_take() -> None:
+    gpu = {"state": 1, "size": 2, "gpu": 1, "device_entries": 9, "device_passed": 2}
+    pages: dict[int, Page] = {0: snapshot(rank=0, **gpu), 1: snapshot(rank=1, state=1, size=2)}
+    device = {"queue": 0.001, "pack": 0.002, "nccl": 0.03, "exposed": 0.004}
+    frame = frame_with(pages, dict.fromkeys(range(2), 0.0))
+    frame = replace(frame, rates={0: replace(frame.rates[0], device=device), 1: frame.rates[1]})
+    text = drawn(frame, 200, None)
+    head = next(line for line in text if "GPU work ms" in line)
+    assert "on GPU" in head and "GPU queue ms" in head and "GPU exposed ms" in head
+    first, second = text[text.index(head) + 1 : text.index(head) + 3]
+    assert all(word in first.split() for word in ("7", "1.000", "32.000", "4.000"))
+    assert "32.000" not in second
+    assert "GPU" not in "\n".join(drawn(frame_with({1: pages[1]}, {1: 0.0}), 200, None))
+    assert "work" in "\n".join(drawn(frame, 100, None))
+
+
 @pytest.mark.parametrize("width", [20, 40, 79, 80, 120, 200])
 @pytest.mark.parametrize("height", [6, 12, 24, 60])
 def test_a_frame_of_64_ranks_fits_anywhere(width: int, height: int) -> None:

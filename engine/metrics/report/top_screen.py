@@ -300,7 +300,9 @@ COLUMNS = (
     _Column("lag ms  ", "lag ms  ", 10, 1, _lag),
     _Column("cross%", "waited for hosts %", 6, 3, _speed(lambda rate: 100 * sum(rate.crossing.values()), 1), far=True),
     _Column("net MB/s", "network MB/s", 8, 8, _speed(lambda rate: rate.network / 1e6, 1), far=True),
-    _Column("gpu", "on GPU", 4, 7, _field(lambda page: max(0, page["device_entries"] - page["device_passed"])), gpu=True),
+    _Column(
+        "gpu", "on GPU", 4, 7, _field(lambda page: max(0, page["device_entries"] - page["device_passed"])), gpu=True
+    ),
     _Column("queue", "GPU queue ms", 7, 8, _speed(_sampled("queue"), 3), gpu=True),
     _Column("work", "GPU work ms", 7, 6, _speed(_sampled("pack", "nccl", "unpack"), 3), gpu=True),
     _Column("stood", "GPU exposed ms", 7, 4, _speed(_sampled("exposed"), 3), gpu=True),
