@@ -174,14 +174,15 @@ static int wait_for(device *d, void *stream, uint64_t ticket, int measured, char
   lane *l = lane_of(d);
   lane_stand *stand = NULL;
   visit v;
-  int status;
-  if (!measured && load_acquire(&d->passed) >= ticket) return 0; /* pairs with lane_look */
-  if (enter(l, &v, why)) return -1;
+  int status, passed = load_acquire(&d->passed) >= ticket; /* pairs with lane_look */
+  if (passed && !measured) return 0;
+  if (enter(l, &v, why)) return passed ? 0 : -1;
   if (measured) stand = lane_take_stand(l);
-  status = stand != NULL ? let_stand(l, stand, stream, ticket, why) : let_wait(l, stream, ticket, why);
+  if (stand != NULL) status = let_stand(l, stand, stream, ticket, why);
+  else status = passed ? 0 : let_wait(l, stream, ticket, why);
   if (stand != NULL) store32_release(&stand->state, status == 0 ? STAND_RECORDED : STAND_FREE); /* pairs with read_stand */
   leave(l, &v);
-  return status;
+  return passed ? 0 : status;
 }
 
 static int relax(device *d, char *why) {

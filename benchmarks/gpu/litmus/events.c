@@ -143,6 +143,27 @@ void elapsed_time_needs_both_events(void) {
   RETURNS(cu.cuEventElapsedTime(&ms, start, untimed), CUDA_ERROR_INVALID_HANDLE);
 }
 
+/* How long one stream was behind another: a timed event that was waited for, and one on the stream that waited. */
+void elapsed_time_of_a_stream_behind_another(void) {
+  CUstream a = non_blocking(), b = non_blocking();
+  CUevent start, end;
+  float ms = -1;
+  gate *g;
+  OK(cu.cuEventCreate(&start, CU_EVENT_DEFAULT));
+  OK(cu.cuEventCreate(&end, CU_EVENT_DEFAULT));
+  OK(cu.cuEventRecord(start, a));
+  OK(cu.cuStreamSynchronize(a));
+  OK(cu.cuStreamWaitEvent(b, start, 0));
+  g = shut(b);
+  OK(cu.cuEventRecord(end, b));
+  rest();
+  RETURNS(cu.cuEventElapsedTime(&ms, start, end), CUDA_ERROR_NOT_READY);
+  open_gate(g);
+  OK(cu.cuStreamSynchronize(b));
+  OK(cu.cuEventElapsedTime(&ms, start, end));
+  EXPECT(ms > 5 && ms < 20000);
+}
+
 static gate *later;
 static int opened;
 

@@ -16,6 +16,7 @@
   X(record_again_moves_queries)                           \
   X(event_destroyed_while_pending)                        \
   X(elapsed_time_needs_both_events)                       \
+  X(elapsed_time_of_a_stream_behind_another)              \
   X(synchronize_returns_when_all_is_done)                 \
   X(events_across_contexts)                               \
   X(stream_runs_in_order)                                 \
