@@ -8,6 +8,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Collection
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from .config import Config
@@ -22,8 +24,21 @@ if TYPE_CHECKING:
 LEAVING = 2.0  # seconds for which the other ranks are waited for, whose GPUs may still read from this one's
 
 
+@dataclass
+class _Member:
+    """The world, or a process set that this rank is in."""
+
+    number: int
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    """Held while its ranks are connected. Those of different sets may be at the same time, by different threads."""
+    opening: bool = False
+    used: bool = False
+    communicator: int = 0
+    rooms: threading.Thread | None = None
+
+
 class Device:
-    """What `core.Engine` calls when it is given a tensor of a GPU that is not open.
+    """What `core.Engine` calls when it is given a tensor of a GPU on which its ranks are not connected.
 
     Parameters
     ----------
@@ -38,69 +53,110 @@ class Device:
         self._engine = engine
         self._crew = crew
         self._settings = settings
-        self._lock = threading.RLock()
         self._plane: Plane | None = None
-        self._opening = self._used = self._closed = False
-        self._rooms: threading.Thread | None = None
-        engine.opener = self.open
+        self._closed = False
+        self._members: dict[core.Engine, _Member] = {}
+        self.admit(engine, 0)
 
-    def open(self, ordinal: int) -> None:
-        """Open the GPU with this number, or refuse it if another is open. Collective if none is.
+    def admit(self, engine: core.Engine, number: int) -> None:
+        """Be called by an engine: of the world, or of the process set that has this number on all ranks."""
+        member = self._members[engine] = _Member(number)
+        engine.opener = partial(self._open, engine, member)
+
+    def _open(self, engine: core.Engine, member: _Member, ordinal: int) -> None:
+        """Open the GPU with this number, and connect the ranks of an engine; or refuse it if another is open.
+
+        Collective among these ranks, if they are not connected; and among those of the world, if its GPUs are not open.
 
         Raises
         ------
         DeviceError, WorldError, ForkedError
-            As `Plane.open`.
+            As `Plane.open` and `Plane.join`.
         UnsupportedTensorError
             The rank works on another GPU.
         """
-        from .gpu.plane import Plane
-
-        with self._lock:
-            if self._opening:  # by this thread: this is a signal handler
+        with member.lock:
+            if member.opening:  # by this thread: this is a signal handler
                 raise DeviceError("the GPU is being opened by the code that this one has interrupted")
             if self._closed:
                 raise DeviceError("the engine has been shut down")
-            if self._plane is None:
-                self._opening = True
+            if not member.used:  # Nor is it after an interrupt right behind the opening.
+                member.opening = True
                 try:
-                    self._plane = Plane.open(self._engine, ordinal, self._settings)
+                    plane = self._connect(engine, member, ordinal)
                 finally:
-                    self._opening = False
-            if self._rooms is None:
-                # A thread of its own, as it waits for the framework's allocator, and that, at times, for the GPU.
-                rooms = threading.Thread(target=self._engine.make_rooms, name="engine-rooms", daemon=True)
-                rooms.start()
-                self._rooms = rooms
-            if not self._used:  # Nor is it after an interrupt right behind the opening.
-                self._engine.use(self._plane.lane)
-                self._used = True
-                if self._engine.rank == 0:
+                    member.opening = False
+                if member.rooms is None:
+                    # A thread of its own, as it waits for the framework's allocator, and that, at times, for the GPU.
+                    rooms = threading.Thread(target=engine.make_rooms, name="engine-rooms", daemon=True)
+                    rooms.start()
+                    member.rooms = rooms
+                engine.use(plane.lane)
+                member.used = True
+            assert self._plane is not None
+            self._plane.expect(ordinal)
+
+    def _connect(self, engine: core.Engine, member: _Member, ordinal: int) -> Plane:
+        """The plane, on which the ranks of an engine are connected then."""
+        from .gpu.plane import Plane
+
+        if engine is self._engine:
+            if self._plane is None:
+                self._plane = Plane.open(engine, ordinal, self._settings)
+                if engine.rank == 0:
                     logger.warning(
                         "tensors on GPUs are reduced by NCCL; this has been tried with stand-ins for CUDA and NCCL, "
                         "and never yet on a GPU: compare the first results with those of tensors in the host's memory"
                     )
-            self._plane.expect(ordinal)
+            return self._plane
+        if self._plane is None or not self._members[self._engine].used:
+            self._open(self._engine, self._members[self._engine], ordinal)
+        assert self._plane is not None
+        if not member.communicator:
+            member.communicator = self._plane.join(engine, member.number, ordinal, self._settings)
+        return self._plane
+
+    def release(self, engine: core.Engine) -> None:
+        """A process set is removed: all its ranks have closed their engines in it. Collective among them."""
+        member = self._members.pop(engine)
+        self._end_rooms(engine, member)
+        if member.communicator and self._plane is not None:
+            self._plane.part(engine, member.communicator)
+        engine.bury()
+
+    def stay(self) -> None:
+        """Rank 0 gives process sets their turns on the GPUs of all ranks: it goes when nobody may need one."""
+        if self._engine.rank or self._plane is None:
+            return
+        logger.debug("rank 0 stays until all others have left: it gives process sets their turns on GPUs")
+        while self._engine.failure is None and not all(each["left"] for each in self._engine.ranks() if each["rank"]):
+            time.sleep(0.005)
 
     def close(self) -> None:
-        """Let go of the GPU. The engine is closed, and nothing runs on the device any more.
+        """Let go of the GPU. The engines are closed, and nothing runs on the device any more.
 
         What NCCL frees may be what kernels of other ranks of this host still read. A rank says that it has left when
         its device has come to rest.
         """
-        self._engine.opener = None
-        with self._lock:
-            self._closed = True
+        self._closed = True
+        for engine, member in self._members.items():
+            with member.lock:
+                self._end_rooms(engine, member)
         if self._plane is None:
             return
-        self._engine.close_rooms()
-        if self._rooms is not None:
-            self._rooms.join(LEAVING)
         patience = Patience(LEAVING)
         while patience.left() and not self._all_have_left():
             time.sleep(0.005)
         self._plane.close()
-        self._engine.bury()
+        for engine in self._members:
+            engine.bury()
+
+    @staticmethod
+    def _end_rooms(engine: core.Engine, member: _Member) -> None:
+        engine.opener = None
+        if member.rooms is not None:
+            engine.close_rooms()
+            member.rooms.join(LEAVING)
 
     def _all_have_left(self) -> bool:
         failure = self._engine.failure

@@ -1,8 +1,8 @@
 """Process sets: some ranks of the world that communicate among themselves.
 
 A process set has an engine of its own, with a schedule, a coordinator (its first rank) and memory, in the file of the
-world. So sets never wait for each other, whichever ranks they share. What ends the world ends its sets, and the other
-way round.
+world. So sets never wait for each other, whichever ranks they share; but for tensors on GPUs, of which a rank's device
+takes those of all sets in one order. What ends the world ends its sets, and the other way round.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from itertools import chain
 from typing import Any
 
 from . import readable
+from .device import Device
 from .errors import EngineError, NotInitializedError, RendezvousError
 from .host.patience import Patience
 from .native import core
@@ -171,13 +172,16 @@ class Registry:
         The world's engine, from its start to its end.
     timeout : float
         Seconds to finish what is in flight in a set that is removed.
+    device : Device
+        Told of each set that this rank is in, since its tensors may be on a GPU.
     links : SetLinks, optional
         Connects the ranks of a set; None with one host.
     """
 
-    def __init__(self, world: core.Engine, timeout: float, links: SetLinks | None = None) -> None:
+    def __init__(self, world: core.Engine, timeout: float, device: Device, links: SetLinks | None = None) -> None:
         self._world = world
         self._timeout = timeout
+        self._device = device
         self._links = links
         self._sets: dict[int, ProcessSet] = {}
         self._next = 1
@@ -229,7 +233,10 @@ class Registry:
         for other in (global_process_set, *self._sets.values()):
             if other._ranks == ranks:
                 raise ValueError(f"there is a process set with the ranks {list(ranks)} already: {other!r}")
-        process_set._enter(self._next, self._world, ranks, self._form(process_set, ranks))
+        engine = self._form(process_set, ranks)
+        if engine is not None:
+            self._device.admit(engine, self._next)
+        process_set._enter(self._next, self._world, ranks, engine)
         self._sets[self._next] = process_set
         self._memberships.update(ranks)
         self._next += 1
@@ -246,20 +253,23 @@ class Registry:
             process_set._engine.close(self._timeout)
         self._world.barrier("engine.process_set.removed", True).wait()
         if process_set._engine is not None:
+            self._device.release(process_set._engine)
             process_set._engine.reclaim()
         del self._sets[process_set.process_set_id]
         self._memberships.subtract(process_set._ranks)
         process_set._leave()
         return True
 
-    def close(self) -> None:
-        """End all sets, before the world is. Not collective."""
+    def close(self) -> bool:
+        """End all sets, before the world is; whether there were any. Not collective."""
+        found = bool(self._sets)
         for process_set in self._sets.values():
             if process_set._engine is not None:
                 process_set._engine.close(self._timeout)
             process_set._leave()
         self._sets.clear()
         global_process_set._leave()
+        return found
 
     def _form(self, process_set: ProcessSet, ranks: tuple[int, ...]) -> core.Engine | None:
         """This rank's engine in a set. If a rank cannot start its own, no rank has the set, and numbers stay equal."""

@@ -126,13 +126,14 @@ def start(world: World, given: dict[str, Any], generation: int, environ: Mapping
     if page >= 0:
         name = environ.get("ENGINE_HOST_NAME") or platform.node()
         engine.tell(**own_page.begin(page, world.rank, world.local_rank, gathered.layout.hosts, name))
-    sets = Registry(engine, settings.shutdown_timeout, set_links)
+    crew = {rank: gathered.pids[rank] for rank in gathered.crew}
+    device = Device(engine, crew, settings)
+    sets = Registry(engine, settings.shutdown_timeout, device, set_links)
     watch = Watch(engine, sets, Recorder(settings.output_dir, world.rank))
     watch.start()
     stacks.enable(settings.output_dir, world.rank)
-    crew = {rank: gathered.pids[rank] for rank in gathered.crew}
     running = Running(engine, world, settings, watch, sets, os.getpid(), crew, gathered.layout, generation, timeline)
-    running.device = Device(engine, crew, settings)
+    running.device = device
     if timeline is not None:
         timeline.start(engine, sets, len(gathered.layout.crews))
     if world.rank == 0:

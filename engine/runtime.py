@@ -177,7 +177,8 @@ def shutdown() -> None:
             _finish_programs(running)
             if running.tuning is not None:
                 running.tuning.stop(running.settings.shutdown_timeout)
-            running.sets.close()
+            if running.sets.close() and running.device is not None:
+                running.device.stay()
             running.engine.close(running.settings.shutdown_timeout)
         finally:
             running.let_go()

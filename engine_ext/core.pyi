@@ -245,7 +245,13 @@ class Engine:
     """Opens the GPU with that number, together with all ranks; called when the first of its tensors comes."""
 
     def use(self, lane: Lane) -> None:
-        """Work on the GPU of this lane, which the opener has opened."""
+        """Work on the GPU of this lane, which the opener has opened: in a process set, among its ranks."""
+    def take_turns(self, queue: int) -> None:
+        """Of a process set: the device_queue at this address has its turns on the GPU from now on; 0: it has none any
+        more.
+        """
+    def want_turn(self) -> None:
+        """Of a process set: the lane was given something that moves nothing, and needs a turn."""
     def make_rooms(self) -> None:
         """Make room for results on the GPU whose size only their entry tells, until `close_rooms`. For a thread of its
         own."""

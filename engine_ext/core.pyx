@@ -7,7 +7,7 @@ cimport cython
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.ref cimport Py_INCREF
 from libc.errno cimport EPROTO
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
@@ -42,9 +42,10 @@ from engine_ext.control.process_sets cimport process_set_enter, process_set_leav
 from engine_ext.control.stall cimport stall_open
 from engine_ext.control.state cimport EVENT_ABORT, EVENT_CLOSED, EVENT_SIGNAL, EVENT_STALL, State
 from engine_ext.control.table cimport table_close, table_open
+from engine_ext.control.turns cimport turns_enter, turns_hand, turns_leave, turns_want
 from engine_ext.control.verdict cimport verdict_outwait
 from engine_ext.data.executor cimport executor_close, executor_open
-from engine_ext.gpu.device cimport device
+from engine_ext.gpu.device cimport device, device_queue
 from engine_ext.kernels.kernels cimport engine_kernels_get
 from engine_ext.knobs cimport expect_summing, knobs_of, knobs_with, set_knobs
 from engine_ext.operations.op cimport Op
@@ -261,8 +262,25 @@ cdef class Engine:
         self.state.opener = NULL if function is None else <void*>function
 
     def use(self, lane):
-        self.lane = lane
-        use_device(self.state, <device*><size_t>lane.device)
+        if self.world is None:
+            self.lane = lane
+            use_device(self.state, <device*><size_t>lane.device)
+        self.state.opened = True
+
+    def take_turns(self, uintptr_t queue):
+        cdef State* e = self.state
+        if e.queue != NULL:
+            turns_leave(e.world, e.queue)
+        e.queue = <device_queue*>queue
+        if e.queue != NULL:
+            turns_enter(e.world, e.queue)
+
+    def want_turn(self):
+        cdef State* e = self.state
+        with nogil:
+            turns_hand(e.world, e.queue)
+            if e.segment.rank == COORDINATOR:
+                turns_want(e.world, e.queue)
 
     def make_rooms(self):
         make_rooms(self.state)
@@ -324,8 +342,8 @@ cdef class Engine:
                 driver_stop(e)
                 if not calls_settle(e, TICK_NS):
                     return          # a thread is inside: it keeps what it uses
-            if e.device != NULL and load_acquire(&e.device.passed) != <uint64_t>-1:
-                return              # likewise the GPU's lane, which was not closed
+            if (e.device != NULL and load_acquire(&e.device.passed) != <uint64_t>-1) or e.handed != e.returned:
+                return              # likewise the GPU's lane, which was not closed, or has items of it
             arena_close(&e.arena)
             if e.network != NULL:
                 self.held = not connections_close(e.network) or self.held

@@ -52,14 +52,21 @@ def shares(nccl_version: int) -> bool:
     return nccl_version >= OLDEST_SHARING and os.environ.get(SHARING) == "1"
 
 
-def refuse_failed(told: Sequence[Mapping[str, Any]]) -> None:
+def refuse_failed(told: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> None:
     """Raise what ranks tell instead of what they were to tell, all of them in one text.
+
+    Parameters
+    ----------
+    told : sequence of mapping
+        By rank, of the world or of a process set.
+    numbers : sequence of int
+        What the world calls these ranks.
 
     Raises
     ------
     DeviceError
     """
-    lines = [f"rank {rank}: {each[FAILED]}" for rank, each in enumerate(told) if FAILED in each]
+    lines = [f"rank {rank}: {each[FAILED]}" for rank, each in zip(numbers, told, strict=True) if FAILED in each]
     if lines:
         raise DeviceError("the GPUs cannot be used\n  " + "\n  ".join(lines))
 

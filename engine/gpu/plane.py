@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import threading
 import time
 from collections.abc import Callable
 from importlib.resources import files
@@ -38,6 +39,8 @@ SLAB = 64 << 20  # bytes of the buffer in which tensors travel together; an entr
 TABLES = 4 << 20  # bytes of the ring that tells kernels where tensors lie
 CLOSING = 20.0  # seconds that a close may take; the lane waits at most 10 in it, and for an abort
 
+OLDEST_FOR_SETS = (2, 24, 0)  # the first NCCL that ends several communicators at once
+
 _pid = 0  # of the process that has loaded the libraries
 _stuck: list[Lane] = []  # those that did not come back: their threads still use them
 
@@ -55,6 +58,8 @@ class Plane:
         By rank, what `identity.described` gives.
     seconds : dict of str to float
         How long this rank's part of each step of the opening took.
+    jobs : threading.Lock
+        Held by whoever gives the lane a job, until that has ended.
     """
 
     def __init__(
@@ -65,6 +70,7 @@ class Plane:
         self.ordinal = ordinal
         self.gpus = gpus
         self.seconds = seconds
+        self.jobs = threading.Lock()  # the lane does one at a time
         self._pid = os.getpid()
         self._open = True
 
@@ -107,8 +113,51 @@ class Plane:
                 "there, or call torch.cuda.set_device() before the first collective"
             )
 
+    def join(self, engine: core.Engine, number: int, ordinal: int, settings: Config) -> int:
+        """Connect the ranks of a process set. Collective among them.
+
+        Parameters
+        ----------
+        engine : core.Engine
+            Of the set.
+        number : int
+            The set's, equal on all ranks.
+        ordinal : int
+            The GPU on which this rank has a tensor.
+        settings : Config
+            As for `open`.
+
+        Returns
+        -------
+        int
+            The address of the communicator.
+
+        Raises
+        ------
+        DeviceError
+            A rank's tensor is on another GPU than its engine works on, or NCCL is too old; on all ranks alike.
+        WorldError
+            A rank died, or did not come, or could not be connected: the world has failed.
+        """
+        joining = _Joining(engine, self, number, ordinal, settings)
+        joining.run_among_ranks()
+        return joining.at
+
+    def part(self, engine: core.Engine, at: int) -> None:
+        """End the communicator of a process set.
+
+        Collective among its ranks, whose engines in it are closed: the device of each has passed all of its items.
+        """
+        patience = Patience(CLOSING)
+        self.lane.part(at)
+        engine.want_turn()
+        while not (stage := self.lane.reached(at, "parted", TICK)) and patience.left() and self._open:
+            pass
+        if stage == "parted":
+            engine.take_turns(0)
+
     def close(self) -> None:
-        """End the communicator, and let go of the GPU. Not collective; in a forked child it does nothing."""
+        """End the communicators, and let go of the GPU. Not collective; in a forked child it does nothing."""
         if self._open and os.getpid() == self._pid:
             self._open = False
             _close(self.lane, self.rank)
@@ -243,7 +292,7 @@ class _Opening:
         told = self._exchange(step, json.dumps(own).encode())
         if failure is not None:
             raise failure
-        refuse_failed(told)
+        refuse_failed(told, self.engine.numbers)
         return told
 
     def _exchange(self, step: str, own: bytes) -> list[dict[str, Any]]:
@@ -263,7 +312,8 @@ class _Opening:
         told, begin = [], 0
         for rank, count in enumerate(counts):
             if not count:
-                raise DeviceError(f"rank {rank} has joined: open the GPUs before join(), or when all are back")
+                number = self.engine.numbers[rank]
+                raise DeviceError(f"rank {number} has joined: open the GPUs before join(), or when all are back")
             told.append(json.loads(bytes(data[begin : begin + count])))
             begin += count
         return told
@@ -276,7 +326,7 @@ class _Opening:
                 f", nor {'has' if len(missing) == 2 else 'have'} {readable.ranks(missing[1:])}" if missing[1:] else ""
             )
             said = f"it has not finished the {step} of the GPUs {limit}{others}: it is stopped, or hangs in a call"
-            self.engine.accuse(missing[0], said)
+            self.engine.accuse(self.engine.numbers.index(missing[0]), said)
         elif self.engine.rank:
             said = f"it has not told how the {step} of the GPUs went {limit}: it is stopped, or hangs in a call"
             self.engine.accuse(0, said)
@@ -284,6 +334,78 @@ class _Opening:
             said = f"the {step} of the GPUs has not ended {limit}, though all ranks have finished their part"
             self.engine.abort(said)
         raise self.engine.failure or DeviceError(said)
+
+
+class _Joining(_Opening):
+    """The steps of `Plane.join`. All that needs no other rank has been done when the GPUs were opened."""
+
+    def __init__(self, engine: core.Engine, plane: Plane, number: int, ordinal: int, settings: Config) -> None:
+        super().__init__(engine, ordinal, settings)
+        self.plane = plane
+        self.lane = plane.lane
+        self.number = number
+        self.at = 0
+
+    def run_among_ranks(self) -> None:
+        """Returns when all ranks are connected.
+
+        From the second step on a failure is the world's: the lane, which may be in the middle of it, serves the world
+        and other sets, too.
+        """
+        self.engine.allgather(np.zeros(1, np.uint8), NAME, True).wait()
+        self.patience.begin(self.settings.start_timeout)
+        try:
+            self._together("identity", self._identify)
+        except BaseException:
+            self.engine.take_turns(0)
+            raise
+        try:
+            told = self._together("preparation", self._prepare)
+            self._together("communicator", lambda: self._connect(bytes.fromhex(told[0]["id"])))
+        except WorldError:
+            raise
+        except BaseException as error:
+            self.engine.abort(f"the GPUs of a process set were not connected: {str(error) or type(error).__name__}")
+            raise
+
+    def _identify(self) -> dict[str, Any]:
+        """All that the ranks compare was compared; and from now on this rank hears when it is the set's turn."""
+        assert self.lane is not None
+        self.plane.expect(self.ordinal)
+        nccl = self.plane.gpus[0]["nccl"]
+        if tuple(map(int, nccl.split("."))) < OLDEST_FOR_SETS:
+            raise DeviceError(
+                f"NCCL {nccl} cannot end several communicators at once, and a process set of tensors on GPUs has its "
+                f"own: install {'.'.join(map(str, OLDEST_FOR_SETS))} or newer, or move the tensors with .cpu()"
+            )
+        self.at = self.lane.add(self.number, self.engine.rank, self.engine.size)
+        self.engine.take_turns(self.at)
+        return {}
+
+    def _prepare(self) -> dict[str, Any]:
+        """On the set's first rank, ask by what the communicator is known."""
+        assert self.lane is not None
+        if self.engine.rank:
+            return {}
+        with self.plane.jobs:
+            self._do("name")
+            return {"id": self.lane.id.hex()}
+
+    def _connect(self, id: bytes) -> dict[str, Any]:
+        """Have the lane connect, in the set's turn: behind all that any rank of it does before."""
+        lane, stage = self.lane, None
+        assert lane is not None
+        lane.connect(self.at, id)
+        self.engine.want_turn()
+        while stage is None and self.patience.left() and self.engine.failure is None:
+            stage = lane.reached(self.at, "connected", TICK)
+        if self.engine.failure is not None:
+            raise self.engine.failure
+        if lane.failure is not None:
+            raise DeviceError(texts.failed(lane.failure, self.settings.start_timeout, lane.identity))
+        if stage != "connected":
+            raise DeviceError(texts.not_connected(lane.call, self.settings.start_timeout))
+        return {}
 
 
 def _expect_no_fork() -> None:

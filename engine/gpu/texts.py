@@ -78,6 +78,14 @@ def failed(failure: tuple[str, int, str, str], seconds: float, identity: Mapping
     return f"{call} returned {name or code}{told}" + (f": {hint}" if hint else "")
 
 
+def not_connected(call: str | None, seconds: float) -> str:
+    """The communicator of a process set has not been whole in time."""
+    return (
+        f"its communicator was not connected within {seconds:g} s ({variable('start_timeout')}): {call or 'it'} waits "
+        f"for other ranks; {_MORE}"
+    )
+
+
 def stuck(call: str | None, seconds: float) -> str:
     """A call did not return, and its thread is left alone."""
     return (

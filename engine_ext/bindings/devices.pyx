@@ -14,6 +14,7 @@ from engine_ext.operations.op cimport CurrentStream
 from engine_ext.platform.atomics cimport load32_acquire, load_acquire
 from engine_ext.platform.clock cimport age_ns, patience_look
 from engine_ext.platform.doors cimport door_sleep
+from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
 from engine_ext.shared.layout cimport CAUSE_STALLED
 from engine_ext.shared.segment cimport abort_world
 
@@ -45,20 +46,17 @@ cdef int expect_same_device(object tensor, const View* view, const View* other, 
 
 
 cdef device* device_of(State* e, int ordinal) except NULL:
-    """The engine's GPU, which is opened now if there is none: together with all ranks of the world."""
-    if e.world != e:
-        raise UnsupportedTensorError(
-            f"tensors on cuda:{ordinal} are reduced among all ranks of the world, and not yet in a process set; move them with "
-            ".cpu()"
-        )
-    if e.device != NULL and e.device.ordinal == ordinal:
-        return e.device
+    """The process's GPU. If it is not open it is opened now, together with all ranks of the world; and in a process set its ranks
+    are connected."""
+    cdef device* d = e.world.device
+    if e.opened and d.ordinal == ordinal:
+        return d
     if e.opener == NULL:
         raise UnsupportedTensorError(f"a tensor on cuda:{ordinal}, and this engine opens no GPU")
     (<object>e.opener)(ordinal)
-    if e.device == NULL:
+    if not e.opened:
         raise DeviceError("the GPU is not open")
-    return e.device
+    return e.world.device
 
 
 cdef void* current_stream(CurrentStream stream_of, int ordinal) except? NULL:
@@ -130,17 +128,36 @@ cdef inline bint has_failed(const State* e) noexcept nogil:
 cdef uint64_t longest_rest(const State* e, uint64_t ns) noexcept nogil:
     """How long to wait for the device: `ns`, unless it has come to its work and waits there for other ranks' GPUs. Then a rank
     is late, which `stall_limit` is for and device_watch tells of."""
-    if load_acquire(&e.device.begun) <= load_acquire(&e.device.passed):        # pairs with lane_look
+    cdef device* d = e.world.device
+    if load_acquire(&d.begun) <= load_acquire(&d.passed):           # pairs with lane_look
         return ns
     return max(ns, e.stall_limit_ns) if e.stall_limit_ns else ALL
 
 
-cdef bint come_to_rest(State* e, uint64_t ticket, uint64_t ns, bint failed) noexcept nogil:
-    """Wait, at most so long, until the device has passed a ticket, and its lane has ended all; or, unless it has `failed` before,
-    the world fails."""
+cdef bint has_ended_all(State* e) noexcept nogil:
+    """Whether the lane has ended all that this engine has handed over; all there is, if it is the world's."""
     cdef device* d = e.device
+    cdef bint all
+    if d != NULL:
+        return load_acquire(&d.ended) >= load_acquire(&d.pushed)        # pairs with the lane, and with push
+    pthread_mutex_lock(&e.lock)
+    all = e.returned == e.handed
+    pthread_mutex_unlock(&e.lock)
+    return all
+
+
+cdef bint rests(State* e, bint failed) noexcept nogil:
+    """Whether the device has passed all that this engine has handed over; after a failure, whether it does nothing any more."""
+    cdef device* d = e.world.device
+    return has_ended_all(e) and d.has_passed(
+        d, ALL if failed else load_acquire(&d.enqueued) if e.device != NULL else e.last_ticket)
+
+
+cdef bint come_to_rest(State* e, uint64_t ns, bint failed) noexcept nogil:
+    """Wait, at most so long, until the device has passed all, and its lane has ended all; or, unless it has `failed` before,
+    the world fails."""
     cdef uint64_t begun = patience_look(e.clock)
-    while not d.has_passed(d, ticket) or load_acquire(&d.ended) < d.pushed:
+    while not rests(e, failed):
         if age_ns(patience_look(e.clock), begun) >= (ns if failed else longest_rest(e, ns)) or (has_failed(e) and not failed):
             return False
         driver_answer(e)
@@ -151,15 +168,15 @@ cdef bint come_to_rest(State* e, uint64_t ticket, uint64_t ns, bint failed) noex
 cdef bint finish_device(State* e, uint64_t ns) noexcept nogil:
     """Wait, at most so long, until the device has passed all that it was given: what it has not passed then nobody may take for
     done, so the world fails. After a failure until nothing of it runs any more. Whether the lane has ended it all."""
-    cdef device* d = e.device
-    if d == NULL:
+    cdef device* d = e.world.device
+    if not e.opened:
         return True
-    if not has_failed(e) and not come_to_rest(e, d.pushed, ns, False) and not has_failed(e):
+    if not has_failed(e) and not come_to_rest(e, ns, False) and not has_failed(e):
         abort_world(&e.segment, e.segment.rank, CAUSE_STALLED, b"its GPU has not done what it was given when shutdown_timeout "
                     b"was over: the driver or the GPU hangs, or NCCL waits for another rank")
     if has_failed(e):
         verdict_await(e)                # there is no driver any more that would have it judged
         verdict_outwait(e)
         d.stop(d)
-        come_to_rest(e, ALL, REST_NS, True)
-    return load_acquire(&d.ended) >= d.pushed
+        come_to_rest(e, REST_NS, True)
+    return has_ended_all(e)

@@ -37,7 +37,6 @@ cdef int expect_room(Op* op, object room, const View* view) except -1:
 # ---- the thread that makes room ----------------------------------------------------------------------------------------------
 
 cdef struct Wanted:             # of the item for which room is made
-    uint64_t ticket
     void* stream
     uint64_t* sizes             # malloc'ed: bytes of each result
     int count
@@ -52,7 +51,7 @@ cdef device_item* next_item(State* e, Wanted* wanted, void** room) noexcept:
     item = e.roomless
     if item != NULL:
         e.roomless, e.finding_room = item.next_roomless, item
-        wanted.ticket, wanted.count = item.ticket, item.n_parcels
+        wanted.count = item.n_parcels
         wanted.stream, room[0] = (<Op*>item.ops[0]).stream, (<Op*>item.ops[0]).room
         Py_INCREF(<object>room[0])
         wanted.sizes = <uint64_t*>malloc(<size_t>item.n_parcels * sizeof(uint64_t))
@@ -66,7 +65,7 @@ cdef device_item* next_item(State* e, Wanted* wanted, void** room) noexcept:
 
 cdef int give(State* e, const Wanted* wanted, const uint64_t* targets, device_mark* mark, list made) except -1:
     """Give the item its room, if it is still there."""
-    cdef device* d = e.device
+    cdef device* d = e.world.device
     cdef device_item* item
     cdef int k
     pthread_mutex_lock(&e.lock)
@@ -106,7 +105,7 @@ cdef int make_room(State* e, Wanted* wanted, object room) except -1:
         if view.device == HOST or view.nbytes != targets[k]:
             raise DeviceError(f"its framework made room for {view.nbytes} bytes instead of {targets[k]}")
         targets[k] = <uint64_t>view.data
-    if e.device.mark(e.device, wanted.stream, &mark, why) != 0:
+    if e.world.device.mark(e.world.device, wanted.stream, &mark, why) != 0:
         raise DeviceError(f"the memory for it cannot be waited for: {why.decode('utf-8', 'replace')}")
     return give(e, wanted, targets, mark, made)
 

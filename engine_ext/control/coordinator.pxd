@@ -73,6 +73,11 @@ cdef struct NameState:          # what the coordinator knows of a name. A round 
     uint64_t round              # the optimizer's round in which it was ready last; 0: none
     bint held                   # whether it is ready on all ranks and waits for the others of its batch
 
+cdef struct Turns:              # what the world's coordinator knows of a process set with tensors on GPUs: turns.pyx
+    Turns* next
+    int number                  # of the set
+    uint64_t wanted             # turns that it has asked for and not been given
+
 cdef struct Coordinator:
     Segment* segment
     const patience* clock
@@ -115,6 +120,8 @@ cdef struct Coordinator:
     int32_t held                # number of names that wait in frozen batches
     uint64_t hold_ns            # how long after its latest member a frozen batch is held, though ranks wait for all of it
     uint64_t looked             # nanoseconds, monotonic: when these were last looked at
+    Turns* turns                # process sets that have asked for turns, the world's alone
+    uint64_t turns_wanted       # of all of them together, that were not given
     const Trace* trace          # the timeline of the coordinator's rank, which says how much to record
     counters_page* counters_page  # that of the coordinator's rank; NULL: nothing is counted
     Budget recorded             # lines that the timeline may still take

@@ -15,6 +15,7 @@ from engine_ext.control.lateness cimport observe_batch_opens, observe_found, obs
 from engine_ext.control.mismatch cimport COMPLAINT_BYTES, absent, complain, first_present, sent_by
 from engine_ext.control.names cimport names_open
 from engine_ext.control.requests cimport requests_clear, requests_close, requests_forget, requests_drain, requests_wait
+from engine_ext.control.turns_wanted cimport turns_append, turns_close
 from engine_ext.operations.describe cimport describe_ranks, fit
 from engine_ext.operations.kinds cimport operation_of, wire_bytes
 from engine_ext.operations.operation cimport SAYS_ALIGNED, SAYS_ROWS, Operation
@@ -62,6 +63,7 @@ cdef int coordinator_open(Coordinator* c, Segment* segment, const patience* cloc
 
 cdef void coordinator_close(Coordinator* c) noexcept nogil:
     frozen_free(c)
+    turns_close(c)
     requests_close(c)
     free(c.by_id)
     free(c.free_ids)
@@ -354,6 +356,8 @@ cdef bint coordinator_step(Coordinator* c) noexcept nogil:
             name = after
         if wanting:
             eviction_begin(c, wanting)
+    if c.turns_wanted and not turns_append(c):
+        c.append_again = True
     if c.held and not frozen_close(c, changed):
         c.append_again = True
     if c.queue_count and not close_batches(c):

@@ -9,10 +9,12 @@ from libc.stdio cimport snprintf
 from libc.string cimport memcpy
 
 from engine_ext.control.stall cimport stall_accuse, stall_tell
+from engine_ext.control.turns cimport turns_are_late
 from engine_ext.gpu.device cimport DEVICE_NAME, DEVICE_OUTSTANDING, device
 from engine_ext.platform.atomics cimport load32_relaxed, load_acquire, load_pointer
 from engine_ext.platform.clock cimport after_ns, age_ns, overdue_ns
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
+from engine_ext.shared.layout cimport COORDINATOR
 from engine_ext.shared.segment cimport claimed
 
 cdef enum:
@@ -35,6 +37,16 @@ cdef void describe(State* e, const char* whose, uint64_t ticket, uint64_t ns, bi
              <const char*>b"what the program computes before it goes on, or hangs")
 
 
+cdef void watch_turns(State* e, uint64_t seen) noexcept nogil:
+    """End the world if the coordinator gives process sets no turns. It may be kept by an entry of host memory; of that others
+    tell, and sooner."""
+    cdef char[TEXT_BYTES] text
+    cdef uint64_t limit = after_ns(e.stall_limit_ns, GRACE_NS)
+    if e.stall_limit_ns and turns_are_late(e, seen, limit):
+        snprintf(text, TEXT_BYTES, "it has given process sets no turn on the GPUs for %.0f s", <double>limit / 1e9)
+        stall_accuse(e, COORDINATOR, text, False)
+
+
 cdef uint64_t device_watch(State* e, uint64_t seen) noexcept nogil:
     """Look whether the GPU goes on, warn if it does not, and end the world when the stall limit is over. When to look again, as
     this process sees time pass."""
@@ -44,6 +56,7 @@ cdef uint64_t device_watch(State* e, uint64_t seen) noexcept nogil:
     cdef bint begun
     if d == NULL or load32_relaxed(&e.failed) or claimed(&e.segment):
         return NEVER
+    watch_turns(e, seen)
     passed = load_acquire(&d.passed)                # pairs with lane_look, as the next two
     if passed >= load_acquire(&d.enqueued):
         e.device_since = 0

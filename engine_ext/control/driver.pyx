@@ -25,6 +25,7 @@ from engine_ext.control.observers cimport (
 from engine_ext.control.stall cimport stall_check, stall_deadline
 from engine_ext.control.state cimport Role, State
 from engine_ext.control.table cimport bit, table_await, table_brought_by_all, table_record, table_release, table_submit
+from engine_ext.control.turns cimport turns_retry
 from engine_ext.control.verdict cimport verdict_await, verdict_deadline
 from engine_ext.data.executor cimport executor_needs
 from engine_ext.operations.kinds cimport kind_name
@@ -104,6 +105,7 @@ cdef bint drive_once(State* e) noexcept nogil:
     drained = load_acquire(&e.segment.coordinator.drained[e.segment.rank])      # pairs with the coordinator's drain
     if drained != e.drained:                                # no entry says so to a waiter that does not drive
         e.drained = drained
+        turns_retry(e)
         wake_waiters(e)
     if run_schedule(e):
         network_relay(e)

@@ -17,6 +17,7 @@ from engine_ext.control.store_choice cimport stores_measured
 from engine_ext.control.table cimport (
     table_define, table_evict, table_finish, table_record, table_release, table_stand_in, table_toggle,
 )
+from engine_ext.control.turns cimport turns_give
 from engine_ext.data.executor cimport executor_progress
 from engine_ext.operations.kinds cimport operation_of
 from engine_ext.operations.op cimport OP_TAKEN, Op, Record, fails
@@ -29,10 +30,10 @@ from engine_ext.platform.doors cimport DOOR_EVERYBODY, door_ring
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
 from engine_ext.shared.layout cimport (
     ALGORITHM_TWO_SHOT, CAUSE_RAISED, DOORS, ENTRY_ALIGN, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT, ENTRY_JOINED,
-    ENTRY_MEMBERS, ENTRY_SKIP, FAULT_CALL, SLEEP_STUCK, Status, engine_entry, entry_ids,
+    ENTRY_MEMBERS, ENTRY_SKIP, ENTRY_TURN, FAULT_CALL, SLEEP_STUCK, Status, engine_entry, entry_ids,
 )
 from engine_ext.shared.schedule cimport schedule_advance, schedule_next
-from engine_ext.shared.segment cimport Segment, abort_world, coordinates, wake
+from engine_ext.shared.segment cimport abort_world, coordinates, place_of, wake
 from engine_ext.transport.arena cimport arena_privatise
 
 
@@ -89,15 +90,6 @@ cdef bint collect(State* e, const engine_entry* entry) noexcept nogil:
             break
         e.batch[i] = record.inflight
     return whole
-
-
-cdef int place_of(const Segment* segment, int number) noexcept nogil:
-    """The rank here of a rank of the world; -1: it is not here."""
-    cdef int r
-    for r in range(segment.size):
-        if segment.numbers[r] == number:
-            return r
-    return -1
 
 
 cdef inline bint is_told_first(const State* e, const engine_entry* entry) noexcept nogil:
@@ -218,7 +210,7 @@ cdef bint apply(State* e, engine_entry* entry, bint collected) noexcept nogil:
     """Execute `entry`, or begin to; `collected`: its operations are in `batch`. False: it cannot be left yet."""
     cdef int status = Status.OK
     if entry.type == ENTRY_BATCH:
-        if collected and entry.meta.device and e.world.device == NULL:
+        if collected and entry.meta.device and not e.opened:
             abort_world(&e.segment, e.segment.rank, CAUSE_RAISED, b"an entry of tensors on GPUs came, and its GPU is not open")
             return False
         if entry.meta.device and not is_told_first(e, entry):
@@ -235,6 +227,8 @@ cdef bint apply(State* e, engine_entry* entry, bint collected) noexcept nogil:
         report_mismatch(e, entry)
     elif entry.type == ENTRY_JOINED:
         end_join(e, entry)
+    elif entry.type == ENTRY_TURN:
+        turns_give(e, entry)
     elif entry.type == ENTRY_DEFINE or entry.type == ENTRY_EVICT:
         pthread_mutex_lock(&e.lock)
         if entry.type == ENTRY_DEFINE:

@@ -8,10 +8,11 @@ from engine_ext.operations.kinds cimport operation_of
 from engine_ext.operations.operation cimport SAYS_ROWS, Operation
 from engine_ext.shared.layout cimport (
     ALGORITHMS, ALGORITHM_DEVICE, ALGORITHM_MPI, ALGORITHM_SHARED, BATCH_ITEMS, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_ERROR,
-    ENTRY_EVICT, ENTRY_JOINED, ENTRY_MEMBERS, ENTRY_PAD, ENTRY_SKIP, FAILURE_BYTES, FAULT_CALL, IDS, KINDS, LAYOUT_SPARSE,
-    MAX_DIMS, MAX_SOCKETS, NAME_BYTES, REQUEST_BYTES, SLOT_BYTES, STORES_AUTO, WIRES, WIRE_TUNED, engine_entry, engine_meta,
-    engine_request, entry_ids, entry_rows,
+    ENTRY_EVICT, ENTRY_JOINED, ENTRY_MEMBERS, ENTRY_PAD, ENTRY_SKIP, ENTRY_TURN, FAILURE_BYTES, FAULT_CALL, IDS, KINDS,
+    LAYOUT_SPARSE, MAX_DIMS, MAX_SOCKETS, NAME_BYTES, REQUEST_BYTES, SLOT_BYTES, STORES_AUTO, WIRES, WIRE_TUNED, engine_entry,
+    engine_meta, engine_request, entry_ids, entry_rows,
 )
+from engine_ext.shared.segment cimport place_of
 
 cdef enum:
     ROWS_BITS = 48              # no rank has as many rows as that
@@ -26,15 +27,6 @@ cdef bint is_meta(const engine_meta* meta) noexcept nogil:
             and (meta.dtype < ENGINE_DTYPES or not operation_of(meta).reduces)
             and meta.layout <= LAYOUT_SPARSE and meta.ndim <= MAX_DIMS and meta.fault <= FAULT_CALL and meta.shared >= -1
             and (meta.wire < WIRES or meta.wire == WIRE_TUNED))
-
-
-cdef bint is_member(const Segment* segment, int number) noexcept nogil:
-    """Whether a rank of the world is one here."""
-    cdef int r
-    for r in range(segment.size):
-        if segment.numbers[r] == number:
-            return True
-    return False
 
 
 cdef bint is_batch(const Segment* segment, const engine_entry* entry) noexcept nogil:
@@ -66,9 +58,8 @@ cdef bint is_batch(const Segment* segment, const engine_entry* entry) noexcept n
     return (entry.algorithm < ALGORITHMS and entry.stores <= STORES_AUTO
             and (entry.algorithm == ALGORITHM_SHARED or 0 < entry.chunk <= SLOT_BYTES)
             and (entry.algorithm == ALGORITHM_DEVICE) == (entry.meta.device != 0)
-            and (entry.algorithm != ALGORITHM_DEVICE or segment.world == segment)
             and (entry.algorithm != ALGORITHM_MPI or segment.crews.summing)
-            and (not operation.rooted or is_member(segment, entry.meta.root)))
+            and (not operation.rooted or place_of(segment, entry.meta.root) >= 0))
 
 
 cdef bint is_entry(const Segment* segment, const engine_entry* entry) noexcept nogil:
@@ -84,7 +75,9 @@ cdef bint is_entry(const Segment* segment, const engine_entry* entry) noexcept n
                 and <uint64_t>entry.name_bytes + entry.bytes <= room)
     if entry.type == ENTRY_EVICT:
         return is_id(entry.id)
-    return entry.type == ENTRY_JOINED and is_member(segment, entry.id)
+    if entry.type == ENTRY_TURN:
+        return segment.world == segment and entry.id > 0
+    return entry.type == ENTRY_JOINED and place_of(segment, entry.id) >= 0
 
 
 cdef bint foreign_entries(const Segment* segment, const uint64_t* words, uint64_t count) noexcept nogil:
@@ -109,6 +102,7 @@ cdef bint foreign_rows(uint64_t rows) noexcept nogil:
 cdef bint is_request(const engine_request* request) noexcept nogil:
     cdef uint32_t length = <uint32_t>sizeof(engine_request) + request.name_bytes + request.text_bytes
     return (request.name_bytes <= NAME_BYTES and request.text_bytes <= FAILURE_BYTES
+            and (request.turn == 0 or (request.turn > 0 and length == sizeof(engine_request)))
             and request.bytes == (length + 7) & ~<uint32_t>7 and (request.text_bytes == 0 or request.meta.fault == FAULT_CALL)
             and 0 <= request.rows < <int64_t>1 << ROWS_BITS and is_meta(&request.meta))
 

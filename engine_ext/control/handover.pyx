@@ -8,6 +8,7 @@ free them. What becomes of their memory: `bindings/ownership.pyx`.
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy
 
 from engine_ext.control.completion cimport complete, wake_any_waiter
 from engine_ext.control.observers cimport (
@@ -15,9 +16,10 @@ from engine_ext.control.observers cimport (
 )
 from engine_ext.control.parcels cimport add_parcels
 from engine_ext.control.table cimport table_dismiss, table_finish
+from engine_ext.control.turns cimport turns_hand, turns_want
 from engine_ext.gpu.device cimport (
     DEVICE_EXCHANGE, DEVICE_GATHER, DEVICE_NAME, DEVICE_OUTSTANDING, DEVICE_REDUCE, DEVICE_SCATTER, device, device_item,
-    device_mark, device_part, device_row, device_sample,
+    device_mark, device_part, device_queue, device_row, device_sample,
 )
 from engine_ext.kernels.identity cimport fill_identity
 from engine_ext.kernels.kernels cimport ENGINE_DTYPES, ENGINE_SUM, ENGINE_UINT8, dtype_bytes
@@ -29,10 +31,12 @@ from engine_ext.platform.clock cimport patience_at
 from engine_ext.platform.doors cimport door_ring
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
 from engine_ext.shared.layout cimport CAUSE_RAISED, ENTRY_NEEDS_PACK, Status, wire_dtype
-from engine_ext.shared.segment cimport abort_world
+from engine_ext.shared.segment cimport abort_world, coordinates, place_of
 
 cdef enum:
     ALIGNMENT = 16              # of a tensor in the slab: what the kernels read at once
+
+cdef uint64_t NO_TICKET_YET = <uint64_t>-1      # passed when nothing of ours runs on the device any more
 
 
 # ---- an item ----------------------------------------------------------------------------------------------------------------
@@ -184,7 +188,7 @@ cdef void fill_item(const State* e, device_item* item, const engine_entry* entry
 cdef bint plan_item(const State* e, device_item* item, const engine_entry* entry) noexcept nogil:
     """What is done with the operations in `batch`. False without memory."""
     item.op, item.prescale, item.postscale = entry.meta.op, entry.meta.prescale, entry.meta.postscale
-    item.root = entry.meta.root                     # of the world: its number is its place
+    item.root = place_of(&e.segment, entry.meta.root)
     item.lacking = entry.flags & ENTRY_NEEDS_PACK != 0
     if item.work == DEVICE_GATHER or item.work == DEVICE_EXCHANGE:
         item.roomless = not load32_relaxed(&e.batch[0].flags) & OP_STAND_IN
@@ -216,39 +220,40 @@ cdef void take(State* e, device_item* item, const engine_entry* entry) noexcept 
             item.n_ready += 1
         item.ops[item.n_ops] = op
         item.n_ops += 1
-        op.mark = NULL
+        op.mark, op.ticket = NULL, NO_TICKET_YET
         or32(&op.flags, OP_TAKEN)
 
 
 cdef bint hand_over(State* e, const engine_entry* entry) noexcept nogil:
     """Give the lane a BATCH whose operations are in `batch`. False without memory."""
     cdef device_item* item
-    cdef device* d = e.world.device
-    cdef int32_t i
+    cdef device_queue* queue = e.queue
     item = make_item(e, entry)
     if item == NULL:
         return False
     if not plan_item(e, item, entry):
         free_item(item)
         return False
-    item.owner, item.ended = e, ended
+    item.owner, item.ended, item.queue = e, ended, queue
     item.sequence, item.bytes = entry.sequence, entry.bytes
-    observe_handover(e, entry)
+    observe_handover(e.world, entry)
     pthread_mutex_lock(&e.lock)
     observe_completions(e, entry)
     take(e, item, entry)
-    d.push(d, item)             # the ticket is known before the lane can end the item: it needs the lock for that
-    for i in range(<int32_t>entry.items):
-        if e.batch[i] != NULL:
-            e.batch[i].ticket = d.pushed
+    e.handed += 1
+    e.world.device.push(e.world.device, item)
     if load32_relaxed(&item.roomless):      # the lane waits for it, and ends it under the lock
         want_room(e, item)
     pthread_mutex_unlock(&e.lock)
+    if queue != NULL:
+        turns_hand(e.world, queue)
+        if coordinates(&e.segment):
+            turns_want(e.world, queue)
     return True
 
 
 cdef void use_device(State* e, device* d) noexcept nogil:
-    """Hand over to this device from now on. It is closed before the engine is freed."""
+    """Hand over to this device from now on: the world's engine. It is closed before the engine is freed."""
     d.owner = e
     observe_device(e, d.ordinal)
     store_pointer(<void**>&d.failed, <void*>device_failed)      # pairs with the lane's look: the owner is in place
@@ -307,19 +312,26 @@ cdef void return_marks(device* d, device_item* item) noexcept nogil:
         d.unmark(d, item.ready[k])
 
 
-cdef void name_ticket(State* e, const device_item* item) noexcept nogil:
-    """Remember what travels with a ticket, for whoever tells that it does not end. The caller holds the lock."""
+cdef void describe(const device_item* item, char* text) noexcept nogil:
+    """What travels. The caller holds the lock."""
     cdef const Record* record = (<const Op*>item.ops[0]).record if item.n_ops else NULL     # none: this rank has joined
-    cdef char* told = e.world.device.names[(item.ticket - 1) % DEVICE_OUTSTANDING]
     if record != NULL:
-        snprintf(told, DEVICE_NAME, "'%.*s'", <int>record.name_bytes, record.name)
+        snprintf(text, DEVICE_NAME, "'%.*s'", <int>record.name_bytes, record.name)
     else:
-        snprintf(told, DEVICE_NAME, "what other ranks submitted")
+        snprintf(text, DEVICE_NAME, "what other ranks submitted")
+
+
+cdef void name_ticket(State* world, uint64_t ticket, const char* text) noexcept nogil:
+    """Remember what travels with a ticket, for whoever tells that it does not end."""
+    pthread_mutex_lock(&world.lock)
+    memcpy(world.device.names[(ticket - 1) % DEVICE_OUTSTANDING], text, DEVICE_NAME)
+    pthread_mutex_unlock(&world.lock)
 
 
 cdef void ended(device_item* item, const char* why) noexcept nogil:
     """The lane has enqueued an item, or cannot."""
     cdef State* e = <State*>item.owner
+    cdef char[DEVICE_NAME] name
     cdef bint complete_them
     cdef int k
     if why != NULL:
@@ -327,14 +339,18 @@ cdef void ended(device_item* item, const char* why) noexcept nogil:
     return_marks(e.world.device, item)
     pthread_mutex_lock(&e.lock)
     if why == NULL:
-        observe_enqueued(e)
+        observe_enqueued(e.world)
     want_no_room(e, item)
-    if not load32_relaxed(&e.failed):
-        name_ticket(e, item)
     complete_them = why == NULL and not load32_relaxed(&e.failed)
+    if complete_them:
+        describe(item, name)
+    e.returned, e.last_ticket = e.returned + 1, item.ticket
     for k in range(item.n_ops if complete_them else 0):
+        (<Op*>item.ops[k]).ticket = item.ticket
         table_finish(&e.table, <Op*>item.ops[k], Status.OK)
     pthread_mutex_unlock(&e.lock)
+    if complete_them:
+        name_ticket(e.world, item.ticket, name)
     for k in range(item.n_ops if complete_them else 0):
         complete(e, <Op*>item.ops[k])
     if complete_them:

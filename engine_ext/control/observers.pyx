@@ -140,16 +140,18 @@ cdef void observe_device(State* e, int ordinal) noexcept nogil:
         store_relaxed(e.counters_page.gpu, <uint64_t>ordinal + 1)
 
 
-cdef void observe_handover(State* e, const engine_entry* entry) noexcept nogil:
-    count_up(&e.counters.device_bytes, entry.bytes)
-    if e.counters_page != NULL:
-        tally(e.counters_page.device_entries, 1)
-        tally(e.counters_page.device_bytes, entry.bytes)
+cdef void observe_handover(State* world, const engine_entry* entry) noexcept nogil:
+    pthread_mutex_lock(&world.lock)     # its process sets hand over in threads of their own
+    count_up(&world.counters.device_bytes, entry.bytes)
+    if world.counters_page != NULL:
+        tally(world.counters_page.device_entries, 1)
+        tally(world.counters_page.device_bytes, entry.bytes)
+    pthread_mutex_unlock(&world.lock)
 
 
-cdef void observe_enqueued(State* e) noexcept nogil:
-    if e.counters_page != NULL:
-        tally(e.counters_page.device_enqueued, 1)
+cdef void observe_enqueued(State* world) noexcept nogil:
+    if world.counters_page != NULL:
+        tally(world.counters_page.device_enqueued, 1)
 
 
 cdef void observe_passed(State* e, uint64_t entries) noexcept nogil:

@@ -9,6 +9,7 @@ from libc.string cimport memcpy
 from engine_ext.control.coordinator cimport Request, wanted
 from engine_ext.control.frozen cimport frozen_forget
 from engine_ext.control.names cimport Named, names_add, names_close, names_find, names_remove
+from engine_ext.control.turns_wanted cimport turns_note
 from engine_ext.platform.atomics cimport load_acquire, now_ns, store_release
 from engine_ext.platform.clock cimport patience_at
 from engine_ext.shared.layout cimport COORDINATOR, FAULT_CALL, REQUEST_BYTES, engine_request, rank_page
@@ -74,6 +75,11 @@ cdef void requests_drain(Coordinator* c, int rank) noexcept nogil:
         request = <engine_request*>(page.requests + tail % REQUEST_BYTES)
         if request.bytes == 0:
             tail += REQUEST_BYTES - tail % REQUEST_BYTES
+            continue
+        if request.turn:
+            if not turns_note(c, request.turn):
+                break
+            tail += request.bytes
             continue
         name = name_of(c, <const char*>request + sizeof(engine_request), request.name_bytes)
         kept = keep_request(request) if name != NULL else NULL

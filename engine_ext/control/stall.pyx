@@ -21,8 +21,9 @@ from engine_ext.data.executor cimport executor_laggard, executor_passed_by
 from engine_ext.gpu.device cimport device
 from engine_ext.operations.describe cimport describe_ranks, fit
 from engine_ext.operations.op cimport OP_TAKEN, Op, Record, fails
+from engine_ext.control.turns cimport turns_look_for_left
 from engine_ext.platform.atomics cimport (
-    load32_acquire, load32_relaxed, load_acquire, load_pointer, now_ns, store32_release,
+    load32_acquire, load32_relaxed, load_acquire, load_pointer, load_relaxed, now_ns, store32_release,
 )
 from engine_ext.platform.clock cimport after_ns, age_ns, overdue_ns, patience_look, patience_open
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
@@ -279,6 +280,7 @@ cdef void stall_look_for_left(State* e) noexcept nogil:
     pthread_mutex_unlock(&e.lock)
     if culprit >= 0:
         abort_world(&e.segment, culprit, CAUSE_LEFT, text)
+    turns_look_for_left(e)
 
 
 cdef void say_overdue(State* e, const Op* op, bint limit) noexcept nogil:
@@ -355,6 +357,8 @@ cdef void give_up_waiting(State* e, uint64_t seen) noexcept nogil:
 cdef bint waits_in_a_call(const State* e) noexcept nogil:
     """Whether it is not its device that the GPU's lane waits for: of that tells device_watch.pyx, which knows who is late."""
     cdef const device* d = e.world.device
+    if e.queue != NULL and load_relaxed(&e.queue.handed) > load_relaxed(&e.queue.given):
+        return False                        # but for its turn, of which that tells, too
     return load_acquire(&d.passed) >= load_acquire(&d.enqueued)         # pairs with lane_look
 
 

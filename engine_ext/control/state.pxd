@@ -10,7 +10,7 @@ from engine_ext.control.overlap cimport Overlap
 from engine_ext.control.table cimport Table
 from engine_ext.control.trace cimport Trace
 from engine_ext.data.executor cimport Executor
-from engine_ext.gpu.device cimport device, device_item
+from engine_ext.gpu.device cimport device, device_item, device_queue
 from engine_ext.operations.op cimport Op
 from engine_ext.platform.clock cimport patience
 from engine_ext.platform.posix cimport pthread_mutex_t, pthread_t
@@ -129,6 +129,12 @@ cdef struct State:
     uint64_t asked_for          # `submitted` of the operation about which rank 0 was last asked; under the lock
     uint64_t asked_at           # when it was asked
     device* device              # the open GPU, in the world's engine; NULL: none is
+    bint opened                 # whether the ranks of this engine, of the world or of a process set, are connected on it
+    device_queue* queue         # of a process set: its items; NULL: of the world, or it has no communicator
+    device_queue* queues        # of the world: those of the process sets that this rank is in; under its lock
+    uint64_t handed             # items that this engine has handed over; under the lock, as the next two
+    uint64_t returned           # of these, those that the lane has ended
+    uint64_t last_ticket        # the last that was enqueued
     uint64_t device_passed      # tickets that it had passed at the last look; monitor thread only, as the next two
     uint64_t device_since       # when it came so far, as this process sees time pass; 0: it had passed all
     uint64_t device_told        # the ticket about which was warned last; 0: none

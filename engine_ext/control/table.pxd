@@ -21,6 +21,7 @@ cdef int table_open(Table* table, Segment* segment, const patience* clock) noexc
 cdef void table_close(Table* table) noexcept nogil
 cdef Record* table_record(Table* table, const char* name, uint32_t name_bytes) noexcept nogil
 cdef void table_release(Table* table, Record* record) noexcept nogil
+cdef int table_request_turn(Table* table, int number) noexcept nogil
 cdef int table_submit(Table* table, Record* record, Op* op, uint64_t now) noexcept nogil
 cdef void table_await(Table* table, Op* op, bint on) noexcept nogil
 cdef void table_finish(Table* table, Op* op, int status) noexcept nogil

@@ -42,22 +42,31 @@ cdef void table_release(Table* table, Record* record) noexcept nogil:
         names_remove(&table.names, <Named*>record)
 
 
+cdef engine_request* room_for_request(const Table* table, uint32_t bytes, uint64_t* head) noexcept nogil:
+    """Where a request of so many bytes goes on this rank's ring, and the ring's new head behind it; NULL when the coordinator has
+    to drain the ring first."""
+    cdef rank_page* page = table.segment.mine
+    cdef uint64_t tail = load_acquire(&table.segment.coordinator.drained[table.segment.rank])  # pairs with the drain's release
+    cdef uint64_t begin = page.request_head
+    cdef uint32_t left = REQUEST_BYTES - <uint32_t>(begin % REQUEST_BYTES)
+    if begin + bytes + (left if left < bytes else 0) - tail > REQUEST_BYTES:
+        return NULL
+    if left < bytes:            # does not fit before the end: say so, and go on at the start
+        (<uint32_t*>(page.requests + begin % REQUEST_BYTES))[0] = 0
+        begin += left
+    head[0] = begin + bytes
+    return <engine_request*>(page.requests + begin % REQUEST_BYTES)
+
+
 cdef int write_request(Table* table, Record* record, Op* op) noexcept nogil:
     """Put the full request on this rank's ring; NO_ROOM when the coordinator has to drain it first."""
-    cdef rank_page* page = table.segment.mine
-    cdef uint64_t head = page.request_head
-    cdef uint64_t tail = load_acquire(&table.segment.coordinator.drained[table.segment.rank])  # pairs with the drain's release
+    cdef uint64_t head = 0
     cdef uint32_t text_bytes = <uint32_t>strlen(op.text) if fails(op) else 0
     cdef uint32_t bytes = (<uint32_t>sizeof(engine_request) + record.name_bytes + text_bytes + 7) & ~<uint32_t>7
-    cdef uint32_t left = REQUEST_BYTES - <uint32_t>(head % REQUEST_BYTES)
-    cdef engine_request* request
-    if head + bytes + (left if left < bytes else 0) - tail > REQUEST_BYTES:
+    cdef engine_request* request = room_for_request(table, bytes, &head)
+    if request == NULL:
         return Status.NO_ROOM
-    if left < bytes:            # does not fit before the end: say so, and go on at the start
-        (<uint32_t*>(page.requests + head % REQUEST_BYTES))[0] = 0
-        head += left
-    request = <engine_request*>(page.requests + head % REQUEST_BYTES)
-    request.bytes, request.name_bytes = bytes, <uint16_t>record.name_bytes
+    request.bytes, request.name_bytes, request.turn = bytes, <uint16_t>record.name_bytes, 0
     request.absent = op.source == NULL and op.nbytes > 0
     request.rows, request.submitted = op.rows, time_told(table.segment, op.submitted)
     request.text_bytes, request.optimizer, request.meta = text_bytes, op.optimizer, op.meta
@@ -65,7 +74,21 @@ cdef int write_request(Table* table, Record* record, Op* op) noexcept nogil:
     if text_bytes:
         memcpy(<char*>request + sizeof(engine_request) + record.name_bytes, op.text, text_bytes)
     op.requested = True
-    store_release(&page.request_head, head + bytes)         # pairs with the coordinator's acquire
+    store_release(&table.segment.mine.request_head, head)   # pairs with the coordinator's acquire
+    return Status.OK
+
+
+cdef int table_request_turn(Table* table, int number) noexcept nogil:
+    """Ask for a turn of that process set: OK or NO_ROOM."""
+    cdef rank_page* page = table.segment.mine
+    cdef uint64_t head = 0
+    cdef engine_request* request = room_for_request(table, <uint32_t>sizeof(engine_request), &head)
+    if request == NULL:
+        return Status.NO_ROOM
+    memset(request, 0, sizeof(engine_request))
+    request.bytes, request.turn = <uint32_t>sizeof(engine_request), number
+    store_release(&page.request_head, head)                 # pairs with the coordinator's acquire
+    store_release(&page.arrivals, page.arrivals + 1)        # the same: a reason to scan
     return Status.OK
 
 

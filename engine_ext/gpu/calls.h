@@ -40,6 +40,9 @@ void lane_quieten(lane *l);
 int lane_warm_up(lane *l);
 /* Enqueue an item: 0, or -1 with a failure that is kept. */
 int lane_launch(lane *l, const device_item *item);
+/* Connect `at` the ranks that have its id, with its first uses; end it when all its ranks do. */
+int lane_connect_ranks(lane *l);
+int lane_part_ranks(lane *l);
 /* Enqueue what parcels bring (moving.c), and use once what that uses. */
 int lane_move(lane *l, const device_item *item);
 int lane_warm_up_moves(lane *l);
@@ -63,6 +66,23 @@ int lane_compare_clocks(lane *l);
 /* In a thread of the program: a stand whose events nobody uses, or NULL. */
 lane_stand *lane_take_stand(lane *l);
 
+/* ---- the order of items (turns.c) ---- */
+
+/* Put an item where it belongs that another thread has pushed. */
+void lane_sort(lane *l, device_item *item);
+/* The item whose turn it is, which is not in any list any more; NULL: there is none, or it has not come yet. When the lane is to give
+ * up, whatever there is. */
+device_item *lane_next(lane *l);
+/* What the lane waits for if an item of a process set has its turn and has not come; NULL: it has, or there is none. */
+const char *lane_awaited(const lane *l);
+/* The lane works with this communicator from now on, or no more. */
+void lane_enlist(lane *l, communicator *c);
+void lane_strike(lane *l, communicator *c);
+/* The communicator of an item. */
+communicator *lane_communicator(lane *l, const device_item *item);
+/* Hand the lane something, from any thread. */
+void lane_push(lane *l, device_item *item);
+int lane_turn(device_queue *queue);
 /* ---- what other threads call (streams.c) ---- */
 
 void lane_serve(device *d);

@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 typedef struct device device;
+typedef struct device_item device_item;
 
 enum {
   DEVICE_WHY = 512,        /* bytes of the text of what failed */
@@ -73,22 +74,37 @@ typedef struct device_parcel {
   uint64_t *sent, *received; /* bytes by rank; of an allgather, which sends the same to all, `sent` is not looked at */
 } device_parcel;
 
-/* What an item does. */
+/* What an item does. The last three move nothing, and have no ticket. */
 enum {
   DEVICE_REDUCE,   /* every rank gets the reduction of what all have */
   DEVICE_SPREAD,   /* every rank gets the tensors of `root` */
   DEVICE_SCATTER,  /* every rank gets its part of the reduction: there is a part for each rank, of each dtype in turn */
   DEVICE_GATHER,   /* every rank gets what all have: parcels */
-  DEVICE_EXCHANGE  /* every rank gets what each has for it: one parcel */
+  DEVICE_EXCHANGE, /* every rank gets what each has for it: one parcel */
+  DEVICE_TURN,     /* the lane's own: in the order of the world's items, the place of the next one of a process set */
+  DEVICE_CONNECT,  /* likewise: connect the ranks of a process set, or part them */
+  DEVICE_PART
 };
 
+/* The items of a process set. Each has its turn among those of the world and of other sets, where the world's schedule says so. */
+typedef struct device_queue {
+  device *d;
+  struct device_queue *next; /* the world's engine's list of them: under its lock, as what follows */
+  int number;                /* of the set, equal on all ranks, from 1 on */
+  int retired;               /* its last turn is asked for */
+  uint64_t wanted, asked;    /* on the set's coordinator: turns that it needs, and those for which it has asked */
+  uint64_t handed, given;    /* items that this rank has handed over, and turns that they were given */
+  uint64_t since;            /* when the oldest that has none was handed over, as this process sees time pass */
+} device_queue;
+
 /* What is done for one entry of the schedule. Whoever makes one pushes it, and gets it back through `ended`. */
-typedef struct device_item {
+struct device_item {
   struct device_item *next;
-  uint64_t ticket;  /* given by `push`: 1 for the device's first item */
+  device_queue *queue; /* of a process set; NULL: the world's */
+  uint64_t ticket;  /* given by the lane, in its order: 1 for the device's first item */
   uint64_t sequence, bytes; /* of the entry, for samples */
   int work;         /* DEVICE_* */
-  int root;         /* of DEVICE_SPREAD */
+  int root;         /* of DEVICE_SPREAD: a rank of the world, or of the set */
   int op;           /* enum engine_op */
   int in_place;     /* there is one row, which every rank has, and which travels as it is: it needs no slab */
   int lacking;      /* some rank has no tensors, and no memory for what parcels bring: what comes there goes to its slab */
@@ -104,22 +120,24 @@ typedef struct device_item {
   void *owner;
   /* Called by the lane once: all is enqueued, or `why` not. It frees the item. */
   void (*ended)(struct device_item *item, const char *why);
-} device_item;
+};
 
-/* Functions that return an int return 0, or -1 and `why`. */
+/* Functions that return an int return 0, or -1 and `why`; `turn` fails without memory alone. */
 struct device {
   int ordinal;     /* the device's number among those that the process sees */
   void *call;      /* the name of the call of CUDA or NCCL that the lane is in; NULL: none; atomic */
-  uint64_t pushed; /* items ever pushed, under the engine's lock */
-  uint64_t ended;  /* of these, how many the lane has ended, well or not; atomic, as the next three */
+  uint64_t pushed; /* items ever pushed; atomic, as the next four */
+  uint64_t ended;  /* of these, how many the lane has ended, well or not */
   uint64_t enqueued; /* tickets whose work is on the lane's stream, which passes it in order */
   uint64_t passed; /* tickets that the device is known to have passed. UINT64_MAX: nothing of ours runs on it any more */
   uint64_t begun;  /* tickets to whose work the device is known to have come: all that it waits for first is ready */
-  char names[DEVICE_OUTSTANDING][DEVICE_NAME]; /* by ticket, in turn: what travels; the owner's, under the engine's lock */
+  char names[DEVICE_OUTSTANDING][DEVICE_NAME]; /* by ticket, in turn: what travels; the owner's, under its engine's lock */
   /* Record an event on `stream`: the current one of the calling thread's framework. */
   int (*mark)(device *d, void *stream, device_mark **made, char *why);
   void (*unmark)(device *d, device_mark *mark); /* nobody will wait for it */
   void (*push)(device *d, device_item *item);
+  /* The next item of a process set has its turn behind all of the world's that were pushed, and all turns that were given. */
+  int (*turn)(device_queue *queue);
   /* Parcels have their targets now, and `ready` what makes these usable. */
   void (*give_room)(device *d, device_item *item);
   /* Let what is enqueued on `stream` from now on wait until the device has passed a ticket, which is enqueued. `measured`: how

@@ -60,9 +60,23 @@ cdef extern from "engine_ext/gpu/device.h" nogil:
         DEVICE_SCATTER
         DEVICE_GATHER
         DEVICE_EXCHANGE
+        DEVICE_CONNECT
+        DEVICE_PART
+
+    ctypedef struct device_queue:
+        device* d
+        device_queue* next
+        int number
+        int retired
+        uint64_t wanted
+        uint64_t asked
+        uint64_t handed
+        uint64_t given
+        uint64_t since
 
     ctypedef struct device_item:
         device_item* next
+        device_queue* queue
         uint64_t ticket
         uint64_t sequence
         uint64_t bytes
@@ -101,6 +115,7 @@ cdef extern from "engine_ext/gpu/device.h" nogil:
         int (*mark)(device* d, void* stream, device_mark** made, char* why) noexcept nogil
         void (*unmark)(device* d, device_mark* mark) noexcept nogil
         void (*push)(device* d, device_item* item) noexcept nogil
+        int (*turn)(device_queue* queue) noexcept nogil
         void (*give_room)(device* d, device_item* item) noexcept nogil
         int (*wait)(device* d, void* stream, uint64_t ticket, bint measured, char* why) noexcept nogil
         int (*relax)(device* d, char* why) noexcept nogil

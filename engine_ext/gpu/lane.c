@@ -45,7 +45,7 @@ int lane_after_nccl(lane *l, const char *call, ncclResult_t code) {
   char text[sizeof l->failure.text];
   store_pointer(&l->d.call, NULL);
   if (code == ncclSuccess || code == ncclInProgress) return 0;
-  snprintf(text, sizeof text, "%s: %s", l->f.ncclGetErrorString(code), l->f.ncclGetLastError(l->comm));
+  snprintf(text, sizeof text, "%s: %s", l->f.ncclGetErrorString(code), l->f.ncclGetLastError(l->at->comm));
   return lane_failed(l, call, (int)code, NULL, text);
 }
 
@@ -68,7 +68,7 @@ int lane_drain(lane *l, uint64_t limit) {
 int lane_settle(lane *l, const char *call) {
   for (;;) {
     ncclResult_t state = ncclInProgress;
-    STEP(lane_cancelled(l, call) || NCCL(ncclCommGetAsyncError, l->comm, &state));
+    STEP(lane_cancelled(l, call) || NCCL(ncclCommGetAsyncError, l->at->comm, &state));
     if (state != ncclInProgress) return lane_after_nccl(l, call, state);
     store_pointer(&l->d.call, (void *)call); /* that is what has not returned */
     lane_nap();
@@ -79,16 +79,16 @@ int lane_settle(lane *l, const char *call) {
 
 /* What has been pushed since the last look, behind what was taken before. */
 static void take(lane *l) {
-  device_item *item = swap_pointer(&l->pushed, NULL), *oldest = NULL, *newest = item, *next;
+  device_item *item = swap_pointer(&l->pushed, NULL), *oldest = NULL, *next;
   for (; item != NULL; item = next) {
     next = item->next;
     item->next = oldest;
     oldest = item;
   }
-  if (oldest == NULL) return;
-  if (l->first == NULL) l->first = oldest;
-  else l->last->next = oldest;
-  l->last = newest;
+  for (; oldest != NULL; oldest = next) {
+    next = oldest->next;
+    lane_sort(l, oldest);
+  }
 }
 
 /* Errors that a kernel may have left to whatever is called next. */
@@ -108,8 +108,13 @@ static const char *why_not(lane *l, char *text, size_t size) {
 /* What the device has passed, and whether NCCL has found an error since: a connection that broke, for one. */
 static void look_around(lane *l) {
   ncclResult_t state = ncclSuccess;
-  if (lane_look(l) || NCCL(ncclCommGetAsyncError, l->comm, &state)) return;
-  lane_after_nccl(l, "ncclCommGetAsyncError", state);
+  communicator *at = l->at; /* it may be in the middle of an item */
+  if (lane_look(l)) return;
+  for (l->at = l->communicators; l->at != NULL; l->at = l->at->next) {
+    if (!l->at->connected) continue;
+    if (NCCL(ncclCommGetAsyncError, l->at->comm, &state) || lane_after_nccl(l, "ncclCommGetAsyncError", state)) break;
+  }
+  l->at = at;
 }
 
 /* A result whose size only its entry knew: a thread with the framework's allocator is making room for it. */
@@ -128,15 +133,22 @@ static int await_room(lane *l, const device_item *item) {
   return 0;
 }
 
-/* Enqueue the oldest item, or let it go if something has failed. */
-static void end_first(lane *l) {
+static int enqueue(lane *l, device_item *item) {
+  STEP(l->failure.call != NULL || !l->at->connected || await_room(l, item));
+  return lane_launch(l, item);
+}
+
+/* Enqueue an item, or let it go if something has failed. */
+static void end_item(lane *l, device_item *item) {
   char text[DEVICE_WHY];
-  device_item *item = l->first;
-  uint64_t ticket = item->ticket;
-  int failed = l->failure.call != NULL || !l->connected || await_room(l, item) || lane_launch(l, item);
-  l->first = item->next;
+  int moves = item->work < DEVICE_TURN, failed;
+  l->at = lane_communicator(l, item);
+  if (moves) item->ticket = ++l->tickets;
+  if (moves) failed = enqueue(l, item);
+  else failed = item->work == DEVICE_CONNECT ? lane_connect_ranks(l) : lane_part_ranks(l);
+  l->at = &l->world;
   item->ended(item, failed ? why_not(l, text, sizeof text) : NULL);
-  store_release(&l->d.ended, ticket); /* pairs with whoever waits until the lane is done with all */
+  store_release(&l->d.ended, l->tickets); /* pairs with whoever waits until the lane is done with all */
 }
 
 /* ---- the thread ---- */
@@ -145,30 +157,34 @@ static void *run(void *argument) {
   lane *l = argument;
   for (;;) {
     uint32_t count = door_count(&l->door), job = load32_acquire(&l->job); /* pairs with lane_begin */
+    device_item *item;
     take(l);
-    if (l->first != NULL) {
-      end_first(l);
+    if ((item = lane_next(l)) != NULL) {
+      end_item(l, item);
     } else if (job != LANE_NOTHING) {
       lane_work(l, job);
       cas32(&l->job, job, LANE_NOTHING); /* pairs with lane_wait; a close that came meanwhile stays */
       door_ring(&l->ended, DOOR_EVERYBODY);
       if (job == LANE_CLOSE) return NULL;
-    } else if (l->connected && !l->quiet && (l->failure.call != NULL || load32_acquire(&l->cancelled))) {
+    } else if (l->world.connected && !l->quiet && (l->failure.call != NULL || load32_acquire(&l->cancelled))) {
       char text[DEVICE_WHY];
       int somebody_asks = load_pointer((void **)&l->d.failed) != NULL; /* pairs with use_device */
       if (somebody_asks && !load32_acquire(&l->cancelled)) l->d.failed(&l->d, why_not(l, text, sizeof text));
       lane_quieten(l);
     } else {
-      int well = l->connected && !l->quiet, busy = load_relaxed(&l->d.passed) < load_relaxed(&l->d.enqueued);
+      int well = l->world.connected && !l->quiet, busy = load_relaxed(&l->d.passed) < load_relaxed(&l->d.enqueued);
       int waiting = well && (busy || lane_has_samples(l));
       if (well && !waiting && lane_compare_clocks(l)) continue;
+      store_pointer(&l->d.call, (void *)lane_awaited(l));
       door_sleep(&l->door, count, waiting ? TICK_NS : 0);
+      store_pointer(&l->d.call, NULL);
       if (waiting) look_around(l);
     }
   }
 }
 
 int lane_start(lane *l) {
+  l->at = &l->world;
   pthread_mutex_init(&l->marks_lock, NULL);
   lane_serve(&l->d);
   return engine_thread_start(&l->thread, run, l);

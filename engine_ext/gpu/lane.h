@@ -5,8 +5,8 @@
  * lane touches what it has made, but for `cancelled` and `d.call`. When it is connected it takes items, too, from any
  * thread (`device.push`), and ends them in the order in which they were pushed.
  *
- * lane.c is the thread, opening.c its jobs, launching.c its items, moving.c those of them that only move, sampling.c how long samples
- * of them take, streams.c what other threads may call.
+ * lane.c is the thread, turns.c the order of its items, opening.c its jobs, launching.c its items, moving.c those of them that
+ * only move, sampling.c how long samples of them take, streams.c what other threads may call.
  */
 #ifndef ENGINE_GPU_LANE_H
 #define ENGINE_GPU_LANE_H
@@ -46,7 +46,7 @@ enum {
   LANE_IDENTIFY, /* which device it is: `identity`; nothing is made */
   LANE_PREPARE,  /* context, stream, kernels, memory, events */
   LANE_NAME,     /* on rank 0: ask for a communicator's `id` */
-  LANE_CONNECT,  /* the communicator over all ranks */
+  LANE_CONNECT,  /* the communicator over all ranks. Those of process sets are connected by items */
   LANE_CLOSE,    /* end what there is of all that, whole or not; and the thread */
   LANE_JOBS
 };
@@ -100,6 +100,23 @@ typedef struct lane_stand {
   CUevent before, behind;
 } lane_stand;
 
+/* How far a communicator of a process set is. */
+enum { COMMUNICATOR_NEW, COMMUNICATOR_CONNECTED, COMMUNICATOR_PARTED, COMMUNICATOR_FAILED };
+
+/* Ranks that exchange among themselves: all, or those of a process set. */
+typedef struct communicator {
+  device_queue queue;        /* first: of a process set, what others have of it */
+  struct communicator *next; /* the lane's list */
+  int rank, size;
+  ncclUniqueId id;
+  ncclComm_t comm;
+  int connected;             /* it is whole */
+  device_item *first, *last; /* items of a process set that wait for their turns, oldest first */
+  device_item connecting, parting;
+  uint32_t stage;            /* COMMUNICATOR_*: set by the lane; atomic */
+  struct communicator *before; /* the owner's: the one that it made before */
+} communicator;
+
 typedef struct lane {
   device d; /* first: what others have of the lane */
   lane_functions f;
@@ -107,18 +124,18 @@ typedef struct lane {
   const char **names;
   int n_kernels;
   lane_kernels known;
-  int rank, size;          /* of the communicator */
   int ordered;             /* sums of all dtypes are made in rank order, as host memory's are; 0: by NCCL where it has them */
   uint64_t slab_bytes;     /* a multiple of 32 */
   uint64_t table_bytes;
-  ncclUniqueId id;
+  ncclUniqueId id;         /* after LANE_NAME */
 
   pthread_t thread;
   uint32_t door, ended;    /* rung for the lane; rung by it */
   uint32_t job;            /* LANE_*: set by the owner, LANE_NOTHING by the lane at the job's end */
   uint32_t cancelled;      /* by the owner: give up as soon as a call returns */
   void *pushed;            /* stack of items that the lane has not taken yet */
-  device_item *first, *last; /* the lane's: those that it has taken, oldest first */
+  device_item *first, *last; /* the lane's: items of the world, and turns of process sets, that it has taken, oldest first */
+  uint64_t tickets;        /* the lane's: those that it has given */
 
   lane_failure failure;
   lane_identity identity;
@@ -144,9 +161,10 @@ typedef struct lane {
   CUdeviceptr device_tables;
   uint64_t table_head, table_tail;           /* bytes of the ring ever used, and those that the device has passed */
   uint64_t table_ends[DEVICE_OUTSTANDING];     /* by ticket, in turn: `table_head` behind the item */
-  ncclComm_t comm;
-  int connected;           /* the communicator is whole */
-  int quiet;               /* after a failure: the communicator was ended, and the stream is empty or was given up */
+  communicator world;
+  communicator *communicators; /* those that it works with, whole or not: the last one first */
+  communicator *at;        /* the one among whose ranks is worked now */
+  int quiet;               /* after a failure: the communicators were ended, and the stream is empty or was given up */
   int left;                /* after LANE_CLOSE: work that did not end; nothing that it may use was freed */
 } lane;
 
@@ -160,5 +178,13 @@ int lane_wait(lane *l, uint64_t ns);
 void lane_cancel(lane *l);
 /* After LANE_CLOSE has ended: the thread's end. */
 void lane_join(lane *l);
+
+/* ---- process sets (turns.c). The lane's owner keeps a communicator as long as the lane. ---- */
+
+/* Connect the ranks of a process set, or part them, in their turn. */
+void lane_connect(lane *l, communicator *c);
+void lane_part(lane *l, communicator *c);
+/* Wait at most so long until a communicator is so far, or has failed; what it has come to. */
+uint32_t lane_await_stage(lane *l, communicator *c, uint32_t stage, uint64_t ns);
 
 #endif

@@ -1,7 +1,7 @@
 """The lane's thread, for whoever hands it work: lane.h."""
 from libc.stdint cimport uint32_t, uint64_t
 
-from engine_ext.gpu.device cimport device
+from engine_ext.gpu.device cimport device, device_queue
 
 
 cdef extern from "engine_ext/gpu/lane.h" nogil:
@@ -14,6 +14,9 @@ cdef extern from "engine_ext/gpu/lane.h" nogil:
         LANE_NAME
         LANE_CONNECT
         LANE_CLOSE
+        COMMUNICATOR_CONNECTED
+        COMMUNICATOR_PARTED
+        COMMUNICATOR_FAILED
 
     ctypedef struct lane_function:
         const char* name
@@ -45,6 +48,13 @@ cdef extern from "engine_ext/gpu/lane.h" nogil:
         int unpack_bytes
         int[11] reduce
 
+    ctypedef struct communicator:
+        device_queue queue
+        int rank
+        int size
+        ncclUniqueId id
+        communicator* before
+
     ctypedef struct lane:
         device d
         lane_functions f
@@ -54,8 +64,7 @@ cdef extern from "engine_ext/gpu/lane.h" nogil:
         const char* image
         const char** names
         int n_kernels
-        int rank
-        int size
+        communicator world
         int ordered
         ncclUniqueId id
         lane_failure failure
@@ -68,6 +77,9 @@ cdef extern from "engine_ext/gpu/lane.h" nogil:
     bint lane_wait(lane* l, uint64_t ns)
     void lane_cancel(lane* l)
     void lane_join(lane* l)
+    void lane_connect(lane* l, communicator* c)
+    void lane_part(lane* l, communicator* c)
+    uint32_t lane_await_stage(lane* l, communicator* c, uint32_t stage, uint64_t ns)
 
 
 cdef class Lane:
@@ -75,4 +87,5 @@ cdef class Lane:
         lane* state
         bytes image
         list names
+        communicator* made      # the last of those of process sets, to be freed with the lane
         bint ended

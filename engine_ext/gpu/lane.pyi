@@ -35,6 +35,18 @@ class Lane:
         """Give up what is under way, and all that comes but for `close`."""
     def join(self) -> None:
         """After `close`: the thread's end."""
+    def add(self, number: int, rank: int, size: int) -> int:
+        """The communicator of a process set, not connected yet: its address, which is that of its `device_queue`
+        (device.h), too. `number` of the set; rank and size within it.
+        """
+    def connect(self, communicator_at: int, id: bytes) -> None:
+        """Connect the ranks of a set that have this id, when it has its turn."""
+    def part(self, communicator_at: int) -> None:
+        """End a set's communicator, when it has its turn. The devices of its ranks have passed all of its items."""
+    def reached(self, communicator_at: int, stage: str, seconds: float) -> str | None:
+        """Wait until a communicator is `connected`, or `parted`, at most so long and without the GIL: that, or
+        `failed`; None: it is not so far.
+        """
     @property
     def device(self) -> int:
         """The address of its `device` (device.h)."""

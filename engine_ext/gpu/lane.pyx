@@ -1,11 +1,11 @@
 """The lane, as Python holds it: jobs are begun and waited for, and what they found is read, without the GIL in any call."""
-from libc.stdint cimport uint64_t, uintptr_t
+from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, strerror
 
 from engine_ext.errors import EngineError
 from engine_ext.kernels.kernels cimport ENGINE_DTYPE_NAMES, ENGINE_DTYPES
-from engine_ext.platform.atomics cimport load_acquire, load_pointer, load_relaxed
+from engine_ext.platform.atomics cimport load_acquire, load_pointer
 from engine_ext.platform.clock cimport seconds_ns
 
 JOBS = {
@@ -65,7 +65,7 @@ cdef class Lane:
         self.state.n_kernels = <int>len(kernels)
         self.state.image = self.image
         find_kernels(&self.state.known, kernels)
-        self.state.d.ordinal, self.state.rank, self.state.size = ordinal, rank, size
+        self.state.d.ordinal, self.state.world.rank, self.state.world.size = ordinal, rank, size
         self.state.slab_bytes, self.state.table_bytes, self.state.ordered = slab, tables, ordered
         status = lane_start(self.state)
         if status != 0:
@@ -74,7 +74,12 @@ cdef class Lane:
 
     def __dealloc__(self):
         # A thread that has not ended still reads all this, so it stays; a process has few of them.
+        cdef communicator* c
         if self.state != NULL and self.ended:
+            while self.made != NULL:
+                c = self.made
+                self.made = c.before
+                free(c)
             free(self.state.names)
             free(self.state)
 
@@ -99,13 +104,37 @@ cdef class Lane:
                 lane_join(self.state)
             self.ended = True
 
+    def add(self, int number, int rank, int size):
+        cdef communicator* c = <communicator*>calloc(1, sizeof(communicator))
+        if c == NULL:
+            raise MemoryError()
+        c.queue.d, c.queue.number, c.rank, c.size = &self.state.d, number, rank, size
+        c.before, self.made = self.made, c
+        return <uintptr_t>c
+
+    def connect(self, uintptr_t communicator_at, bytes id):
+        cdef communicator* c = <communicator*>communicator_at
+        memcpy(&c.id, <const char*>id, min(<size_t>len(id), sizeof(c.id)))
+        lane_connect(self.state, <communicator*>communicator_at)
+
+    def part(self, uintptr_t communicator_at):
+        lane_part(self.state, <communicator*>communicator_at)
+
+    def reached(self, uintptr_t communicator_at, str stage, double seconds):
+        cdef uint32_t wanted = COMMUNICATOR_CONNECTED if stage == "connected" else COMMUNICATOR_PARTED
+        cdef uint64_t limit = seconds_ns(seconds)
+        cdef uint32_t found
+        with nogil:
+            found = lane_await_stage(self.state, <communicator*>communicator_at, wanted, limit if limit else 1)
+        return "failed" if found == COMMUNICATOR_FAILED else stage if found == wanted else None
+
     @property
     def device(self):
         return <uintptr_t>&self.state.d
 
     @property
     def pending(self):
-        return load_acquire(&self.state.d.ended) < load_relaxed(&self.state.d.pushed)
+        return load_acquire(&self.state.d.ended) < load_acquire(&self.state.d.pushed)
 
     @property
     def call(self):

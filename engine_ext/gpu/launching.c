@@ -155,28 +155,28 @@ static int settle(lane *l, const char *call) {
 /* By NCCL, in whatever order it sums. */
 static int all_reduce(lane *l, CUdeviceptr from, CUdeviceptr to, uint64_t bytes, int wire) {
   NCCL_STEP(ncclAllReduce, (void *)(uintptr_t)from, (void *)(uintptr_t)to, bytes / (uint64_t)dtype_bytes(wire),
-            (ncclDataType_t)NCCL_DTYPES[wire], ncclSum, l->comm, l->stream);
+            (ncclDataType_t)NCCL_DTYPES[wire], ncclSum, l->at->comm, l->stream);
   return settle(l, "ncclAllReduce");
 }
 
 static int broadcast(lane *l, CUdeviceptr from, CUdeviceptr to, uint64_t bytes, int root) {
-  NCCL_STEP(ncclBroadcast, (void *)(uintptr_t)from, (void *)(uintptr_t)to, bytes, ncclUint8, root, l->comm, l->stream);
+  NCCL_STEP(ncclBroadcast, (void *)(uintptr_t)from, (void *)(uintptr_t)to, bytes, ncclUint8, root, l->at->comm, l->stream);
   return settle(l, "ncclBroadcast");
 }
 
 static int reduce_scatter(lane *l, CUdeviceptr from, CUdeviceptr to, uint64_t bytes, int wire) {
   NCCL_STEP(ncclReduceScatter, (void *)(uintptr_t)from, (void *)(uintptr_t)to, bytes / (uint64_t)dtype_bytes(wire),
-            (ncclDataType_t)NCCL_DTYPES[wire], ncclSum, l->comm, l->stream);
+            (ncclDataType_t)NCCL_DTYPES[wire], ncclSum, l->at->comm, l->stream);
   return settle(l, "ncclReduceScatter");
 }
 
 static int exchange(lane *l, CUdeviceptr slab, CUdeviceptr parts, uint64_t stride) {
   NCCL_STEP(ncclGroupStart);
-  for (int r = 0; r < l->size; r++) {
-    if (r == l->rank) continue;
+  for (int r = 0; r < l->at->size; r++) {
+    if (r == l->at->rank) continue;
     /* A group is ended whatever happens in it: a failure is kept. */
-    NCCL(ncclSend, (void *)(uintptr_t)(slab + r * stride), stride, ncclUint8, r, l->comm, l->stream);
-    NCCL(ncclRecv, (void *)(uintptr_t)(parts + r * stride), stride, ncclUint8, r, l->comm, l->stream);
+    NCCL(ncclSend, (void *)(uintptr_t)(slab + r * stride), stride, ncclUint8, r, l->at->comm, l->stream);
+    NCCL(ncclRecv, (void *)(uintptr_t)(parts + r * stride), stride, ncclUint8, r, l->at->comm, l->stream);
   }
   NCCL(ncclGroupEnd);
   STEP(l->failure.call != NULL);
@@ -185,27 +185,27 @@ static int exchange(lane *l, CUdeviceptr slab, CUdeviceptr parts, uint64_t strid
 
 /* Every rank's part of the slab, to all. */
 static int all_gather(lane *l, uint64_t stride) {
-  NCCL_STEP(ncclAllGather, (void *)(uintptr_t)(l->slab + (uint64_t)l->rank * stride), (void *)(uintptr_t)l->slab, stride,
-            ncclUint8, l->comm, l->stream);
+  NCCL_STEP(ncclAllGather, (void *)(uintptr_t)(l->slab + (uint64_t)l->at->rank * stride), (void *)(uintptr_t)l->slab, stride,
+            ncclUint8, l->at->comm, l->stream);
   return settle(l, "ncclAllGather");
 }
 
 /* A reduction in rank order: each rank gets its part of the slab from all others, and reduces it. The parts of the others
  * lie behind the slab's first half. */
 static int reduce_own(lane *l, int op, const device_part *part, uint64_t stride, double divisor, double factor) {
-  uint64_t own = l->slab + (uint64_t)l->rank * stride, parts = l->slab + l->slab_bytes / 2;
+  uint64_t own = l->slab + (uint64_t)l->at->rank * stride, parts = l->slab + l->slab_bytes / 2;
   uint64_t elements = stride / (uint64_t)dtype_bytes(part->wire);
-  unsigned rank = (unsigned)l->rank, count = (unsigned)l->size, reduction = (unsigned)(op == ENGINE_AVERAGE ? ENGINE_SUM : op);
+  unsigned rank = (unsigned)l->at->rank, count = (unsigned)l->at->size, reduction = (unsigned)(op == ENGINE_AVERAGE ? ENGINE_SUM : op);
   void *parameters[] = {&own, &parts, &stride, &own, &rank, &count, &elements, &reduction, &divisor, &factor};
-  if (l->size > 1) STEP(exchange(l, l->slab, parts, stride));
+  if (l->at->size > 1) STEP(exchange(l, l->slab, parts, stride));
   STEP(launch(l, l->known.reduce[part->wire], stride, parameters));
   return lane_cut(l, DEVICE_NCCL);
 }
 
 static int reduce_in_order(lane *l, int op, const device_part *part, uint64_t bytes, double divisor, double factor) {
-  uint64_t stride = up_to((bytes + (uint64_t)l->size - 1) / (uint64_t)l->size, VECTOR);
+  uint64_t stride = up_to((bytes + (uint64_t)l->at->size - 1) / (uint64_t)l->at->size, VECTOR);
   STEP(reduce_own(l, op, part, stride, divisor, factor));
-  return l->size > 1 ? all_gather(l, stride) : 0;
+  return l->at->size > 1 ? all_gather(l, stride) : 0;
 }
 
 /* ---- an item ---- */
@@ -214,7 +214,7 @@ static int reduce_in_order(lane *l, int op, const device_part *part, uint64_t by
  * before it is divided. With the setting device_sums=ordered all others, too, which NCCL sums and rounds in an order of its own. */
 static int is_ordered(const lane *l, int op, const device_part *part) {
   int wire = part->wire, whole = wire >= ENGINE_INT8;
-  if (l->size == 1) return wire != part->dtype; /* the factor behind the sum is rounded as it travels */
+  if (l->at->size == 1) return wire != part->dtype; /* the factor behind the sum is rounded as it travels */
   return l->ordered || NCCL_DTYPES[wire] < 0 || (op != ENGINE_SUM && (op != ENGINE_AVERAGE || whole));
 }
 
@@ -225,7 +225,7 @@ typedef struct divisors {
 
 /* Average divides behind the sum; but a sum of halves could overflow, so those before. */
 static divisors divisors_of(const lane *l, int op, int wire) {
-  double size = op == ENGINE_AVERAGE ? l->size : 1;
+  double size = op == ENGINE_AVERAGE ? l->at->size : 1;
   return wire == ENGINE_FLOAT16 ? (divisors){size, 1} : (divisors){1, size};
 }
 
@@ -237,12 +237,12 @@ static int sum_piece(lane *l, const device_item *item, const device_part *part, 
   const move in = {part, item->sources, low, high, slab}, out = {part, item->targets, low, high, slab};
   if (ordered) {
     STEP(pack(l, &in, 1, item->prescale));
-    STEP(reduce_in_order(l, item->op, part, high - low, item->op == ENGINE_AVERAGE ? l->size : 1, item->postscale));
+    STEP(reduce_in_order(l, item->op, part, high - low, item->op == ENGINE_AVERAGE ? l->at->size : 1, item->postscale));
     return unpack(l, &out, 1, 1);
   }
   divisors by = divisors_of(l, item->op, part->wire);
   STEP(pack(l, &in, by.before, item->prescale));
-  if (l->size > 1) STEP(all_reduce(l, slab, slab, high - low, part->wire));
+  if (l->at->size > 1) STEP(all_reduce(l, slab, slab, high - low, part->wire));
   return unpack(l, &out, by.behind, item->postscale);
 }
 
@@ -251,11 +251,11 @@ static int sum_in_place(lane *l, const device_item *item, const device_part *par
   CUdeviceptr from = item->sources[part->begin].tensor, to = item->targets[part->begin].tensor;
   const move in = {part, item->sources, 0, part->bytes, to}, out = {part, item->targets, 0, part->bytes, to};
   divisors by = divisors_of(l, item->op, part->wire);
-  if (by.before != 1 || item->prescale != 1 || part->dtype == ENGINE_BOOL || (l->size == 1 && from != to)) {
+  if (by.before != 1 || item->prescale != 1 || part->dtype == ENGINE_BOOL || (l->at->size == 1 && from != to)) {
     STEP(pack(l, &in, by.before, item->prescale));
     from = to;
   }
-  if (l->size > 1) STEP(all_reduce(l, from, to, part->bytes, part->wire));
+  if (l->at->size > 1) STEP(all_reduce(l, from, to, part->bytes, part->wire));
   return by.behind != 1 || item->postscale != 1 ? unpack(l, &out, by.behind, item->postscale) : 0;
 }
 
@@ -263,9 +263,9 @@ static int spread_piece(lane *l, const device_item *item, const device_part *par
   const move in = {part, item->sources, low, high, l->slab}, out = {part, item->targets, low, high, l->slab};
   CUdeviceptr from = item->sources[part->begin].tensor, to = item->targets[part->begin].tensor;
   if (item->in_place && to != 0) /* it is its own slab; a rank that has joined has no tensor */
-    return l->size > 1 || from != to ? broadcast(l, from + low, to + low, high - low, item->root) : 0;
-  if (l->rank == item->root) STEP(pack(l, &in, 1, 1));
-  if (l->size > 1) STEP(broadcast(l, l->slab, l->slab, high - low, item->root));
+    return l->at->size > 1 || from != to ? broadcast(l, from + low, to + low, high - low, item->root) : 0;
+  if (l->at->rank == item->root) STEP(pack(l, &in, 1, 1));
+  if (l->at->size > 1) STEP(broadcast(l, l->slab, l->slab, high - low, item->root));
   return unpack(l, &out, 1, 1);
 }
 
@@ -277,7 +277,7 @@ static int spread_part(lane *l, const device_item *item, const device_part *part
 
 static int sum_part(lane *l, const device_item *item, const device_part *part) {
   uint64_t piece = l->slab_bytes;
-  if (is_ordered(l, item->op, part)) piece = l->slab_bytes / 2 / (VECTOR * (uint64_t)l->size) * (VECTOR * (uint64_t)l->size);
+  if (is_ordered(l, item->op, part)) piece = l->slab_bytes / 2 / (VECTOR * (uint64_t)l->at->size) * (VECTOR * (uint64_t)l->at->size);
   else if (item->in_place) return sum_in_place(l, item, part);
   for (uint64_t low = 0; low < part->bytes; low += piece)
     STEP(sum_piece(l, item, part, low, lesser(part->bytes, low + piece)));
@@ -286,16 +286,16 @@ static int sum_part(lane *l, const device_item *item, const device_part *part) {
 
 /* A piece of each rank's part, each in a window of its own. What lies behind a part that is shorter does not matter. */
 static int scatter_piece(lane *l, const device_item *item, const device_part *parts, uint64_t low, uint64_t high) {
-  uint64_t stride = up_to(high - low, VECTOR), own = l->slab + (uint64_t)l->rank * stride;
-  const move out = {parts + l->rank, item->targets, low, high, own};
+  uint64_t stride = up_to(high - low, VECTOR), own = l->slab + (uint64_t)l->at->rank * stride;
+  const move out = {parts + l->at->rank, item->targets, low, high, own};
   int wire = parts->wire, ordered = is_ordered(l, item->op, parts);
   divisors by = divisors_of(l, item->op, wire);
-  for (int r = 0; r < l->size; r++) {
+  for (int r = 0; r < l->at->size; r++) {
     const move in = {parts + r, item->sources, low, high, l->slab + (uint64_t)r * stride};
     STEP(pack(l, &in, ordered ? 1 : by.before, item->prescale));
   }
   if (ordered) {
-    STEP(reduce_own(l, item->op, parts, stride, item->op == ENGINE_AVERAGE ? l->size : 1, item->postscale));
+    STEP(reduce_own(l, item->op, parts, stride, item->op == ENGINE_AVERAGE ? l->at->size : 1, item->postscale));
     return unpack(l, &out, 1, 1);
   }
   STEP(reduce_scatter(l, l->slab, own, stride, wire));
@@ -304,8 +304,8 @@ static int scatter_piece(lane *l, const device_item *item, const device_part *pa
 
 /* One tensor, whose parts are equal, is its own slab. */
 static int scatter_in_place(lane *l, const device_item *item, const device_part *parts, double behind) {
-  const device_row *target = &item->targets[parts[l->rank].begin];
-  const move out = {parts + l->rank, item->targets, 0, parts->bytes, target->tensor};
+  const device_row *target = &item->targets[parts[l->at->rank].begin];
+  const move out = {parts + l->at->rank, item->targets, 0, parts->bytes, target->tensor};
   STEP(reduce_scatter(l, item->sources[parts->begin].tensor, target->tensor, parts->bytes, parts->wire));
   return behind != 1 || item->postscale != 1 ? unpack(l, &out, behind, item->postscale) : 0;
 }
@@ -313,10 +313,10 @@ static int scatter_in_place(lane *l, const device_item *item, const device_part 
 /* The parts of all ranks, of one dtype. That of rank 0 is the longest. */
 static int scatter_parts(lane *l, const device_item *item, const device_part *parts) {
   int ordered = is_ordered(l, item->op, parts);
-  uint64_t room = ordered ? l->slab_bytes / 2 : l->slab_bytes, most = room / (VECTOR * (uint64_t)l->size) * VECTOR;
+  uint64_t room = ordered ? l->slab_bytes / 2 : l->slab_bytes, most = room / (VECTOR * (uint64_t)l->at->size) * VECTOR;
   divisors by = divisors_of(l, item->op, parts->wire);
   if (parts->bytes == 0) return 0;
-  if (item->in_place && !ordered && by.before == 1 && item->prescale == 1 && parts[l->size - 1].bytes == parts->bytes)
+  if (item->in_place && !ordered && by.before == 1 && item->prescale == 1 && parts[l->at->size - 1].bytes == parts->bytes)
     return scatter_in_place(l, item, parts, by.behind);
   for (uint64_t low = 0; low < parts->bytes; low += most)
     STEP(scatter_piece(l, item, parts, low, lesser(parts->bytes, low + most)));
@@ -331,7 +331,7 @@ static int run_part(lane *l, const device_item *item, const device_part *part) {
 static int run(lane *l, const device_item *item) {
   int scatters = item->work == DEVICE_SCATTER;
   if (item->n_parcels != 0) return lane_move(l, item);
-  for (int k = 0; k < item->n_parts; k += scatters ? l->size : 1)
+  for (int k = 0; k < item->n_parts; k += scatters ? l->at->size : 1)
     STEP(scatters ? scatter_parts(l, item, &item->parts[k]) : run_part(l, item, &item->parts[k]));
   return 0;
 }
@@ -343,7 +343,7 @@ static int await_connections(lane *l) {
     CUresult code = IN_CALL(cuStreamQuery, l->stream);
     if (code != CUDA_ERROR_NOT_READY) return lane_after_cuda(l, "cuStreamQuery", code);
     STEP(lane_cancelled(l, "cuStreamQuery"));
-    NCCL_STEP(ncclCommGetAsyncError, l->comm, &state);
+    NCCL_STEP(ncclCommGetAsyncError, l->at->comm, &state);
     STEP(lane_after_nccl(l, "ncclCommGetAsyncError", state));
     lane_nap();
   }
@@ -352,16 +352,16 @@ static int await_connections(lane *l) {
 /* NCCL connects ranks, and allocates, when an algorithm is first used: by size and by function. So each is used once, before the
  * program's tensors fill the memory. What the slab holds does not matter. */
 int lane_warm_up(lane *l) {
-  uint64_t stride = l->slab_bytes / 2 / (VECTOR * (uint64_t)l->size) * VECTOR;
-  if (l->size == 1) return 0;
+  uint64_t stride = l->slab_bytes / 2 / (VECTOR * (uint64_t)l->at->size) * VECTOR;
+  if (l->at->size == 1) return 0;
   for (uint64_t bytes = VECTOR; bytes < l->slab_bytes; bytes *= 64) STEP(all_reduce(l, l->slab, l->slab, bytes, ENGINE_FLOAT32));
   STEP(all_reduce(l, l->slab, l->slab, l->slab_bytes, ENGINE_FLOAT32));
   for (uint64_t bytes = VECTOR; bytes < l->slab_bytes; bytes *= 64) STEP(broadcast(l, l->slab, l->slab, bytes, 0));
   STEP(exchange(l, l->slab, l->slab + l->slab_bytes / 2, stride));
   STEP(all_gather(l, VECTOR));
   STEP(all_gather(l, stride));
-  STEP(reduce_scatter(l, l->slab, l->slab + (uint64_t)l->rank * VECTOR, VECTOR, ENGINE_FLOAT32));
-  STEP(reduce_scatter(l, l->slab, l->slab + (uint64_t)l->rank * stride, stride, ENGINE_FLOAT32));
+  STEP(reduce_scatter(l, l->slab, l->slab + (uint64_t)l->at->rank * VECTOR, VECTOR, ENGINE_FLOAT32));
+  STEP(reduce_scatter(l, l->slab, l->slab + (uint64_t)l->at->rank * stride, stride, ENGINE_FLOAT32));
   STEP(lane_warm_up_moves(l));
   return await_connections(l);
 }

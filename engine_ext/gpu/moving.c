@@ -37,7 +37,7 @@ static int end_calls(lane *l, int *calls) {
 /* ---- to all ---- */
 
 static int is_even(const lane *l, const device_parcel *p) {
-  for (int r = 1; r < l->size; r++)
+  for (int r = 1; r < l->at->size; r++)
     if (p->received[r] != p->received[0]) return 0;
   return p->received[0] <= LARGEST;
 }
@@ -47,9 +47,9 @@ static int is_even(const lane *l, const device_parcel *p) {
 static int gather_from(lane *l, const device_item *item, const device_parcel *p, int r, uint64_t begin, int *calls) {
   uint64_t most = item->lacking ? l->slab_bytes : LARGEST;
   for (uint64_t low = 0; low < p->received[r]; low += most) {
-    uint64_t to = p->target != 0 ? p->target + begin + low : l->slab, from = r == l->rank ? p->source + low : to;
+    uint64_t to = p->target != 0 ? p->target + begin + low : l->slab, from = r == l->at->rank ? p->source + low : to;
     STEP(begin_call(l, calls));
-    NCCL(ncclBroadcast, pointer(from), pointer(to), lesser(most, p->received[r] - low), ncclUint8, r, l->comm, l->stream);
+    NCCL(ncclBroadcast, pointer(from), pointer(to), lesser(most, p->received[r] - low), ncclUint8, r, l->at->comm, l->stream);
     if (item->lacking || *calls == CALLS) STEP(end_calls(l, calls));
   }
   return 0;
@@ -60,10 +60,10 @@ static int gather_parcel(lane *l, const device_item *item, const device_parcel *
   if (!item->lacking && is_even(l, p)) {
     if (p->received[0] == 0) return 0;
     STEP(begin_call(l, calls));
-    NCCL(ncclAllGather, pointer(p->source), pointer(p->target), p->received[0], ncclUint8, l->comm, l->stream);
+    NCCL(ncclAllGather, pointer(p->source), pointer(p->target), p->received[0], ncclUint8, l->at->comm, l->stream);
     return *calls == CALLS ? end_calls(l, calls) : 0;
   }
-  for (int r = 0; r < l->size; begin += p->received[r++])
+  for (int r = 0; r < l->at->size; begin += p->received[r++])
     STEP(gather_from(l, item, p, r, begin, calls));
   return 0;
 }
@@ -72,7 +72,7 @@ static int gather(lane *l, const device_item *item) {
   int calls = 0;
   for (int k = 0; k < item->n_parcels; k++) {
     const device_parcel *p = &item->parcels[k];
-    STEP(l->size == 1 ? copy(l, p->target, p->source, p->received[0]) : gather_parcel(l, item, p, &calls));
+    STEP(l->at->size == 1 ? copy(l, p->target, p->source, p->received[0]) : gather_parcel(l, item, p, &calls));
   }
   return end_calls(l, &calls);
 }
@@ -82,15 +82,15 @@ static int gather(lane *l, const device_item *item) {
 /* The pieces from `low` on. Whether there were any: for this rank, which is all that it knows of. */
 static int exchange_round(lane *l, const device_parcel *p, uint64_t low, uint64_t most, int *calls) {
   uint64_t from = p->source, to = p->target;
-  for (int r = 0; r < l->size; from += p->sent[r], to += p->target != 0 ? p->received[r] : 0, r++) {
-    if (r == l->rank) continue;
+  for (int r = 0; r < l->at->size; from += p->sent[r], to += p->target != 0 ? p->received[r] : 0, r++) {
+    if (r == l->at->rank) continue;
     if (low < p->sent[r]) {
       STEP(begin_call(l, calls));
-      NCCL(ncclSend, pointer(from + low), lesser(most, p->sent[r] - low), ncclUint8, r, l->comm, l->stream);
+      NCCL(ncclSend, pointer(from + low), lesser(most, p->sent[r] - low), ncclUint8, r, l->at->comm, l->stream);
     }
     if (low < p->received[r]) {
       STEP(begin_call(l, calls));
-      NCCL(ncclRecv, pointer(p->target != 0 ? to + low : l->slab), lesser(most, p->received[r] - low), ncclUint8, r, l->comm,
+      NCCL(ncclRecv, pointer(p->target != 0 ? to + low : l->slab), lesser(most, p->received[r] - low), ncclUint8, r, l->at->comm,
            l->stream);
     }
   }
@@ -101,13 +101,13 @@ static int exchange(lane *l, const device_item *item) {
   const device_parcel *p = item->parcels;
   uint64_t most = item->lacking ? l->slab_bytes : LARGEST, longest = 0, from = p->source, to = p->target;
   int calls = 0;
-  for (int r = 0; r < l->rank; r++) {
+  for (int r = 0; r < l->at->rank; r++) {
     from += p->sent[r];
     to += p->received[r];
   }
-  if (p->target != 0) STEP(copy(l, to, from, p->sent[l->rank]));
-  for (int r = 0; r < l->size; r++) {
-    if (r == l->rank) continue;
+  if (p->target != 0) STEP(copy(l, to, from, p->sent[l->at->rank]));
+  for (int r = 0; r < l->at->size; r++) {
+    if (r == l->at->rank) continue;
     if (p->sent[r] > longest) longest = p->sent[r];
     if (p->received[r] > longest) longest = p->received[r];
   }
@@ -126,11 +126,11 @@ int lane_move(lane *l, const device_item *item) {
 int lane_warm_up_moves(lane *l) {
   uint64_t at = l->slab, half = l->slab + l->slab_bytes / 2;
   int calls = 0;
-  for (int r = 0; r < l->size; r++) {
+  for (int r = 0; r < l->at->size; r++) {
     STEP(begin_call(l, &calls));
-    NCCL(ncclBroadcast, pointer(at + (uint64_t)r * 16), pointer(at + (uint64_t)r * 16), 16, ncclUint8, r, l->comm, l->stream);
+    NCCL(ncclBroadcast, pointer(at + (uint64_t)r * 16), pointer(at + (uint64_t)r * 16), 16, ncclUint8, r, l->at->comm, l->stream);
   }
   STEP(begin_call(l, &calls));
-  NCCL(ncclAllGather, pointer(half + (uint64_t)l->rank * 16), pointer(half), 16, ncclUint8, l->comm, l->stream);
+  NCCL(ncclAllGather, pointer(half + (uint64_t)l->at->rank * 16), pointer(half), 16, ncclUint8, l->at->comm, l->stream);
   return end_calls(l, &calls);
 }

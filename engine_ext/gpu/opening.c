@@ -77,22 +77,34 @@ static int prepare(lane *l) {
 
 /* ---- the communicator ---- */
 
-/* Kernels of NCCL that wait for a rank which does not come are told to end first, where NCCL can do that without
- * freeing what other ranks may still read; freeing is what an abort does. An abort is local: nobody waits for anybody. */
-static void end_communicator(lane *l) {
-  if (l->comm != NULL) NCCL(ncclCommAbort, l->comm);
-  l->comm = NULL;
-  l->connected = 0;
+/* An abort is local: nobody waits for anybody. */
+static void end_communicator(lane *l, communicator *c) {
+  if (c->comm != NULL) NCCL(ncclCommAbort, c->comm);
+  c->comm = NULL;
+  c->connected = 0;
 }
 
+/* Several are ended in one group: what the first frees waits for all that the device does, so kernels of the others that wait for a rank
+ * have to be told to end before. */
+static void end_communicators(lane *l) {
+  communicator *c = l->communicators;
+  int several = c != NULL && c->next != NULL;
+  if (several) NCCL(ncclGroupStart);
+  for (; c != NULL; c = c->next) end_communicator(l, c);
+  if (several) NCCL(ncclGroupEnd);
+}
+
+/* Kernels of NCCL that wait for a rank which does not come are told to end first, where NCCL can do that without
+ * freeing what other ranks may still read; freeing is what an abort does. */
 void lane_quieten(lane *l) {
   int busy = 1;
   if (l->f.ncclCommRevoke != NULL) {
-    NCCL(ncclCommRevoke, l->comm, 0);
+    for (communicator *c = l->communicators; c != NULL; c = c->next)
+      if (c->comm != NULL) NCCL(ncclCommRevoke, c->comm, 0);
     busy = lane_drain(l, DRAIN_NS) == 1;
   }
   if (busy) {
-    end_communicator(l);
+    end_communicators(l);
     busy = lane_drain(l, DRAIN_NS) == 1;
   }
   if (!busy) store_release(&l->d.passed, UINT64_MAX); /* pairs with has_passed: tensors may go */
@@ -106,7 +118,8 @@ static int warm_up(lane *l) {
   return -1;
 }
 
-static int connect_ranks(lane *l) {
+int lane_connect_ranks(lane *l) {
+  communicator *c = l->at;
   ncclConfig_t config = {
       .size = sizeof config,
       .magic = NCCL_API_MAGIC,
@@ -118,11 +131,17 @@ static int connect_ranks(lane *l) {
       .netName = NULL,
       .splitShare = NCCL_CONFIG_UNDEF_INT,
   };
-  NCCL_STEP(ncclCommInitRankConfig, &l->comm, l->size, l->id, l->rank, &config);
+  NCCL_STEP(ncclCommInitRankConfig, &c->comm, c->size, c->id, c->rank, &config);
   STEP(lane_settle(l, "ncclCommInitRankConfig"));
   STEP(warm_up(l));
-  l->connected = 1;
+  c->connected = 1;
   return 0;
+}
+
+static int connect_all(lane *l) {
+  l->world.id = l->id;
+  lane_enlist(l, &l->world);
+  return lane_connect_ranks(l);
 }
 
 /* ---- the end, of what there is ---- */
@@ -173,23 +192,38 @@ static void release_context(lane *l) {
 }
 
 /* Let NCCL's own threads send to other hosts what they still have, which an abort would drop. It ends when all ranks have come. */
-static void finish_communicator(lane *l) {
+static void finish_communicator(lane *l, communicator *c, uint64_t begun) {
   ncclResult_t state = ncclInProgress;
-  uint64_t begun = now_ns();
-  if (NCCL(ncclCommFinalize, l->comm)) return;
-  while (state == ncclInProgress && now_ns() - begun < DRAIN_NS) {
-    if (NCCL(ncclCommGetAsyncError, l->comm, &state)) return;
+  while (c->connected && state == ncclInProgress && now_ns() - begun < DRAIN_NS) {
+    if (NCCL(ncclCommGetAsyncError, c->comm, &state)) return;
     lane_nap();
   }
 }
 
+static void finish_communicators(lane *l) {
+  uint64_t begun = now_ns();
+  for (communicator *c = l->communicators; c != NULL; c = c->next)
+    if (c->connected && NCCL(ncclCommFinalize, c->comm)) c->connected = 0;
+  for (communicator *c = l->communicators; c != NULL; c = c->next) finish_communicator(l, c, begun);
+}
+
+/* All of its ranks have been told that the device of each has passed all that it was given among them. */
+int lane_part_ranks(lane *l) {
+  communicator *c = l->at;
+  STEP(l->failure.call != NULL || lane_cancelled(l, "ncclCommFinalize"));
+  if (c->connected && NCCL(ncclCommFinalize, c->comm) == 0) finish_communicator(l, c, now_ns());
+  end_communicator(l, c);
+  lane_strike(l, c);
+  return l->failure.call != NULL ? -1 : 0;
+}
+
 static void close_all(lane *l) {
-  int whole = l->comm != NULL && l->connected && !l->quiet, well = l->failure.call == NULL && !load32_acquire(&l->cancelled);
+  int whole = l->world.comm != NULL && l->world.connected && !l->quiet, well = l->failure.call == NULL && !load32_acquire(&l->cancelled);
   if (whole && !well) lane_quieten(l);
   if (l->stream != NULL && lane_drain(l, DRAIN_NS)) well = 0;
   if (whole && well) lane_look(l); /* the last samples */
-  if (whole && well) finish_communicator(l);
-  end_communicator(l);
+  if (whole && well) finish_communicators(l);
+  end_communicators(l);
   l->left = l->stream != NULL && lane_drain(l, DRAIN_NS) == 1;
   if (!l->left) store_release(&l->d.passed, UINT64_MAX); /* pairs with has_passed: tensors may go */
   if (l->context != NULL && !l->left) release_context(l);
@@ -202,7 +236,7 @@ void lane_work(lane *l, uint32_t job) {
     case LANE_NAME:
       if (!lane_cancelled(l, "ncclGetUniqueId")) NCCL(ncclGetUniqueId, &l->id);
       break;
-    case LANE_CONNECT: connect_ranks(l); break;
+    case LANE_CONNECT: connect_all(l); break;
     case LANE_CLOSE: close_all(l); break;
   }
 }

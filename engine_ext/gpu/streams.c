@@ -207,14 +207,8 @@ static int has_passed(device *d, uint64_t ticket) {
 }
 
 static void push(device *d, device_item *item) {
-  lane *l = lane_of(d);
-  void *head;
-  item->ticket = ++d->pushed;
-  do {
-    head = load_pointer(&l->pushed);
-    item->next = head;
-  } while (!cas_pointer(&l->pushed, head, item));
-  door_ring(&l->door, 1);
+  add64(&d->pushed, 1); /* pairs with come_to_rest */
+  lane_push(lane_of(d), item);
 }
 
 static void stop(device *d) { lane_cancel(lane_of(d)); }
@@ -228,6 +222,7 @@ void lane_serve(device *d) {
   d->mark = mark_stream;
   d->unmark = unmark;
   d->push = push;
+  d->turn = lane_turn;
   d->give_room = give_room;
   d->wait = wait_for;
   d->relax = relax;

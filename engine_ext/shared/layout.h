@@ -27,7 +27,7 @@
 SHARED(
 
 enum {
-  ENGINE_PROTOCOL = 15,
+  ENGINE_PROTOCOL = 16,
   MAX_RANKS = 256,
   COORDINATOR = 0,             /* the rank that coordinates, in a world and in every process set */
   MAX_DIMS = 13,
@@ -120,6 +120,8 @@ typedef struct engine_request {
   uint64_t submitted;          /* when it was submitted, by the coordinator's clock: nanoseconds, monotonic; 0: not known */
   uint32_t text_bytes;         /* length of the text of a failed call */
   uint32_t optimizer;          /* 1 + the number of the optimizer whose gradient this is; 0: of none */
+  int32_t turn;                /* number of a process set that wants a turn on the GPUs: a request of no name; else 0 */
+  uint32_t reserved;
   engine_meta meta;
   /* the name follows; with FAULT_CALL, a text */
 } engine_request;
@@ -145,7 +147,7 @@ typedef struct engine_entry {
   uint64_t bytes;              /* BATCH: bytes of the tensors; ERROR: of the text */
   engine_knobs knobs;          /* in force when it was appended: all ranks see a change at the same entry */
   uint32_t chunk, reserved;    /* bytes in one chunk of this entry */
-  int32_t id, name_bytes;      /* the name's; JOINED: id is the last rank to join; BATCH: see ENTRY_MEMBERS */
+  int32_t id, name_bytes;      /* the name's; JOINED: id is the last rank to join; TURN: the process set; BATCH: see ENTRY_MEMBERS */
   /* Times of the coordinator's clock in nanoseconds, monotonic. */
   uint64_t closed;             /* when a recorded BATCH or SKIP was closed; 0: it is not recorded */
   uint64_t earliest;           /* when the first rank submitted the last operation of a BATCH; 0: nobody counts */

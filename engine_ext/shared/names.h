@@ -39,7 +39,8 @@
   ROW(ENTRY_EVICT, "evict")                     \
   ROW(ENTRY_ERROR, "error")                     \
   ROW(ENTRY_SKIP, "skip")                       \
-  ROW(ENTRY_JOINED, "joined")
+  ROW(ENTRY_JOINED, "joined")                   \
+  ROW(ENTRY_TURN, "turn")
 /* The order of a tensor's elements in memory. */
 #define LAYOUT_LIST(ROW)                        \
   ROW(LAYOUT_ROWS, "rows")                      \

@@ -57,6 +57,14 @@ cdef inline bint claimed(const Segment* segment) noexcept nogil:
     """Whether a failure is claimed on this host, which the coordinator's host has yet to judge."""
     return segment.claim != segment.abort and load_acquire(segment.claim) != 0 and load_acquire(segment.abort) == 0
 
+cdef inline int place_of(const Segment* segment, int number) noexcept nogil:
+    """The rank here of a rank of the world; -1: it is not here."""
+    cdef int r
+    for r in range(segment.size):
+        if segment.numbers[r] == number:
+            return r
+    return -1
+
 cdef inline bint relays(const Segment* segment) noexcept nogil:
     """Whether this rank speaks for its host with the coordinator, which is on another."""
     return segment.rank == segment.leader and not nearby(segment, COORDINATOR)

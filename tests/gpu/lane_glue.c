@@ -16,8 +16,8 @@ API lane *glue_new(const uintptr_t *addresses, int ordinal, int rank, int size, 
   l->table_bytes = sizes[1];
   l->ordered = (int)sizes[2];
   l->d.ordinal = ordinal;
-  l->rank = rank;
-  l->size = size;
+  l->world.rank = rank;
+  l->world.size = size;
   l->image = image;
   l->names = names;
   l->n_kernels = n_kernels;
@@ -33,6 +33,25 @@ API int glue_wait(lane *l, unsigned long long ns) { return lane_wait(l, ns); }
 API void glue_cancel(lane *l) { lane_cancel(l); }
 API void *glue_device(lane *l) { return &l->d; }
 API int glue_pending(lane *l) { return load_acquire(&l->d.ended) < load_relaxed(&l->d.pushed); }
+API void *glue_add(lane *l, int number, int rank, int size) {
+  communicator *c = calloc(1, sizeof *c);
+  c->queue.d = &l->d;
+  c->queue.number = number;
+  c->rank = rank;
+  c->size = size;
+  return c;
+}
+
+API void glue_connect(lane *l, communicator *c, const void *id) {
+  memcpy(&c->id, id, sizeof c->id);
+  lane_connect(l, c);
+}
+
+API void glue_part(lane *l, communicator *c) { lane_part(l, c); }
+API unsigned glue_reached(lane *l, communicator *c, unsigned stage, unsigned long long ns) {
+  return lane_await_stage(l, c, stage, ns);
+}
+
 API void glue_join(lane *l) { lane_join(l); }
 API const char *glue_call(lane *l) { return load_pointer(&l->d.call); }
 API lane_failure *glue_failure(lane *l) { return &l->failure; }

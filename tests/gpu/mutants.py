@@ -20,7 +20,7 @@ from typing import Any
 from ..standins import LIBRARY, ROOT, compiled
 
 SOURCES = sorted((ROOT / "engine_ext/gpu").glob("*.c"))
-LANE, LAUNCHING, MOVING, OPENING, SAMPLING, STREAMS = SOURCES
+LANE, LAUNCHING, MOVING, OPENING, SAMPLING, STREAMS, TURNS = SOURCES
 PLANE = ROOT / "engine/gpu/plane.py"
 CONTROL = ROOT / "engine_ext/control"
 FROZEN, COORDINATOR, HANDOVER = (CONTROL / f"{name}.pyx" for name in ("frozen", "coordinator", "handover"))
@@ -52,8 +52,8 @@ MUTANTS: dict[str, tuple[Path, str, str]] = {
     ),
     "capture_mode_not_set": (OPENING, "  CUDA_STEP(cuThreadExchangeStreamCaptureMode, &mode);\n", "  (void)mode;\n"),
     "blocking_stream": (OPENING, "CU_STREAM_NON_BLOCKING, greatest", "CU_STREAM_DEFAULT, least"),
-    "communicator_not_ended": (OPENING, "  if (l->comm != NULL) NCCL(ncclCommAbort, l->comm);\n", ""),
-    "communicator_not_finished": (OPENING, "if (whole && well) finish_communicator(l);", ""),
+    "communicator_not_ended": (OPENING, "  if (c->comm != NULL) NCCL(ncclCommAbort, c->comm);\n", ""),
+    "communicator_not_finished": (OPENING, "if (whole && well) finish_communicators(l);", ""),
     "failure_not_looked_at": (PLANE, " and self.engine.failure is None:", ":"),
     "lane_without_limit": (PLANE, "not lane.wait(TICK) and self.patience.left() and", "not lane.wait(TICK) and"),
     "return_without_limit": (PLANE, "if not _has_ended(lane, RETURN):", "while not _has_ended(lane, RETURN):"),
@@ -112,7 +112,7 @@ MUTANTS: dict[str, tuple[Path, str, str]] = {
         "    item->next = oldest;\n    oldest = item;\n",
         "    if (!oldest) oldest = item;\n    item->next = next;\n",
     ),
-    "item_not_rung": (STREAMS, "  door_ring(&l->door, 1);\n", ""),
+    "item_not_rung": (TURNS, "  door_ring(&l->door, 1);\n", ""),
     "gaps_in_a_piece": (
         LAUNCHING,
         "rows[count].offset = row->offset + first - m->low;",
@@ -178,6 +178,15 @@ MUTANTS: dict[str, tuple[Path, str, str]] = {
     ),
     "places_freed_in_flight": (HOOKS, "                self.keep_place()\n", "                pass\n"),
     "room_spoils_captures": (STREAMS, "  v.mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* in which", "  /* in which"),
+    "sets_take_no_turns": (
+        TURNS,
+        "  if (item->queue == NULL || item->work == DEVICE_TURN) add(&l->first, &l->last, item);\n",
+        "  if (item->work == DEVICE_TURN) free(item);\n  else if (c != NULL) add(&l->first, &l->last, item);\n",
+    ),
+    "turns_do_not_wait": (TURNS, "    if (c->first == NULL && !gives_up(l)) return NULL;\n", ""),
+    "looks_forget_the_set": (LANE, "  l->at = at;\n", "  l->at = &l->world;\n"),
+    "sets_are_not_parted": (OPENING, "  end_communicator(l, c);\n  lane_strike(l, c);\n", "  lane_strike(l, c);\n"),
+    "sets_are_ended_one_by_one": (OPENING, "int several = c != NULL && c->next != NULL;", "int several = 0;"),
     "forked_child_closes": (PLANE, "if self._open and os.getpid() == self._pid:", "if self._open:"),
 }
 
@@ -289,6 +298,7 @@ def _glue(library: str) -> ctypes.CDLL:
     glue = ctypes.CDLL(library)
     for name, kind in {
         "new": ctypes.c_void_p,
+        "add": ctypes.c_void_p,
         "device": ctypes.c_void_p,
         "call": ctypes.c_char_p,
         "failure": ctypes.POINTER(Failure),
@@ -347,6 +357,20 @@ class Lane:
 
     def join(self) -> None:
         self.glue.glue_join(self.state)
+
+    def add(self, number: int, rank: int, size: int) -> int:
+        return int(self.glue.glue_add(self.state, number, rank, size))
+
+    def connect(self, communicator_at: int, id: bytes) -> None:
+        self.glue.glue_connect(self.state, ctypes.c_void_p(communicator_at), ctypes.c_char_p(id))
+
+    def part(self, communicator_at: int) -> None:
+        self.glue.glue_part(self.state, ctypes.c_void_p(communicator_at))
+
+    def reached(self, communicator_at: int, stage: str, seconds: float) -> str | None:
+        wanted, limit = ["connected", "parted"].index(stage) + 1, ctypes.c_ulonglong(int(seconds * 1e9) or 1)
+        found = self.glue.glue_reached(self.state, ctypes.c_void_p(communicator_at), wanted, limit)
+        return "failed" if found == 3 else stage if found == wanted else None
 
     @property
     def pending(self) -> bool:
