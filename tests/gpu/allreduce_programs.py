@@ -5,6 +5,7 @@ python -m tests.gpu.allreduce_programs NAME RANK SIZE KERNELS ...
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import gc
@@ -13,6 +14,8 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,9 +33,22 @@ DTYPES = ("float16", "float32", "float64", "int8", "uint8", "int16", "uint16", "
 OPS = {"sum": 0, "average": 1, "min": 2, "max": 3, "product": 4}
 
 
+_within: list[Any] = []  # engines of process sets, the one in which operations are submitted at the moment behind
+
+
 def core() -> Any:
-    """The native engine of the world that there is."""
-    return runtime.engine()
+    """The native engine of the world that there is, or of a process set."""
+    return _within[-1] if _within else runtime.engine()
+
+
+@contextlib.contextmanager
+def within(process_set: Any) -> Iterator[SimpleNamespace]:
+    """Submit operations in a process set: this process's place in it."""
+    _within.append(process_set.engine)
+    try:
+        yield SimpleNamespace(rank=process_set.rank(), size=process_set.size())
+    finally:
+        _within.pop()
 
 
 def allreduce(tensor: Any, output: Any, name: str | None = None, op: str = "sum", **more: Any) -> Any:

@@ -31,8 +31,8 @@ MUTANTS: dict[str, tuple[Path, str, str]] = {
     "init_not_polled": (LANE, "if (state != ncclInProgress) return", "return"),
     "poll_not_given_up": (
         LANE,
-        "STEP(lane_cancelled(l, call) || NCCL(ncclCommGetAsyncError, l->comm, &state));",
-        "STEP(NCCL(ncclCommGetAsyncError, l->comm, &state));",
+        "STEP(lane_cancelled(l, call) || NCCL(ncclCommGetAsyncError, l->at->comm, &state));",
+        "STEP(NCCL(ncclCommGetAsyncError, l->at->comm, &state));",
     ),
     "calls_not_given_up": (LANE, "return load32_acquire(&l->cancelled) ? lane_failed", "return 0 ? lane_failed"),
     "launches_not_awaited": (OPENING, "  return lane_drain(l, 0);", "  return 0;"),

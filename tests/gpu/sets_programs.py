@@ -1,0 +1,370 @@
+"""What ranks do in tests of process sets on GPUs, which are the stand-ins.
+
+python -m tests.gpu.sets_programs NAME RANK SIZE KERNELS ...
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import engine
+from engine import runtime
+from engine.device import Device
+from engine.errors import DeviceError, EngineError, UnsupportedTensorError, WorldError
+from engine.native import gradients
+
+from ..waiting import let_pass, until
+from . import moving_programs
+from .allreduce_programs import (
+    OPS,
+    Binding,
+    Parameter,
+    allreduce,
+    broadcast,
+    compare,
+    core,
+    main,
+    on_host,
+    values,
+    within,
+)
+from .device_tensors import DeviceTensor, Framework, Room
+from .plane_programs import Rank, planes
+from .submitted import drawn
+
+Sets = list[engine.ProcessSet]
+planes.SLAB = 1 << 20  # which each communicator sends around when it is connected
+
+
+def of(me: Rank, *chosen: list[int]) -> Sets:
+    """Form sets: those that this rank is in."""
+    return [each for each in map(engine.add_process_set, chosen) if each.included()]
+
+
+def open_all(me: Rank) -> None:
+    """All ranks open their GPUs, also those that are in no set."""
+    tensor = DeviceTensor(values(me.rank, 10, "float32"))
+    allreduce(tensor, tensor, "all").wait()
+
+
+def total(ranks: Any, count: int) -> np.ndarray:
+    """What the ranks of a set have together, as `values` gives it."""
+    return np.add.reduce([values(rank, count, "float32") for rank in ranks])
+
+
+# ---- numbers ---------------------------------------------------------------------------------------------------------
+
+
+def numbers(me: Rank) -> None:
+    """Of all operations they are those of host memory in the same set; sets of all ranks, of some, and of one."""
+    with me.world("numbers"):
+        for each in of(me, [0, 1], [1, 2], [2]):
+            with within(each) as mine:
+                reductions(mine)
+                moving_programs.gathers(mine)
+                moving_programs.exchanges(mine)
+                for root in each.ranks:
+                    tensor = DeviceTensor(values(me.rank, 9, "int32"), late=1.0)
+                    broadcast(tensor, tensor, root).wait()
+                    compare(tensor.numpy(), values(root, 9, "int32"), f"from {root}")
+        reductions(me)
+
+
+def reductions(mine: Any) -> None:
+    """Sums by NCCL and in the order of the ranks, alone and in a group."""
+    for op in OPS:
+        given = values(mine.rank, 1000, "float32")
+        tensor = DeviceTensor(given, late=1.0)
+        allreduce(tensor, tensor, op=op).wait()
+        compare(tensor.numpy(), on_host(given, op=op), op, op)
+    group = [DeviceTensor(values(mine.rank, 10 + k, dtype)) for k, dtype in enumerate(("float32", "int16", "float32"))]
+    core().allreduce_group(group, group, None, OPS["sum"], 1.0, 1.0).wait()
+    for k, each in enumerate(group):
+        compare(each.numpy(), on_host(values(mine.rank, 10 + k, str(each.like.dtype))), f"group {k}")
+
+
+def scatters(me: Rank) -> None:
+    """Of reduce-scatter, too, which takes longest."""
+    with me.world("scatters"):
+        open_all(me)
+        for each in of(me, [0, 2]):
+            with within(each) as mine:
+                moving_programs.scatters(mine)
+
+
+def hooks(me: Rank) -> None:
+    """Gradients of an optimizer in a set travel in frozen batches, as in the world; a rank may join in a set."""
+    with me.world("hooks"):
+        open_all(me)
+        for each in of(me, [0, 2]):
+            with within(each) as mine:
+                parameters = [Parameter(10 * k + 1) for k in range(12)]
+                group = gradients.GradientGroup(core(), Binding(parameters), OPS["average"], number=1)
+                native = [group.add(parameter, f"parameter {k}", None) for k, parameter in enumerate(parameters)]
+                for step in range(4):
+                    for k in reversed(range(12)):
+                        parameters[k].grad = DeviceTensor(values(me.rank, parameters[k].count, "float32"), late=0.5)
+                        native[k](parameters[k])
+                    assert group.finish() == []
+                    for k, parameter in enumerate(parameters):
+                        wanted = total(each.ranks, parameter.count) / np.float32(mine.size)
+                        compare(parameter.grad.numpy(), wanted, f"step {step}, {k}")
+                        parameter.grad = None
+                frozen = [row for row in core().history() if row["frozen"]]
+                assert len(frozen) == 3, frozen
+                assert {row["tensors"] for row in frozen} == {12}
+                if mine.rank == 0:
+                    tensor = DeviceTensor(values(me.rank, 100, "float32"), late=1.0)
+                    allreduce(tensor, tensor, "alone").wait()
+                    compare(tensor.numpy(), values(me.rank, 100, "float32"), "the other has joined")
+                core().join()
+
+
+# ---- one order -------------------------------------------------------------------------------------------------------
+
+
+def crossing(me: Rank, turns: str) -> None:
+    """Problem 1: sets with common ranks, whose hosts submit in any order, and late; and the world between them."""
+    me.cuda.stand_hosts_are_one(1)  # a word tells that the device has passed, and the stand-in does not see it
+    draw = np.random.default_rng(me.rank)
+    with me.world("crossing", cycle_time_ms=0.5):
+        sets = [*of(me, [0, 1, 2], [0, 1, 3], [2, 3], [1, 2]), engine.global_process_set]
+        for each in sets:
+            with within(each):  # the first ones in one order: each waits until its ranks are connected
+                tensor = DeviceTensor(values(me.rank, 10, "float32"))
+                allreduce(tensor, tensor, "first").wait()
+        for turn in range(int(turns)):
+            pending = []
+            for k in draw.permutation(len(sets)):
+                if draw.integers(2):
+                    let_pass(float(draw.integers(4)) / 1000)
+                tensor = DeviceTensor(values(me.rank, 100 + turn, "float32"), late=float(draw.integers(2)))
+                with within(sets[k]):
+                    pending.append((sets[k], tensor, allreduce(tensor, tensor, f"turn {turn}")))
+            for each, tensor, handle in pending:
+                handle.wait()
+                ranks = each.ranks if each is not engine.global_process_set else range(me.size)
+                compare(tensor.numpy(), total(ranks, 100 + turn), f"{each}, turn {turn}")
+
+
+def ahead(me: Rank) -> None:
+    """What ranks of a set tell each other first keeps nobody waiting for ever; nor does room that is made late."""
+    me.cuda.stand_hosts_are_one(1)
+    with me.world("ahead"):
+        sets = of(me, [0, 1], [1, 2])
+        for each in sets:
+            with within(each):
+                tensor = DeviceTensor(values(me.rank, 10, "float32"))
+                allreduce(tensor, tensor, "first").wait()
+        for turn in range(8):
+            for each in sets:
+                with within(each) as mine:
+                    handles = [
+                        core().alltoall(
+                            DeviceTensor(drawn(me.rank, 4, "float32")), [2] * mine.size, None, False, Room()
+                        )
+                        for _ in range(3)
+                    ]
+                    late = DeviceTensor(values(me.rank, 50, "float32"), late=3.0)
+                    handles.append(allreduce(late, late, f"turn {turn}"))
+                    for handle in handles:
+                        handle.wait()
+                    compare(late.numpy(), total(each.ranks, 50), f"turn {turn}")
+
+
+def threads(me: Rank) -> None:
+    """Sets are connected by threads of their own, which have no order among them."""
+    me.cuda.stand_hosts_are_one(1)
+    with me.world("threads"):
+        open_all(me)
+        sets = of(me, [0, 1, 2], [0, 1, 3])
+        failures: list[BaseException] = []
+
+        def use(each: engine.ProcessSet) -> None:
+            try:
+                me.context()
+                for turn in range(20):
+                    tensor = DeviceTensor(values(me.rank, 10, "float32"))
+                    native = each.engine
+                    native.allreduce(tensor, tensor, f"turn {turn}", OPS["sum"], 1.0, 1.0, False, None).wait()
+                    compare(tensor.numpy(), total(each.ranks, 10), f"{each}, turn {turn}")
+            except BaseException as error:
+                failures.append(error)
+
+        running = [threading.Thread(target=use, args=(each,)) for each in (sets if me.rank else reversed(sets))]
+        for thread in running:
+            thread.start()
+        for thread in running:
+            thread.join()
+        assert not failures, failures
+
+
+# ---- the end ---------------------------------------------------------------------------------------------------------
+
+
+def removed(me: Rank) -> None:
+    """A set is removed, and another made, with the same ranks and with others; the world goes on meanwhile."""
+    me.cuda.stand_hosts_are_one(1)
+    with me.world("removed"):
+        for turn in range(4):
+            ranks = [[0, 1], [0, 1], [1, 2], [0, 1, 2]][turn]
+            chosen = engine.add_process_set(ranks) if len(ranks) < me.size else engine.global_process_set
+            tensor = DeviceTensor(values(me.rank, 100, "float32"), late=1.0)
+            handle = allreduce(tensor, tensor, f"world {turn}")
+            if chosen.included():
+                with within(chosen):
+                    mine = DeviceTensor(values(me.rank, 50, "float32"), late=1.0)
+                    allreduce(mine, mine, "of the set").wait()
+                    gathered = core().allgather(mine, "rows", False, Room())
+                    gathered.wait()
+                compare(mine.numpy(), total(ranks, 50), f"turn {turn}")
+            if chosen is not engine.global_process_set:
+                assert engine.remove_process_set(chosen)
+            handle.wait()
+            compare(tensor.numpy(), total(range(me.size), 100), f"world {turn}")
+    assert me.calls("ncclCommInitRankConfig") == me.calls("ncclCommAbort")
+    assert me.calls("ncclCommRevoke") == 0
+
+
+def lost(me: Rank, how: str) -> None:
+    """A rank of a set goes in the middle of it; those that are not in the set hear of it, too."""
+    told, last = None, me.rank == me.size - 1
+    try:
+        with me.world("lost", stall_limit=2.0):
+            sets = of(me, [1, 2], [0, 1])
+            for each in sets:
+                with within(each):
+                    tensor = DeviceTensor(values(me.rank, 100, "float32"))
+                    allreduce(tensor, tensor, "first").wait()
+            if last:
+                with within(sets[0]):
+                    tensor.compute(values(me.rank, 100, "float32"), late=5000.0)
+                    allreduce(tensor, tensor, "second")
+                let_pass(0.5)  # in which the other's GPU has come to it, and waits
+                os.kill(os.getpid(), signal.SIGKILL if how == "kill" else signal.SIGSTOP)
+            if me.rank:
+                with within(sets[0]):
+                    for name in ("second", "third"):
+                        allreduce(tensor, tensor, name).wait()
+            core().barrier("all").wait()
+    except WorldError as error:
+        told = error
+    assert told is not None and told.rank == me.size - 1, told
+    with me.world("again", size=me.size - 1):
+        open_all(me)
+        for each in of(me, [1]):
+            with within(each):
+                allreduce(tensor, tensor, "first").wait()
+
+
+def fails(me: Rank, call: str) -> None:
+    """A call of rank 1's lane fails while a set's ranks are connected, or later."""
+    try:
+        with me.world("fails", start_timeout=3.0):
+            tensor = DeviceTensor(values(me.rank, 100, "float32"))
+            allreduce(tensor, tensor, "first").wait()
+            sets = of(me, [0, 1])
+            if me.rank == 1:
+                me.fail(call, 1, 2)
+            for each in sets:
+                with within(each):
+                    allreduce(tensor, tensor, "second").wait()
+            core().barrier("all").wait()
+    except EngineError as error:
+        print(f"refused: {type(error).__name__}: {error}")
+
+
+def stays(me: Rank) -> None:
+    """Rank 0, which gives turns, is done before a set in which it is not: it stays until nobody needs it."""
+    me.cuda.stand_hosts_are_one(1)
+    with me.world("stays"):
+        open_all(me)
+        for each in of(me, [1, 2]):
+            with within(each):
+                for turn in range(5):
+                    tensor = DeviceTensor(values(me.rank, 100, "float32"), late=1.0)
+                    allreduce(tensor, tensor, f"turn {turn}").wait()
+                    compare(tensor.numpy(), total([1, 2], 100), f"turn {turn}")
+                    let_pass(0.1)
+        assert not any(one["left"] for one in runtime.engine().ranks() if me.rank and one["rank"] == 0)
+
+
+def leaves(me: Rank) -> None:
+    """Rank 0, which gives turns, does not stay: that is told, and nobody waits for ever."""
+    Device.stay = lambda self: None  # type: ignore[method-assign]
+    try:
+        with me.world("leaves"):
+            sets = of(me, [1, 2])
+            tensor = DeviceTensor(values(me.rank, 100, "float32"))
+            allreduce(tensor, tensor, "first").wait()
+            for each in sets:
+                with within(each):
+                    until(lambda: any(one["left"] for one in runtime.engine().ranks()), "rank 0 has left")
+                    allreduce(tensor, tensor, "second").wait()
+    except EngineError as error:
+        print(f"refused: {type(error).__name__}: {error}")
+
+
+def stuck(me: Rank) -> None:
+    """The world's coordinator is stopped, and gives no turn: it is named."""
+    try:
+        with me.world("stuck", stall_limit=2.0):
+            sets = of(me, [1, 2])
+            tensor = DeviceTensor(values(me.rank, 100, "float32"))
+            allreduce(tensor, tensor, "first").wait()
+            for each in sets:
+                with within(each):
+                    allreduce(tensor, tensor, "second").wait()
+            core().barrier("ready").wait()
+            if me.rank == 0:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            for each in sets:
+                with within(each):
+                    allreduce(tensor, tensor, "third").wait()
+    except EngineError as error:
+        print(f"refused: {type(error).__name__}: {error}")
+
+
+def elsewhere(me: Rank) -> None:
+    """A tensor of a set on another GPU than the world's: all ranks of the set are told, and the world goes on."""
+    with me.world("elsewhere"):
+        tensor = DeviceTensor(values(me.rank, 4, "float32"))
+        allreduce(tensor, tensor, "first").wait()
+        for each in of(me, [0, 1]):
+            with within(each):
+                Framework.ordinal = me.rank
+                kind = UnsupportedTensorError if me.rank else DeviceError
+                with pytest.raises(kind, match=r"cuda:1, but .* works on cuda:0"):
+                    allreduce(tensor, tensor, "second").wait()
+                Framework.ordinal = 0
+                allreduce(tensor, tensor, "third").wait()
+
+
+def old(me: Rank) -> None:
+    """NCCL is too old for several communicators: that is said on all ranks of the set, and the world goes on."""
+    with me.world("old"):
+        tensor = DeviceTensor(values(me.rank, 4, "float32"))
+        for each in of(me, [0]):
+            with within(each), pytest.raises(DeviceError, match=r"NCCL 2\.22\.3 cannot .* install 2\.24\.0 or newer"):
+                allreduce(tensor, tensor, "first").wait()
+        allreduce(tensor, tensor, "second").wait()
+        compare(tensor.numpy(), total(range(me.size), 4), "in the world")
+
+
+PROGRAMS = {
+    program.__name__: program
+    for program in (
+        *(numbers, scatters, hooks, crossing, ahead, threads),
+        *(removed, lost, fails, stays, leaves, stuck, elsewhere, old),
+    )
+}
+
+
+if __name__ == "__main__":
+    main(PROGRAMS)

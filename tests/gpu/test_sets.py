@@ -1,0 +1,151 @@
+"""Process sets of tensors on GPUs, which are the stand-ins, among real processes.
+
+Problem 1: kernels of NCCL of several sets wait for each other, if ranks have them in different orders. The stand-in has
+one place on the device for them.
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ..standins import build
+from .jobs import Job
+from .mutants import changed
+from .test_plane import EVERY_CALL
+
+Start = Callable[..., Job]
+WITHOUT_REVOKE = 22403  # of NCCL, which ends communicators by aborts alone
+HOSTS = ("one host", "several hosts")
+
+
+@pytest.fixture
+def ranks(libraries: Path, registered: Path, tmp_path: Path) -> Start:
+    """Starts a program of sets_programs.py on ranks."""
+
+    def begin(size: int, program: str, *rest: str, found: Path = libraries, **settings: object) -> Job:
+        told = (program, str(registered), *rest)
+        return Job(found, tmp_path, size, *told, module="sets_programs", **{"one_thread": 1, "slots": 1, **settings})
+
+    return begin
+
+
+@pytest.fixture(params=HOSTS)
+def spread(request: pytest.FixtureRequest) -> dict[str, str]:
+    """The variables of ranks that are on one host, or each on one of its own."""
+    if request.param == HOSTS[0]:
+        return {}
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        hub = f"127.0.0.1:{free.getsockname()[1]}"
+    return {"ENGINE_HUB": hub, "ENGINE_SECRET": "s"}
+
+
+def test_numbers(ranks: Start, spread: dict[str, str]) -> None:
+    """They are those of host memory in the same set."""
+    ranks(3, "numbers", more=spread).succeeds()
+
+
+@pytest.mark.parametrize(
+    ("size", "program"), [(3, "scatters"), (3, "hooks"), (3, "ahead"), (4, "threads"), (3, "removed"), (3, "stays")]
+)
+def test_program(size: int, program: str, ranks: Start) -> None:
+    """The programs say what each is."""
+    ranks(size, program).succeeds()
+
+
+@pytest.mark.parametrize("policy", ["lazy", "drawn"])
+def test_sets_with_common_ranks(policy: str, ranks: Start, spread: dict[str, str]) -> None:
+    """Problem 1."""
+    ranks(4, "crossing", "12", more=spread, policy=policy).succeeds()
+
+
+@pytest.mark.parametrize("program", ["removed", "hooks", "stays"])
+def test_sets_on_several_hosts(program: str, ranks: Start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        hub = f"127.0.0.1:{free.getsockname()[1]}"
+    ranks(3, program, more={"ENGINE_HUB": hub, "ENGINE_SECRET": "s"}).succeeds()
+
+
+@pytest.mark.parametrize("version", [22807, WITHOUT_REVOKE])
+def test_rank_that_is_lost_in_a_set(version: int, ranks: Start, tmp_path: Path) -> None:
+    """The others name it, also those that have no set with it, and go on in a world without it."""
+    statuses, texts = ranks(3, "lost", "kill", found=build(tmp_path / "nccl", version)).end()
+    assert statuses[:2] == [0, 0], "\n".join(texts)
+
+
+def test_rank_that_stops_in_a_set(ranks: Start) -> None:
+    job = ranks(3, "lost", "stop")
+    try:
+        for rank in job.ranks[:2]:
+            text = "".join(rank.communicate(timeout=60))
+            assert rank.returncode == 0, text
+    finally:
+        for rank in job.ranks:
+            rank.kill()
+            rank.wait()
+
+
+@pytest.mark.parametrize("call", ["ncclCommInitRankConfig", "ncclBroadcast"])
+def test_failure_while_a_set_is_connected_ends_the_world(call: str, ranks: Start) -> None:
+    """The lane serves the world and other sets, too, and its first failure is all that they are told."""
+    for text in ranks(3, "fails", call).succeeds():
+        assert "refused: RankRaisedError" in text or "refused: DeviceError" in text
+        assert f"rank 1: {call}" in text or f"rank 1 failed: {call}" in text
+
+
+def test_rank_that_gives_turns_and_leaves(ranks: Start) -> None:
+    texts = ranks(3, "leaves").succeeds()
+    assert "refused" not in texts[0]
+    for text in texts[1:]:
+        assert "refused: RankLeftError: rank 0" in text, text
+        assert "wait for their turn" in text
+
+
+def test_rank_that_gives_turns_and_stops(ranks: Start) -> None:
+    job = ranks(3, "stuck")
+    try:
+        for rank in job.ranks[1:]:
+            text = "".join(rank.communicate(timeout=60))
+            assert "refused: RankStalledError: rank 0" in text, text
+    finally:
+        for rank in job.ranks:
+            rank.kill()
+            rank.wait()
+
+
+def test_tensor_on_another_gpu(ranks: Start) -> None:
+    ranks(3, "elsewhere", devices=["0,1", "2,3", "4,5"]).succeeds()
+
+
+def test_nccl_that_is_too_old(ranks: Start, tmp_path: Path) -> None:
+    ranks(2, "old", found=build(tmp_path / "old", 22203)).succeeds()
+
+
+# ---- what would happen otherwise -------------------------------------------------------------------------------------
+
+KILLERS: dict[str, tuple[str, ...]] = {
+    "sets_take_no_turns": ("crossing", "40"),
+    "turns_do_not_wait": ("crossing", "40"),
+    "looks_forget_the_set": ("numbers",),
+    "sets_are_not_parted": ("removed",),
+    "sets_are_ended_one_by_one": ("lost", "kill"),
+}
+
+
+@pytest.mark.skipif(not EVERY_CALL, reason="takes minutes: make gpu-faults")
+@pytest.mark.parametrize("mutant", KILLERS)
+def test_mutant_is_killed(mutant: str, ranks: Start, tmp_path: Path) -> None:
+    """Without one wait or look a program fails that succeeds with it."""
+    program = KILLERS[mutant]
+    settings = {"found": build(tmp_path / "old", WITHOUT_REVOKE)} if program[0] == "lost" else {}
+    size = 4 if program[0] == "crossing" else 3
+    job = ranks(size, *program, more=changed(mutant, tmp_path / "mutant"), **settings)
+    try:
+        statuses, texts = job.end(40)
+    except subprocess.TimeoutExpired:
+        return
+    assert any(statuses[:2]), texts  # the last one is lost by intent
