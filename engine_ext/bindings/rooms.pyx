@@ -95,7 +95,7 @@ cdef int make_room(State* e, Wanted* wanted, object room) except -1:
     cdef uint64_t* targets = wanted.sizes
     if targets == NULL:
         raise MemoryError("no memory for the sizes of a result")
-    if e.device.relax(e.device, why) != 0:      # a thread that captures a graph may forbid others to allocate
+    if e.world.device.relax(e.world.device, why) != 0:  # a thread that captures a graph may forbid others to allocate
         raise DeviceError(f"the GPU cannot be asked for it: {why.decode('utf-8', 'replace')}")
     made = room([targets[k] for k in range(wanted.count)])
     if len(made) != wanted.count:

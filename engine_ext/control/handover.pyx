@@ -143,7 +143,7 @@ cdef void fill_scatter(const State* e, device_item* item, const engine_entry* en
                     add_share(e, item, part, &members[k], r)
 
 
-cdef uint64_t place_of(const State* e, const device_item* item, uint32_t items) noexcept nogil:
+cdef uint64_t common_place(const State* e, const device_item* item, uint32_t items) noexcept nogil:
     """Where the rows of an item's one part are wanted, if they have places that are as far apart as they are in the slab; else 0.
     That is this rank's affair: how much of what travels together, and in which calls, does not depend on it."""
     cdef uint64_t place = 0
@@ -182,7 +182,7 @@ cdef void fill_item(const State* e, device_item* item, const engine_entry* entry
         part.bytes = (part.bytes + ALIGNMENT - 1) & ~<uint64_t>(ALIGNMENT - 1)
         add_row(item, part, op.source, op.target, op.nbytes)
     if item.n_parts == 1 and item.n_rows == <int>entry.items and item.work == DEVICE_REDUCE and not entry.meta.group:
-        item.parts[0].place = place_of(e, item, entry.items)
+        item.parts[0].place = common_place(e, item, entry.items)
 
 
 cdef bint plan_item(const State* e, device_item* item, const engine_entry* entry) noexcept nogil:

@@ -84,7 +84,7 @@ enum { STAGE_LIST(AS_NUMBER) STAGES };
   LINE(network_sent, 1)           /* bytes to other hosts (cache line written by the driver's role, as the first) */         \
   FIELD(network_received, 1)      /* bytes from other hosts */                                                               \
   FIELD(crossing_ns, MAX_RANKS)   /* by number of a host: time in which entries waited for data from it */                   \
-  LINE(gpu, 1)                    /* 1 + number of the rank's GPU; 0: none (cache line written by who hands over, under a lock) */ \
+  LINE(gpu, 1)                    /* 1 + number of the rank's GPU; 0: none (cache line of who hands over, under a lock) */   \
   FIELD(device_entries, 1)        /* entries of tensors on a GPU, handed over to be enqueued there */                        \
   FIELD(device_bytes, 1)          /* bytes of their tensors */                                                               \
   LINE(device_enqueued, 1)        /* of these entries, those whose work is on the GPU's stream (the lane's cache line) */    \

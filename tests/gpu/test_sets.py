@@ -105,6 +105,7 @@ def test_rank_that_gives_turns_and_leaves(ranks: Start) -> None:
         assert "wait for their turn" in text
 
 
+@pytest.mark.slow
 def test_rank_that_gives_turns_and_stops(ranks: Start) -> None:
     job = ranks(3, "stuck")
     try:
