@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
+from . import readable
 from .config import Config
 from .errors import DeviceError, WorldError
 from .host.patience import Patience
@@ -124,12 +125,27 @@ class Device:
             self._plane.part(engine, member.communicator)
         engine.bury()
 
-    def stay(self) -> None:
-        """Rank 0 gives process sets their turns on the GPUs of all ranks: it goes when nobody may need one."""
-        if self._engine.rank or self._plane is None:
+    def stay(self, seconds: float) -> None:
+        """Rank 0 gives process sets their turns on GPUs: it goes when nobody may need one any more, or time is over.
+
+        So do those of its host, which carry what other hosts' ranks ask for and their farewells.
+        """
+        if self._plane is None or 0 not in self._crew:
             return
-        logger.debug("rank 0 stays until all others have left: it gives process sets their turns on GPUs")
-        while self._engine.failure is None and not all(each["left"] for each in self._engine.ranks() if each["rank"]):
+        rank, patience = self._engine.rank, Patience(seconds)
+        mine = {0} if rank == 0 else set(self._crew)
+        while self._engine.failure is None:
+            there = [each["rank"] for each in self._engine.ranks() if not each["left"] and each["rank"] not in mine]
+            if not there:
+                return
+            if not patience.left():
+                logger.warning(
+                    "rank %d leaves, though %s may still want turns on GPUs for process sets: "
+                    "end all ranks behind a barrier",
+                    rank,
+                    readable.ranks(there),
+                )
+                return
             time.sleep(0.005)
 
     def close(self) -> None:

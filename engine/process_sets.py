@@ -261,8 +261,8 @@ class Registry:
         return True
 
     def close(self) -> bool:
-        """End all sets, before the world is; whether there were any. Not collective."""
-        found = bool(self._sets)
+        """End all sets, before the world is; whether there have ever been any. Not collective."""
+        found = self._next > 1
         for process_set in self._sets.values():
             if process_set._engine is not None:
                 process_set._engine.close(self._timeout)

@@ -177,9 +177,11 @@ def shutdown() -> None:
             _finish_programs(running)
             if running.tuning is not None:
                 running.tuning.stop(running.settings.shutdown_timeout)
-            if running.sets.close() and running.device is not None:
-                running.device.stay()
-            running.engine.close(running.settings.shutdown_timeout)
+            try:
+                if running.sets.close() and running.device is not None:
+                    running.device.stay(running.settings.shutdown_timeout)
+            finally:
+                running.engine.close(running.settings.shutdown_timeout)
         finally:
             running.let_go()
 

@@ -453,7 +453,8 @@ class Reducer(ABC):
         """Give a parameter a result that does not lie in its gradient: it had none, a sparse one, or one elsewhere."""
         parameter, view = self._parameters[index], self._bucket[index]
         dense = not isinstance(memory, list)  # else gathered indices and values
-        parameter.grad = view if dense and view is not None else self.gradient_in(memory, parameter)
+        # A tensor of its own over the place: a program may let `grad` have other memory.
+        parameter.grad = self.gradient_in(view if dense and view is not None else memory, parameter)
 
     def begin_pass(self) -> None:
         """Queue the end of the pass that is running: its first hook has fired."""

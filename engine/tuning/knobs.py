@@ -31,7 +31,7 @@ KNOBS = {name: axis(setting) for name, setting in config.knobs().items()}
 
 # What is not looked at for tensors on a GPU: they go in pieces of a size of their own, and NCCL moves the bytes.
 OF_HOST_MEMORY = ("stores", "chunk_bytes", "sockets_per_lane", "between_hosts")
-NEARLY_ALL = 0.99  # share of the bytes on GPUs from which the rest does not matter
+NEARLY_ALL = 0.9  # share of the bytes on GPUs from which the rest, such as a model that was broadcast, does not matter
 
 
 def on_gpus(engine: core.Engine) -> bool:

@@ -102,12 +102,21 @@ class Listener:
         self._anchor: str | None = None
         self._passed = 0  # ends of the anchor tensor before marks were made of them
         self._ends: list[int] = []
+        self._entries: int | None = None  # counted when the first step was heard, or the anchor chosen
+        self._before: list[int] = []  # sources of the steps that were heard by then
 
     def steps(self, score: Score) -> int:
         """How many steps, or periods, there have been."""
         if score.source == TRAFFIC:
             return self._passed + len(self._ends)
         return sum(mark.source == score.source for mark in self._heard)
+
+    def entries(self, score: Score) -> float:
+        """Entries of a step, or a period, in the mean; 0 if that is not known."""
+        if self._entries is None:
+            return 0.0
+        heard = len(self._ends) if score.source == TRAFFIC else self.steps(score) - self._before.count(score.source)
+        return max(0, self._engine.counters()["entries"] - self._entries) / max(heard, 1)
 
     @property
     def idle(self) -> bool:
@@ -119,6 +128,8 @@ class Listener:
         marks = self._steps.marks()
         stepped = [mark for mark in marks if mark.source != TRAFFIC]
         self._heard = (self._heard + stepped)[-REMEMBERED * self._needed :]
+        if stepped and not self._before:
+            self._entries, self._before = self._engine.counters()["entries"], [mark.source for mark in stepped]
         source = rarest(self._heard, self._needed)
         if source is not None:
             self._engine.mark_traffic()
@@ -143,6 +154,8 @@ class Listener:
         self._passed = sum(each["times"] for each in definitions if each["name"] == self._anchor)
         if self._anchor is None:
             return self._by_bytes()
+        self._ends.clear()
+        self._entries, self._before = self._engine.counters()["entries"], []
         self._engine.mark_traffic(self._anchor)
         return None
 
@@ -160,6 +173,10 @@ class Listener:
 
     def _by_bytes(self) -> Score | None:
         if on_gpus(self._engine):
-            return None  # When the GPU is done with a tensor the traffic does not tell: steps or periods have to.
+            # When the GPU is done with a tensor the traffic does not tell: steps or periods have to. It listens anew.
+            self._active, self._anchor = 0, None
+            self._ends.clear()
+            self._engine.mark_traffic()
+            return None
         self._engine.mark_traffic(window=self._window)
         return Score(unit="busy seconds per GiB", subject="a byte", spent="busy time", source=TRAFFIC, busy=True)

@@ -92,6 +92,7 @@ class Tuning:
         self._crews = crews
         self._steps = Steps(engine)
         self._settling = SETTLING
+        self._unsettled = 0  # samples since the last change that are not measured yet
         self._progress = Progress(engine)
         self._process: TunerProcess | None = None
         self._turning = threading.Lock()  # held while knobs are turned, and while the search is ended
@@ -284,17 +285,18 @@ class Tuning:
                 told = True
                 logger.warning("autotune: %s", self._nothing())
         self._steps.follow(score, listener.steps(score))
-        ahead = self._ahead(listener.steps(score)) if on_gpus(self._engine) else 0
+        ahead = self._ahead(listener.entries(score), score) if on_gpus(self._engine) else 0
         self._settling = SETTLING + ahead
         return score
 
-    def _ahead(self, steps: int) -> int:
-        """By how many steps the program may be ahead of its GPU.
+    def _ahead(self, entries: float, score: Score) -> int:
+        """By how many samples the program may be ahead of its GPU, if a step or period has so many entries.
 
         A step ends here when the program has enqueued it, at the GPU's pace, since it is never ahead by more than
-        `AHEAD` entries. The first steps after a change go at the pace of those before it.
+        `AHEAD` entries. The first steps after a change go at the pace of those before it. More than a trial has are not
+        waited for: a program that is so far ahead is rare, since most look at a result in each step.
         """
-        return math.ceil(AHEAD * max(steps, 1) / max(self._engine.counters()["entries"], 1))
+        return min(math.ceil(AHEAD / max(entries, 1.0) / score.every), self._settings.autotune_steps)
 
     def _nothing(self) -> str:
         """The warning that nothing can be scored yet, with the reason."""
@@ -325,17 +327,11 @@ class Tuning:
             if self._trials <= self._settings.autotune_trials:
                 self._state += f" of at most {self._settings.autotune_trials}"
         logger.info("autotune: trial %d, %s: %s", self._trials, trial.get("phase"), words(self._running))
-        needed, skipped = self._settings.autotune_steps, 0
+        needed = self._settings.autotune_steps
         samples: list[Sample] = []
         while len(samples) < needed:
             self._sleep(PERIOD)
-            for sample in self._steps.read():
-                if sample.version != self._version:
-                    continue
-                if skipped < self._settling:
-                    skipped += 1
-                else:
-                    samples.append(sample)
+            samples += self._settled()
             # A median: a pause or two, for a validation or a checkpoint, do not end a trial.
             enough = len(samples) >= ABORT_AFTER
             slow = limit is not None and enough and statistics.median(each.value for each in samples) > limit
@@ -348,8 +344,15 @@ class Tuning:
         samples: list[float] = []
         while len(samples) < ABORT_AFTER:
             self._sleep(WATCH)
-            samples += [each.value for each in self._steps.read() if each.version == self._version]
+            samples += [each.value for each in self._settled()]
         return samples[-OBSERVED:]
+
+    def _settled(self) -> list[Sample]:
+        """New samples under the setting that is in force, but for the first ones after it was put there."""
+        new = [sample for sample in self._steps.read() if sample.version == self._version]
+        settled = new[self._unsettled :]
+        self._unsettled -= len(new) - len(settled)
+        return settled
 
     def _conclude(self, done: Mapping[str, Any]) -> None:
         """Deploy what was found, and say so."""
@@ -388,7 +391,7 @@ class Tuning:
                 self._version = self._engine.set_knobs(**knobs)
             except (TypeError, ValueError) as error:
                 raise TunerError(f"the tuner's process has sent knobs that cannot be: {error}") from None
-            self._running = knobs
+            self._running, self._unsettled = knobs, self._settling
             self._progress.turn()
 
     def _sleep(self, seconds: float) -> None:

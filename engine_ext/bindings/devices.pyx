@@ -178,5 +178,5 @@ cdef bint finish_device(State* e, uint64_t ns) noexcept nogil:
         verdict_await(e)                # there is no driver any more that would have it judged
         verdict_outwait(e)
         d.stop(d)
-        come_to_rest(e, REST_NS, True)
+        come_to_rest(e, REST_NS if e.device != NULL else 0, True)      # the world's waits for all
     return has_ended_all(e)

@@ -236,7 +236,7 @@ cdef bint hand_over(State* e, const engine_entry* entry) noexcept nogil:
         return False
     item.owner, item.ended, item.queue = e, ended, queue
     item.sequence, item.bytes = entry.sequence, entry.bytes
-    observe_handover(e.world, entry)
+    observe_handover(e, entry)
     pthread_mutex_lock(&e.lock)
     observe_completions(e, entry)
     take(e, item, entry)

@@ -32,7 +32,7 @@ cdef void observers_close(State* e) noexcept nogil                          # wh
 # ---- tensors on a GPU, of the world and of its process sets: called by handover ----------------------------------------------
 
 cdef void observe_device(State* e, int ordinal) noexcept nogil                      # it is open
-cdef void observe_handover(State* world, const engine_entry* entry) noexcept nogil  # without the world's lock
+cdef void observe_handover(State* e, const engine_entry* entry) noexcept nogil      # by the driver's role, without a lock
 cdef void observe_enqueued(State* world) noexcept nogil                             # an entry, by the lane
 cdef void observe_passed(State* e, uint64_t entries) noexcept nogil                 # by the lane, without the lock
 cdef void observe_sample(State* e, const device_sample* sample) noexcept nogil      # as the last

@@ -138,11 +138,15 @@ cdef void observe_entry_ends(State* e, const engine_entry* entry, uint64_t now) 
 cdef void observe_device(State* e, int ordinal) noexcept nogil:
     if e.counters_page != NULL:
         store_relaxed(e.counters_page.gpu, <uint64_t>ordinal + 1)
+        # What an earlier world has left undone is done by nobody.
+        store_relaxed(e.counters_page.device_enqueued, load_relaxed(e.counters_page.device_entries))
+        store_relaxed(e.counters_page.device_passed, load_relaxed(e.counters_page.device_entries))
 
 
-cdef void observe_handover(State* world, const engine_entry* entry) noexcept nogil:
+cdef void observe_handover(State* e, const engine_entry* entry) noexcept nogil:
+    cdef State* world = e.world
+    count_up(&e.counters.device_bytes, entry.bytes)
     pthread_mutex_lock(&world.lock)     # its process sets hand over in threads of their own
-    count_up(&world.counters.device_bytes, entry.bytes)
     if world.counters_page != NULL:
         tally(world.counters_page.device_entries, 1)
         tally(world.counters_page.device_bytes, entry.bytes)
@@ -167,7 +171,7 @@ cdef void count_sample(counters_page* page, const device_sample* sample) noexcep
         if sample.has >> stage & 1:
             tally(&page.device_ns[stage], sample.ns[stage])
             tally(&page.device_samples[stage], 1)
-    if sample.has >> STAGE_NCCL & 1:
+    if sample.ns[STAGE_NCCL]:
         tally(page.device_sampled_bytes, sample.bytes)
 
 

@@ -26,9 +26,10 @@ cdef bint turns_note(Coordinator* c, int number) noexcept nogil:
 
 cdef bint turns_append(Coordinator* c) noexcept nogil:
     """Give all turns that sets want. False: the schedule is full."""
-    cdef Turns* turns = c.turns
+    cdef Turns* turns
     cdef engine_entry* entry
-    while turns != NULL:
+    while c.turns != NULL:
+        turns = c.turns
         while turns.wanted:
             entry = schedule_reserve(&c.writer, sizeof(engine_entry) // 8)
             if entry == NULL:
@@ -38,7 +39,8 @@ cdef bint turns_append(Coordinator* c) noexcept nogil:
             schedule_append(&c.writer, entry)
             turns.wanted -= 1
             c.turns_wanted -= 1
-        turns = turns.next
+        c.turns = turns.next
+        free(turns)
     return True
 
 

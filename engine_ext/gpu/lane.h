@@ -155,7 +155,7 @@ typedef struct lane {
   lane_sample *sampling;   /* that of the item which is being enqueued; NULL: it is none */
   lane_stand stands[LANE_STANDS];
   CUevent origin;          /* timed: the device passed it at `origin_ns` of the host's clock; 0: that is not known */
-  uint64_t origin_ns, origin_error;
+  uint64_t origin_ns, origin_error, compare_at; /* when clocks are compared next, at the earliest */
   CUdeviceptr slab;
   char *tables;            /* pinned: rows for kernels, a ring; and where the device has the same */
   CUdeviceptr device_tables;

@@ -90,7 +90,9 @@ static void end_communicators(lane *l) {
   communicator *c = l->communicators;
   int several = c != NULL && c->next != NULL;
   if (several) NCCL(ncclGroupStart);
-  for (; c != NULL; c = c->next) end_communicator(l, c);
+  for (; c != NULL; c = c->next)
+    if (c->connected) end_communicator(l, c);
+  for (c = l->communicators; c != NULL; c = c->next) end_communicator(l, c); /* one that is half made waits for its own thread */
   if (several) NCCL(ncclGroupEnd);
 }
 
@@ -114,7 +116,7 @@ void lane_quieten(lane *l) {
 /* Of a warm-up that fails kernels may still read other ranks' memory: the job ends when they have ended. */
 static int warm_up(lane *l) {
   if (lane_warm_up(l) == 0) return 0;
-  lane_quieten(l);
+  if (!l->world.connected) lane_quieten(l); /* else the thread does, when the world has been told */
   return -1;
 }
 
@@ -131,6 +133,7 @@ int lane_connect_ranks(lane *l) {
       .netName = NULL,
       .splitShare = NCCL_CONFIG_UNDEF_INT,
   };
+  STEP(l->failure.call != NULL);
   NCCL_STEP(ncclCommInitRankConfig, &c->comm, c->size, c->id, c->rank, &config);
   STEP(lane_settle(l, "ncclCommInitRankConfig"));
   STEP(warm_up(l));
@@ -211,6 +214,7 @@ static void finish_communicators(lane *l) {
 int lane_part_ranks(lane *l) {
   communicator *c = l->at;
   STEP(l->failure.call != NULL || lane_cancelled(l, "ncclCommFinalize"));
+  STEP(lane_drain(l, 0)); /* an abort waits for the device, and cannot be given up */
   if (c->connected && NCCL(ncclCommFinalize, c->comm) == 0) finish_communicator(l, c, now_ns());
   end_communicator(l, c);
   lane_strike(l, c);

@@ -8,8 +8,10 @@
 
 #include <stdlib.h>
 
-static const uint64_t COMPARED_NS = 1000000000; /* after which the device's clock is compared with the host's again */
-static const uint64_t PROMPT_NS = 1000000;      /* a comparison that takes longer says nothing */
+static const int64_t COMPARED_NS = 1000000000; /* after which the device's clock is compared with the host's again */
+static const uint64_t AGAIN_NS = 20000000;     /* likewise, when that has failed */
+static const int64_t TOO_OLD_NS = 10000000000; /* from an origin that is longer ago times are not told well enough */
+static const uint64_t PROMPT_NS = 1000000;     /* a comparison that takes longer says nothing */
 
 /* ---- events ---- */
 
@@ -56,7 +58,8 @@ void lane_release_timers(lane *l) {
 /* The device passes an event at a moment between two looks at the host's clock. Times are counted from there on. */
 int lane_compare_clocks(lane *l) {
   uint64_t before = now_ns(), after;
-  if (l->origin_ns != 0 && before - l->origin_ns < COMPARED_NS) return 0;
+  if (before < l->compare_at) return 0;
+  l->compare_at = before + AGAIN_NS;
   l->origin_ns = 0;
   CUDA_STEP(cuEventRecord, l->origin, l->stream);
   do {
@@ -66,17 +69,26 @@ int lane_compare_clocks(lane *l) {
       STEP(lane_after_cuda(l, "cuEventQuery", code));
       l->origin_ns = before + (after - before) / 2;
       l->origin_error = (after - before + 1) / 2;
+      l->compare_at = before + COMPARED_NS;
       return 0;
     }
-  } while (after - before < PROMPT_NS);
+  } while (after - before < PROMPT_NS && load_pointer(&l->pushed) == NULL); /* pairs with lane_push */
   store_pointer(&l->d.call, NULL);
   return 0;
 }
 
-static int elapsed(lane *l, CUevent begun, CUevent ended, uint64_t *ns) {
+/* Less than 0 if `ended` was before. */
+static int elapsed(lane *l, CUevent begun, CUevent ended, int64_t *ns) {
   float ms = 0;
   STEP(CUDA(cuEventElapsedTime, &ms, begun, ended));
-  *ns = ms > 0 ? (uint64_t)((double)ms * 1e6) : 0;
+  *ns = (int64_t)((double)ms * 1e6);
+  return 0;
+}
+
+static int duration(lane *l, CUevent begun, CUevent ended, uint64_t *ns) {
+  int64_t lasted = 0;
+  STEP(elapsed(l, begun, ended, &lasted));
+  *ns = lasted > 0 ? (uint64_t)lasted : 0;
   return 0;
 }
 
@@ -127,14 +139,14 @@ int lane_cut(lane *l, int stage) {
 
 static int read_slice(lane *l, const lane_sample *s, int k, device_sample *told) {
   device_slice *slice = &told->slices[k];
-  uint64_t begun = 0, lasted = 0;
-  STEP(elapsed(l, s->events[k], s->events[k + 1], &lasted));
+  uint64_t lasted = 0;
+  int64_t begun = 0;
+  STEP(duration(l, s->events[k], s->events[k + 1], &lasted));
   told->ns[s->stages[k]] += lasted;
-  told->has |= 1u << s->stages[k];
   if (l->origin_ns == 0) return 0;
   STEP(elapsed(l, l->origin, s->events[k], &begun));
   slice->stage = s->stages[k];
-  slice->begun = l->origin_ns + begun;
+  slice->begun = l->origin_ns + (uint64_t)begun;
   slice->ended = slice->begun + lasted;
   told->n_slices = k + 1;
   return 0;
@@ -143,19 +155,23 @@ static int read_slice(lane *l, const lane_sample *s, int k, device_sample *told)
 /* Times are counted from an event that is not long ago: a float has 24 bits, which are microseconds after ten seconds. */
 static int move_origin(lane *l, lane_sample *s) {
   CUevent event = s->events[0];
-  uint64_t since = 0;
+  int64_t since = 0;
   if (l->origin_ns == 0) return 0;
   STEP(elapsed(l, l->origin, event, &since));
   if (since < COMPARED_NS) return 0;
+  if (since > TOO_OLD_NS) {
+    l->origin_ns = l->compare_at = 0; /* until the next comparison it is not known when samples were */
+    return 0;
+  }
   s->events[0] = l->origin;
   l->origin = event;
-  l->origin_ns += since;
+  l->origin_ns += (uint64_t)since;
   return 0;
 }
 
 static int read_sample(lane *l, lane_sample *s) {
-  device_sample told = {.sequence = s->sequence, .bytes = s->bytes, .has = 1u << DEVICE_QUEUE, .error_ns = l->origin_error};
-  STEP(elapsed(l, s->mark->event, s->events[0], &told.ns[DEVICE_QUEUE]));
+  device_sample told = {.sequence = s->sequence, .bytes = s->bytes, .has = (1u << DEVICE_EXPOSED) - 1, .error_ns = l->origin_error};
+  STEP(duration(l, s->mark->event, s->events[0], &told.ns[DEVICE_QUEUE]));
   for (int k = 0; k < s->n; k++) STEP(read_slice(l, s, k, &told));
   STEP(move_origin(l, s));
   let_go(l, s);
@@ -172,7 +188,7 @@ static int read_stand(lane *l, lane_stand *stand) {
   store_pointer(&l->d.call, NULL);
   if (code == CUDA_ERROR_NOT_READY) return 0;
   STEP(lane_after_cuda(l, "cuEventQuery", code));
-  STEP(elapsed(l, stand->before, stand->behind, &told.ns[DEVICE_EXPOSED]));
+  STEP(duration(l, stand->before, stand->behind, &told.ns[DEVICE_EXPOSED]));
   store32_release(&stand->state, STAND_FREE); /* pairs with lane_take_stand */
   if (load_pointer((void **)&l->d.sampled) != NULL) l->d.sampled(&l->d, &told);
   return 0;

@@ -78,8 +78,8 @@ cdef void counters_entry(counters_page* page, const engine_entry* entry, bint fu
     if not entry.meta.device:           # of which this rank has only handed the work over
         tally(&page.collective_ns[which], ns)
         tally(&page.collective_durations[kind * DURATIONS + duration_bucket(ns)], 1)
-    if exposed:
-        tally(page.exposed_ns, exposed)
+        if exposed:
+            tally(page.exposed_ns, exposed)
     if fusible:
         tally(page.fused_bytes, entry.bytes)
         tally(page.fusion_capacity, max(entry.bytes, entry.knobs.fusion_threshold))

@@ -17,7 +17,7 @@ from autotune import cli, journal
 from autotune.journal import JournalError
 from autotune.replay import replay
 from engine.tuning import steps as stepping
-from engine.tuning.listener import anchor, rarest, regular
+from engine.tuning.listener import ACTIVE, Listener, anchor, rarest, regular
 from engine.tuning.steps import TRAFFIC, Changed, Mark, Score, Steps
 
 from ..ranks import run_ranks
@@ -263,3 +263,41 @@ def test_the_share_of_waiting_is_optional_in_a_log(tmp_path: Path) -> None:
         write(row | {"exposed": wrong})
         with pytest.raises(JournalError, match="'exposed' to be a share"):
             journal.read(tmp_path / "log")
+
+
+class OnGpus:
+    """An engine whose tensors, all on GPUs, recur without a period."""
+
+    def __init__(self) -> None:
+        self.looks = self.asked = 0
+        self.marks: list[tuple[int, ...]] = []
+        self.marking = False
+
+    def record_steps(self) -> None:
+        """There are none."""
+
+    def counters(self) -> dict[str, int]:
+        return {"entries": self.looks, "tensors": self.looks, "bytes": 1000, "device_bytes": 1000}
+
+    def definitions(self) -> list[dict[str, Any]]:
+        self.asked += 1
+        return [{"name": "x", "times": 100, "bytes": 10}]
+
+    def mark_traffic(self, name: str | None = None, every: int = 1, window: int = 0) -> None:
+        assert not window, "busy time per byte says nothing of a GPU"
+        self.marking = name is not None
+
+    def steps(self, since: int) -> tuple[int, list[tuple[int, ...]]]:
+        self.looks += 1
+        if self.marking:
+            self.marks += [(self.looks * 10**9 + k * 10**6, 0, TRAFFIC, 0, 0, 0) for k in range(5)]
+        return since, self.marks[since:]
+
+
+def test_traffic_on_gpus_without_a_period_is_listened_to_anew() -> None:
+    fake: Any = OnGpus()
+    listener = Listener(fake, Steps(fake), 20)
+    for _ in range(40 * ACTIVE):
+        assert listener.look() is None
+        assert len(listener._ends) < 40 * 9 * ACTIVE / 5
+    assert 2 <= fake.asked <= 40

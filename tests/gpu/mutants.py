@@ -156,8 +156,8 @@ MUTANTS: dict[str, tuple[Path, str, str]] = {
     "stages_are_not_told_apart": (SAMPLING, "    s->stages[s->n++] = stage;", "    s->stages[s->n++] = DEVICE_NCCL;"),
     "queue_begins_at_the_work": (
         SAMPLING,
-        "elapsed(l, s->mark->event, s->events[0],",
-        "elapsed(l, s->events[0], s->events[0],",
+        "duration(l, s->mark->event, s->events[0],",
+        "duration(l, s->events[0], s->events[0],",
     ),
     "clocks_are_not_compared": (SAMPLING, "before + (after - before) / 2;", "before + 5000000000;"),
     "slab_overrun_of_who_has_joined": (MOVING, "item->lacking ? l->slab_bytes : LARGEST", "LARGEST"),

@@ -15,7 +15,6 @@ import pytest
 
 import engine
 from engine import runtime
-from engine.device import Device
 from engine.errors import DeviceError, EngineError, UnsupportedTensorError, WorldError
 from engine.native import gradients
 
@@ -283,7 +282,7 @@ def fails(me: Rank, call: str) -> None:
 def stays(me: Rank) -> None:
     """Rank 0, which gives turns, is done before a set in which it is not: it stays until nobody needs it."""
     me.cuda.stand_hosts_are_one(1)
-    with me.world("stays"):
+    with me.world("stays", shutdown_timeout=30.0):
         open_all(me)
         for each in of(me, [1, 2]):
             with within(each):
@@ -296,10 +295,9 @@ def stays(me: Rank) -> None:
 
 
 def leaves(me: Rank) -> None:
-    """Rank 0, which gives turns, does not stay: that is told, and nobody waits for ever."""
-    Device.stay = lambda self: None  # type: ignore[method-assign]
+    """Rank 0, which gives turns, stays for a time: then that is told, and nobody waits for ever."""
     try:
-        with me.world("leaves"):
+        with me.world("leaves", shutdown_timeout=2.0 if me.rank else 0.3):
             sets = of(me, [1, 2])
             tensor = DeviceTensor(values(me.rank, 100, "float32"))
             allreduce(tensor, tensor, "first").wait()

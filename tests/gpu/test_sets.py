@@ -99,6 +99,7 @@ def test_failure_while_a_set_is_connected_ends_the_world(call: str, ranks: Start
 
 def test_rank_that_gives_turns_and_leaves(ranks: Start) -> None:
     texts = ranks(3, "leaves").succeeds()
+    assert "rank 0 leaves, though ranks 1, 2 may still want turns on GPUs" in texts[0]
     assert "refused" not in texts[0]
     for text in texts[1:]:
         assert "refused: RankLeftError: rank 0" in text, text
