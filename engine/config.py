@@ -108,7 +108,7 @@ class Config:
         "Store instructions by which reductions write results: cached, streaming (past the caches), or auto: whichever "
         "is faster for the size.",
         option=Option(),
-        knob=Knob(),
+        knob=Knob(host=True),
     )
     chunk_bytes: int = setting(
         512 << 10,
@@ -116,7 +116,7 @@ class Config:
         Bytes(4 << 10, 1 << 20, "512K"),
         "Bytes in one pipeline chunk, in which tensors pass through shared memory (4 KiB to 1 MiB).",
         option=Option("SIZE"),
-        knob=Knob(),
+        knob=Knob(host=True),
     )
     between_hosts: str = setting(
         "auto",
@@ -126,7 +126,9 @@ class Config:
         "from host to host; auto: whichever of these moves less, with equal bits; or, where fusion changes bits: ring, "
         "a chain with a start at every host, and with lanes=mpi also mpi, MPI_Allreduce of float32 and float64 sums.",
         option=Option(),
-        knob=Knob(words=("auto", "direct", "chain")),  # others change bits: a user may choose them, not the tuner
+        knob=Knob(
+            words=("auto", "direct", "chain"), host=True
+        ),  # others change bits: a user may choose them, not the tuner
     )
     compression: str = setting(
         "none",
@@ -143,7 +145,7 @@ class Config:
         "Connections between two ranks on different hosts, equal on all ranks; later the knob says how many of those "
         "that were opened at the start are used.",
         option=Option("N"),
-        knob=Knob(),
+        knob=Knob(host=True),
     )
     lanes: str = setting(
         "tcp",

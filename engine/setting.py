@@ -58,12 +58,15 @@ class Knob:
         A number outside of the range that switches something off, and is searched too.
     words : tuple of str
         Words that are searched; empty: all.
+    host : bool
+        It is about tensors in the host's memory alone, and not looked at for those on a GPU.
     """
 
     low: float | None = None
     high: float | None = None
     off: float | None = None
     words: tuple[str, ...] = ()
+    host: bool = False
 
 
 @dataclass(frozen=True)

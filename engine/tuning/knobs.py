@@ -29,8 +29,8 @@ def axis(setting: Setting) -> dict[str, Any]:
 KNOBS = {name: axis(setting) for name, setting in config.knobs().items()}
 
 
-# What is not looked at for tensors on a GPU: they go in pieces of a size of their own, and NCCL moves the bytes.
-OF_HOST_MEMORY = ("stores", "chunk_bytes", "sockets_per_lane", "between_hosts")
+# Tensors on a GPU go in pieces of a size of their own, and NCCL moves the bytes.
+OF_HOST_MEMORY = {name for name, setting in config.knobs().items() if setting.knob is not None and setting.knob.host}
 NEARLY_ALL = 0.9  # share of the bytes on GPUs from which the rest, such as a model that was broadcast, does not matter
 
 

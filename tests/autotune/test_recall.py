@@ -285,6 +285,9 @@ class Asked:
     def knobs(self) -> dict[str, Any]:
         return DEFAULT | {"version": 0, "entry": 0}
 
+    def counters(self) -> dict[str, int]:
+        return {"entries": 100, "tensors": 100, "bytes": 1000, "device_bytes": 0}
+
     def definitions(self) -> list[dict[str, Any]]:
         return [tensor("a")]
 

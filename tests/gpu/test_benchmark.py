@@ -107,9 +107,9 @@ def test_a_driver_that_breaks_its_promises_is_told_first(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("fault", "weight", "outcome", "why"),
     [
-        ("cuEventElapsedTime:1:hang", 2.3, "hung", "was killed"),
-        ("cuEventElapsedTime:3:kill", 50.0, "crashed", "it was ended by SIGKILL"),
-        ("cuEventElapsedTime:3:700", 50.0, "failed", "cuEventElapsedTime returned CUDA_ERROR_ILLEGAL_ADDRESS (700)"),
+        ("cuMemsetD8Async:1:hang", 2.3, "hung", "was killed"),
+        ("cuMemsetD8Async:3:kill", 50.0, "crashed", "it was ended by SIGKILL"),
+        ("cuMemsetD8Async:3:700", 50.0, "failed", "cuMemsetD8Async returned CUDA_ERROR_ILLEGAL_ADDRESS (700)"),
     ],
 )
 def test_a_part_that_goes_wrong_takes_no_other_with_it(

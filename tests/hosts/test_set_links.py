@@ -143,7 +143,7 @@ def test_a_set_that_is_not_formed_leaves_no_descriptor(when: str) -> None:
                 raise RendezvousError("the world has ended")
             return [text, b"no lane to rank 0 of the set"]
 
-    registry = OfASet(World(), 1.0, Links())  # type: ignore[arg-type]
+    registry = OfASet(World(), 1.0, None, Links())  # type: ignore[arg-type]
     try:
         with pytest.raises(EngineError, match=r"the world has ended|rank 1 has no lane to rank 0"):
             registry._connect((0, 1))
