@@ -14,12 +14,17 @@ from engine.tuning.trial_loop import ABORT_AFTER, OBSERVED, Tuning
 DEPLOYED = 3  # the version of the knobs
 
 
-def observed(looks: Iterator[list[Sample]]) -> list[float]:
+def observed(looks: Iterator[list[Sample]], unsettled: int = 0) -> list[float]:
     """What a look after the search brings, where each pause brings the next samples of `looks`."""
     tuning: Any = object.__new__(Tuning)
-    tuning._version, tuning._sleep = DEPLOYED, lambda seconds: None
+    tuning._version, tuning._unsettled, tuning._sleep = DEPLOYED, unsettled, lambda seconds: None
     tuning._steps = SimpleNamespace(read=lambda: next(looks))
     return list(tuning._observe())
+
+
+def test_the_first_steps_under_a_setting_are_not_looked_at() -> None:
+    looks = [[Sample(9.0, DEPLOYED, 0.0)], [Sample(9.0, DEPLOYED, 0.0), *[Sample(1.0, DEPLOYED, 0.0)] * ABORT_AFTER]]
+    assert observed(iter(looks), unsettled=2) == [1.0] * ABORT_AFTER
 
 
 @pytest.mark.parametrize("per_look", [0, 1, 2])
