@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -69,3 +70,11 @@ class Job:
         statuses, texts = self.end(seconds)
         assert statuses == [0] * len(statuses), f"{statuses}\n" + "\n".join(texts)
         return texts
+
+    def goes_wrong(self, seconds: float) -> None:
+        """Wait for all, of which one finds something wrong, or which do not end in time."""
+        try:
+            statuses, texts = self.end(seconds)
+        except subprocess.TimeoutExpired:
+            return
+        assert any(statuses), texts
