@@ -75,6 +75,12 @@ class _Wrapping(Wrapping):
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(lambda *_: self.after_step()),
         ]
+        self.moved(optimizer)
+
+    def moved(self, optimizer: torch.optim.Optimizer) -> None:
+        """The reducer of the world ends with the optimizer."""
+        if self._finalizer is not None:
+            self._finalizer.detach()
         self._finalizer = weakref.finalize(optimizer, self.reducer.remove)
         self._finalizer.atexit = False
 
