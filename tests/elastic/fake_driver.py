@@ -74,7 +74,7 @@ class FakeDriver:
 
     def place(self, world: int, workers: Sequence[int], hosts: Mapping[int, str] | None = None, hub: str = "") -> None:
         """Give workers at the gate places in a world: ranks in this order, unless they are on several hosts."""
-        host_of = {worker: "here" for worker in workers} if hosts is None else hosts
+        host_of = dict.fromkeys(workers, "here") if hosts is None else hosts
         ages = {host: age for age, host in enumerate(dict.fromkeys(host_of[worker] for worker in workers))}
         slots = {worker: Slot(host_of[worker], number) for number, worker in enumerate(workers)}
         places = assign(world, slots, ages.__getitem__)

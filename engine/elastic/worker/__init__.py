@@ -1,1 +1,1 @@
-"""A worker of an elastic job: what speaks with the driver. The modules beside this package decide, and have no sockets."""
+"""A worker of an elastic job speaks with the driver. What decides lies beside this package, and has no sockets."""

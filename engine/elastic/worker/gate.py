@@ -278,13 +278,11 @@ class Gate:
             try:
                 for message in self._talk.feed(data):
                     self._hear(message)
-            except TalkError as error:
-                self._end(f"the gate cannot be trusted: {error}")
+            except (TalkError, KeyError, TypeError, ValueError) as error:
+                self._end(f"the agent of this host does not speak as one does: {error!r}; install the same version")
 
     def _hear(self, message: dict[str, Any]) -> None:
-        hear: Callable[[dict[str, Any]], None] | None = _HEARD.get(message["kind"])
-        if hear is not None:
-            hear(self, message)
+        _HEARD[message["kind"]](self, message)
 
     def _welcome(self, message: dict[str, Any]) -> None:
         self._several = bool(message["several"])
@@ -352,7 +350,7 @@ class Gate:
             self._listener = None
 
 
-_HEARD: dict[str, Callable[[Gate, dict[str, Any]], None]] = {
+_HEARD: dict[str, Callable[[Any, dict[str, Any]], None]] = {
     "welcome": Gate._welcome,
     "place": Gate._place,
     "void": Gate._voided,
