@@ -90,6 +90,8 @@ class State:
         self._updated: int | None = None
         self._owed = False
         self._held = Commit(None, {})
+        self._ask: Callable[[], bool] = lambda: False
+        self._tell: Callable[[int], None] = lambda number: None
 
     @property
     def committed(self) -> int | None:
@@ -106,9 +108,20 @@ class State:
         the samples of these gradients count as trained, and parameters that do not have them would be restored."""
         self._in_hand.append(ask)
 
-    def enter(self, world: int) -> None:
-        """Note that this process is in a world, for which earlier news of hosts mean nothing."""
-        self.world = world
+    def enter(
+        self, world: int, updated: Callable[[], bool] = lambda: False, tell: Callable[[int], None] = lambda number: None
+    ) -> None:
+        """Note that this process is in a world, for which earlier news of hosts mean nothing.
+
+        Parameters
+        ----------
+        world : int
+        updated : callable
+            Asked in each check whether the members of this world shall come to the gate.
+        tell : callable
+            Given the number of each commit that is made in this world.
+        """
+        self.world, self._ask, self._tell = world, updated, tell
 
     def on_hosts_updated(self, world: int) -> None:
         """Note that the members of a world shall come to the gate. May be called from a signal handler."""
@@ -145,7 +158,7 @@ class State:
 
     def _check(self, commit: bool) -> None:
         """Ask first, and save then: whether there is a commit, and so its number, is the same on all ranks."""
-        told = int(self._updated == self.world)
+        told = int(self._updated == self.world or self._ask())
         in_hand = int(any(ask() for ask in self._in_hand))
         told, in_hand = self._peers.maximum((told, in_hand))
         self._owed = self._owed or commit
@@ -161,6 +174,7 @@ class State:
         number = 0 if self._held.number is None else self._held.number + 1
         self._held = Commit(number, self._take())
         self._owed = False
+        self._tell(number)
 
     def restore(self) -> None:
         """Give all values back as they were at the newest commit, or without one as the program began with them."""

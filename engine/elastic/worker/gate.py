@@ -177,6 +177,15 @@ class Gate:
         elif self._over is None:
             self._send("leaving")
 
+    def hung_up(self) -> bool:
+        """Whether the agent has closed the connection. A handler of signals may ask: nothing is read."""
+        try:
+            return not self._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
     def fileno(self) -> int:
         """A descriptor that is readable when something has come."""
         return self._connection.fileno()
