@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from engine.elastic.samplers import ElasticBatchSampler, ElasticSampler
 from engine.elastic.copies import NUMPY, give
+from engine.elastic.samplers import ElasticBatchSampler, ElasticSampler
 from engine.elastic.state import HostsUpdatedInterrupt, ObjectState
 
 from .lockstep import Rank, together
