@@ -1,1 +1,1 @@
-"""A worker of an elastic job speaks with the driver. What decides lies beside this package, and has no sockets."""
+"""What a worker of an elastic job needs of the engine: the modules here may wait, and talk to other processes."""
