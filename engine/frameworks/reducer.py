@@ -413,6 +413,7 @@ class Reducer(ABC):
     def release(self) -> None:
         """Take the hooks away and let go of the engine, whose world has ended, without waiting for the collector."""
         self.remove()
+        _live.discard(self)
         self.group.release()
         self._native.clear()
         self._once = None

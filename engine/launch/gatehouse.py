@@ -95,6 +95,11 @@ class Gatehouse:
         for visitor in [*self._strangers, *self._workers.values()]:
             self._close(visitor)
 
+    def close_quietly(self) -> None:
+        """The same, once whatever calls back has closed itself."""
+        for connection in (self._listener, *(each.connection for each in (*self._strangers, *self._workers.values()))):
+            connection.close()
+
     def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()

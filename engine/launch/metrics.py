@@ -89,9 +89,9 @@ class Metrics:
         self.settings = {variable("metrics"): str(int(counted)), variable("run_name"): wanted.run}
         try:
             if counted:
-                self.pages.extend(page.make() for _ in range(options.size))
+                self.pages.extend(page.make() for _ in range(options.most))
             if counted and wanted.anything:
-                self._service = Service(wanted, [self._member(rank) for rank in range(options.size)], self._notes.add)
+                self._service = Service(wanted, [self._member(rank) for rank in range(options.most)], self._notes.add)
         except OSError as error:
             self.close()
             raise LaunchError(f"there is no memory for counters: {linux.refusal('memfd_create', error)}") from error

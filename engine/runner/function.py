@@ -87,7 +87,7 @@ network_interfaces
     executable : str, optional
         The Python of the ranks; this one by default.
     min_num_proc, max_num_proc, min_np, max_np, host_discovery_script
-        Of elastic jobs, which do not exist yet: refused, unless both bounds are `num_proc`.
+        Of elastic jobs, which have no result of each rank: refused, unless both bounds are `num_proc`.
     slots, reset_limit, cooldown_range, disable_cache, use_gloo, use_mpi, mpi_args
         Accepted, and answered with one line: they have nothing to do here.
 

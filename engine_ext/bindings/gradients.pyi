@@ -78,7 +78,7 @@ class GradientGroup:
     touched: bool
     """Whether there are such passes that have not been reduced."""
     def release(self) -> None:
-        """Let go of all hooks and of the binding: nothing is reduced any more. The framework has let go of them before."""
+        """Let go of all hooks and of the binding, when the framework has: nothing is reduced any more."""
     def restart(self) -> None:
         """Forget them."""
     active: bool

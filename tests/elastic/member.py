@@ -62,10 +62,10 @@ class Member:
             except BaseException as error:
                 failure = runtime.failure(2.0)
                 if failure is None and not isinstance(error, RendezvousError):
-                    self.say("raised", text=f"{type(error).__name__}: {error}", trace=traceback.format_exc()[-3000:])
-                    return
+                    self.say("raised", text=f"{type(error).__name__}: {error}")
+                    raise
                 told = None if failure is None else failure.culprit
-                self.say("failed", world=world.number, culprit=told, text=str(failure or error))
+                self.say("failed", world=world.number, culprit=told, text=str(error) if failure is None else failure.text)
                 traceback.clear_frames(error.__traceback__)
             gc.collect()
 

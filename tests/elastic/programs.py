@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
+from torch import nn
 
 import engine
+import engine.torch as hvd
 from tests.elastic.member import Member
 
 
@@ -36,3 +41,180 @@ def counting(member: Member) -> None:
             engine.allreduce(np.ones(8), engine.Sum)
 
     member.run(body)
+
+
+def alive(kind: str) -> int:
+    """How many objects of a class there are."""
+    return sum(type(each).__name__ == kind for each in gc.get_objects())
+
+
+class Training:
+    """A model, optimizers and schedulers of torch, all made before the first world, and the state that ranks share.
+
+    Parameters
+    ----------
+    member : Member
+    make : callable
+        Of a model: a list of wrapped optimizers.
+    model : torch.nn.Module
+    """
+
+    def __init__(self, member: Member, make: Callable[[nn.Module], list[Any]], model: nn.Module) -> None:
+        engine.init()
+        self.member = member
+        self.model = model
+        self.optimizers = make(model)
+        self.schedulers = [torch.optim.lr_scheduler.StepLR(each, 5, 0.9) for each in self.optimizers]
+        self.steps = 0
+        self.ids = [id(each) for each in self.optimizers]
+
+    def sync(self) -> None:
+        """Take over the state of whoever has made the most steps: what a state of elastic training does."""
+        steps = engine.allgather_object(self.steps, "steps")
+        root = steps.index(max(steps))
+        parts = [self.model, *self.optimizers, *self.schedulers]
+        states = engine.broadcast_object([each.state_dict() for each in parts], root, "state")
+        for part, state in zip(parts, states, strict=True):
+            part.load_state_dict(copy.deepcopy(state))
+        self.steps = steps[root]
+
+    def step(self, forward: Callable[[nn.Module, torch.Tensor], torch.Tensor]) -> None:
+        """One step on data of this rank's own."""
+        generator = torch.Generator().manual_seed(1000 * self.steps + engine.rank())
+        loss = forward(self.model, torch.randn(4, 8, generator=generator))
+        for each in self.optimizers:
+            each.zero_grad()
+        loss.backward()
+        for each in (*self.optimizers, *self.schedulers):
+            each.step()
+        self.steps += 1
+
+    def train(self, forward: Callable[[nn.Module, torch.Tensor], torch.Tensor] | None = None, few: int = 4) -> None:
+        """In each world a few steps after which the ranks must hold the same, and then steps until the world fails."""
+        forward = forward or (lambda model, x: model(x).square().mean())
+
+        def body(member: Member) -> None:
+            self.sync()
+            for _ in range(few):
+                self.step(forward)
+            engine.check_consistency(self.model.state_dict(), "parameters")
+            gc.collect()
+            held = {kind: alive(kind) for kind in ("Engine", "GradientGroup", "TorchReducer")}
+            same = self.ids == [id(each) for each in self.optimizers]
+            member.say("trained", steps=self.steps, rate=self.optimizers[0].param_groups[0]["lr"], same=same)
+            member.say("resources", **resources(), **held)
+            while True:
+                self.step(forward)
+
+        self.member.run(body)
+
+
+def perceptron() -> nn.Module:
+    """Of two layers, with weights that depend on the process."""
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+
+
+def adam(member: Member) -> None:
+    """One optimizer and its scheduler."""
+
+    def make(model: nn.Module) -> list[Any]:
+        return [hvd.DistributedOptimizer(torch.optim.Adam(model.parameters(), 1e-3), model.named_parameters())]
+
+    Training(member, make, perceptron()).train()
+
+
+def views(member: Member) -> None:
+    """Gradients side by side in shared memory."""
+
+    def make(model: nn.Module) -> list[Any]:
+        plain = torch.optim.Adam(model.parameters(), 1e-3)
+        return [hvd.DistributedOptimizer(plain, gradient_as_bucket_view=True)]
+
+    Training(member, make, perceptron()).train()
+
+
+def two_optimizers(member: Member) -> None:
+    """One for each layer, and a third that is dropped before the first world on some processes alone."""
+    dropped = perceptron()
+
+    def make(model: nn.Module) -> list[Any]:
+        if member.number == 0:
+            hvd.DistributedOptimizer(torch.optim.SGD(dropped.parameters(), 0.1))
+        return [
+            hvd.DistributedOptimizer(torch.optim.SGD(model[index].parameters(), 1e-3, momentum=0.9)) for index in (0, 2)
+        ]
+
+    Training(member, make, perceptron()).train()
+
+
+def powersgd(member: Member) -> None:
+    """A scheme that counts its calls and remembers factors; most reductions are compressed."""
+
+    def make(model: nn.Module) -> list[Any]:
+        scheme = hvd.PowerSGD(rank=1, start_iter=3, min_compression_rate=0.1)
+        return [hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 1e-2), compression=scheme)]
+
+    Training(member, make, perceptron()).train(few=6)
+
+
+def frozen(member: Member) -> None:
+    """A layer without gradients, which is thawed in the middle."""
+    model = perceptron()
+    model[0].requires_grad_(False)
+
+    def make(model: nn.Module) -> list[Any]:
+        return [hvd.DistributedOptimizer(torch.optim.Adam(model.parameters(), 1e-3), model.named_parameters())]
+
+    training = Training(member, make, model)
+
+    def forward(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        model[0].requires_grad_(training.steps > 10)
+        return model(x).square().mean()
+
+    training.train(forward)
+
+
+def adasum(member: Member) -> None:
+    """What steps change is combined."""
+
+    def make(model: nn.Module) -> list[Any]:
+        return [hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 1e-3), op=hvd.Adasum)]
+
+    Training(member, make, perceptron()).train()
+
+
+def sparse(member: Member) -> None:
+    """Gradients of an embedding."""
+    model = nn.Sequential(nn.Embedding(20, 8, sparse=True), nn.Linear(8, 4))
+
+    def make(model: nn.Module) -> list[Any]:
+        return [hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 1e-2), model.named_parameters())]
+
+    Training(member, make, model).train(lambda model, x: model((x.abs() * 3).long()).square().mean())
+
+
+def passes(member: Member) -> None:
+    """Gradients of three passes are added up; worlds end in the middle of them."""
+    model = perceptron()
+
+    def make(model: nn.Module) -> list[Any]:
+        plain = torch.optim.SGD(model.parameters(), 1e-2)
+        return [hvd.DistributedOptimizer(plain, model.named_parameters(), backward_passes_per_step=3)]
+
+    def forward(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            model(x).square().mean().backward()
+        return model(x).square().mean()
+
+    Training(member, make, model).train(forward)
+
+
+def batch_norm(member: Member) -> None:
+    """Two layers that are normalised over all ranks; a newcomer has used none of them."""
+    plain = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 4), nn.BatchNorm1d(4))
+    model = hvd.SyncBatchNorm.convert_sync_batchnorm(plain)
+
+    def make(model: nn.Module) -> list[Any]:
+        return [hvd.DistributedOptimizer(torch.optim.Adam(model.parameters(), 1e-3), model.named_parameters())]
+
+    Training(member, make, model).train()

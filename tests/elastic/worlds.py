@@ -47,8 +47,8 @@ class Worker:
                 said = self._said.pop(0)
                 if said["kind"] in kinds:
                     return said
-                if said["kind"] == "raised":
-                    raise AssertionError(f"worker {self.number}: {said['text']}\n{said['trace']}")
+                if said["kind"] in ("raised", "failed", "called_off"):
+                    raise AssertionError(f"worker {self.number} did not say {kinds}, but {said}")
             ready, _, _ = select.select([self._connection], [], [], max(0.0, end - time.monotonic()))
             data = self._connection.recv(LIMIT) if ready else b""
             if not data:
