@@ -8,7 +8,7 @@ before it takes the place of the one before, in one assignment; so an exception 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from . import copies
@@ -103,6 +103,11 @@ class State:
         self._held = Commit(None, copies.NOTHING)
         self._ask: Callable[[], bool] = lambda: False
         self._tell: Callable[[int], None] = lambda number: None
+
+    @property
+    def owed(self) -> bool:
+        """Whether a commit was put off, because gradients were in hand; the next check makes it. The same on all ranks."""
+        return self._owed
 
     @property
     def committed(self) -> int | None:
@@ -232,6 +237,22 @@ class State:
         raise NotImplementedError
 
 
+@dataclass
+class Progress:
+    """How far a loop over epochs is.
+
+    Attributes
+    ----------
+    epoch : int
+        The one that is under way, from 0.
+    sampler : dict
+        The `state_dict` of its sampler; empty at the beginning of an epoch.
+    """
+
+    epoch: int = 0
+    sampler: dict[str, int] = field(default_factory=dict)
+
+
 class ObjectState(State):
     """Values under names, as attributes.
 
@@ -245,6 +266,11 @@ class ObjectState(State):
         By position only; not given: the ranks of the engine's world.
     **values
         What is kept. An attribute that is added later is not.
+
+    Attributes
+    ----------
+    progress : Progress
+        How far `engine.elastic.loop` is; kept with the values.
 
     Raises
     ------
@@ -269,6 +295,8 @@ class ObjectState(State):
                 raise ValueError(
                     f"a state cannot have a value that is called {name!r}: it has something else of that name"
                 )
+        self.progress = Progress()
+        values = {"progress": self.progress, **values}
         self._names = tuple(values)
         self._memories = [copies.NOTHING.memory] * 2
         self.__dict__.update(values)
@@ -287,11 +315,7 @@ class ObjectState(State):
     def _give(self, values: Copy) -> None:
         given = copies.give(values, self.arrays, lambda name: self._lent(getattr(self, name)))
         for name, value in given.items():
-            present = getattr(self, name)
-            if _has_state(present):
-                self._load(present, value)
-            else:
-                setattr(self, name, value)
+            self._load(name, getattr(self, name), value)
 
     def _kept(self, value: Any) -> Any:
         """What is kept of a value."""
@@ -301,9 +325,12 @@ class ObjectState(State):
         """Whether `_load` copies what it is given at once, so that it may be given what is kept."""
         return False
 
-    def _load(self, present: Any, kept: Any) -> None:
-        """Give a value that has a state the one that was kept."""
-        present.load_state_dict(kept)
+    def _load(self, name: str, present: Any, kept: Any) -> None:
+        """Make what was kept the value of a name."""
+        if _has_state(present):
+            present.load_state_dict(kept)
+        else:
+            setattr(self, name, kept)
 
 
 def _has_state(value: Any) -> bool:

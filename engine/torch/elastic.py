@@ -118,14 +118,14 @@ class TorchState(ObjectState):
     def _lent(self, present: Any) -> bool:
         return isinstance(present, torch.nn.Module | torch.optim.Optimizer)
 
-    def _load(self, present: Any, kept: Any) -> None:
+    def _load(self, name: str, present: Any, kept: Any) -> None:
         if isinstance(present, torch.optim.Optimizer):
             kept = _into(present.state_dict(), kept)
         elif isinstance(present, torch.nn.Module):
             # What a module calls its extra state it may hold on to; all else it copies.
-            extra = {name: _into(None, value) for name, value in kept.items() if name.endswith("_extra_state")}
+            extra = {key: _into(None, value) for key, value in kept.items() if key.endswith("_extra_state")}
             kept.update(extra)
-        present.load_state_dict(kept)
+        super()._load(name, present, kept)
 
 
 def _into(present: Any, kept: Any) -> Any:
