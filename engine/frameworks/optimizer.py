@@ -104,6 +104,7 @@ class Wrapping(ABC):
         self.names = None if named_parameters is None else names_of(named_parameters)
         self._optimizer: Callable[[], Any] = lambda: None
         self.prefix = ""
+        self.moving = False  # whether it is about to begin anew in another world
         self.reducer: Any
         self._engine: core.Engine | None
         self._known: set[int]
@@ -155,7 +156,11 @@ class Wrapping(ABC):
             self._rest(passes, str(error))
             return
         self._begin(passes)
-        self.adopt(self.parameters_of(optimizer))
+        self.moving = True
+        try:
+            self.adopt(self.parameters_of(optimizer))
+        finally:
+            self.moving = False
         self.reducer.share_state(root)
         self.moved(optimizer)
 

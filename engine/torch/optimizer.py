@@ -63,7 +63,9 @@ class _Wrapping(Wrapping):
     def describe(self, name: str, parameter: torch.Tensor) -> tuple[str, int]:
         text, _ = super().describe(name, parameter)
         place = " on a GPU" if parameter.is_cuda else ""
-        return f"{text} requires_grad={parameter.requires_grad}{place}", _layout(parameter)
+        # In an elastic job newcomers come to a line that freezes or thaws a layer later than others.
+        frozen = "" if self.moving else f" requires_grad={parameter.requires_grad}"
+        return f"{text}{frozen}{place}", _layout(parameter)
 
     def expect_alone(self, named: dict[str, Any]) -> None:
         expect_no_rival(named)

@@ -65,7 +65,9 @@ class Member:
                     self.say("raised", text=f"{type(error).__name__}: {error}")
                     raise
                 told = None if failure is None else failure.culprit
-                self.say("failed", world=world.number, culprit=told, text=str(error) if failure is None else failure.text)
+                self.say(
+                    "failed", world=world.number, culprit=told, text=str(error) if failure is None else failure.text
+                )
                 traceback.clear_frames(error.__traceback__)
             gc.collect()
 

@@ -12,15 +12,23 @@ import signal
 import socket
 import sys
 
-import numpy as np  # noqa: F401
+import torch
 
 import engine.torch  # noqa: F401
 from tests.elastic import member, programs  # noqa: F401
 
 
+def warm_up() -> None:
+    """Have torch import what it imports when it is first used."""
+    optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(1))])
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    optimizer.step()
+
+
 def serve() -> None:
     """Until the other side has gone."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    warm_up()
     with socket.socket(fileno=0) as asked:
         asked.send(b"{}")
         while True:

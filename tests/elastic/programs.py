@@ -6,6 +6,7 @@ import copy
 import gc
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -43,9 +44,10 @@ def counting(member: Member) -> None:
     member.run(body)
 
 
-def alive(kind: str) -> int:
-    """How many objects of a class there are."""
-    return sum(type(each).__name__ == kind for each in gc.get_objects())
+def alive(*kinds: str) -> dict[str, int]:
+    """How many objects of each class there are, by its name."""
+    found = Counter(type(each).__name__ for each in gc.get_objects())
+    return {kind: found[kind] for kind in kinds}
 
 
 class Training:
@@ -98,11 +100,11 @@ class Training:
             for _ in range(few):
                 self.step(forward)
             engine.check_consistency(self.model.state_dict(), "parameters")
-            gc.collect()
-            held = {kind: alive(kind) for kind in ("Engine", "GradientGroup", "TorchReducer")}
             same = self.ids == [id(each) for each in self.optimizers]
             member.say("trained", steps=self.steps, rate=self.optimizers[0].param_groups[0]["lr"], same=same)
-            member.say("resources", **resources(), **held)
+            if member.worlds > 1:
+                gc.collect()
+                member.say("resources", **resources(), **alive("Engine", "GradientGroup", "TorchReducer"))
             while True:
                 self.step(forward)
 

@@ -36,7 +36,8 @@ def test_fifty_worlds_leave_nothing_behind() -> None:
             members = [veteran, *others]
             drawn.shuffle(members)
             train_in_one_world(worlds, members)
-            held.append(veteran.heard("resources"))
+            if veteran.worlds > 1:
+                held.append(veteran.heard("resources"))
             victim = drawn.choice(others)
             victim.kill()
             for worker in members:
@@ -53,6 +54,8 @@ def train_in_one_world(worlds: Worlds, members: list[Worker]) -> None:
     """Have members enter the next world and train there: all have made equally many steps, with the same result."""
     worlds.place(members)
     told = [worker.heard("trained") for worker in members]
+    for worker in members:
+        worker.worlds += 1
     assert len({(each["steps"], each["rate"]) for each in told}) == 1, told
     assert all(each["same"] for each in told)
 

@@ -31,6 +31,7 @@ class Worker:
         self.number = number
         self.pid = pid
         self.alive = True
+        self.worlds = 0
         self._connection = connection
         self._said: list[dict[str, Any]] = []
 
