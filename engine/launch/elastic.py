@@ -266,7 +266,8 @@ class Driver:
             self._tell(worker, "update", world=action.world, count=action.count, kinds=list(action.kinds))
 
     def _end(self, action: events.End) -> None:
-        self._tell(action.worker, "end", why=action.why, good=action.good)
+        over = self._machine.phase in (Phase.DRAINING, Phase.OVER)
+        self._tell(action.worker, "end", why=action.why, good=action.good, over=over)
 
     def _speak(self, action: events.Say) -> None:
         self._say(action.text)

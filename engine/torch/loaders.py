@@ -30,7 +30,10 @@ def elastic(loader: DataLoader[Any]) -> tuple[DataLoader[Any], Any]:
         if isinstance(own, ElasticSampler | ElasticBatchSampler):
             return loader, own
     if loader not in _made:
-        plain = type(loader.batch_sampler) is BatchSampler and type(loader.sampler) in (RandomSampler, SequentialSampler)
+        plain = type(loader.batch_sampler) is BatchSampler and type(loader.sampler) in (
+            RandomSampler,
+            SequentialSampler,
+        )
         if isinstance(loader.dataset, IterableDataset) or not plain:
             kind = type(loader.dataset if isinstance(loader.dataset, IterableDataset) else loader.sampler).__qualname__
             raise TypeError(

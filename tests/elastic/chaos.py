@@ -96,7 +96,10 @@ class Chaos:
         command += ["--blacklist-cooldown-range", "1", "5"]
         if self.hosts is not None:
             command += ["--host-discovery-script", str(self.directory / "discover")]
-            command += ["--launch-agent", f"{sys.executable} -m tests.elastic.chaos_entering {self._entries()} {{host}}"]
+            command += [
+                "--launch-agent",
+                f"{sys.executable} -m tests.elastic.chaos_entering {self._entries()} {{host}}",
+            ]
         command += [sys.executable, "-m", chaos_program.__name__, str(self.directory)]
         environment = os.environ | {"CHAOS": self.mark, "ENGINE_STALL_LIMIT": str(STALL_LIMIT)}
         with self.log.open("w") as log:
@@ -151,8 +154,13 @@ class Chaos:
         return dict(self._marked("ENGINE_WORKER"))
 
     def agents(self) -> list[int]:
-        """The processes of agents."""
-        return [pid for _, pid in self._marked("CHAOS_AGENT")]
+        """The processes of agents: the oldest of each host that is no worker's. What it has forked guards it."""
+        oldest: dict[int, int] = {}
+        workers = set(self.workers().values())
+        for host, pid in sorted(self._marked("CHAOS_AGENT"), key=lambda each: _began(each[1])):
+            if pid not in workers:
+                oldest.setdefault(host, pid)
+        return list(oldest.values())
 
     def _marked(self, variable: str) -> Iterator[tuple[int, int]]:
         for path in Path("/proc").glob("[0-9]*"):
@@ -253,7 +261,12 @@ class Chaos:
         assert results, self.tail()
         for path in results:
             with np.load(path) as result:
-                steps, epoch, seen, weights = int(result["step"]), int(result["epoch"]), result["seen"], result["weights"]
+                steps, epoch, seen, weights = (
+                    int(result["step"]),
+                    int(result["epoch"]),
+                    result["seen"],
+                    result["weights"],
+                )
             assert np.array_equal(seen, np.full(chaos_program.SAMPLES, epoch)), f"of {epoch} epochs: {seen}"
             expected = chaos_program.undisturbed(steps)
             assert np.allclose(weights, expected, rtol=0, atol=1e-9), np.abs(weights - expected).max()
@@ -268,6 +281,13 @@ class Chaos:
         for pid in (*self.workers().values(), *self.agents()):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+
+def _began(pid: int) -> int:
+    """When a process was started, in ticks of the system."""
+    with suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    return sys.maxsize
 
 
 @contextmanager
@@ -314,7 +334,9 @@ def main() -> None:
         finally:
             if made is not None:
                 made.close()
-    print(f"seed {options.seed}: {done} faults, {worlds} worlds, {steps} steps; the model is that of an undisturbed run")
+    print(
+        f"seed {options.seed}: {done} faults, {worlds} worlds, {steps} steps; the model is that of an undisturbed run"
+    )
     print("| fault | times | seconds to the next step: median | longest |\n|---|---|---|---|")
     for kind, seconds in sorted(job.seconds.items()):
         if seconds:

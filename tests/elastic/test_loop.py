@@ -95,8 +95,8 @@ def test_survivors_go_on_from_the_commit_and_a_newcomer_joins_them(workers: Work
         assert (ready["why"], ready["world"], ready["culprit"], ready["commit"]) == ("FAILURE", 1, 0, 4)
     workers.start("steps", [3], 3)
     workers.begin(2, [2, 3])  # worker 1 has no place in it: nothing depends on who was who
-    workers.driver.tell(1, "end", why="there is no place for it", good=False)
-    assert workers.end(1, 7)[0][:2] == ["over", "False"]
+    workers.driver.tell(1, "end", why="there is no place for it", good=False, over=False)
+    assert workers.end(1)[0] == []
     for rank, worker in enumerate((2, 3)):
         words, err = workers.end(worker)
         # 20 steps of three ranks were committed, and 40 of two follow
@@ -189,8 +189,8 @@ def test_sigterm_lets_a_worker_leave_in_good_order(workers: Workers) -> None:
         workers.driver.tell(worker, "update", world=1)
     commits = {workers.driver.wait_for("ready", worker, 2)["commit"] for worker in (0, 1)}
     assert len(commits) == 1
-    workers.driver.tell(1, "end", why="it-has-left", good=False)
-    assert workers.end(1, 7)[0][:3] == ["over", "False", "it-has-left"]
+    workers.driver.tell(1, "end", why="it has left", good=False, over=False)
+    assert workers.end(1)[0] == []
 
 
 def test_sigterm_ends_a_worker_that_the_agent_has_given_up(workers: Workers) -> None:

@@ -42,6 +42,10 @@ class JobOver(EngineError):
         self.good = good
 
 
+class LetGo(JobOver):
+    """The job goes on without this worker."""
+
+
 @dataclass(frozen=True)
 class Assigned:
     """What a worker at the gate is told.
@@ -264,10 +268,10 @@ class Gate:
                 view = view[self._connection.send(view, socket.MSG_NOSIGNAL) :]
             except BlockingIOError:
                 if not patience.left():
-                    self._end(f"the agent of this host has read nothing for {PATIENCE:g} s")
+                    self._end(JobOver(f"the agent of this host has read nothing for {PATIENCE:g} s"))
                 self._poll(select.POLLOUT, patience.wait())
             except OSError:
-                self._end(GONE)
+                self._end(JobOver(GONE))
 
     def _receive(self, block: bool) -> None:
         """Take what has come; with `block`, wait until something has."""
@@ -283,12 +287,14 @@ class Gate:
             except OSError:
                 data = b""
             if not data:
-                self._end(GONE)
+                self._end(JobOver(GONE))
             try:
                 for message in self._talk.feed(data):
                     self._hear(message)
             except (TalkError, KeyError, TypeError, ValueError) as error:
-                self._end(f"the agent of this host does not speak as one does: {error!r}; install the same version")
+                self._end(
+                    JobOver(f"the agent of this host does not speak as one does: {error!r}; install the same version")
+                )
 
     def _hear(self, message: dict[str, Any]) -> None:
         _HEARD[message["kind"]](self, message)
@@ -306,11 +312,12 @@ class Gate:
         self._updated = max(self._updated, int(message["world"]))
 
     def _ended(self, message: dict[str, Any]) -> None:
-        self._end(str(message["why"]), bool(message["good"]))
+        why = str(message["why"])
+        self._end(JobOver(why, bool(message["good"])) if message.get("over", True) else LetGo(why))
 
-    def _end(self, why: str, good: bool = False) -> None:
+    def _end(self, over: JobOver) -> None:
         """The job is over for this worker: this call raises that, and so does every later one."""
-        self._over = JobOver(why, good)
+        self._over = over
         raise self._over
 
     def _poll(self, event: int, seconds: float | None) -> None:

@@ -33,7 +33,7 @@ from ...waiting_room import GATE
 from ..events import Why
 from ..state import HostsUpdatedInterrupt, State
 from . import variables
-from .gate import Assigned, Gate, JobOver
+from .gate import Assigned, Gate, JobOver, LetGo
 
 NEWS_SECONDS = 1.0  # longest that the news of a failed world may be behind the exception that it caused
 _END = "engine.elastic.end"
@@ -61,7 +61,8 @@ def run(function: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P],
     callable
         Takes and returns what `function` does. Every rank returns when the function has returned on all ranks. It
         raises `JobOver` if the job ends before the training is complete, with the state as it was last committed; and
-        what `function` raises while its world is well.
+        what `function` raises while its world is well. A worker without which the job goes on, or that comes when all
+        is done, ends here.
 
     Examples
     --------
@@ -132,7 +133,8 @@ class _Worker:
         """What comes after the gate's END."""
         if over.good and self._finished:
             return self._finished[0]
-        if over.good:  # It came when all was done.
+        if over.good or isinstance(over, LetGo):
+            logger.info("worker %d ends: %s", self._gate.worker, over)
             raise SystemExit(0) from None
         raise over
 

@@ -14,7 +14,7 @@ message is signed for both nonces, its direction and its count: none can be left
 | leaving | worker | |
 | place | driver | place, members, hosts, hub, reason |
 | void, update | driver | world |
-| end | driver | why, good |
+| end | driver | why, good; over: whether the job goes on without this worker, or not |
 """
 
 from __future__ import annotations
