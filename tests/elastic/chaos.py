@@ -28,7 +28,7 @@ import tempfile
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -130,13 +130,13 @@ class Chaos:
         """The newest world in which there was a step."""
         return max((step.world for step in self.steps()), default=0)
 
-    def await_step(self, world: int, seconds: float) -> float:
-        """Wait for a step in a later world than that; when the first was."""
+    def await_step(self, world: int, seconds: float, after: float = 0.0) -> float:
+        """Wait for a step in a later world than that, and after that time; when the first was."""
 
         def first() -> float | None:
             if self.process.poll() is not None:
                 raise AssertionError(f"the job has ended with {self.process.returncode}:\n{self.tail()}")
-            return min((step.time for step in self.steps() if step.world > world), default=None)
+            return min((step.time for step in self.steps() if step.world > world and step.time > after), default=None)
 
         try:
             found = until(first, f"a step in a world after {world}", seconds, 0.01)
@@ -181,9 +181,9 @@ class Chaos:
         if undo is None:
             return
         if kind == "cable":  # a short cut ends no world
-            world = min(world, self.newest() - 1)
+            world, began = 0, time.monotonic()
         try:
-            self.seconds[kind].append(self.await_step(world, LONGEST[kind]) - began)
+            self.seconds[kind].append(self.await_step(world, LONGEST[kind], began) - began)
         except AssertionError as error:
             error.add_note(f"the fault: {kind}")
             raise
@@ -301,9 +301,8 @@ def chaos(directory: Path, seed: int, hosts: Hosts | None = None, slots: int = 3
         job.close()
 
 
-def play(job: Chaos, count: float, minutes: float, show: Callable[[str], None] = print) -> int:
-    """Draw faults until there were so many, or the time is over; how many there were."""
-    kinds = [kind for kind in WEIGHTS if job.hosts is not None or kind in HERE]
+def play(job: Chaos, count: float, minutes: float, kinds: Sequence[str], show: Callable[[str], None] = print) -> int:
+    """Draw faults of some kinds until there were so many, or the time is over; how many there were."""
     end, done = time.monotonic() + 60 * minutes, 0
     while done < count and time.monotonic() < end:
         kind = job.random.choices(kinds, [WEIGHTS[kind] for kind in kinds])[0]
@@ -323,12 +322,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1, help="draw others with another (default 1)")
     parser.add_argument("--hosts", type=int, default=3, help="namespaces as hosts; 0: this machine alone (default 3)")
     parser.add_argument("--slots", type=int, default=2, help="ranks of a host (default 2)")
+    parser.add_argument("--faults", metavar="KIND,KIND", help="draw these alone (default: all that can be)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="chaos-") as name:
         made = Hosts(options.hosts) if options.hosts else None
         try:
             with chaos(Path(name), options.seed, made, options.slots) as job:
-                done = play(job, options.count, options.minutes, lambda text: print(text, flush=True))
+                kinds = options.faults.split(",") if options.faults else [*WEIGHTS] if made else HERE
+                done = play(job, options.count, options.minutes, kinds, lambda text: print(text, flush=True))
                 steps = job.finish()
                 worlds = job.newest()
         finally:
