@@ -11,7 +11,7 @@ import itertools
 import time
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Any
 
@@ -41,12 +41,13 @@ def _distinct(ranks: Iterable[int]) -> tuple[int, ...]:
 class Numbers:
     """Numbers of things of which the ranks of a process set make equally many, each kind counted by itself."""
 
-    def __init__(self) -> None:
-        self._counts: dict[str, Iterator[int]] = {}
+    def __init__(self, counts: Mapping[str, int] | None = None) -> None:
+        self.counts = Counter(counts or {})
 
     def next(self, kind: str) -> int:
-        """The number of a new thing of that kind, from 0."""
-        return next(self._counts.setdefault(kind, itertools.count()))
+        """The number of a new thing of that kind, from 0 unless some were counted before."""
+        self.counts[kind] += 1
+        return self.counts[kind] - 1
 
 
 class ProcessSet:
@@ -79,6 +80,7 @@ class ProcessSet:
         self._planned: int | None = None  # the rank in the world that this process waits for
         self._lost = ""  # why a set that an earlier world had is not in this one
         self.numbers = Numbers()
+        self._reserved: Numbers | None = None  # those that were given before the first world of an elastic job
         if hasattr(ranks_or_comm, "allgather") and hasattr(ranks_or_comm, "Get_rank"):
             self._communicator = ranks_or_comm
         else:
@@ -166,6 +168,11 @@ class ProcessSet:
 
     def _leave(self) -> None:
         self.process_set_id = self._world = self._engine = self._planned = None
+
+    def _begin_numbers(self) -> None:
+        """Count anew, in a new world of an elastic job. What was made before the first world keeps its numbers."""
+        self._reserved = self._reserved or self.numbers
+        self.numbers = Numbers(self._reserved.counts)
 
     def _await(self, rank: int, ranks: tuple[int, ...]) -> None:
         """This process waits for a world in which it is to have that rank, and the set those ranks."""

@@ -195,7 +195,7 @@ def _start(
     crew = {rank: gathered.pids[rank] for rank in gathered.crew}
     device = Device(engine, crew, settings)
     sets = Registry(engine, settings.shutdown_timeout, device, set_links)
-    watch = Watch(engine, sets, Recorder(settings.output_dir, world.rank))
+    watch = Watch(engine, sets, Recorder(settings.output_dir, world.rank, world.number))
     watch.start()
     stacks.enable(settings.output_dir, world.rank)
     running = Running(
@@ -318,6 +318,7 @@ def _timeline(target: Path, world: World, generation: int, settings: config.Conf
             settings.timeline_limit,
             settings.timeline_mark_cycles,
             world.text(generation),
+            world.number,
         )
     except OSError as error:
         raise ConfigError(f"timeline is {str(target)!r}: {error.strerror} ({error.filename})") from None

@@ -690,7 +690,8 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
             path = running.timeline.path
             raise EngineError(f"a timeline is being recorded to {path}; call engine.stop_timeline() first")
         world, limit = running.world, running.settings.timeline_limit
-        timeline = Timeline(file_path, world.rank, world.size, limit, mark_cycles, world.text(running.generation))
+        told = world.text(running.generation)
+        timeline = Timeline(file_path, world.rank, world.size, limit, mark_cycles, told, world.number)
         timeline.start(running.engine, running.sets, len(running.layout.crews))
         running.timeline = timeline
 

@@ -17,7 +17,7 @@ from typing import Any
 from . import config
 from .metrics.export.in_process import InProcess
 from .native import core
-from .process_sets import Numbers, ProcessSet, global_process_set
+from .process_sets import ProcessSet, global_process_set
 from .rendezvous import CallOff
 from .running import Running, Told
 from .world import World
@@ -100,9 +100,9 @@ class WaitingRoom:
         return True
 
     def begin_numbers(self) -> None:
-        """Have the names of a new world counted from 0: its newcomers have seen none of the worlds before."""
+        """Have the names of a new world counted anew: its newcomers have seen none of the worlds before."""
         for each in (global_process_set, *self.sets):
-            each.numbers = Numbers()
+            each._begin_numbers()
 
     def close(self) -> None:
         """Nothing waits any more."""

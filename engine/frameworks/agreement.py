@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 
-from .. import objects
+from .. import objects, runtime
 from ..process_sets import Numbers, ProcessSet
 from ..types import Adasum
 from .options import Options
@@ -15,7 +15,7 @@ def next_number(kind: str, process_set: ProcessSet) -> int:
     """Number the things of one kind of which a process set's ranks make equally many, whatever framework they are of.
 
     Two frameworks in one process count together, so that they cannot give one name to two operations. In each world of
-    an elastic job they count from 0: its newcomers have seen none of the worlds before.
+    an elastic job they count anew: its newcomers have seen none of the worlds before.
     """
     return process_set.numbers.next(kind)
 
@@ -53,6 +53,8 @@ def claim_name(options: Options) -> tuple[int, str]:
 def expect_agreement(options: Options, parameters: objects.Described) -> None:
     """Compare an optimizer's options and parameters over the ranks of its process set. Collective.
 
+    Before the first world of an elastic job nothing is compared.
+
     Parameters
     ----------
     options : Options
@@ -66,6 +68,8 @@ def expect_agreement(options: Options, parameters: objects.Described) -> None:
         They differ; all ranks raise it.
     """
     process_set = options.process_set
+    if runtime.is_waiting():
+        return
     told = {"options": (str(options), 0)}
     objects.compare(told, "DistributedOptimizer: the ranks give different options", None, process_set)
     message = "DistributedOptimizer: the ranks' optimizers have different parameters"

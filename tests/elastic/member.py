@@ -52,6 +52,7 @@ class Member:
         while (world := self._place()) is not None:
             self.world = world
             call_off = CallOff(self._connection.fileno(), lambda number=world.number: self._called_off(number))
+            self.say("entering", world=world.number)
             try:
                 runtime.enter(world, call_off)
                 self.worlds += 1

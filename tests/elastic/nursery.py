@@ -6,6 +6,7 @@ process.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -29,6 +30,8 @@ def serve() -> None:
     """Until the other side has gone."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     warm_up()
+    gc.collect()
+    gc.freeze()  # What is forked has its own objects alone to look through.
     with socket.socket(fileno=0) as asked:
         asked.send(b"{}")
         while True:

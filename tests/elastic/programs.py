@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import os
+import signal
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -16,6 +18,9 @@ from torch import nn
 
 import engine
 import engine.torch as hvd
+from engine import runtime
+from engine.metrics import page
+from engine.process_sets import ProcessSet
 from tests.elastic.member import Member
 
 
@@ -29,13 +34,28 @@ def resources() -> dict[str, int]:
         }
 
 
+def own_page() -> str | None:
+    """The path of this process's page of counters."""
+    found = [entry for entry in os.listdir("/proc/self/fd") if page.NAME in held_by(os.getpid()).get(entry, "")]
+    return f"/proc/{os.getpid()}/fd/{found[0]}" if found else None
+
+
+def held_by(pid: int) -> dict[str, str]:
+    """What the descriptors of a process are."""
+    found = {}
+    for entry in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            found[entry] = os.readlink(f"/proc/{pid}/fd/{entry}")
+    return found
+
+
 def counting(member: Member) -> None:
     """Reduce until the world fails, under names that each world counts anew."""
     engine.init()
 
     def body(member: Member) -> Any:
         gc.collect()
-        member.say("resources", **resources())
+        member.say("resources", **resources(), page=own_page())
         first = engine.allreduce(np.array([float(engine.rank())]), engine.Sum)
         member.say("reduced", value=float(first[0]), size=engine.size(), rank=engine.rank())
         while True:
@@ -220,3 +240,139 @@ def batch_norm(member: Member) -> None:
         return [hvd.DistributedOptimizer(torch.optim.Adam(model.parameters(), 1e-3), model.named_parameters())]
 
     Training(member, make, model).train()
+
+
+def refused(call: Callable[[], Any]) -> str | None:
+    """The error that a call raises; None if it raises none."""
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def waiting_room(member: Member) -> None:
+    """What a script does before `elastic.run`."""
+    engine.init()
+    model = perceptron()
+    before = copy.deepcopy(model.state_dict())
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters())
+    hvd.broadcast_parameters(model.state_dict(), 0)
+    hvd.broadcast_optimizer_state(optimizer, 0)
+    part = engine.add_process_set([0, 1])
+    optimizer.zero_grad()
+    ones = torch.ones(2)
+    calls: list[Callable[[], Any]] = [
+        lambda: engine.allreduce(np.ones(2)),
+        lambda: hvd.allgather(ones),
+        lambda: hvd.broadcast(ones, 0),
+        lambda: engine.barrier(),
+        lambda: engine.join(),
+        lambda: engine.broadcast_object(1),
+        lambda: engine.allreduce(np.ones(2), process_set=part),
+        lambda: model(torch.ones(1, 8)).sum().backward() or optimizer.step(),
+        lambda: engine.knobs(),
+    ]
+    member.say(
+        "waited",
+        rank=engine.rank(),
+        size=engine.size(),
+        initialized=engine.is_initialized(),
+        equal=all(torch.equal(value, before[name]) for name, value in model.state_dict().items()),
+        refused=[refused(call) for call in calls],
+    )
+
+
+def process_sets(member: Member) -> None:
+    """Two sets, added before the first world."""
+    low = ProcessSet([0, 1])
+    engine.init(process_sets=[low])
+    high = engine.add_process_set([2, 3])
+
+    def total(part: ProcessSet) -> Any:
+        try:
+            if not part.included():
+                return None
+            return float(engine.allreduce(np.array([float(engine.rank())]), engine.Sum, process_set=part)[0])
+        except engine.errors.NotInitializedError as error:
+            return str(error)
+
+    def body(member: Member) -> None:
+        member.say("sums", low=total(low), high=total(high))
+        while True:
+            engine.allreduce(np.ones(1))
+
+    member.run(body)
+
+
+def late_wrapping(member: Member) -> None:
+    """An optimizer that is wrapped anew in each world, while the old one is still there."""
+    engine.init()
+    kept: list[Any] = []
+
+    def body(member: Member) -> None:
+        old = refused(kept[-1].step) if kept else None
+        model = perceptron()
+        kept.append(hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1)))
+        model(torch.ones(1, 8)).sum().backward()
+        kept[-1].step()
+        member.say("stepped", old=old)
+        while True:
+            engine.allreduce(np.ones(1))
+
+    member.run(body)
+
+
+def forking(member: Member) -> None:
+    """A child that is forked in a world, and lives."""
+    engine.init()
+
+    def body(member: Member) -> None:
+        hvd.DistributedOptimizer(torch.optim.SGD(perceptron().parameters(), 0.1), gradient_as_bucket_view=True)
+        begun, begins = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.write(begins, b"!")
+            signal.pause()
+        os.read(begun, 1)
+        held = held_by(child)
+        own = [name for name in held.values() if "engine-" in name or "pidfd" in name or "eventfd" in name]
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        member.say("forked", held=own)
+        while True:
+            engine.allreduce(np.ones(1))
+
+    member.run(body)
+
+
+def knobs(member: Member) -> None:
+    """The program turns a knob in the first world."""
+    engine.init()
+
+    def body(member: Member) -> None:
+        assert member.world is not None
+        if member.world.number == 1 and engine.rank() == 0:
+            engine.set_knobs(fusion_threshold=12345)
+        for _ in range(3):
+            engine.allreduce(np.ones(1))
+        member.say("knobs", threshold=engine.knobs()["fusion_threshold"])
+        while True:
+            engine.allreduce(np.ones(1))
+
+    member.run(body)
+
+
+def tuned(member: Member) -> None:
+    """Worlds that are too short for a search."""
+    engine.init()
+
+    def body(member: Member) -> None:
+        engine.allreduce(np.ones(1))
+        tuning = runtime._current().tuning
+        with open(f"/proc/self/task/{threading.get_native_id()}/children") as children:
+            member.say("tuning", searching=tuning is not None, children=children.read().split())
+        while True:
+            engine.allreduce(np.ones(1))
+
+    member.run(body)

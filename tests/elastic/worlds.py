@@ -69,39 +69,56 @@ class Worker:
             os.kill(self.pid, signal.SIGKILL)
 
 
+class Nursery:
+    """A process that forks others (`tests/elastic/nursery.py`), as a context manager."""
+
+    def __enter__(self) -> Nursery:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, "-m", "tests.elastic.nursery"]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(command, stdin=theirs, cwd=ROOT, env=environment)
+        theirs.close()
+        assert select.select([self._socket], [], [], 60.0)[0], "the nursery has not begun"
+        assert self._socket.recv(LIMIT)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+        self._process.wait(30)
+
+    def fork(self, request: dict[str, Any], connection: socket.socket) -> int:
+        """Have a process forked that is given the connection; its number."""
+        socket.send_fds(self._socket, [json.dumps(request).encode()], [connection.fileno()])
+        return int(json.loads(self._socket.recv(LIMIT))["pid"])
+
+
 class Worlds:
     """A job of worlds, as a context manager.
 
     Parameters
     ----------
+    nursery : Nursery
+        Forks the processes.
     program : str
         A function of `tests/elastic/programs.py`, which is given a `Member`.
     **environ : str
         More variables of the processes.
     """
 
-    def __init__(self, program: str, **environ: str) -> None:
+    def __init__(self, nursery: Nursery, program: str, **environ: str) -> None:
         self.workers: list[Worker] = []
         self.number = 0
         self._program = program
         self._job = f"worlds-{os.getpid()}-{secrets.token_hex(4)}"
         self._environ = {"ENGINE_GATE": "none", "ENGINE_START_TIMEOUT": "20", "ENGINE_STALL_LIMIT": "30"} | environ
-        self._nursery, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-m", "tests.elastic.nursery"]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        self._process = subprocess.Popen(command, stdin=theirs, cwd=ROOT, env=environment)
-        theirs.close()
+        self._nursery = nursery
 
     def __enter__(self) -> Worlds:
-        assert select.select([self._nursery], [], [], 60.0)[0], "the nursery has not begun"
-        assert self._nursery.recv(LIMIT)
         return self
 
     def __exit__(self, *_: object) -> None:
         for worker in self.workers:
             worker.close()
-        self._nursery.close()
-        self._process.wait(30)
 
     def start(self, count: int = 1, **environ: str) -> list[Worker]:
         """Start so many processes, which wait for a place."""
@@ -111,9 +128,8 @@ class Worlds:
             place = {"ENGINE_RANK": "0", "ENGINE_SIZE": "2", "ENGINE_LOCAL_RANK": "0", "ENGINE_LOCAL_SIZE": "2"}
             request = {"number": len(self.workers), "program": self._program}
             request["environ"] = place | {"ENGINE_JOB": self._job} | self._environ | environ
-            socket.send_fds(self._nursery, [json.dumps(request).encode()], [theirs.fileno()])
+            pid = self._nursery.fork(request, theirs)
             theirs.close()
-            pid = json.loads(self._nursery.recv(LIMIT))["pid"]
             started.append(Worker(len(self.workers), pid, ours))
             self.workers.append(started[-1])
         return started
