@@ -247,6 +247,17 @@ def enter(world: World, called_off: CallOff | None = None) -> None:
         callback()
 
 
+def leave() -> None:
+    """End the world that this process is in, if it is in one, and wait for the next. Collective, unless it has failed.
+
+    Whoever comes to the gate of an elastic job leaves first: a process that ends waits for ranks that have not left.
+    """
+    global _room
+    with _alone("leave"):
+        if _running is not None:
+            _room = _leave_for(_running.world)
+
+
 def _leave_for(world: World) -> WaitingRoom:
     """End the world that this process is in, if any; the room in which it waits for the next."""
     global _running

@@ -126,6 +126,7 @@ class _Worker:
                 return self._last(over)
             if self._enter(assigned) and self._train(call, assigned):
                 return self._finished[0]
+            runtime.leave()
             # What was raised holds frames, and those the tensors and engine of a world that is no more.
             gc.collect()
 
