@@ -113,7 +113,6 @@ class Driver:
         self._numbers: dict[Slot, int] = {}
         self._workers: dict[int, _Worker] = {}
         self._places: Mapping[int, Place] = {}  # of the newest world
-        self._kinds: tuple[str, ...] = ()  # why the members of the newest world were told to come
         self._ends: dict[int, Last] = {}
         self._events: deque[events.Event] = deque()
         self._over: events.Over | None = None
@@ -231,7 +230,7 @@ class Driver:
 
     def _assign(self, action: events.Assign) -> None:
         because = self._because()
-        self._places, self._kinds = action.places, ()
+        self._places = action.places
         hosts = [place.slot.host for place in action.places.values()]
         first = self._workers[next(iter(action.places))]
         address = self._fleet.reached_by(first.slot.host, hosts) if len(set(hosts)) > 1 else ""
@@ -253,15 +252,13 @@ class Driver:
         """Why the next world is made."""
         if not self._machine.causes.resets:
             return ""
-        cause = self._machine.causes.resets[-1]
-        return ", ".join(self._kinds) if cause.worker is None and self._kinds else reason(cause, self._places)
+        return reason(self._machine.causes.resets[-1], self._places)
 
     def _void(self, action: events.Void) -> None:
         for worker in action.workers:
             self._tell(worker, "void", world=action.world)
 
     def _update(self, action: events.Update) -> None:
-        self._kinds = action.kinds
         for worker in action.workers:
             self._tell(worker, "update", world=action.world, count=action.count, kinds=list(action.kinds))
 
