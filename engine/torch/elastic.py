@@ -12,8 +12,9 @@ import torch
 from ..elastic.copies import Memory, Place
 from ..elastic.samplers import ElasticBatchSampler, ElasticSampler
 from ..elastic.state import HostsUpdatedInterrupt, ObjectState, State
+from ..elastic.worker.batches import loop
 
-__all__ = ["ElasticBatchSampler", "ElasticSampler", "HostsUpdatedInterrupt", "ObjectState", "State", "TorchState"]
+__all__ = ["ElasticBatchSampler", "ElasticSampler", "HostsUpdatedInterrupt", "ObjectState", "State", "TorchState", "loop"]
 
 
 class TorchArrays:
@@ -62,7 +63,7 @@ class TorchArrays:
 
     def own(self, view: torch.Tensor, place: Place) -> torch.Tensor:
         """A copy of such a view, on the kind of device that it came from: of GPUs, the current one."""
-        return view.to(place.device) if place.device else view.clone()
+        return view.to(place.origin) if place.origin else view.clone()
 
 
 class TorchState(ObjectState):
