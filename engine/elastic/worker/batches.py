@@ -93,7 +93,7 @@ def _batches(
             for number, batch in enumerate(feed()):
                 yield batch
                 sampler.record_batch(number, batch_size)
-                state.progress = Progress(epoch, sampler.state_dict())
+                state.progress = Progress(epoch, sampler.done)
                 show(epoch, sampler)
                 since += 1
                 if since >= commit_every or state.owed:
@@ -111,19 +111,15 @@ def _batches(
 
 def _begin(state: ObjectState, sampler: Any) -> None:
     """Bring the sampler to where the state is, and say so if that is in the middle."""
-    progress = state.progress
-    sampler.set_epoch(progress.epoch)
-    if progress.sampler:
-        sampler.load_state_dict(progress.sampler)
-    else:
-        sampler.reset()
+    progress, length = state.progress, len(sampler.dataset)
+    sampler.load_state_dict({"epoch": progress.epoch, "done": progress.done, "length": length})
     if state.committed and runtime.rank() == 0:
         logs.logger.info(
             "%d ranks go on in epoch %d behind %d samples of %d",
             runtime.size(),
             progress.epoch,
             sampler.done,
-            len(sampler.dataset),
+            length,
         )
 
 
