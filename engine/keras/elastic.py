@@ -60,7 +60,9 @@ class KerasState(ObjectState):
 
     def __init__(self, model: Any, optimizer: Any = None, **values: Any) -> None:
         if not model.built:
-            raise ValueError("the model has no variables yet: call model.build(input_shape) before making a state of it")
+            raise ValueError(
+                "the model has no variables yet: call model.build(input_shape) before making a state of it"
+            )
         optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
         if optimizer is not None:
             if not optimizer.built:

@@ -64,14 +64,6 @@ class TensorFlowState(ObjectState):
 def __getattr__(name: str) -> Any:
     if name != "TensorFlowKerasState":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # Keras is imported for what needs it.
-    from ..keras.elastic import KerasState
+    from .keras_state import TensorFlowKerasState  # Keras is imported for what needs it
 
-    class TensorFlowKerasState(KerasState):
-        """`engine.keras.elastic.KerasState`, with Horovod's third parameter, which is accepted and without effect."""
-
-        def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **values: Any) -> None:
-            super().__init__(model, optimizer, **values)
-
-    globals()[name] = TensorFlowKerasState
     return TensorFlowKerasState

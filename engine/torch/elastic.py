@@ -14,7 +14,15 @@ from ..elastic.samplers import ElasticBatchSampler, ElasticSampler
 from ..elastic.state import HostsUpdatedInterrupt, ObjectState, State
 from ..elastic.worker.batches import loop
 
-__all__ = ["ElasticBatchSampler", "ElasticSampler", "HostsUpdatedInterrupt", "ObjectState", "State", "TorchState", "loop"]
+__all__ = [
+    "ElasticBatchSampler",
+    "ElasticSampler",
+    "HostsUpdatedInterrupt",
+    "ObjectState",
+    "State",
+    "TorchState",
+    "loop",
+]
 
 
 class TorchArrays:

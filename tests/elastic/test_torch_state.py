@@ -46,7 +46,12 @@ class Training:
         optimizer = self.optimizer.state_dict()
         for entries in optimizer["state"].values():
             tensors += entries.values()
-        return [each.tolist() for each in tensors], optimizer["param_groups"], self.scheduler.last_epoch, self.state.epoch
+        return (
+            [each.tolist() for each in tensors],
+            optimizer["param_groups"],
+            self.scheduler.last_epoch,
+            self.state.epoch,
+        )
 
 
 def addresses(training: Training) -> list[int]:

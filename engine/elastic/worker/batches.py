@@ -43,7 +43,7 @@ def loop(
         Or a state of a framework, such as `engine.torch.elastic.TorchState`. It keeps how far the loop is; if it has a
         value `epoch`, that counts the epochs that are done.
     loader : DataLoader, array, sequence of arrays, or callable
-        A `torch.utils.data.DataLoader`, which is made anew with an `ElasticSampler`, that shuffles if the loader does; one
+        A `torch.utils.data.DataLoader`, which is made anew with an `ElasticSampler`, that shuffles if its sampler does; one
         that has an `ElasticSampler` or an `ElasticBatchSampler` is used as it is. Or arrays of one length, of NumPy or
         JAX: a batch is the rows of each. Or a function that makes an iterable of batches of the sampler's indices, such
         as a `tf.data.Dataset`, which is called with the sampler at each beginning.
