@@ -104,7 +104,7 @@ class State:
 
     @property
     def owed(self) -> bool:
-        """Whether a commit was put off, because gradients were in hand; the next check makes it. The same on all ranks."""
+        """Whether a commit was put off, as gradients were in hand: the same on all ranks. A later check makes it."""
         return self._owed
 
     @property

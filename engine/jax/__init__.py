@@ -8,8 +8,8 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 import atexit
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import jax

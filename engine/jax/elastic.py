@@ -56,8 +56,8 @@ class JaxArrays:
 class JaxState(ObjectState):
     """Pytrees of arrays, and whatever else a training goes on from.
 
-    Arrays of JAX do not change, so that a program makes new ones: it assigns them to the state, and `restore` and `sync`
-    do the same. Of a pytree with arrays the leaves are kept, and its structure is that of the present value; so it may
+    Arrays of JAX do not change, so that a program makes new ones: it assigns them to the state, and so do `restore` and
+    `sync`. Of a pytree with arrays the leaves are kept, and its structure is that of the present value; so it may
     hold functions, as `TrainState` of flax does. A value without arrays of JAX is pickled.
 
     Parameters

@@ -71,6 +71,14 @@ class KerasState(ObjectState):
         super().__init__(model=model, **values)
         self.register_in_hand(self._passes_in_hand)
 
+    def reset(self) -> None:
+        """Have steps compiled anew that have the number of ranks in them: local gradients are divided by it."""
+        for name in self._names:
+            model = getattr(self, name)
+            optimizer = getattr(model, "optimizer", None) if isinstance(model, keras.Model) else None
+            if optimizer is not None and is_distributed(optimizer) and optimizer._engine.local.ids():
+                model.train_function = None
+
     def _passes_in_hand(self) -> bool:
         present = [getattr(self, name) for name in self._names]
         optimizers = [value for value in present if isinstance(value, keras.optimizers.Optimizer)]
@@ -90,7 +98,7 @@ class KerasState(ObjectState):
             return
         if [tuple(each.shape) for each in variables] != [array.shape for array in kept]:
             raise ValueError(
-                f"{name!r} has {len(variables)} variables, and those that were kept are {len(kept)}, or of other shapes: "
+                f"{name!r} has {len(variables)} variables, and {len(kept)} were kept, or others: "
                 "all ranks, and a state over time, have one model"
             )
         for variable, array in zip(variables, kept, strict=True):
@@ -184,8 +192,8 @@ class UpdateBatchStateCallback(_Last):
 class UpdateEpochStateCallback(_Last):
     """Keeps in `state.epoch` how many epochs are done.
 
-    Right for `fit(initial_epoch=state.epoch, epochs=EPOCHS)`, and for `fit(epochs=EPOCHS - state.epoch)`, as scripts for
-    Horovod have it: the first epoch of a `fit` is the one that the state has.
+    Right for `fit(initial_epoch=state.epoch, epochs=EPOCHS)`, and for `fit(epochs=EPOCHS - state.epoch)`, as scripts
+    for Horovod have it: the first epoch of a `fit` is the one that the state has.
     """
 
     def on_train_begin(self, logs: Any = None) -> None:

@@ -41,6 +41,8 @@ class TensorFlowState(ObjectState):
         A name that the state has for something else.
     """
 
+    variables: list[Any]
+
     def __init__(self, variables: Iterable[Any], session: Any = None, **values: Any) -> None:
         if session is not None:
             raise TypeError("TensorFlowState is for eager mode, and takes no session")

@@ -48,7 +48,7 @@ class TorchArrays:
 
     def memory(self, nbytes: int) -> Memory:
         """Memory for copies; page-locked where there is a GPU, so that it copies at full speed."""
-        pinned = torch.cuda.is_initialized()
+        pinned = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         memory: Memory = torch.empty(nbytes, dtype=torch.uint8, pin_memory=pinned).numpy()
         return memory
 

@@ -132,7 +132,7 @@ def test_a_model_without_variables_is_refused() -> None:
     keras = pytest.importorskip("keras")
     from engine.keras.elastic import KerasState
 
-    with pytest.raises(ValueError, match="model.build"):
+    with pytest.raises(ValueError, match=r"model\.build"):
         KerasState(keras.Sequential([keras.layers.Dense(1)]))
 
 
@@ -154,6 +154,22 @@ def test_a_commit_waits_for_the_passes_of_an_optimizer_of_keras() -> None:
     passed.assign(0)
     assert together([state._peers], [state.check_host_updates]) == [None]
     assert (state.committed, state.owed) == (1, False)
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_a_step_that_divides_by_the_number_of_ranks_is_compiled_anew_in_a_new_world(local: bool) -> None:
+    keras = pytest.importorskip("keras")
+    import engine.keras
+    from engine.keras.elastic import KerasState
+
+    layer = keras.layers.Dense(1)
+    model = keras.Sequential([keras.Input((3,)), layer, keras.layers.Dense(1)])
+    wrap = engine.keras.PartialDistributedOptimizer
+    model.compile(wrap(keras.optimizers.SGD(), local_layers=[layer] if local else None), loss="mse")
+    compiled = model.train_function = lambda iterator: None
+    state: Any = KerasState(model)
+    state.on_reset()
+    assert model.train_function is (None if local else compiled)
 
 
 SAMPLES, EPOCHS = 3, 2
