@@ -172,6 +172,15 @@ def test_a_step_that_divides_by_the_number_of_ranks_is_compiled_anew_in_a_new_wo
     assert model.train_function is (None if local else compiled)
 
 
+def test_nobody_compares_what_is_traced_in_an_elastic_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    from engine.frameworks import agreement
+
+    monkeypatch.delenv("ENGINE_GATE", raising=False)
+    assert agreement.compares()
+    monkeypatch.setenv("ENGINE_GATE", "gate")
+    assert not agreement.compares()
+
+
 SAMPLES, EPOCHS = 3, 2
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
+import pytest
 
 import engine
 from engine.frameworks import agreement
@@ -14,7 +14,10 @@ from ..on_ranks import Ranks, on_ranks
 
 BACKENDS = "tensorflow", "jax", "torch"
 
-pytestmark = on_ranks(*(Ranks(2, name, (("KERAS_BACKEND", name),)) for name in BACKENDS), world=None)
+pytestmark = [
+    pytest.mark.slow,
+    on_ranks(*(Ranks(2, name, (("KERAS_BACKEND", name),)) for name in BACKENDS), world=None),
+]
 
 
 def made() -> tuple[Any, Any]:
@@ -55,12 +58,3 @@ def test_a_newcomer_that_compiles_its_step_goes_with_a_survivor_that_does_not() 
         engine.check_consistency({str(number): each for number, each in enumerate(weights)})
     finally:
         wrapping.compares = compares
-
-
-def test_nobody_compares_in_an_elastic_job(rank: int) -> None:
-    assert agreement.compares()
-    os.environ["ENGINE_GATE"] = "gate"
-    try:
-        assert not agreement.compares()
-    finally:
-        del os.environ["ENGINE_GATE"]
