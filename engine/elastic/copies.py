@@ -30,15 +30,15 @@ class Place:
     dtype : object
         As its framework writes it; can be pickled.
     shape : tuple of int
-    device : str
-        Kind of device that the array came from; empty for the host's memory.
+    origin : str
+        What else its framework needs to know to make the array again, such as a kind of device.
     """
 
     start: int
     nbytes: int
     dtype: Any
     shape: tuple[int, ...]
-    device: str = ""
+    origin: str = ""
 
 
 class Arrays(Protocol):

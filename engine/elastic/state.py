@@ -8,7 +8,7 @@ before it takes the place of the one before, in one assignment; so an exception 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from . import copies
@@ -106,7 +106,7 @@ class State:
 
     @property
     def owed(self) -> bool:
-        """Whether a commit was put off, because gradients were in hand; the next check makes it. The same on all ranks."""
+        """Whether a commit was put off, as gradients were in hand: the same on all ranks. A later check makes it."""
         return self._owed
 
     @property
@@ -245,12 +245,12 @@ class Progress:
     ----------
     epoch : int
         The one that is under way, from 0.
-    sampler : dict
-        The `state_dict` of its sampler; empty at the beginning of an epoch.
+    done : int
+        Samples of it that were trained, on all ranks together.
     """
 
     epoch: int = 0
-    sampler: dict[str, int] = field(default_factory=dict)
+    done: int = 0
 
 
 class ObjectState(State):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Sequence
 
@@ -33,6 +34,12 @@ class Number:
         if self._of is not process_set.numbers:
             self._of, self._value = process_set.numbers, process_set.numbers.next(self._kind)
         return self._value
+
+
+def compares() -> bool:
+    """Whether ranks compare what they are about to reduce when a program is traced. Not in an elastic job: who has
+    compiled a step never traces it again, and would not compare it with the newcomers of a later world, which do."""
+    return not os.environ.get("ENGINE_GATE")
 
 
 def columns_of_absent(names: Sequence[str]) -> int:

@@ -12,7 +12,7 @@ import tensorflow as tf
 from .. import objects
 from ..compression import Scheme, resolve
 from ..errors import EngineError, WorldError
-from ..frameworks.agreement import next_number
+from ..frameworks.agreement import compares, next_number
 from ..frameworks.options import Options
 from ..process_sets import Numbers
 from . import op
@@ -148,10 +148,11 @@ class Reduction:
         numbers = (self._numbers if self._number is not None else _tapes).setdefault(process_set.numbers, {})
         key = tuple(names)
         if key not in numbers:
-            pairs = zip(gradients, variables, strict=True)
-            described = {name: (self._describe(*each), 0) for name, each in zip(names, pairs, strict=True)}
-            title = "the ranks reduce gradients of different variables, or of other kinds"
-            self._compare(described, title)
+            if compares():
+                pairs = zip(gradients, variables, strict=True)
+                described = {name: (self._describe(*each), 0) for name, each in zip(names, pairs, strict=True)}
+                title = "the ranks reduce gradients of different variables, or of other kinds"
+                self._compare(described, title)
             numbers[key] = next_number("optimizer", process_set) if self._number is None else self._number
         return numbers[key]
 

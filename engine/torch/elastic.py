@@ -12,8 +12,17 @@ import torch
 from ..elastic.copies import Memory, Place
 from ..elastic.samplers import ElasticBatchSampler, ElasticSampler
 from ..elastic.state import HostsUpdatedInterrupt, ObjectState, State
+from ..elastic.worker.batches import loop
 
-__all__ = ["ElasticBatchSampler", "ElasticSampler", "HostsUpdatedInterrupt", "ObjectState", "State", "TorchState"]
+__all__ = [
+    "ElasticBatchSampler",
+    "ElasticSampler",
+    "HostsUpdatedInterrupt",
+    "ObjectState",
+    "State",
+    "TorchState",
+    "loop",
+]
 
 
 class TorchArrays:
@@ -39,7 +48,7 @@ class TorchArrays:
 
     def memory(self, nbytes: int) -> Memory:
         """Memory for copies; page-locked where there is a GPU, so that it copies at full speed."""
-        pinned = torch.cuda.is_initialized()
+        pinned = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         memory: Memory = torch.empty(nbytes, dtype=torch.uint8, pin_memory=pinned).numpy()
         return memory
 
@@ -62,7 +71,7 @@ class TorchArrays:
 
     def own(self, view: torch.Tensor, place: Place) -> torch.Tensor:
         """A copy of such a view, on the kind of device that it came from: of GPUs, the current one."""
-        return view.to(place.device) if place.device else view.clone()
+        return view.to(place.origin) if place.origin else view.clone()
 
 
 class TorchState(ObjectState):

@@ -5,7 +5,14 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
 
 from ..elastic.samplers import ElasticBatchSampler, ElasticSampler
 
@@ -14,6 +21,7 @@ _KEPT = (
     "batch_size num_workers collate_fn pin_memory drop_last timeout worker_init_fn multiprocessing_context generator "
     "prefetch_factor persistent_workers pin_memory_device in_order"
 ).split()
+_CUT = (DistributedSampler, RandomSampler, SequentialSampler)
 
 _made: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # by loader: persistent workers live on
 
@@ -30,18 +38,17 @@ def elastic(loader: DataLoader[Any]) -> tuple[DataLoader[Any], Any]:
         if isinstance(own, ElasticSampler | ElasticBatchSampler):
             return loader, own
     if loader not in _made:
-        plain = type(loader.batch_sampler) is BatchSampler and type(loader.sampler) in (
-            RandomSampler,
-            SequentialSampler,
-        )
+        old = loader.sampler
+        plain = type(loader.batch_sampler) is BatchSampler and type(old) in _CUT
         if isinstance(loader.dataset, IterableDataset) or not plain:
-            kind = type(loader.dataset if isinstance(loader.dataset, IterableDataset) else loader.sampler).__qualname__
+            kind = type(loader.dataset if isinstance(loader.dataset, IterableDataset) else old).__qualname__
             raise TypeError(
                 f"the loader goes by a {kind}, which cannot be cut for a changing number of ranks: make "
                 "DataLoader(dataset, sampler=ElasticSampler(dataset)), with a data set that has a length"
             )
         options = {name: getattr(loader, name) for name in _KEPT if hasattr(loader, name)}
-        sampler = ElasticSampler(loader.dataset, shuffle=type(loader.sampler) is RandomSampler)  # type: ignore[arg-type]
+        shuffle = old.shuffle if isinstance(old, DistributedSampler) else type(old) is RandomSampler
+        sampler = ElasticSampler(loader.dataset, shuffle)  # type: ignore[arg-type]
         _made[loader] = type(loader)(loader.dataset, sampler=sampler, **options)
     made = _made[loader]
     return made, made.sampler

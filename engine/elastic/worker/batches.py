@@ -43,10 +43,10 @@ def loop(
         Or a state of a framework, such as `engine.torch.elastic.TorchState`. It keeps how far the loop is; if it has a
         value `epoch`, that counts the epochs that are done.
     loader : DataLoader, array, sequence of arrays, or callable
-        A `torch.utils.data.DataLoader`, which is made anew with an `ElasticSampler`, that shuffles if the loader does; one
-        that has an `ElasticSampler` or an `ElasticBatchSampler` is used as it is. Or arrays of one length, of NumPy or
-        JAX: a batch is the rows of each. Or a function that makes an iterable of batches of the sampler's indices, such
-        as a `tf.data.Dataset`, which is called with the sampler at each beginning.
+        A `torch.utils.data.DataLoader`, which is made anew with an `ElasticSampler`, that shuffles if its sampler does;
+        one that has an `ElasticSampler` or an `ElasticBatchSampler` is used as it is. Or arrays of one length, of NumPy
+        or JAX: a batch is the rows of each. Or a function that makes an iterable of batches of the sampler's indices,
+        such as a `tf.data.Dataset`, which is called with the sampler at each beginning.
     epochs : int
         In all.
     batch_size : int, optional
@@ -93,7 +93,7 @@ def _batches(
             for number, batch in enumerate(feed()):
                 yield batch
                 sampler.record_batch(number, batch_size)
-                state.progress = Progress(epoch, sampler.state_dict())
+                state.progress = Progress(epoch, sampler.done)
                 show(epoch, sampler)
                 since += 1
                 if since >= commit_every or state.owed:
@@ -104,26 +104,22 @@ def _batches(
             sampler.set_epoch(epoch + 1)
             state.progress = Progress(epoch + 1)
             if "epoch" in vars(state):
-                state.epoch = epoch + 1
+                vars(state)["epoch"] = epoch + 1
             since = 0
             state.commit()
 
 
 def _begin(state: ObjectState, sampler: Any) -> None:
     """Bring the sampler to where the state is, and say so if that is in the middle."""
-    progress = state.progress
-    sampler.set_epoch(progress.epoch)
-    if progress.sampler:
-        sampler.load_state_dict(progress.sampler)
-    else:
-        sampler.reset()
+    progress, length = state.progress, len(sampler.dataset)
+    sampler.load_state_dict({"epoch": progress.epoch, "done": progress.done, "length": length})
     if state.committed and runtime.rank() == 0:
         logs.logger.info(
             "%d ranks go on in epoch %d behind %d samples of %d",
             runtime.size(),
             progress.epoch,
             sampler.done,
-            len(sampler.dataset),
+            length,
         )
 
 
@@ -133,7 +129,7 @@ def _feed_of(loader: Any, batch_size: int | None, sampler: Any) -> tuple[Feed, A
     if torch_data is not None and isinstance(loader, torch_data.DataLoader):
         if batch_size is not None or sampler is not None:
             raise ValueError("a DataLoader has its own batch size and sampler: give loop() neither")
-        made, own = import_module("engine.torch.loaders").elastic(loader)
+        made, own = import_module("...torch.loaders", __package__).elastic(loader)
         return lambda: made, own, made.batch_size or 1
     whole = isinstance(sampler, ElasticBatchSampler)
     if batch_size is None and not whole:
