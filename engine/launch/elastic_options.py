@@ -139,8 +139,7 @@ def elastic_of(given: argparse.Namespace, hosts: Sequence[tuple[str, int]] | Non
     """
     script = _script(given.host_discovery_script)
     size = given.num_proc or (None if hosts is None else sum(slots for _, slots in hosts)) or given.min_np
-    bounds = {each for each in (given.min_np, given.max_np) if each is not None}
-    if not script and bounds <= {size}:
+    if not script and given.min_np is None and given.max_np is None:
         return None
     if script and hosts is not None:
         raise LaunchError("--host-discovery-script and -H, or --hostfile, both name the hosts: give one of the two")

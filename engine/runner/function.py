@@ -107,6 +107,9 @@ network_interfaces
     """
     _check_call(func, args, kwargs)
     size = num_proc if np is None else np
+    bounds = {min_np, min_num_proc, max_np, max_num_proc} - {None}
+    if bounds <= {size}:  # not elastic
+        min_np = min_num_proc = max_np = max_num_proc = None
     options = {
         "-np": 1 if size is None and hosts is None and hostfile is None else size,
         "--min-np": min_np if min_np is not None else min_num_proc,

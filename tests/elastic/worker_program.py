@@ -15,6 +15,7 @@ from pathlib import Path
 
 from engine.elastic.events import Why
 from engine.elastic.worker.gate import Assigned, Gate, JobOver
+from engine.host import processes
 
 HERE = Path(os.environ["HERE"])
 
@@ -36,17 +37,20 @@ class Updated(Exception):
 
 
 class Training:
-    """A worker's life. `steps` are files `step.W.S.R` of worlds, steps and ranks.
+    """A worker's life.
 
     Attributes
     ----------
     commit : int or None
         The newest commit that this worker holds, which is the number of steps that are done.
+    stopped : bool
+        Whether the test wants the training to be complete.
     """
 
     def __init__(self) -> None:
         self.gate = Gate.open(os.environ)
         self.commit: int | None = None
+        self.stopped = False
         self.told: Assigned | None = None
         signal.signal(signal.SIGTERM, lambda *_: self.gate.leave())
 
@@ -77,7 +81,7 @@ class Training:
             except JobOver as over:
                 print(f"worker {self.worker} is told: {over}", flush=True)
                 return over.good
-            (HERE / f"pid.{self.worker}").write_text(str(os.getpid()))
+            write(HERE / f"pid.{self.worker}", str(os.getpid()))
             print(f"world {self.world} rank {self.rank} of {self.size}: {self.told.reason}", flush=True)
             try:
                 self.meet("enter")
@@ -109,9 +113,12 @@ class Training:
         self.commit += 1
         self.gate.committed(self.world, self.commit)
         # On all members at the same step, as an allreduce does it.
-        write(HERE / f"told.{self.world}.{self.commit}.{self.rank}", str(int(self.gate.updated(self.world))))
+        told = (self.gate.updated(self.world), (HERE / "stop").exists())
+        write(HERE / f"told.{self.world}.{self.commit}.{self.rank}", "".join(str(int(each)) for each in told))
         self.meet(f"check{self.commit}")
-        if any(int((HERE / f"told.{self.world}.{self.commit}.{rank}").read_text()) for rank in range(self.size)):
+        words = [(HERE / f"told.{self.world}.{self.commit}.{rank}").read_text() for rank in range(self.size)]
+        self.stopped = any(word[1] == "1" for word in words)
+        if any(word[0] == "1" for word in words):
             raise Updated
 
     def meet(self, where: str) -> None:
@@ -146,11 +153,9 @@ def write(path: Path, text: str) -> None:
 
 
 def gone(worker: int) -> bool:
-    """Whether the process of a worker that has been in a world has ended."""
-    try:
-        pid = int((HERE / f"pid.{worker}").read_text())
-        return not Path(f"/proc/{pid}/stat").exists() or ") Z " in Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
+    """Whether the process of a worker that has been in a world has ended, or stands still."""
+    path = HERE / f"pid.{worker}"
+    if not path.exists():
         return False
-    except ValueError:
-        return False
+    process = processes.look(int(path.read_text()))
+    return process is None or process.state in "TZ"

@@ -66,6 +66,7 @@ def test_the_launcher_says_that_line_once(launcher):
     ("line", "bounds"),
     [
         ("-np 2 --min-np 1", (1, 2, 2)),
+        ("-np 2 --min-np 2 --max-np 2", (2, 2, 2)),
         ("-np 2 --min-num-proc 2 --max-np 4", (2, 2, 4)),
         ("-np 3 --min-np 1 --max-num-proc 4 -H a:2,b:2", (1, 3, 4)),
         ("--min-np 2 --max-np 3 -H a:2,b:2", (2, 3, 3)),
@@ -103,10 +104,6 @@ def test_options_of_elastic_jobs_count_in_elastic_jobs():
     assert limits.stall_limit == 600.0 and limits.kill_wait > 5.0
     with pytest.raises(LaunchError, match="-np is 3, which is not an allowed size: a multiple of 2"):
         parse("-np 3 --min-np 1 --np-multiple 2 true".split()).elastic.limits(60.0, 0.0, 5.0)
-
-
-def test_bounds_that_are_the_size_are_no_elastic_job():
-    assert parse("-np 2 --min-np 2 --max-np 2 true".split()).ignored == ()
 
 
 def test_short_options_mean_what_they_mean_in_horovodrun(launcher):
