@@ -37,7 +37,7 @@ from statistics import median
 import numpy as np
 
 from ..netns import Hosts
-from ..waiting import NotWithin, until
+from ..waiting import NotWithin, let_pass, until
 from . import chaos_program
 
 ROOT = Path(__file__).parents[2]
@@ -243,7 +243,7 @@ class Chaos:
             return None
         host = self.random.randrange(self.hosts.count)
         self.hosts.cut(host)
-        time.sleep(self.random.uniform(1.0, 12.0))  # hosts that lose each other say so after about 6 s
+        let_pass(self.random.uniform(1.0, 12.0))  # hosts that lose each other say so after about 6 s
         self.hosts.restore(host)
         return lambda: None
 
@@ -311,7 +311,7 @@ def play(job: Chaos, count: float, minutes: float, kinds: Sequence[str], show: C
         done += len(job.seconds[kind]) - before
         if len(job.seconds[kind]) > before and done % 10 == 0:
             show(f"{done} faults, {job.newest()} worlds; the last: {kind}, {job.seconds[kind][-1]:.2f} s")
-        time.sleep(job.random.uniform(0.0, 0.8))
+        let_pass(job.random.uniform(0.0, 0.8))
     return done
 
 

@@ -19,6 +19,8 @@ from engine.elastic.samplers import ElasticBatchSampler
 from engine.elastic.state import ObjectState
 from engine.elastic.worker.loop import run
 
+from ..waiting import let_pass
+
 SAMPLES, BATCH, FEATURES = 240, 24, 8
 EVERY = 5  # steps from one commit to the next
 RATE = 0.2
@@ -69,7 +71,7 @@ def train(state: ObjectState, directory: Path) -> None:
             state.step += 1
             with (directory / f"steps.{os.environ['ENGINE_WORKER']}").open("a") as file:
                 file.write(f"{time.monotonic():.6f} {state.world} {state.step} {engine.rank()} {engine.size()}\n")
-            time.sleep(PAUSE)
+            let_pass(PAUSE)
             if state.step % EVERY == 0:
                 state.commit()
         state.epoch += 1

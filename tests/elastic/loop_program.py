@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,8 @@ from engine.elastic.worker.gate import JobOver
 from engine.elastic.worker.loop import run
 from engine.errors import WorldError
 
+from ..waiting import until_files
+
 STEPS = 60
 WORKER = int(os.environ.get("ENGINE_WORKER", "0"))
 PLACE = Path(os.environ["LOOP_TEST"])
@@ -25,14 +26,6 @@ PLACE = Path(os.environ["LOOP_TEST"])
 
 def say(*words: object) -> None:
     print(*words, flush=True)
-
-
-def held(name: str, seconds: float = 60.0) -> None:
-    """Be held up until the test has made a file."""
-    end = time.monotonic() + seconds
-    while not (PLACE / name).exists():
-        assert time.monotonic() < end, f"the test has not made {name}"
-        time.sleep(0.005)
 
 
 def reduced(state: ObjectState) -> None:
@@ -49,7 +42,7 @@ def steps(state: ObjectState) -> int:
             state.commit()
         if state.step == 22:
             (PLACE / f"half.{WORKER}").touch()
-            held("go")
+            until_files(PLACE / "go")
     return state.step
 
 
@@ -86,7 +79,7 @@ def ends_late(state: ObjectState) -> int:
         state.commit()
     if WORKER != 0 and state.world == 1:
         (PLACE / f"half.{WORKER}").touch()
-        held("go")
+        until_files(PLACE / "go")
     return state.step
 
 
