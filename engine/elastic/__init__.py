@@ -1,5 +1,5 @@
-"""Parts of elastic training, which is not there yet: nothing in the engine uses them, and no job outlives a rank.
+"""Elastic training: jobs whose ranks come and go.
 
-What is here decides and computes, and needs neither processes nor a clock. docs/architecture/elastic.md says what each
-module is for, and what is missing.
+What lies here decides and computes, and needs neither processes nor a clock; `worker` has the sockets of a worker, and
+`engine.launch.elastic` the driver. docs/architecture/elastic.md says what each module is for, and what is missing.
 """
