@@ -13,14 +13,19 @@ if TYPE_CHECKING:
     from .samplers import ElasticBatchSampler, ElasticSampler
     from .state import HostsUpdatedInterrupt, ObjectState, State
     from .worker.batches import loop
+    from .worker.gate import JobOver
+    from .worker.loop import leave, run
 
 _HOME = {
     "ElasticBatchSampler": "samplers",
     "ElasticSampler": "samplers",
     "HostsUpdatedInterrupt": "state",
+    "JobOver": "worker.gate",
     "ObjectState": "state",
     "State": "state",
+    "leave": "worker.loop",
     "loop": "worker.batches",
+    "run": "worker.loop",
 }
 
 __all__ = ["ElasticBatchSampler", "ElasticSampler", "HostsUpdatedInterrupt", "ObjectState", "State", "loop"]

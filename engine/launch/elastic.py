@@ -72,6 +72,8 @@ class Driver:
         Gives the numbers of signals that come (`engine.host.signals`).
     seconds : float
         That agents have to answer at first.
+    used : callable
+        Called with the number of a slot before a worker is started in it.
 
     Attributes
     ----------
@@ -92,6 +94,7 @@ class Driver:
         say: Callable[[str], None],
         wakeup: socket.socket,
         seconds: float,
+        used: Callable[[int], None],
     ) -> None:
         assert options.elastic is not None
         self.displays: dict[tuple[int, str], Display] = {}
@@ -99,6 +102,7 @@ class Driver:
         self._options, self._job, self._consoles = options, job, list(consoles)
         self._say = say
         self._wakeup = wakeup
+        self._used = used
         self._names = Names(None if options.reach.launch_agent else own_names())
         self._several = options.elastic.several(None if options.reach.launch_agent else own_names())
         self._clock = _Clock()
@@ -199,6 +203,7 @@ class Driver:
         worker, slot = action.worker, action.slot
         number = self._number(slot)
         stderr = self._open(number)
+        self._used(number)
         self._workers[worker] = _Worker(slot, number, stderr.stat().st_size)
         size = max(self._options.size, number + 1)
         fields = {

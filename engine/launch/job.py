@@ -227,13 +227,15 @@ class JobRun:
 
     def _drive(self, job: Job, metrics: Metrics, limits: Limits, wakeup: socket.socket) -> Outcome:
         """Run an elastic job until nothing of its workers is left, whatever happens."""
+
+        def used(number: int) -> None:
+            metrics.add(number, functools.partial(driver.runs, number))
+
         consoles, seconds = (self._out, self._err), limits.start_timeout
         driver = Driver(
-            self._options, job, limits, consoles, metrics.pages, os.environ, self._say, wakeup, seconds
-        )  # fmt: skip
+            self._options, job, limits, consoles, metrics.pages, os.environ, self._say, wakeup, seconds, used
+        )
         try:
-            for number in range(self._options.most):
-                metrics.add(number, functools.partial(driver.runs, number))
             metrics.start(driver)
             outcome = driver.run()
         except LaunchError:

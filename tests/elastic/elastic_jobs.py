@@ -11,8 +11,8 @@ from ..launch.launch_jobs import Finished, Launcher
 from ..waiting import until
 
 PRELUDE = """
-from tests.elastic.worker_program import *
-from pathlib import Path
+import os, signal, sys
+from tests.elastic.worker_program import HERE, Training
 def touch(name): (HERE / name).touch()
 def there(name): return (HERE / name).exists()
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from ..launch.conftest import launcher as launcher
 from ..launch.host_jobs import agent_of
+from ..launch.test_launch_metrics import scrape
 from ..waiting import until
 from .elastic_jobs import job as job
 from .elastic_jobs import worlds
@@ -59,8 +61,12 @@ def test_a_host_whose_agent_is_lost_or_stands_still_has_no_worker_when_the_other
 
 def test_only_agents_start_workers_and_they_have_one_thread(job):
     """Problem 18: metrics are served by threads of the launcher, while workers are started."""
-    process = job.start("-np", 2, "--min-np", 1, "--metrics-port", 0)
+    process = job.start("-np", 2, "--min-np", 1, "--max-np", 4, "--slots-per-host", 2, "--metrics-port", 0)
     job.world(1, 2)
+    where = re.search(r"http://(\S+)/metrics", job.said())
+    assert where is not None
+    up = {name for name, value in scrape(where[1]).items() if name.startswith("engine_rank_up{") and value == "1.0"}
+    assert len(up) == 2 == sum(name.startswith("engine_rank_up{") for name in scrape(where[1]))
     agent = parent_of(job.pid(0))
     os.kill(job.pid(1), signal.SIGKILL)
     job.world(3, 2)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from engine.elastic.events import Why
 from engine.elastic.worker.gate import Assigned, Gate, JobOver
 from engine.host import processes
+
+from ..waiting import until
 
 HERE = Path(os.environ["HERE"])
 
@@ -133,16 +133,19 @@ class Training:
     def until(self, condition: Callable[[], bool]) -> None:
         """Wait for something as long as the world is whole."""
         assert self.told is not None
-        end = time.monotonic() + 60
-        while not condition():
+        members = self.told.members
+
+        def look() -> bool:
+            if condition():
+                return True
             if self.gate.called_off(self.world):
                 raise CalledOff
-            for member in self.told.members:
+            for member in members:
                 if member != self.worker and gone(member):
                     raise Broken(member)
-            if time.monotonic() > end:
-                sys.exit(99)
-            time.sleep(0.005)
+            return False
+
+        until(look, f"the other members of world {self.world}", pause=0.005)
 
 
 def write(path: Path, text: str) -> None:
