@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .state import HostsUpdatedInterrupt, ObjectState, State
     from .worker.batches import loop
     from .worker.gate import JobOver
-    from .worker.loop import leave, run
+    from .worker.run import leave, run
 
 _HOME = {
     "ElasticBatchSampler": "samplers",
@@ -23,12 +23,22 @@ _HOME = {
     "JobOver": "worker.gate",
     "ObjectState": "state",
     "State": "state",
-    "leave": "worker.loop",
+    "leave": "worker.run",
     "loop": "worker.batches",
-    "run": "worker.loop",
+    "run": "worker.run",
 }
 
-__all__ = ["ElasticBatchSampler", "ElasticSampler", "HostsUpdatedInterrupt", "ObjectState", "State", "loop"]
+__all__ = [
+    "ElasticBatchSampler",
+    "ElasticSampler",
+    "HostsUpdatedInterrupt",
+    "JobOver",
+    "ObjectState",
+    "State",
+    "leave",
+    "loop",
+    "run",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -12,9 +12,22 @@ from ..elastic.copies import NUMPY, Memory, Place
 from ..elastic.samplers import ElasticBatchSampler, ElasticSampler
 from ..elastic.state import HostsUpdatedInterrupt, ObjectState, State
 from ..elastic.worker.batches import loop
+from ..elastic.worker.gate import JobOver
+from ..elastic.worker.run import leave, run
 from .state import _is_key
 
-__all__ = ["ElasticBatchSampler", "ElasticSampler", "HostsUpdatedInterrupt", "JaxState", "ObjectState", "State", "loop"]
+__all__ = [
+    "ElasticBatchSampler",
+    "ElasticSampler",
+    "HostsUpdatedInterrupt",
+    "JaxState",
+    "JobOver",
+    "ObjectState",
+    "State",
+    "leave",
+    "loop",
+    "run",
+]
 
 
 class JaxArrays:

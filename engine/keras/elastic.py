@@ -17,6 +17,8 @@ import numpy as np
 from ..elastic.samplers import ElasticBatchSampler, ElasticSampler
 from ..elastic.state import HostsUpdatedInterrupt, ObjectState, State
 from ..elastic.worker.batches import loop
+from ..elastic.worker.gate import JobOver
+from ..elastic.worker.run import leave, run
 from .agreement import container_of
 from .optimizer import is_distributed
 
@@ -25,12 +27,15 @@ __all__ = [
     "ElasticBatchSampler",
     "ElasticSampler",
     "HostsUpdatedInterrupt",
+    "JobOver",
     "KerasState",
     "ObjectState",
     "State",
     "UpdateBatchStateCallback",
     "UpdateEpochStateCallback",
+    "leave",
     "loop",
+    "run",
 ]
 
 

@@ -8,16 +8,21 @@ from typing import Any
 from ..elastic.samplers import ElasticBatchSampler, ElasticSampler
 from ..elastic.state import HostsUpdatedInterrupt, ObjectState, State
 from ..elastic.worker.batches import loop
+from ..elastic.worker.gate import JobOver
+from ..elastic.worker.run import leave, run
 
 __all__ = [
     "ElasticBatchSampler",
     "ElasticSampler",
     "HostsUpdatedInterrupt",
+    "JobOver",
     "ObjectState",
     "State",
     "TensorFlowKerasState",  # noqa: F822 (below)
     "TensorFlowState",
+    "leave",
     "loop",
+    "run",
 ]
 
 

@@ -13,15 +13,20 @@ from ..elastic.copies import Memory, Place
 from ..elastic.samplers import ElasticBatchSampler, ElasticSampler
 from ..elastic.state import HostsUpdatedInterrupt, ObjectState, State
 from ..elastic.worker.batches import loop
+from ..elastic.worker.gate import JobOver
+from ..elastic.worker.run import leave, run
 
 __all__ = [
     "ElasticBatchSampler",
     "ElasticSampler",
     "HostsUpdatedInterrupt",
+    "JobOver",
     "ObjectState",
     "State",
     "TorchState",
+    "leave",
     "loop",
+    "run",
 ]
 
 

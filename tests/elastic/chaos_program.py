@@ -17,7 +17,7 @@ import numpy.typing as npt
 import engine
 from engine.elastic.samplers import ElasticBatchSampler
 from engine.elastic.state import ObjectState
-from engine.elastic.worker.loop import run
+from engine.elastic.worker.run import run
 
 from ..waiting import let_pass
 

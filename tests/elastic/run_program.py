@@ -1,6 +1,6 @@
-"""A worker's program for `tests/elastic/test_loop.py`: `loop_program.py TASK`; it prints what it has seen, a line each.
+"""A worker's program for `tests/elastic/test_run.py`: `run_program.py TASK`; it prints what it has seen, a line each.
 
-The directory in `LOOP_TEST` has files by which the test holds workers up, or sees how far they are.
+The directory in `RUN_TEST` has files by which the test holds workers up, or sees how far they are.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import numpy as np
 import engine
 from engine.elastic.state import ObjectState
 from engine.elastic.worker.gate import JobOver
-from engine.elastic.worker.loop import run
+from engine.elastic.worker.run import run
 from engine.errors import WorldError
 
 from ..waiting import until_files
 
 STEPS = 60
 WORKER = int(os.environ.get("ENGINE_WORKER", "0"))
-PLACE = Path(os.environ["LOOP_TEST"])
+PLACE = Path(os.environ["RUN_TEST"])
 
 
 def say(*words: object) -> None:
