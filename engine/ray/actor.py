@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import ray
 
 from .. import compat, runtime
-from ..hub_address import HubAddress
 from ..host import machine, network
+from ..hub_address import HubAddress
 from ..launch.cpu_binding import Allotment
 from ..launch.plan import Crew, Job, plan
 from ..launch.reach import network_of
@@ -167,5 +167,5 @@ class Rank:
 def _refuse_a_failed_world() -> None:
     """Raise why the world has ended, before a call that can only fail of it."""
     if runtime.is_initialized() and (failure := runtime.engine().failure) is not None:
-        failure.add_note("The world ended in an earlier call: shutdown() and start() of the RayExecutor make a new one.")
+        failure.add_note("The world ended in an earlier call: shutdown() and start() of the executor make a new one.")
         raise failure

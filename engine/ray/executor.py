@@ -17,7 +17,7 @@ from .settings import Settings
 
 T = TypeVar("T")
 
-LEAVING = 5.0  # seconds in which ranks that are idle leave their world before their processes end
+LEAVING = 2.0  # seconds in which ranks that are idle leave their world before their processes end
 
 
 class RayExecutor:
@@ -213,7 +213,7 @@ class RayExecutor:
             The process of a rank ended; the text names the rank, its node, and what Ray knows.
         """
         if callbacks is not None:
-            raise NotImplementedError("callbacks: elastic jobs on Ray are not there yet; let fn return what it has to say")
+            raise NotImplementedError("callbacks: elastic jobs on Ray are not there yet; let fn return its results")
         return self._results(self.run_remote(fn, args, kwargs))
 
     def run_remote(
@@ -237,8 +237,7 @@ class RayExecutor:
 
     def execute_single(self, fn: Callable[[Any], T]) -> T:
         """Call `fn` as `execute` does, on rank 0 alone."""
-        (result,) = self._results([self._started()[0].execute.remote(fn)])
-        return result
+        return self._results([self._started()[0].execute.remote(fn)])[0]
 
     def shutdown(self) -> None:
         """End all ranks, and give their room back. Ranks that are idle leave their world before; a second call does
@@ -265,5 +264,5 @@ class RayExecutor:
             raise LaunchError("this RayExecutor has no ranks: call start() first")
         return self._actors
 
-    def _results(self, refs: list[ray.ObjectRef[T]]) -> list[T]:
+    def _results(self, refs: Sequence[Any]) -> list[Any]:
         return failures.results(refs, self._standings)

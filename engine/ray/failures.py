@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
 from .. import errors, readable
 from ..launch.errors import JobError
@@ -30,7 +30,7 @@ def results(refs: Sequence[ray.ObjectRef[Any]], standings: Sequence[Standing]) -
     Raises
     ------
     Exception
-        What the first rank to fail has raised, as Ray gives it: a `RayTaskError` that is an exception of the class, too.
+        What the first rank to fail has raised, as Ray gives it: a `RayTaskError` that is of the exception's class, too.
         A note says which rank that was, and where.
     JobError
         Its process ended, or cannot be reached; `rank` tells which.
@@ -45,7 +45,7 @@ def results(refs: Sequence[ray.ObjectRef[Any]], standings: Sequence[Standing]) -
         for ref in done:
             try:
                 values[numbers[ref]] = ray.get(ref)
-            except (RayTaskError, RayActorError) as error:
+            except RayError as error:
                 failed[numbers[ref]] = error
         if failed:
             known = culprit(failed) in failed
@@ -59,18 +59,25 @@ def results(refs: Sequence[ray.ObjectRef[Any]], standings: Sequence[Standing]) -
 
 
 def culprit(failed: dict[int, BaseException]) -> int:
-    """The rank that failed first: one with an error of its own, else the one that the others name."""
-    for rank, error in sorted(failed.items()):
-        if blamed(error) in (None, rank):
-            return rank
-    return next(rank for rank in map(blamed, failed.values()) if rank is not None)
+    """The rank that failed first: one with an error of its own, else the one that the others name.
+
+    Where there are several, one in whose error the engine has no part: that a rank does not come, or brings another
+    tensor, follows from what has happened to it.
+    """
+    own = [rank for rank, error in sorted(failed.items()) if blamed(error) in (None, rank)]
+    outside = [rank for rank in own if engine_error(failed[rank]) is None]
+    return (outside or own or [rank for rank in map(blamed, failed.values()) if rank is not None])[0]
 
 
 def blamed(error: BaseException) -> int | None:
     """The rank that an error names as the cause; None if it is an error of the rank's own."""
-    cause = error.cause if isinstance(error, RayTaskError) and error.cause is not None else error
-    found = errors.of(cause)
+    found = engine_error(error)
     return found.rank if isinstance(found, errors.WorldError) else None
+
+
+def engine_error(error: BaseException) -> errors.EngineError | None:
+    """The engine's exception in what Ray raises, if there is one."""
+    return errors.of(error.cause if isinstance(error, RayTaskError) and error.cause is not None else error)
 
 
 def _first(failed: dict[int, BaseException], standings: Sequence[Standing]) -> BaseException:
@@ -85,4 +92,4 @@ def _first(failed: dict[int, BaseException], standings: Sequence[Standing]) -> B
     if error is not None:
         return JobError(f"{where}{because}. Its process ended: {error}", rank)
     told = next(iter(failed.values()))
-    return JobError(f"{where}{because}. Ray has said nothing of it for {GRACE:g} s; {readable.ranks(followed)} said: {told}")
+    return JobError(f"{where}{because}. Ray has not told of it for {GRACE:g} s, but they say: {told}", rank)

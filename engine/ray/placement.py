@@ -122,8 +122,8 @@ def lack(request: Request, seconds: float, nodes: Sequence[dict[str, Any]], free
     unused = _resources({name: free.get(name, 0) for name in names})
     return (
         f"Ray found no room within {seconds:g} s (placement_group_timeout_s) for {request}. The cluster has "
-        f"{len(alive)} {'node' if len(alive) == 1 else 'nodes'}: {have}; free in all: {unused}. Ask for fewer, end what "
-        "holds the rest (`ray status`), or add nodes"
+        f"{len(alive)} {'node' if len(alive) == 1 else 'nodes'}: {have}; free in all: {unused}. Ask for fewer, end "
+        "what holds the rest (`ray status`), or add nodes"
     )
 
 

@@ -132,7 +132,7 @@ def in_order(standings: Sequence[Standing]) -> list[int]:
 def _devices(crew: Sequence[Standing]) -> tuple[str, ...]:
     """CUDA_VISIBLE_DEVICES of each rank of a host; none if Ray has given it no GPU.
 
-    Scripts choose their device by the local rank, so each sees the GPUs of all ranks of the host, in the order of ranks.
+    Scripts choose their device by the local rank, so each sees the GPUs of all ranks of its host, by rank.
     """
     gpus = dict.fromkeys(chain.from_iterable(standing.gpus for standing in crew))
     return (",".join(gpus),) * len(crew) if gpus else ()
