@@ -1,7 +1,11 @@
-"""The caller of a job on two hosts, which are nodes of one Ray cluster: `python hosts_program.py ADDRESS`."""
+"""The caller of jobs on two hosts, which are nodes of one Ray cluster: `python hosts_program.py ADDRESS FILE`.
+
+The file appears when the ranks of the last job work, for somebody to cut off the second host.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 
 import ray
@@ -23,7 +27,13 @@ try:
     try:
         executor.run(programs.die_in, (3,))
     except JobError as error:
-        print(error.rank, executor._standings[3].address in str(error).partition(";")[0])
+        print("killed:", error.rank, executor._standings[3].address in str(error).partition(";")[0])
+    executor.shutdown()
+    executor.start()
+    try:
+        executor.run(programs.work_until_it_fails, (sys.argv[2],))
+    except JobError as error:
+        print("cut off:", error.rank, executor._standings[2].address in str(error).partition(";")[0], flush=True)
 finally:
     executor.shutdown()
-    ray.shutdown()
+os._exit(0)  # Ray would wait for the node that cannot be reached.

@@ -127,3 +127,12 @@ def train_and_raise(config: dict[str, str]) -> None:
     if hvd.rank() == 1:
         raise ValueError("bad batch")
     hvd.allreduce(ours)
+
+
+def work_until_it_fails(mark: str) -> None:
+    """Sum and sum; rank 0 makes a file once it has begun."""
+    engine.init()
+    while True:
+        engine.allreduce(np.ones(3), name="sum")
+        if engine.rank() == 0 and not os.path.exists(mark):
+            open(mark, "w").close()
