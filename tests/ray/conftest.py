@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from ..waiting import MARK, until
+from ..waiting import MARK, marked, until
 
 MEMORY = 80 * 2**20  # bytes of each node for objects: the least that Ray takes
 SETTINGS = {
@@ -18,18 +16,6 @@ SETTINGS = {
     "RAY_TRAIN_METRICS_ENABLED": "0",
     "OMP_NUM_THREADS": "1",
 }
-
-
-def marked(mark: str) -> list[int]:
-    """The processes that have this mark in their environment."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if f"{MARK}={mark}".encode() in path.read_bytes():
-                found.append(int(path.parent.name))
-        except OSError:  # It has ended.
-            continue
-    return [pid for pid in found if pid != os.getpid()]
 
 
 @pytest.fixture(scope="package")
@@ -48,6 +34,7 @@ def cluster() -> Iterator[None]:
             for resources in ({"num_cpus": 2, "num_gpus": 2}, {"num_cpus": 1}, {"num_cpus": 1}):
                 nodes.add_node(object_store_memory=MEMORY, include_dashboard=False, **resources)
             ray.init(nodes.address, log_to_driver=False, logging_level="ERROR")
+            assert marked(mark)
             yield
         finally:
             ray.shutdown()
