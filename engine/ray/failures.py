@@ -82,8 +82,11 @@ def engine_error(error: BaseException) -> errors.EngineError | None:
 
 def _first(failed: dict[int, BaseException], standings: Sequence[Standing]) -> BaseException:
     rank = culprit(failed)
-    followed = [other for other in sorted(failed) if other != rank]
+    others = [other for other in sorted(failed) if other != rank]
+    followed = [other for other in others if engine_error(failed[other]) is not None]
     because = f"; {readable.ranks(followed)} failed because of it" if followed else ""
+    if besides := [other for other in others if other not in followed]:
+        because += f"; {readable.ranks(besides)} failed, too"
     where = f"rank {rank} of {len(standings)} failed first, on {standings[rank]}"
     error = failed.get(rank)
     if isinstance(error, RayTaskError):

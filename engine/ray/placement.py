@@ -118,7 +118,7 @@ def lack(request: Request, seconds: float, nodes: Sequence[dict[str, Any]], free
     names = list(request.per_rank)
     alive = [node["Resources"] for node in nodes if node["Alive"]]
     kinds = Counter(_resources({name: have.get(name, 0) for name in names}) for have in alive)
-    have = ", ".join(f"{count} with {kind}" for kind, count in kinds.items())
+    have = ", ".join(f"{count} with {kind}" for kind, count in sorted(kinds.items(), reverse=True))
     unused = _resources({name: free.get(name, 0) for name in names})
     return (
         f"Ray found no room within {seconds:g} s (placement_group_timeout_s) for {request}. The cluster has "

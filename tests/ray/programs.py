@@ -13,6 +13,9 @@ from ray import cloudpickle
 
 import engine
 
+from ..waiting import be_late
+
+cloudpickle.register_pickle_by_value(sys.modules[be_late.__module__])
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
@@ -136,3 +139,9 @@ def work_until_it_fails(mark: str) -> None:
         engine.allreduce(np.ones(3), name="sum")
         if engine.rank() == 0 and not os.path.exists(mark):
             open(mark, "w").close()
+
+
+def raise_late(error: Exception, seconds: float) -> None:
+    """Raise something, after a while."""
+    be_late(seconds)
+    raise error

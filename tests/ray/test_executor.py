@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from engine.errors import RankRaisedError, RendezvousError
 from engine.launch import JobError, LaunchError
-from engine.ray import RayExecutor, executor
+from engine.ray import RayExecutor, executor, failures
 
 from ..waiting import until
 from . import programs
@@ -131,6 +131,15 @@ def test_a_killed_rank_ends_the_run_within_seconds_and_is_named(
     assert "its worker process has died" in str(caught.value)
 
 
+def test_the_error_of_the_rank_that_the_others_name_is_waited_for() -> None:
+    """Ray tells of it a second later."""
+    task = ray.remote(num_cpus=0)(programs.raise_late)
+    refs = [task.remote(RankRaisedError("rank 1 failed: x", 1), 0), task.remote(ValueError("x"), 1)]
+    with pytest.raises(ValueError, match="x") as caught:
+        failures.results(refs, ["node a", "node b"])  # type: ignore[list-item]
+    assert caught.value.__notes__ == ["rank 1 of 2 failed first, on node b; rank 0 failed because of it"]
+
+
 def test_a_rank_that_computes_holds_up_neither_the_error_nor_the_shutdown(
     start: Callable[..., RayExecutor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,7 +162,9 @@ def test_a_rank_that_does_not_come_is_named_after_the_time_of_the_settings(start
 
 
 def test_a_start_that_fails_says_why_and_leaves_nothing(start: Callable[..., RayExecutor]) -> None:
-    with pytest.raises(JobError, match=r"rank \d of 2 failed first, on node [^;]*Its process ended"):
+    with pytest.raises(
+        JobError, match=r"rank [01] of 2 failed first, on node .*(; rank [01] failed, too)?\. Its process ended"
+    ):
         start(programs.Fatal, num_workers=2)
     nothing_is_left()
     settings = RayExecutor.create_settings(placement_group_timeout_s=0.5)
