@@ -26,6 +26,8 @@ MODULES: dict[str, tuple[str, ...]] = {
     "horovod.common.util": (".util",),
     "horovod.data": ("..data",),
     "horovod.data.data_loader_base": ("..data",),
+    "horovod.ray": ("..ray",),
+    "horovod.ray.runner": ("..ray",),
     "horovod.run": (".package",),
     "horovod.runner": (".package",),
     "horovod.version": (".package",),
@@ -43,7 +45,7 @@ _ELASTIC = "elastic jobs are not there yet; a job keeps the ranks that it was st
 # Packages that are refused, with the reason.
 ABSENT = {
     "horovod.keras.elastic": _ELASTIC,
-    "horovod.ray": "jobs on Ray are not there yet; start the ranks of one host with enginerun",
+    "horovod.ray.elastic": _ELASTIC,
     "horovod.runner.elastic": _ELASTIC,
     "horovod.runner.launch": "the launcher is another: use enginerun, or horovod.run for a function",
     "horovod.spark": "jobs on Spark are not there yet; start the ranks of one host with enginerun",

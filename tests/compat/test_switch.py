@@ -332,7 +332,7 @@ def refused(action, kind, *words):
         raise AssertionError(words)
 
 names = "tensorflow.elastic tensorflow.keras.elastic keras.elastic tensorflow.data jax torch.elastic"
-names += " ray spark spark.torch torch.elastic.sampler"
+names += " ray.elastic spark spark.torch torch.elastic.sampler"
 more = "runner.launch runner.elastic.driver runner.common.util version.other common.elastic torch.mpi_ops.other"
 for name in f"{names} {more}".split():
     refused(lambda: importlib.import_module(f"horovod.{name}"), ImportError, "no module 'horovod.", "migration.md")
@@ -380,6 +380,23 @@ def test_modules_of_tensorflow_and_keras(tmp_path):
     (tmp_path / "modules.py").write_text(OTHER_MODULES)
     said = start(sys.executable, "-m", "engine.compat", "modules.py", cwd=tmp_path, KERAS_BACKEND="tensorflow").stdout
     assert said.startswith("module 'horovod.tensorflow' has no 'elastic': elastic jobs are not there yet")
+
+
+def test_the_executor_on_ray_is_ours(tmp_path):
+    pytest.importorskip("ray", reason="needs ray: pip install 'ray[train]'")
+    program = """
+import horovod.ray
+from horovod.ray import RayExecutor
+from horovod.ray.runner import RayExecutor as again
+import engine.ray
+assert RayExecutor is again is engine.ray.RayExecutor
+try:
+    from horovod.ray import ElasticRayExecutor
+except ImportError as error:
+    print("refused")
+"""
+    (tmp_path / "modules.py").write_text(program)
+    assert start(sys.executable, "-m", "engine.compat", "modules.py", cwd=tmp_path).stdout == "refused\n"
 
 
 def test_the_switch_comes_before_the_first_import(tmp_path):
