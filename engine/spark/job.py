@@ -1,4 +1,4 @@
-"""`engine.spark.run`: call a function on every rank of a new job, whose ranks are started by the tasks of a Spark job."""
+"""`engine.spark.run`: call a function on every rank of a new job, whose ranks the tasks of a Spark job start."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import secrets
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from ..launch.leftovers import ERROR, RESULT
 from ..launch.plan import OURS, without_places
 from ..launch.verdict import End
 from ..runner.function import check_call
+from .collecting import Collecting, Late
 from .listener import Listener
 from .record import SCHEMA, Record, read_rows
 from .slots import check, context_of, default_size
@@ -140,7 +142,7 @@ class _Job:
         self._orders = orders
         self._listener = listener
         self._say = say
-        self._late = False
+        self._late = threading.Event()
 
     def run(self, seconds: float) -> list[Any]:
         """Run it, and give what its ranks returned."""
@@ -151,17 +153,11 @@ class _Job:
 
         frame = session.range(0, size, 1, size).mapInArrow(task, SCHEMA, barrier=True)
         began = time.time()
-        self._listener.expect(seconds, self._give_up)
-        session.addTag(orders.name)
+        self._listener.expect(seconds, self._late.set)
         try:
-            rows = frame.collect()
-        except KeyboardInterrupt:
-            session.interruptTag(orders.name)
-            raise
+            rows = Collecting(session, frame, orders.name).rows(self._late, self._runs_unseen)
         except Exception as error:
             raise self._failure(error, seconds, began) from error
-        finally:
-            session.removeTag(orders.name)
         records = read_rows((row.name, row.data) for row in rows)
         if self._listener.came == 0:
             self._say("the executors do not reach this process: what ranks wrote is in the executors' stderr")
@@ -169,24 +165,19 @@ class _Job:
             raise self._verdict(records, began)
         return [_result(records, rank) for rank in range(size)]
 
-    def _give_up(self) -> None:
-        """Not all tasks have come in time. One that runs without coming here is not late: it cannot reach the driver."""
-        if self._listener.came or not self._runs():
-            self._late = True
-            self._session.interruptTag(self._orders.name)
-
-    def _runs(self) -> bool:
-        """Whether Spark runs the job's tasks, as far as it tells."""
+    def _runs_unseen(self) -> bool:
+        """Whether Spark runs tasks of the job that cannot reach this process: those are not late."""
         context = context_of(self._session)
-        if context is None:
+        if context is None or self._listener.came:
             return False
         tracker = context.statusTracker()
-        return bool(tracker.getActiveStageIds())
+        stages = [info for stage in tracker.getActiveStageIds() if (info := tracker.getStageInfo(stage))]
+        return any(info.numActiveTasks == self._orders.size for info in stages)
 
     def _failure(self, error: Exception, seconds: float, began: float) -> Exception:
         """What the user is told when Spark has given the job up."""
         self._listener.settle(SETTLE)
-        if self._late:
+        if isinstance(error, Late):
             return LaunchError(
                 f"{self._listener.came} of {self._orders.size} tasks came within {seconds:g} s: Spark has no room for "
                 "them, or the executors do not start; see Spark's user interface, or give a longer start_timeout"
@@ -287,11 +278,7 @@ def _settings(env: Mapping[str, str] | None, nics: str | Sequence[str] | None) -
 def _elsewhere(session: Any) -> bool:
     """Whether executors may be on other hosts than this process."""
     context = context_of(session)
-    return (
-        context is None
-        or not str(context.master).startswith(("local[", "local-cluster["))
-        and context.master != "local"
-    )
+    return context is None or re.match(r"local($|\[|-cluster\[)", str(context.master)) is None
 
 
 def _own_addresses(session: Any) -> list[str]:

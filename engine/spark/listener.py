@@ -1,7 +1,7 @@
 """The driver's end of the lines to its tasks: shows what ranks write, and learns first how each ended.
 
-A thread of its own, since the one that asked for the job waits in Spark's call. It shows whole lines on the streams that
-it is given, which in a notebook are no descriptors.
+A thread of its own, since the one that asked for the job waits in Spark's call. It shows whole lines on the streams
+that it is given, which in a notebook are no descriptors.
 """
 
 from __future__ import annotations
@@ -82,7 +82,6 @@ class Listener:
         self._tasks: set[int] = set()
         self._why = ""
         self._closing = threading.Event()
-        self._begun = threading.Event()
         self._on_late: tuple[Patience, Callable[[], None]] | None = None
         self._thread = threading.Thread(target=self._run, name="engine-spark-listener", daemon=True)
 
@@ -107,10 +106,6 @@ class Listener:
     def expect(self, seconds: float, late: Callable[[], None]) -> None:
         """Have `late` called once, in the thread, if not all tasks have come within so many seconds."""
         self._on_late = (Patience(seconds), late)
-
-    def begun(self) -> None:
-        """Expect nobody any more: the tasks run, though they do not come here."""
-        self._on_late = None
 
     def settle(self, seconds: float) -> None:
         """Wait, no longer than so many seconds, until each task that has come has told its end or gone."""

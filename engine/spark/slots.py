@@ -77,8 +77,8 @@ def check(session: Any, size: int, seconds: float, say: Callable[[str], None]) -
         slots = _slots(context)
     if slots < size:
         raise LaunchError(
-            f"{size} ranks need as many slots at once, and Spark has {slots}: give num_proc={max(slots, 1)}, or more or "
-            f"larger executors (master is {context.master}; a slot is spark.task.cpus cores of an executor)"
+            f"{size} ranks need as many slots at once, and Spark has {slots}: give num_proc={max(slots, 1)}, or more "
+            f"or larger executors (master is {context.master}; a slot is spark.task.cpus cores of an executor)"
         )
     _await_free(context, size, seconds, say)
 

@@ -32,7 +32,7 @@ from ..launch.errors import LaunchError
 from ..launch.guardian import Guardian
 from ..launch.output import Stream
 from ..launch.plan import Job, RankPlan, plan, without_places
-from ..launch.report import TAIL_BYTES, read_claim
+from ..launch.report import TAIL_BYTES
 from ..launch.spawn import Rank
 from ..launch.supervisor import SIGNALS, Supervisor
 from ..launch.verdict import End, claim_of, describe
@@ -163,6 +163,7 @@ class Keeper:
         self._lock = leftovers.lock(self.home)
         self._ends: list[End] = []
         self._stderr = Tail(TAIL_BYTES)
+        self._dismissed = False
 
     def run(self, hub: socket.socket) -> Record:
         """Start the rank and stay until nothing of it is left, whatever happens.
@@ -240,7 +241,7 @@ class Keeper:
         supervisor.add(rank)
         for name, pipe in (("stdout", rank.stdout), (STDERR, rank.stderr)):
             supervisor.listen(Stream(rank.number, pipe, _Relay(self, name)))
-        supervisor.run()
+        self._dismissed = supervisor.run().signum is not None
 
     def _out(self) -> tuple[Any, ...]:
         return () if self.channel is None else (self.channel.out,)
@@ -279,8 +280,8 @@ class Keeper:
     def _tell(self, record: Record) -> None:
         """Tell the driver at once: it has other tasks to end, and Spark may not let this one come to its own end."""
         channel = self.channel
-        if channel is None or channel.ended:
-            return
+        if channel is None or channel.ended or self._dismissed:
+            return  # Spark ends this process, as it does when its executor has gone: the driver takes it for lost
         channel.send("end", record.explanation(), **record.head())
         patience, poll = Patience(FAREWELL), select.poll()
         poll.register(channel.out.descriptor, select.POLLOUT)
@@ -289,7 +290,7 @@ class Keeper:
             channel.out.pump()
 
     def _sweep(self) -> None:
-        """End what the rank has started and is not in its process group; in the guardian, once this process was killed."""
+        """End what the rank has started, wherever it has moved; in the guardian, once this process was killed."""
         rank = str(self.place.rank)
         for process in processes.processes():
             ours = processes.job_of(process.pid) == self.orders.name and process.pid != os.getpid()

@@ -47,9 +47,9 @@ def tells_and_waits(directory: str, child: bool = False) -> None:
     engine.init()
     engine.barrier()
     started = subprocess.Popen(["sleep", "600"], start_new_session=True).pid if child else 0
-    path = Path(directory, f"rank.{engine.rank()}")
-    path.with_suffix(".new").write_text(f"{os.getpid()} {os.getppid()} {started}")
-    path.with_suffix(".new").rename(path.with_suffix(".there"))
+    draft = Path(directory, f"rank.{engine.rank()}.new")
+    draft.write_text(f"{os.getpid()} {os.getppid()} {started}")
+    draft.rename(Path(directory, f"rank.{engine.rank()}.there"))
     engine.barrier()
     linger()
 
