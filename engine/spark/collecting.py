@@ -1,7 +1,7 @@
 """Wait for a Spark job, and no longer than one wants to: its own call returns when Spark pleases.
 
-A barrier stage for which there are too few slots is none that Spark can cancel: it has not begun, and is tried again for
-ten minutes. So the call is made in a thread, which is left alone if need be.
+A barrier stage for which there are too few slots is none that Spark can cancel: it has not begun, and is tried again
+for ten minutes. So the call is made in a thread, which is left alone if need be.
 """
 
 from __future__ import annotations

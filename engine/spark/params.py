@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from pyspark.ml.param import Param, Params
-from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
+from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLReader, MLWritable, MLWriter
 
 OBJECTS = "objects.pkl"
 
 
-class Stage(Params):
+class Stage(Params, MLWritable, MLReadable[Any]):
     """A stage of a pipeline whose parameters are its class attributes of type `Param`, and which is saved and loaded.
 
     What `OBJECT_NAMES` names are attributes of any kind. They are pickled, in `OBJECTS` beside the parameters, so that
@@ -35,19 +35,10 @@ class Stage(Params):
         """What saves this stage."""
         return _Writer(self)
 
-    def save(self, path: str) -> None:
-        """Save this stage: `write().save(path)`."""
-        self.write().save(path)
-
     @classmethod
     def read(cls) -> MLReader[Any]:
         """What loads a stage of this class."""
         return _Reader(cls)
-
-    @classmethod
-    def load(cls, path: str) -> Any:
-        """Load a stage of this class: `read().load(path)`. That unpickles, and so runs what was saved."""
-        return cls.read().load(path)
 
 
 class _Writer(DefaultParamsWriter):

@@ -116,7 +116,7 @@ class Reader:
         for number in order:
             rows = self._groups[number][2]
             if at < end and at + rows > begin:
-                group = self._read(number)
+                group = self._read(int(number))
                 if self._shuffle:  # equally on the ranks that share it
                     mixed = np.random.default_rng((self._seed, epoch, int(number))).permutation(rows)
                     group = {name: values[mixed] for name, values in group.items()}

@@ -7,6 +7,8 @@ from typing import Any
 
 from ..launch.errors import LaunchError
 
+__all__ = ["DBFSLocalStore", "FilesystemStore", "HDFSStore", "LocalStore", "Store"]
+
 
 class Store:
     """A directory of a file system that fsspec knows.
@@ -53,8 +55,8 @@ class Store:
         for kind in (HDFSStore, DBFSLocalStore):
             if kind.matches(prefix_path):
                 return kind(prefix_path, **options)
-        kind = FilesystemStore if "://" in prefix_path else LocalStore
-        return kind(prefix_path, **options)
+        plain = FilesystemStore if "://" in prefix_path else LocalStore
+        return plain(prefix_path, **options)
 
     @property
     def fs(self) -> Any:

@@ -7,7 +7,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,13 @@ from engine.launch import JobError
 
 from ..waiting import until
 from . import called
-from .sessions import session
+from .sessions import Spark
 from .test_run import SOON, gone, told
 
 
 @pytest.fixture(scope="module")
-def spark() -> Iterator[Any]:
-    with session("local-cluster[2,1,1024]") as found:
-        yield found
+def spark(application: Spark) -> Any:
+    return application.session("local-cluster[2,1,1024]", {"spark.speculation": "true"})
 
 
 def executor_of(pid: int) -> int:
@@ -64,4 +62,8 @@ def test_a_killed_executor_ends_the_job_and_leaves_nothing(spark, tmp_path, time
         left = [pid for rank in told(home) for pid in (rank[0], rank[2])]
         until(lambda left=left: all(map(gone, left)), f"{left} are gone", 10)
     until(lambda: slots._slots(spark.sparkContext) == 2, "both executors are there again")
-    assert [found[:4] for found in run(called.place, num_proc=2, **quiet)] == [(0, 2, 0, 2), (1, 2, 1, 2)]
+    out, err = io.StringIO(), io.StringIO()
+    results = run(called.place, num_proc=2, stdout=out, stderr=err)
+    assert [found[:4] for found in results] == [(0, 2, 0, 2), (1, 2, 1, 2)]
+    assert out.getvalue().count("was here") == 2  # with speculation on
+    assert "ranks are never started twice" in err.getvalue()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,6 @@ pytest.importorskip("pyarrow", reason="needs pyarrow")
 from engine.spark.manifest import NAME, TRAIN, VALIDATION, DataError, Manifest, Part, of_parquet
 from engine.spark.reader import Reader
 from engine.spark.store import DBFSLocalStore, FilesystemStore, HDFSStore, LocalStore, Store
-
-from .sessions import session
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[Any]:
-    with session("local[2]") as found:
-        yield found
 
 
 @pytest.fixture
@@ -169,6 +160,7 @@ def points(spark: Any) -> Any:
     return VectorAssembler(inputCols=["a", "b"], outputCol="x").transform(found)
 
 
+@pytest.mark.timeout(240)  # Spark starts a dozen jobs to save and load two pipelines
 def test_a_model_is_trained_saved_and_loaded_in_a_pipeline(spark, store, points, tmp_path):
     torch = pytest.importorskip("torch", reason="needs torch")
     from pyspark.ml import Pipeline, PipelineModel
@@ -187,14 +179,14 @@ def test_a_model_is_trained_saved_and_loaded_in_a_pipeline(spark, store, points,
         label_cols=["y"],
         validation=0.2,
         batch_size=8,
-        epochs=12,
+        epochs=10,
         verbose=0,
     )
     pipeline = Pipeline(stages=[VectorAssembler(inputCols=["a", "b"], outputCol="x"), estimator])
     pipeline.write().overwrite().save(str(tmp_path / "pipeline"))
     fitted = Pipeline.load(str(tmp_path / "pipeline")).fit(points.drop("x"))
     history = fitted.stages[-1].getHistory()
-    assert len(history) == 12 and history[-1]["loss"] < 0.05 < history[0]["loss"]
+    assert len(history) == 10 and history[-1]["loss"] < 0.05 < history[0]["loss"]
     assert history[-1]["val_loss"] < 0.05
     assert not store.fs.ls(store.get_full_path("data"))
     fitted.write().overwrite().save(str(tmp_path / "fitted"))

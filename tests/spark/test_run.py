@@ -8,7 +8,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +18,8 @@ from engine.launch import JobError, LaunchError
 
 from ..waiting import until
 from . import called
-from .sessions import session
 
 SOON = 8.0  # seconds in which a job ends whose rank or task is gone; a rank that does not listen has a grace of 5
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[Any]:
-    with session("local[2]") as found:
-        yield found
 
 
 @pytest.fixture
