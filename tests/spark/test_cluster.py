@@ -20,6 +20,8 @@ from . import called
 from .sessions import Spark
 from .test_run import SOON, gone, told
 
+pytestmark = pytest.mark.timeout(300)  # the first test of a session starts a JVM, and Spark in it
+
 
 @pytest.fixture(scope="module")
 def spark(application: Spark) -> Any:

@@ -15,6 +15,8 @@ from engine.spark.manifest import NAME, TRAIN, VALIDATION, DataError, Manifest, 
 from engine.spark.reader import Reader
 from engine.spark.store import DBFSLocalStore, FilesystemStore, HDFSStore, LocalStore, Store
 
+pytestmark = pytest.mark.timeout(300)  # the first test of a session starts a JVM, and Spark in it
+
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
@@ -160,7 +162,6 @@ def points(spark: Any) -> Any:
     return VectorAssembler(inputCols=["a", "b"], outputCol="x").transform(found)
 
 
-@pytest.mark.timeout(240)  # Spark starts a dozen jobs to save and load two pipelines
 def test_a_model_is_trained_saved_and_loaded_in_a_pipeline(spark, store, points, tmp_path):
     torch = pytest.importorskip("torch", reason="needs torch")
     from pyspark.ml import Pipeline, PipelineModel

@@ -21,6 +21,8 @@ from . import called
 
 SOON = 8.0  # seconds in which a job ends whose rank or task is gone; a rank that does not listen has a grace of 5
 
+pytestmark = pytest.mark.timeout(300)  # the first test of a session starts a JVM, and Spark in it
+
 
 @pytest.fixture
 def run(spark: Any) -> Any:
