@@ -133,9 +133,9 @@ def of_parquet(fs: Any, path: str, columns: Sequence[str], split: str = TRAIN) -
     from .columns import lengths_of
 
     parts = []
-    for file in sorted(fs.glob(f"{path.rstrip('/')}/**.parquet")):
+    for file in sorted(fs.find(path)):
         name = file[len(path.rstrip("/")) :].lstrip("/")
-        if any(step.startswith((".", "_")) for step in name.split("/")):
+        if not name.endswith(".parquet") or any(step.startswith((".", "_")) for step in name.split("/")):
             continue
         with fs.open(file, "rb") as opened:
             parquet = pq.ParquetFile(opened)
