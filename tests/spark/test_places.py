@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +18,7 @@ import pytest
 import engine
 from engine.host import network
 from engine.launch import LaunchError
+from engine.launch.channel import pack
 from engine.launch.cpu_binding import Allotment
 from engine.launch.plan import Job, plan
 from engine.spark import slots
@@ -81,8 +84,9 @@ def test_only_who_knows_the_secret_is_heard():
         assert reach_driver([address], "another", 0) is None
         with socket.create_connection(address, 5) as stranger:
             stranger.sendall(b"\0" * 64)
-            while stranger.recv(4096):  # the challenge, and then the end
-                pass
+            with contextlib.suppress(ConnectionResetError):
+                while stranger.recv(4096):  # the challenge, and then the end
+                    pass
         assert listener.came == 0
         channel = reach_driver([("127.0.0.1", 1), address], "secret", 0)
         assert channel is not None and listener.came == 1
@@ -92,9 +96,23 @@ def test_only_who_knows_the_secret_is_heard():
     assert listener.lost[0].host == "node" or not listener.lost
 
 
-def test_a_pretended_driver_is_told_nothing():
+@pytest.mark.parametrize("says", [(), ("challenge",), ("challenge", "welcome")])
+def test_a_pretended_driver_is_told_nothing(says: tuple[str, ...]):
+    """It says nothing, or what a driver says, without the secret."""
     with network.listen("127.0.0.1", 0, backlog=4) as pretended:
+        pretended.setblocking(True)
+
+        def pretend() -> None:
+            connection, _ = pretended.accept()
+            with connection:
+                for kind in says:
+                    connection.sendall(pack(kind, nonce="0", proof="0" * 64))
+                    connection.recv(4096)
+
+        thread = threading.Thread(target=pretend)
+        thread.start()
         assert reach_driver([("127.0.0.1", pretended.getsockname()[1])], "secret", 0) is None
+        thread.join()
 
 
 @pytest.mark.parametrize(
