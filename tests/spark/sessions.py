@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -64,6 +65,7 @@ class Spark:
         for name, value in {
             "SPARK_WORKER_DIR": self._directory,
             "SPARK_LOCAL_IP": "127.0.0.1",
+            "PYSPARK_PYTHON": sys.executable,  # of the executors; else what PATH calls python3
             "PYTHONPATH": path,
         }.items():
             self._patch.setenv(name, value)

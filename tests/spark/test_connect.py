@@ -44,6 +44,7 @@ def test_jobs_run_and_fail_as_without_it(tmp_path: Path) -> None:
     """Problem 24: where there is no JVM to ask for slots, our own deadline tells."""
     skip_without_spark()
     env = os.environ | {"PYTHONPATH": str(Path(engine.__file__).parents[1]), "SPARK_LOCAL_IP": "127.0.0.1"}
+    env["PYSPARK_PYTHON"] = sys.executable
     command = [sys.executable, "-c", PROGRAM]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=110)
     said = [line for line in done.stdout.splitlines() if "<stdout>" not in line]

@@ -24,6 +24,7 @@ def test_the_example_runs(tmp_path: Path) -> None:
     (program,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
     (tmp_path / "example.py").write_text(program)
     env = os.environ | {"PYTHONPATH": str(Path(engine.__file__).parents[1]), "SPARK_LOCAL_IP": "127.0.0.1"}
+    env["PYSPARK_PYTHON"] = sys.executable
     command = [sys.executable, "example.py"]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
