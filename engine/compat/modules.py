@@ -32,6 +32,14 @@ MODULES: dict[str, tuple[str, ...]] = {
     "horovod.runner": (".package",),
     "horovod.version": (".package",),
 }
+# A job in Spark, and estimators there.
+for _name, _source in (
+    ("", "..spark"),
+    (".common", "..spark.store"),
+    (".common.store", "..spark.store"),
+    (".torch", "..spark.torch"),
+):
+    MODULES[f"horovod.spark{_name}"] = (_source,)
 for _each in BOUND.values():
     for _module in () if _each.modules is None else ("", *_each.modules.split()):
         MODULES[f"horovod.{_each.package}.{_module}".rstrip(".")] = (f"..{_each.package}",)
@@ -48,7 +56,9 @@ ABSENT = {
     "horovod.ray.elastic": _ELASTIC,
     "horovod.runner.elastic": _ELASTIC,
     "horovod.runner.launch": "the launcher is another: use enginerun, or horovod.run for a function",
-    "horovod.spark": "jobs on Spark are not there yet; start the ranks of one host with enginerun",
+    "horovod.spark.keras": "of the estimators there is that of PyTorch, in horovod.spark.torch",
+    "horovod.spark.lightning": "of the estimators there is that of PyTorch, in horovod.spark.torch",
+    "horovod.spark.run_elastic": _ELASTIC,
     "horovod.tensorflow.data": "there is no service that computes data; tf.data works on each rank",
     "horovod.tensorflow.elastic": _ELASTIC,
     "horovod.tensorflow.keras.elastic": _ELASTIC,

@@ -105,7 +105,7 @@ network_interfaces
     TypeError
         `func` is nothing to call, or its arguments are no sequence or mapping; the call cannot be pickled, or a result.
     """
-    _check_call(func, args, kwargs)
+    check_call(func, args, kwargs)
     size = num_proc if np is None else np
     bounds = {min_np, min_num_proc, max_np, max_num_proc} - {None}
     if bounds <= {size}:  # not elastic
@@ -154,7 +154,7 @@ def _joined(names: str | Sequence[str] | None) -> str | None:
     return names if names is None or isinstance(names, str) else ",".join(names)
 
 
-def _check_call(func: Any, args: Any, kwargs: Any) -> None:
+def check_call(func: Any, args: Any, kwargs: Any) -> None:
     """Refuse what every rank would fail with, before one is started."""
     if not callable(func):
         raise TypeError(
