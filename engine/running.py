@@ -93,6 +93,11 @@ class Running:
     lost: list[ProcessSet] = field(default_factory=list)
     """Process sets of earlier worlds that this one does not have."""
 
+    def show(self, added: ProcessSet) -> None:
+        """Have a timeline that is being recorded show a new process set, too."""
+        if self.timeline is not None and added.process_set_id is not None and added.included():
+            self.timeline.add(added.process_set_id, added.engine)
+
     def let_go(self) -> None:
         """Let go of all that watches the engine, which has been closed or could not be."""
         self.watch.report_failure()  # A device may take long, and the launcher has little patience with a failed rank.

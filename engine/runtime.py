@@ -27,7 +27,7 @@ from .native import core
 from .process_sets import WAITING, ProcessSet
 from .rendezvous import CallOff, by_mpi
 from .rendezvous.layout import Layout
-from .running import Running, Told, start
+from .running import Running, start
 from .trace.timeline import Timeline
 from .waiting_room import GATE, WaitingRoom
 from .world import NO_LAUNCHER, World, detect, find_place
@@ -225,6 +225,7 @@ def enter(world: World, called_off: CallOff | None = None) -> None:
     called_off = None if called_off is None else CallOff(*called_off)
     with _alone("enter"):
         room = _room = _leave_for(world)
+        room.tell_children()
         environ = config.environment()
         logs.configure(room.settings.log_level, world.rank)
         _generation += 1
@@ -242,7 +243,7 @@ def enter(world: World, called_off: CallOff | None = None) -> None:
         _running, _room = running, None
         atexit.unregister(shutdown)
         atexit.register(shutdown)
-        _settle(running, room, everybody)
+        waiting.settle(running, room, everybody)
     for callback in _on_enter:
         callback()
 
@@ -275,37 +276,6 @@ def _leave_for(world: World) -> WaitingRoom:
     _close(running, 0.0 if engine.failure is not None else running.settings.shutdown_timeout)
     engine.tell(state=STATES.index("resetting"))
     return WaitingRoom(world, *carried)
-
-
-def _settle(running: Running, room: WaitingRoom, everybody: list[Told]) -> None:
-    """Bring into a new world what of the one before goes on. Collective."""
-    world, engine = running.world, running.engine
-    room.begin_numbers()
-    knobs = waiting.common_knobs(everybody, engine)
-    running.searching = waiting.may_search(everybody, running.settings)
-    running.told.searches = max(told.searches for told in everybody) + running.searching
-    running.told.searched = any(told.searched for told in everybody)
-    if world.rank == 0 and knobs and not running.searching:
-        engine.set_knobs(**knobs)
-    for process_set in waiting.in_order(room.sets, everybody):
-        why = waiting.missing(process_set, world, everybody)
-        if why:
-            process_set._lose(why)
-            running.lost.append(process_set)
-        else:
-            process_set._leave()
-            _show(running, running.sets.add(process_set))
-    moving.move(min(told.optimizers for told in everybody), waiting.newest(everybody))
-    if room.serving is None:
-        try:
-            room.serving = listen(running.settings, world.local_rank)
-        except ConfigError as error:  # the world has met: it is no reason to end it
-            logs.logger.warning("%s", error)
-    if room.serving is not None:
-        running.serving = room.serving
-        running.serving.start(running.pids)
-    if world.rank == 0 and (running.searching or not (running.settings.autotune or knobs)):
-        running.tune(running, knobs)
 
 
 def on_enter(callback: Callable[[], None]) -> None:
@@ -524,14 +494,8 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     running = _current()
     added = running.sets.add(process_set)
     with _alone("add_process_set"):
-        _show(running, added)
+        running.show(added)
     return added
-
-
-def _show(running: Running, added: ProcessSet) -> None:
-    """Have a timeline that is being recorded show a new process set, too."""
-    if running.timeline is not None and added.process_set_id is not None and added.included():
-        running.timeline.add(added.process_set_id, added.engine)
 
 
 def process_set(number: int) -> ProcessSet:

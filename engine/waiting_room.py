@@ -14,8 +14,11 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from . import config
-from .metrics.export.in_process import InProcess
+from . import config, logs
+from .errors import ConfigError
+from .frameworks import moving
+from .launchers import LAUNCHERS
+from .metrics.export.in_process import InProcess, listen
 from .native import core
 from .process_sets import ProcessSet, global_process_set
 from .rendezvous import CallOff
@@ -99,6 +102,14 @@ class WaitingRoom:
         process_set._leave()
         return True
 
+    def tell_children(self) -> None:
+        """Have the launcher's variables tell of the present world: processes that are spawned read them."""
+        numbers = self.world.rank, self.world.local_rank, self.world.size, self.world.local_size
+        told = [str(number) for number in numbers]
+        for launcher in LAUNCHERS:
+            if launcher.rank in os.environ:
+                os.environ.update(zip(launcher.place, told, strict=True))
+
     def begin_numbers(self) -> None:
         """Have the names of a new world counted anew: its newcomers have seen none of the worlds before."""
         for each in (global_process_set, *self.sets):
@@ -131,13 +142,60 @@ def meet(engine: core.Engine, told: Told, called_off: CallOff | None) -> list[To
     return [pickle.loads(bytes(data[end - count : end])) for end, count in zip(ends, counts, strict=True)]
 
 
-def newest(everybody: Sequence[Told]) -> int | None:
+def settle(running: Running, room: WaitingRoom, everybody: Sequence[Told]) -> None:
+    """Bring into a new world what of those before goes on. Collective.
+
+    Parameters
+    ----------
+    running : Running
+        The new world.
+    room : WaitingRoom
+        In which this process has waited for it.
+    everybody : sequence of Told
+        What all ranks have told, by rank.
+    """
+    world = running.world
+    room.begin_numbers()
+    knobs = _common_knobs(everybody, running.engine)
+    running.searching = _may_search(everybody, running.settings)
+    running.told.searches = max(told.searches for told in everybody) + running.searching
+    running.told.searched = any(told.searched for told in everybody)
+    if world.rank == 0 and knobs and not running.searching:
+        running.engine.set_knobs(**knobs)
+    for process_set in _in_order(room.sets, everybody):
+        why = _missing(process_set, world, everybody)
+        if why:
+            process_set._lose(why)
+            running.lost.append(process_set)
+        else:
+            process_set._leave()
+            running.show(running.sets.add(process_set))
+    moving.move(min(told.optimizers for told in everybody), _newest(everybody))
+    _serve(running, room)
+    if world.rank == 0 and (running.searching or not (running.settings.autotune or knobs)):
+        running.tune(running, knobs)
+
+
+def _serve(running: Running, room: WaitingRoom) -> None:
+    """Go on to serve metrics, or begin, if this rank is the one that does."""
+    serving = room.serving
+    if serving is None:
+        try:
+            serving = listen(running.settings, running.world.local_rank)
+        except ConfigError as error:  # the world has met: it is no reason to end it
+            logs.logger.warning("%s", error)
+    if serving is not None:
+        running.serving = serving
+        serving.start(running.pids)
+
+
+def _newest(everybody: Sequence[Told]) -> int | None:
     """The lowest rank of those that come from the newest of the worlds before; None if nobody has been in one."""
     last = max((told.last for told in everybody if told.last is not None), default=None)
     return next((rank for rank, told in enumerate(everybody) if last is not None and told.last == last), None)
 
 
-def common_knobs(everybody: Sequence[Told], engine: core.Engine) -> dict[str, Any]:
+def _common_knobs(everybody: Sequence[Told], engine: core.Engine) -> dict[str, Any]:
     """The knobs with which a new world goes on, as far as its hosts have a use for them; none if nobody knows any."""
     known = [told for told in everybody if told.knobs is not None]
     if not known:
@@ -151,7 +209,7 @@ def common_knobs(everybody: Sequence[Told], engine: core.Engine) -> dict[str, An
     return {name: value for name, value in knobs.items() if value != engine.knobs()[name]}
 
 
-def may_search(everybody: Sequence[Told], settings: config.Config) -> bool:
+def _may_search(everybody: Sequence[Told], settings: config.Config) -> bool:
     """Whether the tuner begins to search in a new world: not once a search has ended, nor in a fourth world."""
     return (
         settings.autotune
@@ -160,13 +218,13 @@ def may_search(everybody: Sequence[Told], settings: config.Config) -> bool:
     )
 
 
-def in_order(sets: Sequence[ProcessSet], everybody: Sequence[Told]) -> list[ProcessSet]:
+def _in_order(sets: Sequence[ProcessSet], everybody: Sequence[Told]) -> list[ProcessSet]:
     """Process sets in an order that is the same on all ranks, as far as all have them: that of rank 0's."""
     first = {ranks: place for place, ranks in enumerate(everybody[0].sets)}
     return sorted(sets, key=lambda each: first.get(each.ranks, len(first)))
 
 
-def missing(process_set: ProcessSet, world: World, everybody: Sequence[Told]) -> str:
+def _missing(process_set: ProcessSet, world: World, everybody: Sequence[Told]) -> str:
     """Why a set of an earlier world cannot be formed in a new one; empty: it can."""
     ranks = process_set.ranks
     text = f"{process_set} is not in world {world.number}, which has {world.size} ranks"

@@ -233,8 +233,8 @@ class Engine:
     def notify_signal(self) -> None:
         """Make `monitor` return `signal`; safe from any thread."""
     def forked(self) -> None:
-        """In a forked child, at once: what it writes to shared tensors is its own from now on. Elsewhere it does
-        nothing.
+        """In a forked child, at once: what it writes to shared tensors is its own from now on, and the files of the
+        world are closed. Elsewhere it does nothing.
         """
     def abort(self, reason: str) -> None:
         """This rank fails: tell every rank why. The first abort of a world wins; later ones are ignored."""

@@ -376,3 +376,15 @@ def tuned(member: Member) -> None:
             engine.allreduce(np.ones(1))
 
     member.run(body)
+
+
+def leaving(member: Member) -> None:
+    """Each world ends when all have made so many steps, without a failure."""
+    engine.init()
+
+    def body(member: Member) -> dict[str, Any]:
+        for _ in range(5):
+            total = engine.allreduce(np.ones(1 << 16), engine.Sum)
+        return {"total": float(total[0]), "size": os.environ["ENGINE_SIZE"], "rank": os.environ["ENGINE_RANK"]}
+
+    member.run(body)

@@ -291,3 +291,15 @@ def test_a_job_searches_in_three_worlds_at_most(nursery: Nursery) -> None:
             (other,) = worlds.start()
         worlds.place([veteran])
         assert veteran.heard("tuning")["children"] == []
+
+
+def test_a_world_ends_without_a_failure_when_hosts_change(nursery: Nursery) -> None:
+    """All leave a healthy world at one step, each in its own time; newcomers and those who stay make the next."""
+    with Worlds(nursery, "leaving") as worlds:
+        members = worlds.start(2)
+        for size in range(2, 6):
+            worlds.place(members)
+            for rank, worker in enumerate(members):
+                told = worker.heard("returned")["value"]
+                assert told == {"total": float(size), "size": str(size), "rank": str(rank)}
+            members = [*worlds.start(), *reversed(members)]
