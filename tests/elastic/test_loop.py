@@ -82,7 +82,8 @@ def test_arrays_and_functions_are_cut_alike(kind: str) -> None:
     assert ended == [0, 1]
 
 
-def test_a_commit_waits_for_the_passes_of_a_wrapped_optimizer() -> None:
+@pytest.mark.parametrize(("every", "expected", "last"), [(1, [0] * 4 + [1] * 4, 3), (6, [0] * 8, 2)])
+def test_a_commit_waits_for_the_passes_of_a_wrapped_optimizer(every: int, expected: list[int], last: int) -> None:
     """Problem 9: passes 4, a check after each batch; gradients behind a commit are those that a step has applied."""
     model = torch.nn.Linear(1, 1)
     plain = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -90,14 +91,14 @@ def test_a_commit_waits_for_the_passes_of_a_wrapped_optimizer() -> None:
     state: Any = TorchState(model, optimizer, steps=0)
     state.sync()
     committed = []
-    for number, _ in enumerate(engine.elastic.loop(state, np.arange(16), 1, batch_size=1, commit_every=1)):
+    for number, _ in enumerate(engine.elastic.loop(state, np.arange(16), 1, batch_size=1, commit_every=every)):
         model(torch.ones(1, 1)).sum().backward()
         if number % 4 == 3:
             optimizer.step()
             optimizer.zero_grad()
             state.steps += 1
         committed.append(state.committed)
-    assert committed == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert committed == expected and state.committed == last
     state.restore()
     assert state.steps == 2 and state.progress.epoch == 1
 
