@@ -45,6 +45,7 @@ def test_a_killed_worker_is_made_up_for_by_a_new_group_that_begins_at_the_last_c
     assert sorted(began[2:]) == [(0, 0, 2, again), (1, 1, 2, again)]
 
 
+@pytest.mark.slow  # a second group of workers of Ray Train, which import much
 def test_an_exception_in_rank_1_is_the_error_of_a_torch_trainer(tmp_path: Path) -> None:
     log = tmp_path / "log"
     trainer = TorchTrainer(
