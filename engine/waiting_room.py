@@ -29,6 +29,8 @@ GATE = "ENGINE_GATE"
 """The variable that every process of an elastic job has: where it asks for its place in a world."""
 MOST_SEARCHES = 3
 """Worlds of a job in which the tuner may begin to search."""
+HOROVOD = ("HOROVOD_RANK", "HOROVOD_LOCAL_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_SIZE")
+"""Variables that tell a place to programs that are written for Horovod."""
 _SHORTEST, _LONGEST = 0.0005, 0.02  # seconds between two looks at whether all have come
 
 
@@ -106,9 +108,9 @@ class WaitingRoom:
         """Have the launcher's variables tell of the present world: processes that are spawned read them."""
         numbers = self.world.rank, self.world.local_rank, self.world.size, self.world.local_size
         told = [str(number) for number in numbers]
-        for launcher in LAUNCHERS:
-            if launcher.rank in os.environ:
-                os.environ.update(zip(launcher.place, told, strict=True))
+        for names in (*(launcher.place for launcher in LAUNCHERS), HOROVOD):
+            if names[0] in os.environ:
+                os.environ.update(zip(names, told, strict=True))
 
     def begin_numbers(self) -> None:
         """Have the names of a new world counted anew: its newcomers have seen none of the worlds before."""

@@ -27,12 +27,14 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ... import collectives, runtime
 from ...errors import CalledOff, EngineError
+from ...hub_address import HubAddress, host_and_port, secret
+from ...launchers import ENGINERUN
 from ...logs import logger
 from ...rendezvous import CallOff
 from ...waiting_room import GATE
+from ...world import World
 from ..events import Why
 from ..state import HostsUpdatedInterrupt, State
-from . import variables
 from .gate import Assigned, Gate, JobOver, LetGo
 
 NEWS_SECONDS = 1.0  # longest that the news of a failed world may be behind the exception that it caused
@@ -141,12 +143,12 @@ class _Worker:
 
     def _enter(self, assigned: Assigned) -> bool:
         """Meet the members of a world; whether that was possible."""
-        world = assigned.place.world
-        moved = variables.tell(assigned)
+        world, place = assigned.place.world, assigned.place
+        planned = runtime.rank(), runtime.size()
         self._text, self._culprit = "", None
         try:
             called_off = CallOff(self._gate.fileno(), lambda: self._gate.called_off(world))
-            runtime.enter(variables.world(assigned, os.environ), called_off)
+            runtime.enter(_world(assigned), called_off)
         except CalledOff:
             self._why = Why.VOID
             return False
@@ -155,7 +157,7 @@ class _Worker:
             return False
         self._gate.joined(world)
         first = self._world == 0
-        self._world, self._renewed = world, moved or not first
+        self._world, self._renewed = world, not first or planned != (place.rank, place.size)
         self._state.enter(world, lambda: self._gate.updated(world), self._tell_commit(assigned))
         return True
 
@@ -199,6 +201,25 @@ def _open_gate() -> Gate | None:
     if _gate is None and GATE in os.environ:
         _gate = Gate.open(os.environ)
     return _gate
+
+
+def _world(assigned: Assigned) -> World:
+    """The place of this worker, as the engine takes it."""
+    place = assigned.place
+    return World(
+        rank=place.rank,
+        size=place.size,
+        local_rank=place.local_rank,
+        local_size=place.local_size,
+        job=os.environ["ENGINE_JOB"],
+        secret=secret(os.environ),
+        source=ENGINERUN.name,
+        hub=HubAddress(*host_and_port(assigned.hub), assigned.listener) if assigned.hub else None,
+        host=place.slot.host,
+        host_name=place.slot.host,
+        number=place.world,
+        workers=assigned.members,
+    )
 
 
 @contextmanager
