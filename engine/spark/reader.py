@@ -55,7 +55,7 @@ class Reader:
     ) -> None:
         self._store = store
         self._path = path
-        self._columns = columns
+        self._columns = [*dict.fromkeys(columns)]
         self._groups = manifest.groups(split)
         self._rank, self._size = rank, size
         self._seed = seed

@@ -82,6 +82,7 @@ def write(
     share = 0.0 if validation is None or isinstance(validation, str) else float(validation)
     if not 0 <= share < 1:
         raise DataError(f"validation is {validation!r}; expected a share of at least 0 and below 1, or a column's name")
+    columns = [*dict.fromkeys(columns)]  # a model may learn what it is given
     chosen = prepared(frame, columns)
     if isinstance(validation, str):
         chosen = _with_split(frame, columns, validation)

@@ -134,7 +134,8 @@ class TorchEstimator(Estimator[TorchModel], Stage):
 
         from ..manifest import VALIDATION
 
-        store, columns = self._check(), [*self._value(self.feature_cols), *self._value(self.label_cols)]
+        store = self._check()
+        columns = [*dict.fromkeys([*self._value(self.feature_cols), *self._value(self.label_cols)])]
         if store.exists(f"{path}/{NAME}"):
             return self._train(path, Manifest.read(store.read(f"{path}/{NAME}")), ())
         parts = []

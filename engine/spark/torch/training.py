@@ -167,7 +167,7 @@ def _pass(
         )
         step(loss)
         rows = len(batch[training.labels[0]])
-        sums += torch.tensor([float(loss) * rows, rows], dtype=torch.float64)
+        sums += torch.tensor([float(loss.detach()) * rows, rows], dtype=torch.float64)
     total, rows = hvd.allreduce(sums, op=hvd.Sum, name=f"engine.spark.{split}.loss").tolist()
     return float(total / rows)
 
