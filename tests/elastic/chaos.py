@@ -153,14 +153,14 @@ class Chaos:
         """The processes of workers, by their numbers, that have made a step or are about to."""
         return dict(self._marked("ENGINE_WORKER"))
 
-    def agents(self) -> list[int]:
-        """The processes of agents: the oldest of each host that is no worker's. What it has forked guards it."""
+    def agents(self) -> dict[int, int]:
+        """The processes of agents, by host: the oldest that is no worker's. What it has forked guards it."""
         oldest: dict[int, int] = {}
         workers = set(self.workers().values())
         for host, pid in sorted(self._marked("CHAOS_AGENT"), key=lambda each: _began(each[1])):
             if pid not in workers:
                 oldest.setdefault(host, pid)
-        return list(oldest.values())
+        return oldest
 
     def _marked(self, variable: str) -> Iterator[tuple[int, int]]:
         for path in Path("/proc").glob("[0-9]*"):
@@ -190,16 +190,20 @@ class Chaos:
         finally:
             undo()
 
-    def _any_worker(self) -> int | None:
-        """The process of some worker that trains."""
+    def _training(self) -> list[int]:
+        """The processes of workers that train in the newest world, by their numbers."""
         world = self.newest()
         trains = {
             int(path.suffix[1:])
             for path in self.directory.glob("steps.*")
             if (lines := path.read_text().splitlines()) and lines[-1].split()[1:2] == [str(world)]
         }
-        found = sorted((number, pid) for number, pid in self.workers().items() if number in trains)
-        return self.random.choice(found)[1] if len(found) > 1 else None
+        return [pid for number, pid in sorted(self.workers().items()) if number in trains]
+
+    def _any_worker(self) -> int | None:
+        """The process of some worker that trains, unless it is the only one."""
+        found = self._training()
+        return self.random.choice(found) if len(found) > 1 else None
 
     def _signal(self, number: signal.Signals) -> int | None:
         pid = self._any_worker()
@@ -225,10 +229,11 @@ class Chaos:
         return wake
 
     def _agent(self) -> Callable[[], None] | None:
-        agents = self.agents()
-        if len(agents) < 2:
+        hosts = {host for host, pid in self._marked("CHAOS_AGENT") if pid in self._training()}
+        agents = {host: pid for host, pid in self.agents().items() if hosts - {host}}  # some commit has to be left
+        if not agents:
             return None
-        os.kill(self.random.choice(sorted(agents)), signal.SIGKILL)
+        os.kill(agents[self.random.choice(sorted(agents))], signal.SIGKILL)
         return lambda: None
 
     def _host(self) -> Callable[[], None] | None:
@@ -278,7 +283,7 @@ class Chaos:
         """Leave nothing behind."""
         self.process.kill()
         self.process.wait()
-        for pid in (*self.workers().values(), *self.agents()):
+        for pid in (*self.workers().values(), *self.agents().values()):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
