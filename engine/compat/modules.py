@@ -48,21 +48,20 @@ for _each in BOUND.values():
 for _name in ("horovod.keras", "horovod.tensorflow.keras"):
     MODULES[_name] = ("..keras",)
     MODULES[f"{_name}.callbacks"] = ("..keras.callbacks",)
+    MODULES[f"{_name}.elastic"] = ("..keras.elastic",)
+MODULES["horovod.tensorflow.elastic"] = ("..tensorflow.elastic",)
+MODULES["horovod.torch.elastic"] = ("..torch.elastic",)
 
-_ELASTIC = "elastic jobs are not there yet; a job keeps the ranks that it was started with"
+_FIXED = "such jobs have a fixed size yet; elastic ones are started by enginerun"
 # Packages that are refused, with the reason.
 ABSENT = {
-    "horovod.keras.elastic": _ELASTIC,
-    "horovod.ray.elastic": _ELASTIC,
-    "horovod.runner.elastic": _ELASTIC,
+    "horovod.ray.elastic": _FIXED,
+    "horovod.runner.elastic": "the driver is another: enginerun starts elastic jobs",
     "horovod.runner.launch": "the launcher is another: use enginerun, or horovod.run for a function",
     "horovod.spark.keras": "of the estimators there is that of PyTorch, in horovod.spark.torch",
     "horovod.spark.lightning": "of the estimators there is that of PyTorch, in horovod.spark.torch",
-    "horovod.spark.run_elastic": _ELASTIC,
+    "horovod.spark.run_elastic": _FIXED,
     "horovod.tensorflow.data": "there is no service that computes data; tf.data works on each rank",
-    "horovod.tensorflow.elastic": _ELASTIC,
-    "horovod.tensorflow.keras.elastic": _ELASTIC,
-    "horovod.torch.elastic": _ELASTIC,
 }
 
 

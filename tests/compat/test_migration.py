@@ -249,10 +249,6 @@ def test_options_are_taken_and_do_something_or_nothing_as_the_table_says(option:
         with pytest.raises(LaunchError, match="unrecognized arguments"):
             parse(line)
         return
-    if option == "--host-discovery-script":
-        with pytest.raises(LaunchError, match="no elastic jobs yet"):
-            parse(line)
-        return
     if option in horovod_options.FAR:
         line = ["-H", "elsewhere:2", *line]
     options = parse(line)
