@@ -115,6 +115,7 @@ OPTIONS = {
         "",
     ),
 }
+ELASTIC = ("--slots-per-host", "--elastic-timeout", "--reset-limit", "--blacklist-cooldown-range")
 SHOW_AND_EXIT = ["-v", "--version", "-cb", "--check-build"]
 
 
@@ -152,7 +153,9 @@ def test_every_name_is_in_the_table_and_no_other(title: str, names: list[str]) -
 
 
 def exists(name: str) -> bool:
-    return any(hasattr(place, name) for place in (hvd, exceptions)) or name == engine.run.__name__
+    module, _, last = name.rpartition(".")
+    place = getattr(hvd, module) if module else hvd
+    return any(hasattr(each, last) for each in (place, exceptions)) or name == engine.run.__name__
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -251,6 +254,8 @@ def test_options_are_taken_and_do_something_or_nothing_as_the_table_says(option:
         return
     if option in horovod_options.FAR:
         line = ["-H", "elsewhere:2", *line]
+    if option in ELASTIC:
+        line = ["--min-np", "1", *line]
     options = parse(line)
     assert options.command == ("true",)
     without_effect = table("Options of `horovodrun`")[option] == "not there" and option not in ("--min-np", "--max-np")
