@@ -16,7 +16,7 @@ from .copies import Copy, Memory
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """The hosts of an elastic job have changed. There are none yet, so only tests have it raised."""
+    """The hosts of an elastic job have changed. `run` catches it, and the ranks meet again."""
 
 
 class Peers(Protocol):

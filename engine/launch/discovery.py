@@ -120,9 +120,9 @@ class Script:
             self._stop()
 
     def _ask(self) -> None:
-        self._out = tempfile.TemporaryFile()  # noqa: SIM115 - lives until the answer has been read
-        self._err = tempfile.TemporaryFile()  # noqa: SIM115
         try:
+            self._out = tempfile.TemporaryFile()  # noqa: SIM115 - lives until the answer has been read
+            self._err = tempfile.TemporaryFile()  # noqa: SIM115
             self._process = subprocess.Popen(
                 self._command, stdin=subprocess.DEVNULL, stdout=self._out, stderr=self._err, start_new_session=True
             )
@@ -137,6 +137,10 @@ class Script:
         """It has ended, and what it has written is its answer."""
         assert self._process is not None
         code = self._process.wait()
+        if os.fstat(self._out.fileno()).st_size > ANSWER:
+            self._stop()
+            self._failed(f"its answer is longer than {ANSWER >> 20} MiB")
+            return
         out, err = (os.pread(file.fileno(), ANSWER, 0).decode(errors="replace") for file in (self._out, self._err))
         self._stop()
         said = f"; it said: {' / '.join(err.split(chr(10))).strip(' /')[-SAID:]}" if err.strip() else ""

@@ -297,7 +297,7 @@ class Driver:
     def _act(self, host: str, message: Message) -> None:
         kind, head = message.kind, message.head
         if kind == "output":
-            self.displays[self._worker(host, message).number, str(head["stream"])].take(message.body)
+            self._show(host, message)
         elif kind == "said":
             self._said(host, message)
         elif kind == "end":
@@ -344,7 +344,7 @@ class Driver:
         display = self.displays[worker.number, "stderr"]
         last = last_of(code, display.path, worker.since)
         self._gone(number)
-        if code != 0:
+        if code != 0 and not message.head["killed"]:
             self._ends[number] = last
             while len(self._ends) > KEPT:
                 del self._ends[next(iter(self._ends))]
@@ -405,6 +405,13 @@ class Driver:
         self._fleet.signal(signum)
         if first:
             self._feed(events.Stop(f"ended by {name}"))
+
+    def _show(self, host: str, message: Message) -> None:
+        """Show what was written in a slot: by its worker, or by what a worker has started, which may outlive it."""
+        number = message.number("number")
+        if not any(slot.host == host and each == number for slot, each in self._numbers.items()):
+            raise ChannelError(f"it speaks of slot number {number}, which is not one of its slots")
+        self.displays[number, str(message.head["stream"])].take(message.body)
 
     def _worker(self, host: str, message: Message) -> _Worker:
         """The worker that a message is about, which must be one of its host."""

@@ -173,7 +173,7 @@ class ElasticAgent(Agent):
         rank = spawn.start(rank_plan, self.command, self.program, self._descriptors)
         self._keeper.add(rank)
         for name, pipe in (("stdout", rank.stdout), ("stderr", rank.stderr)):
-            self._keeper.listen(Stream(worker, pipe, Relay(self.channel, name, worker=worker)))
+            self._keeper.listen(Stream(worker, pipe, Relay(self.channel, name, number=number)))
         self.channel.send("started", worker=worker, pid=rank.pid, cpus=rank_plan.cpus)
 
     def _ended(self, rank: Rank, end: End) -> None:

@@ -125,8 +125,8 @@ def add_elastic(parser: argparse.ArgumentParser) -> None:
         help="seconds for which a host that fails is left alone, at first and at most (default: for good)",
     )
     add("--np-multiple", type=number, metavar="N", help="numbers of ranks are multiples of this")
-    add("--slow-limit", type=time, metavar="S", help="let a rank go for which the others wait so long in each step")
-    add("--slow-time", type=time, metavar="S", help="seconds for which it must have been so slow (default 60)")
+    add("--slow-limit", type=time, metavar="S", help="accepted, without effect yet")
+    add("--slow-time", type=time, metavar="S", help="accepted, without effect yet")
 
 
 def elastic_of(given: argparse.Namespace, hosts: Sequence[tuple[str, int]] | None) -> Elastic | None:
@@ -152,6 +152,11 @@ def elastic_of(given: argparse.Namespace, hosts: Sequence[tuple[str, int]] | Non
     if most > MOST_RANKS:
         raise LaunchError(f"--max-np {most} is too many: a job has {MOST_RANKS} ranks at most")
     slots = given.slots_per_host or (1 if script else size)
+    there = [slots] if hosts is None else [each for _, each in hosts]
+    if not script and sum(there) < least:
+        raise LaunchError(
+            f"there are {sum(there)} slots, and --min-np is {least}: name more hosts or slots, or go on with fewer ranks"
+        )
     cooldown = given.blacklist_cooldown_range
     if given.slow_time is not None and given.slow_limit is None:
         raise LaunchError("--slow-time says for how long, and nothing says how slow: give --slow-limit as well")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import select
 import socket
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -84,7 +85,10 @@ class Gatehouse:
             self._write(visitor, visitor.talk.message(kind, **fields))
 
     def forget(self, worker: int) -> None:
-        """A worker's process has ended."""
+        """A worker's process has ended. What it has said before is told first."""
+        for visitor in [*self._strangers, *self._workers.values()]:
+            while visitor.connection.fileno() >= 0 and _readable(visitor.connection):
+                self._read(visitor)
         if worker in self._workers:
             self._close(self._workers[worker])
 
@@ -136,6 +140,8 @@ class Gatehouse:
             self._close(visitor)
 
     def _hear(self, visitor: _Visitor, message: dict[str, Any]) -> None:
+        if visitor.connection.fileno() < 0:  # closed while the messages before it were heard
+            return
         if visitor.worker is None:
             visitor.worker = int(message["worker"])
             if visitor.worker in self._workers:
@@ -166,3 +172,9 @@ class Gatehouse:
             self._strangers.remove(visitor)
         elif visitor.worker is not None and self._workers.get(visitor.worker) is visitor:
             del self._workers[visitor.worker]
+
+
+def _readable(connection: socket.socket) -> bool:
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    return bool(poll.poll(0))

@@ -107,7 +107,6 @@ class Hosting:
         """
         try:
             if self.called_off is not None:
-                self.called_off.check()
                 self.selector.register(self.called_off.descriptor, selectors.EVENT_READ)
             if self.world.several_hosts:
                 kind = Hub if self.world.rank == 0 else Leader
@@ -116,6 +115,8 @@ class Hosting:
                 )
                 self.selector.register(self.between, selectors.EVENT_READ)
                 self.between.begin()
+            if self.called_off is not None:
+                self.called_off.check()
             if self.size > 1:
                 self._listen()
             return self._welcome()

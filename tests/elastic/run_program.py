@@ -5,6 +5,7 @@ The directory in `RUN_TEST` has files by which the test holds workers up, or see
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ from engine.elastic.worker.gate import JobOver
 from engine.elastic.worker.run import run
 from engine.errors import WorldError
 
-from ..waiting import until_files
+from ..waiting import linger, until_files
 
 STEPS = 60
 WORKER = int(os.environ.get("ENGINE_WORKER", "0"))
@@ -76,14 +77,26 @@ def ends_late(state: ObjectState) -> int:
     """Worker 0 returns; the others do not come to an end until the test lets them."""
     while state.step < 5:
         reduced(state)
-        state.commit()
+        if state.step < 4:
+            state.commit()
     if WORKER != 0 and state.world == 1:
         (PLACE / f"half.{WORKER}").touch()
         until_files(PLACE / "go")
     return state.step
 
 
-TASKS = {each.__name__: each for each in (steps, endless, other_exception, program_error, ends_late)}
+def forks(state: ObjectState) -> int | None:
+    """End a forked child by SIGTERM; how it has ended."""
+    child = multiprocessing.get_context("fork").Process(target=linger)
+    child.start()
+    child.terminate()
+    child.join(20)
+    state.commit()
+    reduced(state)
+    return child.exitcode
+
+
+TASKS = {each.__name__: each for each in (steps, endless, other_exception, program_error, ends_late, forks)}
 
 
 def main() -> None:

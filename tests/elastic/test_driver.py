@@ -194,10 +194,24 @@ def test_a_worker_that_is_told_to_go_loses_nothing(job):
     done = job.finish(process)
     assert done.code == 0, done.err
     assert worlds(done)[1:] == [
-        "2: 1 rank, because it has asked to leave",
+        "2: 1 rank, because worker 1 in slot 1 of localhost has asked to leave",
         "3: 2 ranks, because there are newcomers",
     ]
-    assert done.lines(1)[1] == "worker 1 is told: it has asked to leave"
+    assert done.lines(1)[1] == "worker 1 is told: worker 1 in slot 1 of localhost has asked to leave"
+
+
+def test_what_a_worker_has_started_may_write_when_it_has_ended(job):
+    late = "['sh', '-c', f'sleep 1; echo late; touch {HERE}/late']"
+    after = f"""
+import subprocess
+if t.worker == 1:
+    subprocess.Popen({late}, start_new_session=True)
+else:
+    until(lambda: there("late"), "what the other has started")
+"""
+    done = job.run("-np", 2, "--min-np", 1, body="def body(t): t.step()\n", after=after)
+    assert done.code == 0, done.err
+    assert done.lines(1)[-1] == "late"
 
 
 def test_a_worker_that_stands_still_is_dead_before_the_others_go_on(job):

@@ -150,10 +150,10 @@ def test_one_decision_ends_the_training(workers: Workers, passed: bool) -> None:
     workers.begin(1, [0, 1])
     workers.half([1])
     workers.processes[1].kill()
-    assert workers.driver.wait_for("ready", 0, 2)["commit"] == 5
+    assert workers.driver.wait_for("ready", 0, 2)["commit"] == 3
     if passed:
         workers.driver.tell(0, "end", why="the training is complete", good=True)
-        assert workers.end(0)[0][:2] == ["result", "5"]
+        assert workers.end(0)[0][:3] == ["result", "5", "10.0"]  # what it has trained, and not what was committed
         return
     workers.start("ends_late", [2], 2)
     workers.begin(2, [0, 2])
@@ -191,6 +191,13 @@ def test_sigterm_lets_a_worker_leave_in_good_order(workers: Workers) -> None:
     assert len(commits) == 1
     workers.driver.tell(1, "end", why="it has left", good=False, over=False)
     assert workers.end(1)[0] == []
+
+
+def test_a_forked_child_has_a_worker_s_sigterm_for_itself(workers: Workers) -> None:
+    workers.start("forks", [0], 1)
+    workers.begin(1, [0])
+    assert workers.end(0)[0][:2] == ["result", str(-signal.SIGTERM)]
+    assert "leaving" not in {said["kind"] for _, said in workers.driver.heard}
 
 
 def test_sigterm_ends_a_worker_that_the_agent_has_given_up(workers: Workers) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from ...errors import ConfigError, EngineError, RendezvousError
+from ...errors import ConfigError, EngineError, ForkedError, RendezvousError
 from ...host import network
 from ...host.patience import Patience
 from ...rendezvous.messages import peer_uid
@@ -90,12 +90,12 @@ class Gate:
         self.slot = slot
         self._connection = connection
         self._talk = talk
+        self._pid = os.getpid()
         self._several = False
         self._listener: socket.socket | None = None
         self._heard: list[dict[str, Any]] = []
         self._void = self._updated = 0  # worlds
         self._over: JobOver | None = None
-        self._busy = False  # whether a message is being written
         self._leaves = False  # whether another one is to be, since a signal's handler has asked for it meanwhile
 
     @classmethod
@@ -174,21 +174,15 @@ class Gate:
     def leave(self) -> None:
         """Tell that this worker wants to go: the members of its world come to the gate, and it is let go there.
 
-        A handler of signals may call this.
+        A handler of signals may call this: it is told with the next message, or the next look at what has come.
         """
-        if self._busy:
-            self._leaves = True
-        elif self._over is None:
-            self._send("leaving")
+        self._leaves = True
 
     def hung_up(self) -> bool:
         """Whether the agent has closed the connection. A handler of signals may ask: nothing is read."""
-        try:
-            return not self._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
+        poll = select.poll()
+        poll.register(self._connection, select.POLLRDHUP)
+        return bool(poll.poll(0))
 
     def fileno(self) -> int:
         """A descriptor that is readable when something has come."""
@@ -252,14 +246,16 @@ class Gate:
     def _send(self, kind: str, /, **fields: Any) -> None:
         if self._over is not None:
             raise self._over
-        self._busy = True
-        try:
-            self._write(self._talk.message(kind, **fields))
-        finally:
-            self._busy = False
-        if self._leaves:
+        if os.getpid() != self._pid:
+            raise ForkedError(f"worker {self.worker} speaks for itself: this is process {os.getpid()}, forked by it")
+        self._tell_leaving()
+        self._write(self._talk.message(kind, **fields))
+        self._tell_leaving()  # a handler may have come meanwhile
+
+    def _tell_leaving(self) -> None:
+        if self._leaves and self._talk.proven:
             self._leaves = False
-            self.leave()
+            self._write(self._talk.message("leaving"))
 
     def _write(self, data: bytes) -> None:
         view, patience = memoryview(data), Patience(PATIENCE)
@@ -274,9 +270,10 @@ class Gate:
                 self._end(JobOver(GONE))
 
     def _receive(self, block: bool) -> None:
-        """Take what has come; with `block`, wait until something has."""
+        """Tell that this worker wants to go, if it does. Take what has come; with `block`, wait until something has."""
         if self._over is not None:
             raise self._over
+        self._tell_leaving()
         if block:
             self._poll(select.POLLIN, None)
         while True:

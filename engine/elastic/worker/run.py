@@ -26,7 +26,7 @@ from types import FrameType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ... import collectives, runtime
-from ...errors import CalledOff, EngineError
+from ...errors import CalledOff, ConfigError, EngineError, IncompatibleRanksError, MismatchError
 from ...hub_address import HubAddress, host_and_port, secret
 from ...launchers import ENGINERUN
 from ...logs import logger
@@ -116,6 +116,7 @@ class _Worker:
         self._why = Why.NEW
         self._text = ""
         self._culprit: int | None = None
+        self._failed = False  # whether the world has failed in which the function was called last
         self._renewed = False  # whether the present world is not the one that the program has planned with
         self._finished: list[Any] = []  # what the function has returned last
 
@@ -139,6 +140,8 @@ class _Worker:
         if over.good or isinstance(over, LetGo):
             logger.info("worker %d ends: %s", self._gate.worker, over)
             raise SystemExit(0) from None
+        if self._failed:
+            self._restore()
         raise over
 
     def _enter(self, assigned: Assigned) -> bool:
@@ -152,8 +155,10 @@ class _Worker:
         except CalledOff:
             self._why = Why.VOID
             return False
+        except (ConfigError, IncompatibleRanksError, MismatchError):
+            raise  # it would be the same in every world
         except EngineError as error:
-            self._note_failure(str(error), None)
+            self._note_failure(runtime.failure(0.0) or runtime.Failure(str(error), None), assigned)
             return False
         self._gate.joined(world)
         first = self._world == 0
@@ -165,6 +170,8 @@ class _Worker:
         """Call the function in a world; whether the training is complete."""
         world = assigned.place.world
         try:
+            if self._failed:  # not at once: the others may have come to the end, and with them this rank
+                self._restore()
             if self._renewed:
                 self._state.on_reset()
             self._state.sync()
@@ -179,15 +186,19 @@ class _Worker:
             if failure is None:
                 raise
             logger.debug("world %d has failed; the program was told by", world, exc_info=error)
-            culprit = None if failure.culprit is None else assigned.members[failure.culprit]
-            self._note_failure(failure.text, culprit)
-            self._state.restore()
+            self._note_failure(failure, assigned)
+            self._failed = True
             return False
         self._gate.done(world)
         return True
 
-    def _note_failure(self, text: str, culprit: int | None) -> None:
-        self._why, self._text, self._culprit = Why.FAILURE, text, culprit
+    def _restore(self) -> None:
+        self._failed = False
+        self._state.restore()
+
+    def _note_failure(self, failure: runtime.Failure, assigned: Assigned) -> None:
+        self._why, self._text = Why.FAILURE, failure.text
+        self._culprit = None if failure.culprit is None else assigned.members[failure.culprit]
 
     def _tell_commit(self, assigned: Assigned) -> Callable[[int], None]:
         """What tells the driver of commits: on one rank, since all make them in the same step."""
@@ -230,8 +241,10 @@ def _leaving_on_sigterm(gate: Gate) -> Iterator[None]:
     then the signal does what it does by default.
     """
 
+    owner = os.getpid()
+
     def handle(number: int, frame: FrameType | None) -> None:
-        if gate.hung_up():
+        if os.getpid() != owner or gate.hung_up():  # a forked child has this handler, too
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         gate.leave()
