@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Never
 
 from . import config, logs
+from .device import Device
 from .errors import ConfigError, EngineError, ForkedError, NotInitializedError
 from .host import linux
 from .host.kubernetes import service_links
@@ -278,6 +279,13 @@ def engine() -> core.Engine:
         In a forked child.
     """
     return _current().engine
+
+
+def device() -> Device:
+    """The GPU of this rank. Errors as of `engine`."""
+    running_device = _current().device
+    assert running_device is not None
+    return running_device
 
 
 def settings() -> config.Config:
