@@ -13,7 +13,7 @@ from ..config import Config
 from ..errors import DeviceError, MismatchError
 from ..host.patience import Patience
 from ..native import core
-from .plane import TICK, Plane
+from .plane import OLDEST_FOR_SETS, TICK, Plane
 
 DTYPES = {"float16": (0, 2), "bfloat16": (1, 2), "float32": (2, 4), "float64": (3, 8)}  # number and bytes, of kernels.h
 ALIGNMENT = 16  # bytes, of what the kernels read at once
@@ -74,6 +74,7 @@ class FrozenPass:
         self._plane = plane
         self._limit = settings.stall_limit
         _expect_agreement(tensors, reduction)
+        _expect_several_communicators(plane)
         with plane.jobs:
             its = self._id(settings.start_timeout)
             parts, rows = _laid_out(tensors, reduction.wire)
@@ -144,11 +145,27 @@ def _expect_agreement(tensors: list[Frozen], reduction: Reduction) -> None:
         )
 
 
+def _expect_several_communicators(plane: Plane) -> None:
+    """Frozen passes have a communicator of their own, which is ended with the world's. All ranks have one NCCL.
+
+    Raises
+    ------
+    DeviceError
+    """
+    nccl = plane.gpus[0]["nccl"]
+    if tuple(map(int, nccl.split("."))) < OLDEST_FOR_SETS:
+        raise DeviceError(
+            f"NCCL {nccl} cannot end several communicators at once, and frozen passes have their own: install "
+            f"{'.'.join(map(str, OLDEST_FOR_SETS))} or newer, or do not freeze()"
+        )
+
+
 def _laid_out(
     tensors: list[Frozen], wire: str | None
 ) -> tuple[list[tuple[int, int, int, int, int]], list[tuple[int, int, int]]]:
     """Parts and rows, as `Lane.freeze` takes them: those of a dtype side by side, in their order."""
-    parts, rows = [], []
+    parts: list[tuple[int, int, int, int, int]] = []
+    rows: list[tuple[int, int, int]] = []
     for dtype in dict.fromkeys(each.dtype for each in tensors):
         number, width = DTYPES[dtype]
         travels, travelling = DTYPES[wire] if wire is not None and DTYPES[wire][1] < width else (number, width)

@@ -5,6 +5,7 @@ python -m tests.gpu.freeze_programs NAME RANK SIZE KERNELS ...
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -17,13 +18,12 @@ import torch
 import engine.torch
 from engine import runtime
 from engine.errors import EngineError, MismatchError, RankDiedError, WorldError
-from engine.gpu.freezing import Frozen, Reduction
 from engine.torch import freezing
 
 from ..waiting import until
 from .allreduce_programs import OPS, allreduce, main
 from .device_tensors import DeviceTensor, Framework
-from .plane_programs import Rank
+from .plane_programs import Frozen, Rank, Reduction
 
 COUNTS = (1, 5, 1000, 70_000)
 
@@ -180,9 +180,14 @@ def shuts_down(me: Rank) -> None:
     """A world ends while passes are on the device, which are whole; and another one begins."""
     for turn in range(2):
         with me.world(f"turn {turn}"):
-            gradients = Gradients(me)
-            gradients.compute(turn, 20.0)
-            gradients.repeat()
+            gradients, graph = Gradients(me), Graph(me)
+            with graph if turn else contextlib.nullcontext():
+                gradients.repeat()
+            Framework.device.synchronize()
+            gradients.compute(turn)
+            me.slow(0.1)
+            graph.launch() if turn else gradients.repeat()
+        me.slow(0.0)
         gradients.check(turn)
 
 

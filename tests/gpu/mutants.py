@@ -38,11 +38,8 @@ MUTANTS: dict[str, tuple[Path, str, str]] = {
     "calls_not_given_up": (LANE, "return load32_acquire(&l->cancelled) ? lane_failed", "return 0 ? lane_failed"),
     "pass_not_ordered": (FREEZING, "if (p->ran) CUDA_STEP(cuStreamWaitEvent, p->stream, p->done, 0);", ""),
     "pass_not_recorded": (FREEZING, "  CUDA_STEP(cuEventRecord, p->done, p->stream);\n", ""),
-    "close_does_not_await_passes": (
-        OPENING,
-        "  if (whole && well && !lane_passes_are_over(l, DRAIN_NS)) well = 0;\n",
-        "",
-    ),
+    "close_does_not_await_passes": (FREEZING, "while (p->ran) {", "while (0) {"),
+    "close_does_not_await_graphs": (FREEZING, "return CUDA(cuCtxSynchronize) == 0;", "return 1;"),
     "captures_without_blocking": (OPENING, ".blocking = blocking,", ".blocking = 0,"),
     "capture_is_not_asked_for": (FREEZING, "if (capturing != CU_STREAM_CAPTURE_STATUS_NONE) {", "if (0) {"),
     "launches_not_awaited": (OPENING, "  return lane_drain(l, 0);", "  return 0;"),

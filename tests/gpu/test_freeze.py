@@ -55,6 +55,7 @@ KILLERS: dict[str, tuple[str, ...]] = {
     "pass_not_ordered": ("streams",),
     "pass_not_recorded": ("streams",),
     "close_does_not_await_passes": ("shuts_down",),
+    "close_does_not_await_graphs": ("shuts_down",),
     "captures_without_blocking": ("graphs",),
     "capture_is_not_asked_for": ("graphs",),
 }
