@@ -128,6 +128,11 @@ SEED ?= 1
 failures: $(VENV)/.installed-dev ## Kill ranks and hosts and cut cables at random, and see that all that are left name the same
 	@$(BIN)/python -m tests.hosts.drawn_failures --count $(FAILURES) --seed $(SEED)
 
+MINUTES ?= 10
+.PHONY: chaos
+chaos: $(VENV)/.installed-dev ## Train on hosts that fail at random, and see that the model is that of an undisturbed run
+	@$(BIN)/python -m tests.elastic.chaos --minutes $(MINUTES) --seed $(SEED)
+
 .PHONY: sizes
 sizes: $(VENV)/.installed-dev ## Run the tests of torch on four ranks, too
 	@EVERY_SIZE=1 $(BIN)/python -m pytest -m on_ranks --only-ranks 4 tests/frameworks

@@ -96,6 +96,18 @@ class Scheme:
         """Whether the gradients of a parameter are given to this scheme; others are averaged as they are."""
         return True
 
+    def state_dict(self) -> dict[str, Any]:
+        """What this scheme remembers and all ranks have to know alike; it can be pickled.
+
+        When the ranks of an elastic job have changed, those that are new, and those that were in the middle of a step,
+        are given that of one rank. What a rank remembers for itself, such as the errors of its own gradients, is no
+        part of it.
+        """
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` has given on another rank; what this rank remembers for itself stays."""
+
     def reduce(self, name: str, gradient: Any) -> Generator[Any, Any, Any]:
         """Average a gradient. A generator: `average = yield tensor` averages a tensor over ranks.
 

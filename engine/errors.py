@@ -36,6 +36,7 @@ from engine_ext.errors import (
 
 __all__ = [
     "ArgumentError",
+    "CalledOff",
     "CollectiveError",
     "ConfigError",
     "DeviceError",
@@ -60,6 +61,10 @@ __all__ = [
 
 class ConfigError(EngineError, ValueError):
     """A setting, or a variable that a launcher set, has a value that it cannot have."""
+
+
+class CalledOff(RendezvousError):
+    """The world that this process was about to enter is called off: not all that were to be in it are there."""
 
 
 _BY_NAME: dict[str, type[EngineError]] = {

@@ -70,7 +70,7 @@ def find(source: str, job: str, environ: Mapping[str, str]) -> HubAddress:
     if descriptor and not (descriptor.isascii() and descriptor.isdigit()):
         raise ConfigError(f"{_DESCRIPTOR} is {descriptor!r}; expected the number of a descriptor")
     if is_given(environ):
-        return HubAddress(*_host_and_port(environ[_HUB].strip()), int(descriptor) if descriptor else None)
+        return HubAddress(*host_and_port(environ[_HUB].strip()), int(descriptor) if descriptor else None)
     host = None
     if source == TORCHRUN.name:
         host = environ.get("MASTER_ADDR", "").strip()
@@ -135,7 +135,7 @@ def _by_mpi(source: str) -> str:
     return " With mpi4py (`pip install mpi4py`) they agree on it themselves." if source in BY_MPI else ""
 
 
-def _host_and_port(text: str) -> tuple[str, int]:
+def host_and_port(text: str) -> tuple[str, int]:
     """Read `HOST:PORT`, with an IPv6 address in brackets."""
     found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+(?:%\w+)?)\]|([^:\[\]\s/]+)):([0-9]{1,5})", text)
     if found is None or not 0 < int(found[3]) < 1 << 16:

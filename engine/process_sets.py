@@ -11,7 +11,7 @@ import itertools
 import time
 from array import array
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Any
 
@@ -25,12 +25,29 @@ from .rendezvous.set_links import Connections, SetLinks
 
 _call_numbers = itertools.count(1)
 
+WAITING = (
+    "this is an elastic job, in which nothing communicates before the function that elastic.run wraps is called: move "
+    "this call into that function"
+)
+
 
 def _distinct(ranks: Iterable[int]) -> tuple[int, ...]:
     numbers = sorted(int(rank) for rank in ranks)
     if len(set(numbers)) != len(numbers):
         raise ValueError(f"a process set has each rank once, not {numbers}")
     return tuple(numbers)
+
+
+class Numbers:
+    """Numbers of things of which the ranks of a process set make equally many, each kind counted by itself."""
+
+    def __init__(self, counts: Mapping[str, int] | None = None) -> None:
+        self.counts = Counter(counts or {})
+
+    def next(self, kind: str) -> int:
+        """The number of a new thing of that kind, from 0 unless some were counted before."""
+        self.counts[kind] += 1
+        return self.counts[kind] - 1
 
 
 class ProcessSet:
@@ -49,6 +66,8 @@ class ProcessSet:
         Sorted; known from the start, or with a communicator once the engine runs.
     process_set_id : int or None
         A number, equal on all ranks; 0 for the global set, None before it was added and after it was removed.
+    numbers : Numbers
+        Of things that the ranks of the set make equally many of; in an elastic job another object in each world.
     """
 
     def __init__(self, ranks_or_comm: Any) -> None:
@@ -58,6 +77,10 @@ class ProcessSet:
         self._ranks: tuple[int, ...] = ()
         self._world: core.Engine | None = None
         self._engine: core.Engine | None = None
+        self._planned: int | None = None  # the rank in the world that this process waits for
+        self._lost = ""  # why a set that an earlier world had is not in this one
+        self.numbers = Numbers()
+        self._reserved: Numbers | None = None  # those that were given before the first world of an elastic job
         if hasattr(ranks_or_comm, "allgather") and hasattr(ranks_or_comm, "Get_rank"):
             self._communicator = ranks_or_comm
         else:
@@ -70,17 +93,22 @@ class ProcessSet:
 
     def included(self) -> bool:
         """Whether this process is in the set."""
+        if self._planned is not None:
+            return self._planned in self._ranks
         self._check()
         return self._engine is not None
 
     def rank(self) -> int | None:
         """This process's rank among those of the set; None if it is not in it."""
+        if self._planned is not None:
+            return self._ranks.index(self._planned) if self._planned in self._ranks else None
         self._check()
         return None if self._engine is None else self._engine.rank
 
     def size(self) -> int:
         """How many ranks the set has."""
-        self._check()
+        if self._planned is None:
+            self._check()
         return len(self._ranks)
 
     @property
@@ -125,17 +153,34 @@ class ProcessSet:
 
     def _check(self) -> core.Engine:
         if self._world is None:
+            if self._planned is not None:
+                raise NotInitializedError(WAITING)
             raise NotInitializedError(
-                f"{self} is not there: give it to engine.init(process_sets=...) or engine.add_process_set(), on every "
-                "rank"
+                self._lost
+                or f"{self} is not there: give it to engine.init(process_sets=...) or engine.add_process_set(), on "
+                "every rank"
             )
         return self._world
 
     def _enter(self, number: int, world: core.Engine, ranks: tuple[int, ...], engine: core.Engine | None) -> None:
         self.process_set_id, self._world, self._ranks, self._engine = number, world, ranks, engine
+        self._planned, self._lost = None, ""
 
     def _leave(self) -> None:
-        self.process_set_id = self._world = self._engine = None
+        self.process_set_id = self._world = self._engine = self._planned = None
+
+    def _begin_numbers(self) -> None:
+        """Count anew, in a new world of an elastic job. What was made before the first world keeps its numbers."""
+        self._reserved = self._reserved or self.numbers
+        self.numbers = Numbers(self._reserved.counts)
+
+    def _await(self, rank: int, ranks: tuple[int, ...]) -> None:
+        """This process waits for a world in which it is to have that rank, and the set those ranks."""
+        self._planned, self._ranks = rank, ranks
+
+    def _lose(self, why: str) -> None:
+        """The world that this process has entered does not have the set."""
+        self._planned, self._lost = None, why
 
 
 class _GlobalProcessSet(ProcessSet):
@@ -156,7 +201,11 @@ class _GlobalProcessSet(ProcessSet):
 
     def _check(self) -> core.Engine:
         if self._world is None:
-            raise NotInitializedError("call engine.init() first; it has not been called, or engine.shutdown() has")
+            raise NotInitializedError(
+                "call engine.init() first; it has not been called, or engine.shutdown() has"
+                if self._planned is None
+                else WAITING
+            )
         return self._world
 
 
@@ -187,6 +236,11 @@ class Registry:
         self._next = 1
         self._memberships: Counter[int] = Counter()
         global_process_set._enter(0, world, world.numbers, world)
+
+    @property
+    def added(self) -> list[ProcessSet]:
+        """The sets that were added, the global one not among them, in the order in which they were."""
+        return list(self._sets.values())
 
     @property
     def engines(self) -> dict[int, core.Engine]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from . import config, logs
@@ -18,8 +19,8 @@ from .host.machine import cpu_quota
 from .metrics import own_page
 from .metrics.export.in_process import InProcess
 from .native import core, setup
-from .process_sets import Registry
-from .rendezvous import Gathered, gather, mpi_lanes
+from .process_sets import ProcessSet, Registry
+from .rendezvous import CallOff, Gathered, gather, mpi_lanes
 from .rendezvous.layout import Layout
 from .rendezvous.set_links import SetLinks
 from .trace.flight import Recorder
@@ -32,6 +33,34 @@ from .world import World
 
 DEFAULT_SPIN_US = 25.0
 DEFAULT_YIELD_US = 50.0
+
+
+@dataclass
+class Told:
+    """What a rank tells all others as a world begins.
+
+    Attributes
+    ----------
+    last : int or None
+        The number of the world that it was in before; None: of none.
+    sets : list of tuple of int
+        The ranks of the process sets that it has, in the order in which they were added.
+    knobs : dict or None
+        The knobs with which the new world shall go on; None: it knows of none.
+    searches : int
+        In how many worlds the tuner has begun to search, as far as it knows.
+    searched : bool
+        Whether it knows of a search that has come to its end.
+    optimizers : int
+        How many wrapped optimizers it has.
+    """
+
+    last: int | None = None
+    sets: list[tuple[int, ...]] = field(default_factory=list)
+    knobs: dict[str, Any] | None = None
+    searches: int = 0
+    searched: bool = False
+    optimizers: int = 0
 
 
 @dataclass
@@ -48,11 +77,26 @@ class Running:
     """The processes of this host's ranks, by rank."""
     layout: Layout
     generation: int
-    """Of the world, counted by this process."""
+    """The number of the world: its driver's, or counted by this process."""
+    given: dict[str, Any]
+    """The settings that the user has chosen, by name."""
+    tune: Callable[..., None]
+    """Of this, and of knobs that were found earlier: begins with those of a log, or with a search. On rank 0."""
     timeline: Timeline | None = None
     tuning: Tuning | None = None
     serving: InProcess | None = None
     device: Device | None = None
+    searching: bool = False
+    """Whether the tuner began to search in this world of an elastic job, on whichever rank."""
+    told: Told = field(default_factory=Told)
+    """What this rank knows of the worlds of an elastic job."""
+    lost: list[ProcessSet] = field(default_factory=list)
+    """Process sets of earlier worlds that this one does not have."""
+
+    def show(self, added: ProcessSet) -> None:
+        """Have a timeline that is being recorded show a new process set, too."""
+        if self.timeline is not None and added.process_set_id is not None and added.included():
+            self.timeline.add(added.process_set_id, added.engine)
 
     def let_go(self) -> None:
         """Let go of all that watches the engine, which has been closed or could not be."""
@@ -68,8 +112,14 @@ class Running:
                 self.serving.stop()
 
 
-def start(world: World, given: dict[str, Any], generation: int, environ: Mapping[str, str]) -> Running:
-    """Meet the other ranks and start this one's engine with all that watches it. Collective.
+def start(
+    world: World,
+    given: dict[str, Any],
+    generation: int,
+    environ: Mapping[str, str],
+    called_off: CallOff | None = None,
+) -> Running:
+    """Meet the other ranks and start this one's engine with all that watches it, but for the tuner. Collective.
 
     Parameters
     ----------
@@ -77,14 +127,33 @@ def start(world: World, given: dict[str, Any], generation: int, environ: Mapping
     given : dict
         The settings that the user has chosen, by name; the others have their defaults.
     generation : int
-        How many worlds this process has begun: ranks of different ones do not meet.
+        The number of the world: ranks of different ones do not meet.
     environ : mapping
         As from `config.environment()`.
+    called_off : CallOff, optional
+        As for `rendezvous.gather`.
     """
     settings = config.Config(**given)
     setup.use_kernels(settings.kernels)
     # Before the ranks meet: a timeline that cannot be written is an error while it can be mended.
     timeline = None if settings.timeline is None else _timeline(settings.timeline, world, generation, settings)
+    try:
+        return _start(world, given, settings, generation, environ, timeline, called_off)
+    except BaseException:
+        if timeline is not None:
+            timeline.stop()
+        raise
+
+
+def _start(
+    world: World,
+    given: dict[str, Any],
+    settings: config.Config,
+    generation: int,
+    environ: Mapping[str, str],
+    timeline: Timeline | None,
+    called_off: CallOff | None,
+) -> Running:
     known = _knobs_of_a_log(world, settings)
     page = _page(environ) if own_page.wanted(settings) else -1
 
@@ -100,6 +169,7 @@ def start(world: World, given: dict[str, Any], generation: int, environ: Mapping
         settings.interface,
         settings.sockets_per_lane,
         settings.lanes,
+        called_off,
     )
     if gathered.kernels is not None:
         setup.use_kernels(gathered.kernels)
@@ -122,6 +192,7 @@ def start(world: World, given: dict[str, Any], generation: int, environ: Mapping
         **_across(gathered),
         mpi=mpi,
         device_sums=settings.device_sums,
+        another_follows=world.number is not None,
     )
     if page >= 0:
         name = environ.get("ENGINE_HOST_NAME") or platform.node()
@@ -129,15 +200,17 @@ def start(world: World, given: dict[str, Any], generation: int, environ: Mapping
     crew = {rank: gathered.pids[rank] for rank in gathered.crew}
     device = Device(engine, crew, settings)
     sets = Registry(engine, settings.shutdown_timeout, device, set_links)
-    watch = Watch(engine, sets, Recorder(settings.output_dir, world.rank))
+    watch = Watch(engine, sets, Recorder(settings.output_dir, world.rank, world.number))
     watch.start()
     stacks.enable(settings.output_dir, world.rank)
-    running = Running(engine, world, settings, watch, sets, os.getpid(), crew, gathered.layout, generation, timeline)
-    running.device = device
+    running = Running(
+        *(engine, world, settings, watch, sets, os.getpid(), crew, gathered.layout, generation, given),
+        tune=partial(_tune, known=known, cpus=sorted(_processors(gathered))),
+        timeline=timeline,
+        device=device,
+    )
     if timeline is not None:
         timeline.start(engine, sets, len(gathered.layout.crews))
-    if world.rank == 0:
-        _tune(running, known, given, gathered)
     return running
 
 
@@ -189,22 +262,27 @@ def _knobs_of_a_log(world: World, settings: config.Config) -> dict[str, Any]:
     return {} if settings.autotune_from is None else knobs_of(settings.autotune_from)
 
 
-def _tune(running: Running, known: dict[str, Any], given: Collection[str], gathered: Gathered) -> None:
-    """Begin with the knobs of a log, those that the user has chosen excepted; or with a search."""
+def _tune(
+    running: Running, better: Mapping[str, Any] = MappingProxyType({}), *, known: dict[str, Any], cpus: Sequence[int]
+) -> None:
+    """Begin with the knobs of a log, those that the user has chosen excepted; or with a search.
+
+    `better`: knobs that an earlier world of the job has found, which are tried before those of a log.
+    """
+    given, known = running.given, {**known, **better}
     if not running.settings.autotune:
         chosen = {name: value for name, value in known.items() if name not in given}
         if chosen:
             running.engine.set_knobs(**chosen)
             logs.logger.info("autotune: knobs of %s: %s", running.settings.autotune_from, words(chosen))
         return
-    cpus = sorted(_processors(gathered))
     held = {
         name: value
         for name, value in running.engine.knobs().items()
         if name in given and name != "sockets_per_lane"  # It says how many there are.
     }
-    about = {"ranks": running.world.size, "hosts": len(gathered.layout.crews), "held": held}
-    crews = [len(crew) for crew in gathered.layout.crews]
+    about = {"ranks": running.world.size, "hosts": len(running.layout.crews), "held": held}
+    crews = [len(crew) for crew in running.layout.crews]
     running.tuning = Tuning(running.engine, running.settings, held, cpus, known, about, running.sets, crews)
     running.tuning.start()
 
@@ -245,6 +323,7 @@ def _timeline(target: Path, world: World, generation: int, settings: config.Conf
             settings.timeline_limit,
             settings.timeline_mark_cycles,
             world.text(generation),
+            world.number,
         )
     except OSError as error:
         raise ConfigError(f"timeline is {str(target)!r}: {error.strerror} ({error.filename})") from None

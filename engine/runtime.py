@@ -1,4 +1,7 @@
-"""The default engine of this process: made by `init`, ended by `shutdown`, refused in forked children."""
+"""The default engine of this process: made by `init`, ended by `shutdown`, refused in forked children.
+
+In an elastic job `init` enters the waiting room instead, and `enter` one world after the other.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +11,26 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Never
 
 from . import config, logs
+from . import waiting_room as waiting
 from .device import Device
-from .errors import ConfigError, EngineError, ForkedError, NotInitializedError
+from .errors import ConfigError, EngineError, ForkedError, NotInitializedError, WorldError
+from .frameworks import moving
 from .host import linux
 from .host.kubernetes import service_links
 from .metrics.export.in_process import listen
+from .metrics.names import STATES
 from .native import core
-from .process_sets import ProcessSet
-from .rendezvous import by_mpi
+from .process_sets import WAITING, ProcessSet
+from .rendezvous import CallOff, by_mpi
 from .rendezvous.layout import Layout
 from .running import Running, start
 from .trace.timeline import Timeline
+from .waiting_room import GATE, WaitingRoom
 from .world import NO_LAUNCHER, World, detect, find_place
 
 _FORKED = (
@@ -36,8 +44,26 @@ _lock = threading.RLock()
 _under_way: str | None = None  # name of the call that holds the lock
 _put_off = False  # whether a signal handler called shutdown() during that call
 _running: Running | None = None
+_room: WaitingRoom | None = None
 _generation = 0
 _before_shutdown: list[Callable[[float], str | None]] = []
+_on_enter: list[Callable[[], None]] = []
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why the world has failed.
+
+    Attributes
+    ----------
+    text : str
+        The first cause, equal on all ranks.
+    culprit : int or None
+        The rank that is to blame; None if that is not known.
+    """
+
+    text: str
+    culprit: int | None
 
 
 def _in_forked_child() -> None:
@@ -79,6 +105,9 @@ def _alone(what: str) -> Iterator[None]:
 def init(process_sets: Iterable[ProcessSet | Iterable[int]] | str | None = None, **settings: Any) -> None:
     """Meet the other ranks and start the engine. Collective. Does nothing if the engine is running.
 
+    In an elastic job it meets nobody yet, and only takes note of what it is given: the ranks meet in the function that
+    `elastic.run` wraps. Until then `rank()`, `size()` and their like give planned numbers.
+
     Parameters
     ----------
     process_sets : iterable of ProcessSet or of ranks, optional
@@ -106,7 +135,7 @@ def init(process_sets: Iterable[ProcessSet | Iterable[int]] | str | None = None,
                 raise ConfigError("the engine is running; call engine.shutdown() before engine.init() with settings")
             return
         try:
-            world, environ = _begin(settings)
+            world, environ = _wait(settings) if GATE in os.environ else _begin(settings)
         except EngineError as error:
             # Where in the engine it was raised tells a user nothing; the frames of these functions would bury the text.
             logs.logger.debug("init has failed", exc_info=True)
@@ -128,10 +157,7 @@ def init(process_sets: Iterable[ProcessSet | Iterable[int]] | str | None = None,
 def _begin(settings: Mapping[str, Any]) -> tuple[World, Mapping[str, str]]:
     """Meet the other ranks, and start the default engine; this process's place, and its environment."""
     global _running, _generation
-    linux.open_standard_descriptors()
-    environ = config.environment()
-    given = config.given(environ, settings)
-    chosen = config.Config(**given)
+    environ, given, chosen = _chosen(settings)
     agree = partial(by_mpi.agree, seconds=chosen.start_timeout, interface=chosen.interface)
     world = detect(environ, agree)
     logs.configure(chosen.log_level, world.rank)
@@ -146,7 +172,150 @@ def _begin(settings: Mapping[str, Any]) -> tuple[World, Mapping[str, str]]:
     if serving is not None:
         _running.serving = serving
         serving.start(_running.pids)
+    if world.rank == 0:
+        _running.tune(_running)
     return world, environ
+
+
+def _chosen(settings: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any], config.Config]:
+    """This process's environment, the settings that somebody has chosen, and all settings."""
+    linux.open_standard_descriptors()
+    environ = config.environment()
+    given = config.given(environ, settings)
+    return environ, given, config.Config(**given)
+
+
+def _wait(settings: Mapping[str, Any]) -> tuple[World, Mapping[str, str]]:
+    """Enter the waiting room, unless this process is in it; the planned place, and the environment."""
+    global _room
+    if _room is not None and settings:
+        raise ConfigError("engine.init() was called before; give it all settings the first time")
+    environ, given, chosen = _chosen(settings)
+    world = find_place(environ)
+    logs.configure(chosen.log_level, world.rank)
+    _room = _room or WaitingRoom(world, given)
+    return world, environ
+
+
+def enter(world: World, called_off: CallOff | None = None) -> None:
+    """End the world that this process is in, if it is in one, and enter the next. Collective over the next.
+
+    What the process has goes with it: the settings of `init`, process sets whose ranks the new world has, wrapped
+    optimizers with the state of their compression, knobs, the page of counters, the service of metrics. Operations
+    under way have ended by themselves or end with an error, and names are counted from 0.
+
+    Parameters
+    ----------
+    world : World
+        This process's place, with the number of the world.
+    called_off : CallOff, optional
+        Looked at as long as this process waits for the others.
+
+    Raises
+    ------
+    CalledOff
+        The new world is called off. This process is in no world then, and may enter another.
+    RendezvousError
+        As for `init`. This process is in no world then.
+    WorldError
+        The new world has failed before all was there.
+    MismatchError
+        What has moved into it is not equal on all ranks.
+    """
+    global _running, _room, _generation
+    called_off = None if called_off is None else CallOff(*called_off)
+    with _alone("enter"):
+        room = _room = _leave_for(world)
+        room.tell_children()
+        environ = config.environment()
+        logs.configure(room.settings.log_level, world.rank)
+        _generation += 1
+        generation = _generation if world.number is None else world.number
+        if room.serving is not None and world.local_rank != 0:
+            room.serving.stop()  # Whoever serves this host next finds the port free.
+            room.serving = None
+        room.told.optimizers, room.told.sets = moving.count(), [each.ranks for each in room.sets]
+        running = start(world, room.given, generation, environ, called_off)
+        try:
+            everybody = waiting.meet(running.engine, room.told, called_off)
+        except BaseException:
+            _close(running, 0.0)
+            raise
+        _running, _room = running, None
+        atexit.unregister(shutdown)
+        atexit.register(shutdown)
+        waiting.settle(running, room, everybody)
+    for callback in _on_enter:
+        callback()
+
+
+def leave() -> None:
+    """End the world that this process is in, if it is in one, and wait for the next. Collective, unless it has failed.
+
+    Whoever comes to the gate of an elastic job leaves first: a process that ends waits for ranks that have not left.
+    """
+    global _room
+    with _alone("leave"):
+        if _running is not None:
+            _room = _leave_for(_running.world)
+
+
+def _leave_for(world: World) -> WaitingRoom:
+    """End the world that this process is in, if any; the room in which it waits for the next."""
+    global _running
+    if _running is None:
+        room = _room
+        if room is None:
+            _, given, _ = _chosen({})
+            return WaitingRoom(world, given)
+        room.await_world(world)
+        return room
+    _check_pid(_running)
+    running, _running = _running, None
+    engine = running.engine
+    carried = WaitingRoom.carried(running)
+    _close(running, 0.0 if engine.failure is not None else running.settings.shutdown_timeout)
+    engine.tell(state=STATES.index("resetting"))
+    return WaitingRoom(world, *carried)
+
+
+def on_enter(callback: Callable[[], None]) -> None:
+    """Call something in each world that `enter` enters from now on, on its thread, once the engine runs.
+
+    Not for what is collective: ranks may have registered other things.
+    """
+    _on_enter.append(callback)
+
+
+def failure(seconds: float) -> Failure | None:
+    """Ask whether the world has failed, whatever exception a framework has made of it.
+
+    Parameters
+    ----------
+    seconds : float
+        How long to wait for the news: an error of this rank alone may come before it.
+
+    Returns
+    -------
+    Failure or None
+        None: the world goes on, or there is none.
+    """
+    running = _running
+    if running is None or os.getpid() != running.pid or not running.watch.await_failure(seconds):
+        return None
+    error = running.engine.failure
+    culprit = error.rank if isinstance(error, WorldError) and error.rank >= 0 else None
+    return Failure(str(error), culprit)
+
+
+def number() -> int:
+    """The number of the world: its driver's in an elastic job, else how many this process has begun."""
+    return _current().generation
+
+
+def is_waiting() -> bool:
+    """Whether this process waits for a world of an elastic job, so that nothing communicates."""
+    return _room is not None and _running is None
 
 
 def shutdown() -> None:
@@ -156,7 +325,7 @@ def shutdown() -> None:
     `init` makes a new world. A signal handler may call it: in the middle of another `shutdown` it returns at once, in
     the middle of `init` or `start_timeline` it is done as soon as that has ended.
     """
-    global _running, _put_off
+    global _running, _room, _put_off
     with _lock:
         if _under_way is not None:
             _put_off = _under_way != "shutdown"
@@ -167,6 +336,9 @@ def shutdown() -> None:
             )
             return
     with _alone("shutdown"):
+        if _room is not None and _room.pid == os.getpid():
+            _room.close()
+            _room = None
         running = _running
         if running is None:
             return
@@ -174,17 +346,24 @@ def shutdown() -> None:
             return  # A forked child has nothing to end: threads and mappings stayed with the parent.
         _running = None
         atexit.unregister(shutdown)
+        _close(running, running.settings.shutdown_timeout)
+        if running.engine.failure is not None:
+            running.engine.tell(state=STATES.index("failed"))  # No world follows, also in an elastic job.
+
+
+def _close(running: Running, seconds: float) -> None:
+    """Leave a world and let go of all that belongs to it, waiting so long for each thing that is in flight."""
+    try:
+        _finish_programs(running, seconds)
+        if running.tuning is not None:
+            running.tuning.stop(running.settings.shutdown_timeout)
         try:
-            _finish_programs(running)
-            if running.tuning is not None:
-                running.tuning.stop(running.settings.shutdown_timeout)
-            try:
-                if running.sets.close() and running.device is not None:
-                    running.device.stay(running.settings.shutdown_timeout)
-            finally:
-                running.engine.close(running.settings.shutdown_timeout)
+            if running.sets.close() and running.device is not None:
+                running.device.stay(seconds)
         finally:
-            running.let_go()
+            running.engine.close(seconds)
+    finally:
+        running.let_go()
 
 
 def before_shutdown(callback: Callable[[float], str | None]) -> None:
@@ -193,9 +372,8 @@ def before_shutdown(callback: Callable[[float], str | None]) -> None:
     _before_shutdown.append(callback)
 
 
-def _finish_programs(running: Running) -> None:
+def _finish_programs(running: Running, timeout: float) -> None:
     """Wait for what frameworks have under way, and say for whom that waits if it takes too long."""
-    timeout = running.settings.shutdown_timeout
     for callback in _before_shutdown:
         if late := callback(timeout):
             engines = (running.engine, *running.sets.engines.values())
@@ -227,7 +405,9 @@ def _check_pid(running: Running) -> None:
 def _current() -> Running:
     running = _running
     if running is None:
-        raise NotInitializedError("call engine.init() first; it has not been called, or engine.shutdown() has")
+        raise NotInitializedError(
+            "call engine.init() first; it has not been called, or engine.shutdown() has" if _room is None else WAITING
+        )
     if os.getpid() != running.pid:
         _check_pid(running)
     return running
@@ -236,6 +416,8 @@ def _current() -> Running:
 def _world() -> World:
     """Who this rank is. A worker of it may know, too: data-loading workers ask for their parent's shard."""
     running = _running
+    if running is None and _room is not None:
+        return _room.world
     if running is None:
         return _world_of_worker() if multiprocessing.parent_process() is not None else _current().world
     return running.world
@@ -289,12 +471,15 @@ def device() -> Device:
 
 
 def settings() -> config.Config:
-    """The settings that this process's engine runs with. Errors as of `engine`."""
-    return _current().settings
+    """The settings that this process's engine runs with, or is to run with. Errors as of `engine`."""
+    return _room.settings if _room is not None and _running is None else _current().settings
 
 
 def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     """Form a process set. Collective over the world: on all ranks, also on those that are not in it.
+
+    In an elastic job, before the function that `elastic.run` wraps, it takes note of the set. Each world forms those
+    that all its members have, and whose ranks it has; others raise an error that says why.
 
     Parameters
     ----------
@@ -312,11 +497,12 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     EngineError
         The ranks do not mean the same set.
     """
+    if _room is not None and _running is None:
+        return _room.add(process_set)
     running = _current()
     added = running.sets.add(process_set)
     with _alone("add_process_set"):
-        if running.timeline is not None and added.process_set_id is not None and added.included():
-            running.timeline.add(added.process_set_id, added.engine)
+        running.show(added)
     return added
 
 
@@ -350,12 +536,14 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     bool
         Whether it was there.
     """
+    if _room is not None and _running is None:
+        return _room.remove(process_set)
     return _current().sets.remove(process_set)
 
 
 def is_initialized() -> bool:
     """Whether `init` has been called, in this very process, and `shutdown` has not."""
-    return _running is not None and _running.pid == os.getpid()
+    return any(each is not None and each.pid == os.getpid() for each in (_running, _room))
 
 
 def rank() -> int:
@@ -485,7 +673,8 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
             path = running.timeline.path
             raise EngineError(f"a timeline is being recorded to {path}; call engine.stop_timeline() first")
         world, limit = running.world, running.settings.timeline_limit
-        timeline = Timeline(file_path, world.rank, world.size, limit, mark_cycles, world.text(running.generation))
+        told = world.text(running.generation)
+        timeline = Timeline(file_path, world.rank, world.size, limit, mark_cycles, told, world.number)
         timeline.start(running.engine, running.sets, len(running.layout.crews))
         running.timeline = timeline
 

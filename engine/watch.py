@@ -103,6 +103,10 @@ class Watch:
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout)
 
+    def await_failure(self, seconds: float) -> bool:
+        """Wait at most so long until the world has failed and this rank has reported it; whether it has."""
+        return self._engine.failure is not None or self._told.wait(seconds)
+
     def report_failure(self) -> None:
         """Write the world's first cause and this rank's flight record, once. A process that ends calls it too."""
         failure = self._engine.failure

@@ -46,6 +46,10 @@ class World:
     """Text that tells the ranks of one host from those of another, where two "hosts" are on one machine."""
     host_name: str = ""
     """What the user calls this host, for messages; empty: nobody has told."""
+    number: int | None = None
+    """The world's number by the driver of an elastic job; None: each process counts its own worlds."""
+    workers: tuple[int, ...] = ()
+    """By rank, the numbers of an elastic job's workers; empty outside of one."""
 
     @property
     def several_hosts(self) -> bool:
@@ -58,7 +62,7 @@ class World:
         return self.local_rank == 0 if self.several_hosts else self.rank == 0
 
     def key(self, generation: int) -> str:
-        """The job key of the `generation`-th `init` in this process."""
+        """The job key of the world of that number, by which its ranks find each other and no others."""
         return f"{self.job}#{generation}"
 
     def text(self, generation: int) -> str:

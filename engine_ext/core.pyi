@@ -29,6 +29,7 @@ class Engine:
         trunks: Mapping[int, int] | None = None,
         mpi: dict[str, int] | None = None,
         device_sums: str = "nccl",
+        another_follows: bool = False,
     ) -> None:
         """`peers`: a pidfd per rank, own included. `knobs`: all of them, by name (knobs.pyx). Seconds for stall
         times, 0 is never. `counters`: the descriptor of a page to count into (counters.h), which stays the caller's;
@@ -43,7 +44,8 @@ class Engine:
         and `arena` are those of this rank's host, `peers` of ranks elsewhere -1. `mpi`: what large parts of tensors go
         over instead: the addresses `isend`, `irecv`, `test` and `cancel`, the handles `comm` and `byte`, whether
         handles are `ints`, and the first `tag` of 256 for messages. `device_sums`: the setting of that name, of which
-        rank 0's decides whether gradients on GPUs travel in frozen batches.
+        rank 0's decides whether gradients on GPUs travel in frozen batches. `another_follows`: the process may enter
+        another world when this one has failed, and then its page says `resetting`.
         """
     rank: int
     size: int
@@ -231,8 +233,8 @@ class Engine:
     def notify_signal(self) -> None:
         """Make `monitor` return `signal`; safe from any thread."""
     def forked(self) -> None:
-        """In a forked child, at once: what it writes to shared tensors is its own from now on. Elsewhere it does
-        nothing.
+        """In a forked child, at once: what it writes to shared tensors is its own from now on, and the files of the
+        world are closed. Elsewhere it does nothing.
         """
     def abort(self, reason: str) -> None:
         """This rank fails: tell every rank why. The first abort of a world wins; later ones are ignored."""

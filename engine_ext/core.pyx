@@ -117,12 +117,13 @@ cdef class Engine:
 
     def __init__(self, int rank, int size, int control, int arena, peers, *, dict knobs, stall_warning, stall_limit, spin_us,
                  int counters=-1, double yield_us=0.0, int calls=0, hosts=None, lanes=None, trunks=None, mpi=None,
-                 device_sums="nccl"):
+                 device_sums="nccl", bint another_follows=False):
         cdef State* e = self.state
         cdef int r
         if e.segment.header != NULL:
             raise EngineError("an engine is initialised once")
         self.control = control
+        e.another_follows = another_follows
         arena_open(&e.arena, arena, rank, size)
         if size > MAX_RANKS:
             raise EngineError(f"a world has at most {MAX_RANKS} ranks, not {size}")
@@ -535,11 +536,23 @@ cdef class Engine:
     # ---- failure and the end
 
     def forked(self):
-        """To be called in every forked child: makes its view of shared tensors its own."""
-        if self.state.alive != NULL and self.state.alive[0] != 1:
-            arena_forked(&self.state.arena)
-            if self.state.network != NULL:
-                connections_forked(self.state.network)
+        """To be called in every forked child: makes its view of shared tensors its own, and closes what is the parent's: a child
+        that outlives the world must not hold its files."""
+        cdef State* e = self.state
+        cdef int r
+        if e.alive == NULL or e.alive[0] == 1:
+            return
+        arena_forked(&e.arena)
+        if e.network != NULL:
+            connections_forked(e.network)
+        for r in range(self.size if e.peers != NULL else 0):
+            if e.peers[r] != -1:
+                close_descriptor(e.peers[r] if e.peers[r] >= 0 else -2 - e.peers[r])
+                e.peers[r] = -1
+        for descriptor in (e.events_fd, self.control, e.arena.fd):
+            if descriptor >= 0:
+                close_descriptor(descriptor)
+        e.events_fd = self.control = e.arena.fd = -1
 
     def monitor(self):
         cdef int events

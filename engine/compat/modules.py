@@ -26,10 +26,20 @@ MODULES: dict[str, tuple[str, ...]] = {
     "horovod.common.util": (".util",),
     "horovod.data": ("..data",),
     "horovod.data.data_loader_base": ("..data",),
+    "horovod.ray": ("..ray",),
+    "horovod.ray.runner": ("..ray",),
     "horovod.run": (".package",),
     "horovod.runner": (".package",),
     "horovod.version": (".package",),
 }
+# A job in Spark, and estimators there.
+for _name, _source in (
+    ("", "..spark"),
+    (".common", "..spark.store"),
+    (".common.store", "..spark.store"),
+    (".torch", "..spark.torch"),
+):
+    MODULES[f"horovod.spark{_name}"] = (_source,)
 for _each in BOUND.values():
     for _module in () if _each.modules is None else ("", *_each.modules.split()):
         MODULES[f"horovod.{_each.package}.{_module}".rstrip(".")] = (f"..{_each.package}",)
@@ -38,19 +48,20 @@ for _each in BOUND.values():
 for _name in ("horovod.keras", "horovod.tensorflow.keras"):
     MODULES[_name] = ("..keras",)
     MODULES[f"{_name}.callbacks"] = ("..keras.callbacks",)
+    MODULES[f"{_name}.elastic"] = ("..keras.elastic",)
+MODULES["horovod.tensorflow.elastic"] = ("..tensorflow.elastic",)
+MODULES["horovod.torch.elastic"] = ("..torch.elastic",)
 
-_ELASTIC = "elastic jobs are not there yet; a job keeps the ranks that it was started with"
+_FIXED = "such jobs have a fixed size yet; elastic ones are started by enginerun"
 # Packages that are refused, with the reason.
 ABSENT = {
-    "horovod.keras.elastic": _ELASTIC,
-    "horovod.ray": "jobs on Ray are not there yet; start the ranks of one host with enginerun",
-    "horovod.runner.elastic": _ELASTIC,
+    "horovod.ray.elastic": _FIXED,
+    "horovod.runner.elastic": "the driver is another: enginerun starts elastic jobs",
     "horovod.runner.launch": "the launcher is another: use enginerun, or horovod.run for a function",
-    "horovod.spark": "jobs on Spark are not there yet; start the ranks of one host with enginerun",
+    "horovod.spark.keras": "of the estimators there is that of PyTorch, in horovod.spark.torch",
+    "horovod.spark.lightning": "of the estimators there is that of PyTorch, in horovod.spark.torch",
+    "horovod.spark.run_elastic": _FIXED,
     "horovod.tensorflow.data": "there is no service that computes data; tf.data works on each rank",
-    "horovod.tensorflow.elastic": _ELASTIC,
-    "horovod.tensorflow.keras.elastic": _ELASTIC,
-    "horovod.torch.elastic": _ELASTIC,
 }
 
 

@@ -1,5 +1,53 @@
-"""Parts of elastic training, which is not there yet: nothing in the engine uses them, and no job outlives a rank.
+"""Elastic training: states that outlive a world, samplers that go on in the next one, and a loop over both.
 
-What is here decides and computes, and needs neither processes nor a clock. docs/architecture/elastic.md says what each
-module is for, and what is missing.
+Names are loaded when they are first used: launchers decide by modules of this package, and load no extension.
+docs/architecture/elastic.md says what each module is for.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .samplers import ElasticBatchSampler, ElasticSampler
+    from .state import HostsUpdatedInterrupt, ObjectState, State
+    from .worker.batches import loop
+    from .worker.gate import JobOver
+    from .worker.run import leave, run
+
+_HOME = {
+    "ElasticBatchSampler": "samplers",
+    "ElasticSampler": "samplers",
+    "HostsUpdatedInterrupt": "state",
+    "JobOver": "worker.gate",
+    "ObjectState": "state",
+    "State": "state",
+    "leave": "worker.run",
+    "loop": "worker.batches",
+    "run": "worker.run",
+}
+
+__all__ = [
+    "ElasticBatchSampler",
+    "ElasticSampler",
+    "HostsUpdatedInterrupt",
+    "JobOver",
+    "ObjectState",
+    "State",
+    "leave",
+    "loop",
+    "run",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

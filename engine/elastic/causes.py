@@ -45,6 +45,11 @@ class Causes:
         """The first failure since the last commit; empty if there was none."""
         return self._failures[0].text if self._failures else ""
 
+    @property
+    def first_failure(self) -> Cause | None:
+        """The same, and who is to blame."""
+        return self._failures[0] if self._failures else None
+
     def reset(self, cause: Cause) -> None:
         """Note what ended a world."""
         self.resets.append(cause)

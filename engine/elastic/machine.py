@@ -103,6 +103,7 @@ class Machine:
         self._grow_since: float | None = None  # RUNNING: when there were first newcomers for a larger world
         self._updates = 0
         self._updated = False  # whether the newest world was told to come
+        self._kinds: tuple[str, ...] = ()  # why
         self._spoilt = ""  # DRAINING: the first failure
 
     @property
@@ -178,7 +179,7 @@ class Machine:
 
     def _leaves(self, event: events.Leaves) -> None:
         if (worker := self.roster.get(event.worker)) is not None:
-            worker.leaving = "it has asked to leave"
+            worker.leaving = f"{worker} has asked to leave"
 
     def _slow(self, event: events.Slow) -> None:
         """Let a slow member leave, unless its world is about to end anyway or would become too small."""
@@ -187,9 +188,9 @@ class Machine:
         if worker is None or not self.roster.is_member(worker) or due:
             return
         if self.limits.largest(len(self.roster.computing()) - 1):
-            worker.leaving = f"it is slow: {event.why}"
+            worker.leaving = f"{worker} is slow: {event.why}"
             self.hosts.exclude(worker.slot.host, self._now)
-            self._orders.do(events.Say(f"{worker} shall leave: {worker.leaving}"))
+            self._orders.do(events.Say(f"{worker.leaving}; it shall leave"))
 
     def _ended(self, event: events.Ended) -> None:
         worker = self.roster.remove(event.worker)
@@ -210,7 +211,7 @@ class Machine:
             return
         if event.why is Why.HOSTS:
             self._overcome()  # what each member has saved on its way to the gate is a commit
-            self._reset(Cause("the hosts have changed"))
+            self._reset(Cause(", ".join(self._kinds) or "the hosts have changed"))
         else:
             self._break(self._blame(worker, event))
 
@@ -278,6 +279,7 @@ class Machine:
         self.world += 1
         self.causes.begun()
         self._committed = self._updated = False
+        self._kinds = ()
         self._grow_since = self._enough_since = None
         self._orders.gather(self.world, chosen)
         self._enter(Phase.GATHERING)
@@ -296,7 +298,7 @@ class Machine:
         if self._may_grow(members):
             kinds += ("there are newcomers",)
         if kinds and not self._updated:
-            self._updated = True
+            self._updated, self._kinds = True, kinds
             self._updates += 1
             self._orders.do(events.Update(self.world, tuple(worker.number for worker in members), self._updates, kinds))
 

@@ -7,10 +7,12 @@ before it takes the place of the one before, in one assignment; so an exception 
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+from . import copies
+from .copies import Copy, Memory
 
 
 class HostsUpdatedInterrupt(RuntimeError):
@@ -33,6 +35,10 @@ class Peers(Protocol):
         """The value of one rank."""
         ...
 
+    def fill(self, memory: Memory, root: int) -> None:
+        """Give memory the bytes that it has on one rank; as many on all ranks."""
+        ...
+
     def maximum(self, values: Sequence[int]) -> Sequence[int]:
         """Of each of some numbers, the largest of all ranks."""
         ...
@@ -46,12 +52,12 @@ class Commit:
     ----------
     number : int or None
         Counts up over the job. None: what the program began with, which no other rank need have.
-    values : mapping of str to object
-        By name. Nobody changes them.
+    values : Copy
+        Nobody changes it.
     """
 
     number: int | None
-    values: Mapping[str, Any]
+    values: Copy
 
 
 def elect(commits: Sequence[int | None]) -> int:
@@ -74,7 +80,8 @@ class State:
 
     Parameters
     ----------
-    peers : Peers
+    peers : Peers, optional
+        Not given: the ranks of the engine's world.
 
     Attributes
     ----------
@@ -82,14 +89,25 @@ class State:
         The number of the world that this process is in.
     """
 
-    def __init__(self, peers: Peers) -> None:
+    def __init__(self, peers: Peers | None = None) -> None:
+        if peers is None:
+            from .worker.peers import WorldPeers  # what decides needs no engine
+
+            peers = WorldPeers()
         self.world = 0
         self._peers = peers
         self._callbacks: list[Callable[[], None]] = []
         self._in_hand: list[Callable[[], bool]] = []
         self._updated: int | None = None
         self._owed = False
-        self._held = Commit(None, {})
+        self._held = Commit(None, copies.NOTHING)
+        self._ask: Callable[[], bool] = lambda: False
+        self._tell: Callable[[int], None] = lambda number: None
+
+    @property
+    def owed(self) -> bool:
+        """Whether a commit was put off, as gradients were in hand: the same on all ranks. A later check makes it."""
+        return self._owed
 
     @property
     def committed(self) -> int | None:
@@ -106,9 +124,20 @@ class State:
         the samples of these gradients count as trained, and parameters that do not have them would be restored."""
         self._in_hand.append(ask)
 
-    def enter(self, world: int) -> None:
-        """Note that this process is in a world, for which earlier news of hosts mean nothing."""
-        self.world = world
+    def enter(
+        self, world: int, updated: Callable[[], bool] = lambda: False, tell: Callable[[int], None] = lambda number: None
+    ) -> None:
+        """Note that this process is in a world, for which earlier news of hosts mean nothing.
+
+        Parameters
+        ----------
+        world : int
+        updated : callable
+            Asked in each check whether the members of this world shall come to the gate.
+        tell : callable
+            Given the number of each commit that is made in this world.
+        """
+        self.world, self._ask, self._tell = world, updated, tell
 
     def on_hosts_updated(self, world: int) -> None:
         """Note that the members of a world shall come to the gate. May be called from a signal handler."""
@@ -145,7 +174,7 @@ class State:
 
     def _check(self, commit: bool) -> None:
         """Ask first, and save then: whether there is a commit, and so its number, is the same on all ranks."""
-        told = int(self._updated == self.world)
+        told = int(self._updated == self.world or self._ask())
         in_hand = int(any(ask() for ask in self._in_hand))
         told, in_hand = self._peers.maximum((told, in_hand))
         self._owed = self._owed or commit
@@ -161,6 +190,7 @@ class State:
         number = 0 if self._held.number is None else self._held.number + 1
         self._held = Commit(number, self._take())
         self._owed = False
+        self._tell(number)
 
     def restore(self) -> None:
         """Give all values back as they were at the newest commit, or without one as the program began with them."""
@@ -178,74 +208,129 @@ class State:
         if numbers[root] is None or any(number != numbers[root] for number in numbers):
             if self._peers.rank == root and commit.number is None:
                 commit = Commit(0, self._take())
-            commit = self._peers.broadcast(commit if self._peers.rank == root else None, root)
+            commit = self._send(commit, root)
         self._give(commit.values)
         self._held = commit
         self._owed = False
 
-    def _take(self) -> Mapping[str, Any]:
+    def _send(self, commit: Commit, root: int) -> Commit:
+        """The commit of one rank, on all. Collective. What each holds stays as it is until this has ended."""
+        mine = commit if self._peers.rank == root else None
+        told = mine and (mine.number, mine.values.names, mine.values.pickled, mine.values.places)
+        number, names, pickled, places = self._peers.broadcast(told, root)
+        nbytes = copies.extent(places)
+        memory = mine.values.memory if mine else self._find_memory(nbytes)
+        if nbytes:
+            self._peers.fill(memory[:nbytes], root)
+        return mine or Commit(number, Copy(names, pickled, places, memory))
+
+    def _find_memory(self, nbytes: int) -> Memory:
+        """Memory for a copy, other than that of the commit that is held."""
+        raise NotImplementedError
+
+    def _take(self) -> Copy:
         """A copy of all values, which shares nothing with them."""
         raise NotImplementedError
 
-    def _give(self, values: Mapping[str, Any]) -> None:
+    def _give(self, values: Copy) -> None:
         """Make these the values; they share nothing with what was given."""
         raise NotImplementedError
+
+
+@dataclass
+class Progress:
+    """How far a loop over epochs is.
+
+    Attributes
+    ----------
+    epoch : int
+        The one that is under way, from 0.
+    done : int
+        Samples of it that were trained, on all ranks together.
+    """
+
+    epoch: int = 0
+    done: int = 0
 
 
 class ObjectState(State):
     """Values under names, as attributes.
 
     Of a value with `state_dict` and `load_state_dict`, such as a sampler or a scheduler, that is kept which these give
-    and take; every other one is kept as a deep copy, so that a list that a program changes comes back as it was.
+    and take; every other one is pickled, so that a list that a program changes comes back as it was. Arrays are copied
+    in turn into one of two memories, so that a commit allocates nothing once there are both.
 
     Parameters
     ----------
-    peers : Peers
+    peers : Peers, optional
+        By position only; not given: the ranks of the engine's world.
     **values
         What is kept. An attribute that is added later is not.
+
+    Attributes
+    ----------
+    progress : Progress
+        How far `engine.elastic.loop` is; kept with the values.
 
     Raises
     ------
     TypeError
-        A value that cannot be copied, by name.
+        A value that cannot be pickled, by name.
     ValueError
         A name that the state has for something else.
 
     Examples
     --------
-    >>> state = ObjectState(peers, epoch=0, best=[], sampler=sampler)
+    >>> state = ObjectState(epoch=0, best=[], sampler=sampler)
     >>> state.epoch += 1
     >>> state.commit()
     """
 
-    def __init__(self, peers: Peers, /, **values: Any) -> None:
+    arrays: copies.Arrays = copies.NUMPY
+
+    def __init__(self, peers: Peers | None = None, /, **values: Any) -> None:
         super().__init__(peers)
-        for name, value in values.items():
+        for name in values:
             if hasattr(self, name):
                 raise ValueError(
                     f"a state cannot have a value that is called {name!r}: it has something else of that name"
                 )
-            try:
-                copy.deepcopy(value.state_dict() if _has_state(value) else value)
-            except Exception as error:
-                raise TypeError(f"{name!r}, of type {type(value).__qualname__}, cannot be kept: {error}") from error
+        self.progress = Progress()
+        values = {"progress": self.progress, **values}
         self._names = tuple(values)
+        self._memories = [copies.NOTHING.memory] * 2
         self.__dict__.update(values)
         self._held = Commit(None, self._take())
 
-    def _take(self) -> Mapping[str, Any]:
-        present = {name: getattr(self, name) for name in self._names}
-        kept = {name: value.state_dict() if _has_state(value) else value for name, value in present.items()}
-        return copy.deepcopy(kept)  # in one call: values that share something share it in the copy
+    def _find_memory(self, nbytes: int) -> Memory:
+        free = int(self._memories[0] is self._held.values.memory)
+        if len(self._memories[free]) < nbytes:
+            self._memories[free] = self.arrays.memory(nbytes)
+        return self._memories[free]
 
-    def _give(self, values: Mapping[str, Any]) -> None:
-        given = copy.deepcopy(values)
+    def _take(self) -> Copy:
+        present = {name: self._kept(getattr(self, name)) for name in self._names}
+        return copies.take(present, self.arrays, self._find_memory)
+
+    def _give(self, values: Copy) -> None:
+        given = copies.give(values, self.arrays, lambda name: self._lent(getattr(self, name)))
         for name, value in given.items():
-            present = getattr(self, name)
-            if _has_state(present):
-                present.load_state_dict(value)
-            else:
-                setattr(self, name, value)
+            self._load(name, getattr(self, name), value)
+
+    def _kept(self, value: Any) -> Any:
+        """What is kept of a value."""
+        return value.state_dict() if _has_state(value) else value
+
+    def _lent(self, present: Any) -> bool:
+        """Whether `_load` copies what it is given at once, so that it may be given what is kept."""
+        return False
+
+    def _load(self, name: str, present: Any, kept: Any) -> None:
+        """Make what was kept the value of a name."""
+        if _has_state(present):
+            present.load_state_dict(kept)
+        else:
+            setattr(self, name, kept)
 
 
 def _has_state(value: Any) -> bool:

@@ -2,26 +2,44 @@
 
 from __future__ import annotations
 
-import itertools
-import weakref
+import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from .. import objects
-from ..process_sets import ProcessSet
+from .. import objects, runtime
+from ..process_sets import Numbers, ProcessSet
 from ..types import Adasum
 from .options import Options
-
-# How many of each kind each process set has had: its ranks have made equally many of them, and perhaps others besides.
-_counts: weakref.WeakKeyDictionary[ProcessSet, dict[str, Iterator[int]]] = weakref.WeakKeyDictionary()
 
 
 def next_number(kind: str, process_set: ProcessSet) -> int:
     """Number the things of one kind of which a process set's ranks make equally many, whatever framework they are of.
 
-    Two frameworks in one process count together, so that they cannot give one name to two operations.
+    Two frameworks in one process count together, so that they cannot give one name to two operations. In each world of
+    an elastic job they count anew: its newcomers have seen none of the worlds before.
     """
-    return next(_counts.setdefault(process_set, {}).setdefault(kind, itertools.count()))
+    return process_set.numbers.next(kind)
+
+
+class Number:
+    """The number of one thing: given when it is first asked for, and given anew in each world that comes after."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._of: Numbers | None = None
+        self._value = 0
+
+    def among(self, process_set: ProcessSet) -> int:
+        """The number among the things of its kind that the set's ranks have, numbered as they are first used."""
+        if self._of is not process_set.numbers:
+            self._of, self._value = process_set.numbers, process_set.numbers.next(self._kind)
+        return self._value
+
+
+def compares() -> bool:
+    """Whether ranks compare what they are about to reduce when a program is traced. Not in an elastic job: who has
+    compiled a step never traces it again, and would not compare it with the newcomers of a later world, which do."""
+    return not os.environ.get("ENGINE_GATE")
 
 
 def columns_of_absent(names: Sequence[str]) -> int:
@@ -42,6 +60,8 @@ def claim_name(options: Options) -> tuple[int, str]:
 def expect_agreement(options: Options, parameters: objects.Described) -> None:
     """Compare an optimizer's options and parameters over the ranks of its process set. Collective.
 
+    Before the first world of an elastic job nothing is compared.
+
     Parameters
     ----------
     options : Options
@@ -55,6 +75,8 @@ def expect_agreement(options: Options, parameters: objects.Described) -> None:
         They differ; all ranks raise it.
     """
     process_set = options.process_set
+    if runtime.is_waiting():
+        return
     told = {"options": (str(options), 0)}
     objects.compare(told, "DistributedOptimizer: the ranks give different options", None, process_set)
     message = "DistributedOptimizer: the ranks' optimizers have different parameters"

@@ -7,14 +7,20 @@ An optimizer stays the object that it was: its class becomes a subclass of the s
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
-from .. import objects
+from .. import objects, runtime
+from ..errors import NotInitializedError
+from ..native import core
+from ..process_sets import WAITING
+from . import moving
 from .agreement import claim_name, expect_agreement
 from .first_step import FirstStep
+from .no_reducer import NoReducer
 from .options import Options, expect_passes
 
 
@@ -96,18 +102,89 @@ class Wrapping(ABC):
         self.options = options
         self.process_set = options.process_set
         self.names = None if named_parameters is None else names_of(named_parameters)
+        self._optimizer: Callable[[], Any] = lambda: None
+        self.prefix = ""
+        self.moving = False  # whether it is about to begin anew in another world
+        self.reducer: Any
+        self._engine: core.Engine | None
+        self._known: set[int]
+        self._parameters: dict[str, Any]
+        self._begun: bool  # whether the first step has begun
+        self._first: FirstStep | None
+        if runtime.is_waiting():
+            self._rest(options.passes, WAITING)
+        else:
+            self._begin(options.passes)
+
+    def _begin(self, passes: int) -> None:
+        """Begin in the world that this process is in."""
+        options = self.options
         number, prefix = claim_name(options)
         self.prefix = f"{prefix}."
+        self._forget_parameters()
         self.reducer = self.make(options, prefix, number)
-        self.reducer.group.passes = options.passes
-        self._known: set[int] = set()
-        self._parameters: dict[str, Any] = {}
-        self._begun = False  # whether the first step has begun
-        self._first: FirstStep | None = None
+        self.reducer.group.passes = passes
         if options.check_parameters and self.process_set.included():
             self._first = FirstStep(self.prefix, self.process_set, self.broadcast)
         self._engine = self.reducer.engine
         self._waited_ns = self._engine.counters()["wait_ns"]
+
+    def _rest(self, passes: int, why: str) -> None:
+        """Reduce nothing, because this process is in no world, or in one without the process set."""
+        self._forget_parameters()
+        self.reducer = NoReducer(passes, why)
+        self._engine, self._waited_ns = None, 0
+
+    def _forget_parameters(self) -> None:
+        self._known, self._parameters, self._begun, self._first = set(), {}, False, None
+
+    def move(self, root: int | None) -> None:
+        """Begin anew in the world that this process has just entered. Collective. See `moving.Movable`.
+
+        Gradients are dropped: what a failed world has made of them is the rank's own in part.
+        """
+        optimizer, passes = self._optimizer(), self.reducer.group.passes
+        if optimizer is None:
+            return
+        self._leave()
+        for group in self.parameters_of(optimizer):
+            for parameter in group:
+                parameter.grad = None
+        try:
+            self.process_set.included()
+        except NotInitializedError as error:
+            self._rest(passes, str(error))
+            return
+        self._begin(passes)
+        self.moving = True
+        try:
+            self.adopt(self.parameters_of(optimizer))
+        finally:
+            self.moving = False
+        self.reducer.share_state(root)
+        self.moved(optimizer)
+
+    def leave_behind(self) -> None:
+        """Some rank of the world does not have this optimizer."""
+        passes = self.reducer.group.passes
+        self._leave()
+        self._rest(
+            passes,
+            f"this optimizer was wrapped in an earlier world, and some rank of world {runtime.number()} has not "
+            "wrapped it: call DistributedOptimizer before elastic.run, or anew in each call of what that wraps",
+        )
+
+    def _leave(self) -> None:
+        """Let go of the world before."""
+        self.reducer.release()
+        self._first = self._engine = None
+
+    def parameters_of(self, optimizer: Any) -> list[Sequence[Any]]:
+        """The optimizer's parameters, by group."""
+        return [group["params"] for group in optimizer.param_groups]
+
+    def moved(self, optimizer: Any) -> None:  # noqa: B027 (a framework may hang nothing on an optimizer)
+        """The reducer is another one."""
 
     @abstractmethod
     def make(self, options: Options, prefix: str, number: int) -> Any:
@@ -124,6 +201,7 @@ class Wrapping(ABC):
         """Reduce the parameters of `groups` that are not yet reduced. Collective."""
         if not self.process_set.included():
             return  # This rank trains by itself.
+        waiting = isinstance(self.reducer, NoReducer)
         own: dict[str, Any] = {}
         known = set(self._known)
         for g, group in enumerate(groups):
@@ -138,7 +216,7 @@ class Wrapping(ABC):
                     )
                 known.add(id(parameter))
                 own[name] = parameter
-        if not own:
+        if not own or waiting:
             return
         new = {self.prefix + name: parameter for name, parameter in own.items()}
         described = {name: self.describe(name, parameter) for name, parameter in new.items()}
@@ -154,6 +232,8 @@ class Wrapping(ABC):
         same = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
         optimizer.__class__ = type(kind.__name__, (distributed, kind), same | namespace)
         optimizer._engine = self
+        self._optimizer = weakref.ref(optimizer)
+        moving.register(self)
 
     def before_step(self, closure: Any = None) -> Any:
         """Have the gradients reduced before a step uses them.
@@ -178,11 +258,14 @@ class Wrapping(ABC):
 
     def waited(self) -> float:
         """Seconds in the engine since the last call."""
+        if self._engine is None:
+            return 0.0
         before, self._waited_ns = self._waited_ns, self._engine.counters()["wait_ns"]
         return float(self._waited_ns - before) / 1e9
 
     def end(self) -> None:
         """Undo what wrapping did, but for the class."""
+        moving.forget(self)
         self.reducer.remove()
 
 

@@ -399,11 +399,28 @@ class Reducer(ABC):
         self.rounds.run(self._missing)
         return brought
 
+    def share_state(self, root: int | None) -> None:
+        """Give the ranks of the process set what a scheme remembers on one. Collective.
+
+        `root`: that rank, in the world; None: there is nothing to remember yet.
+        """
+        if root is not None and self._parameters:
+            self.rounds.share_state(root)
+
     def remove(self) -> None:
         """Take the hooks away."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+
+    def release(self) -> None:
+        """Take the hooks away and let go of the engine, whose world has ended, without waiting for the collector."""
+        self.remove()
+        _live.discard(self)
+        self.group.release()
+        self._native.clear()
+        self._once = None
+        del self.group, self.engine
 
     @contextmanager
     def pause(self) -> Iterator[None]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import collectives, groups
+from .. import collectives, groups, objects, runtime
 from ..compression import MARKERS, Scheme, resolve
 from ..types import Average, Max, Min, Op, Product, Sum
 from .options import Options
@@ -78,6 +78,19 @@ class Rounds:
     def add(self, index: int, name: str, parameter: Any) -> None:
         """Take a parameter over, in the same order on every rank. `index`: as in `run`."""
         self._parameters[index] = name, parameter
+
+    def share_state(self, root: int) -> None:
+        """Give the ranks of the process set what the scheme remembers on one of them. Collective.
+
+        `root`: the rank, in the world; if it is not in the set, the first that is.
+        """
+        if self._scheme is None or not self._parameters:
+            return
+        first = next(iter(self._parameters.values()))[0]
+        root = root if root in self._process_set.ranks else self._process_set.ranks[0]
+        state = objects.broadcast_object(self._scheme.state_dict(), root, f"{first}.state", self._process_set)
+        if runtime.rank() != root:
+            self._scheme.load_state_dict(state)
 
     def run(self, missing: Sequence[int]) -> None:
         """Reduce the gradients of a pass. Collective. `missing`: indices of those that this rank does not have.

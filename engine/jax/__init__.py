@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import atexit
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -119,4 +120,6 @@ def __getattr__(name: str) -> Any:
         from . import optax
 
         return getattr(optax, name)
+    if name == "elastic":
+        return import_module(".elastic", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

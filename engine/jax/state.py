@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from .. import objects
+from .. import objects, runtime
 from ..collectives import broadcast_async
 from ..errors import UnsupportedTensorError
 from ..failures import announce
@@ -44,6 +44,8 @@ def broadcast_pytree(tree: Any, root_rank: int = 0, process_set: ProcessSet = gl
     UnsupportedTensorError
         An array that the engine cannot read, such as a tracer: it is for arrays, outside of `jit`.
     """
+    if runtime.is_waiting():
+        return tree  # The first thing in a world is that all take over the state of one.
     try:
         named, structure = _flat(tree)
         sent = {path: _plain(path, leaf) for path, leaf in named.items() if _is_array(leaf)}

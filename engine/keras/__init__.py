@@ -5,6 +5,9 @@ It works on Keras' backends TensorFlow, torch and JAX, and imports the one that 
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import Any
+
 from ..frameworks import basics
 from ..frameworks.basics import *  # noqa: F403
 from . import callbacks
@@ -24,3 +27,10 @@ __all__ = [
     "reducescatter",
 ]
 __all__ += basics.__all__
+
+
+def __getattr__(name: str) -> Any:
+    """`elastic` is imported when it is asked for."""
+    if name == "elastic":
+        return import_module(".elastic", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -18,7 +18,7 @@ from .. import logs, objects
 from ..errors import MismatchError
 from .optimizer import is_distributed
 
-_DEPTH = 4  # how many callers are asked whether they are the list of callbacks
+_DEPTH = 6  # how many callers are asked whether they are the list of callbacks
 _WRITING = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)
 _FILES = ("filepath", "backup_dir")  # attributes by which callbacks say what they write
 
@@ -49,7 +49,8 @@ def begin(callback: Any) -> None:
     if optimizer is None or not is_distributed(optimizer):
         return
     process_set = optimizer._engine.options.process_set
-    callbacks = _beside(callback)
+    container = container_of()
+    callbacks = [] if container is None else list(container.callbacks)
     first = next((each for each in callbacks if isinstance(each, Agreeing)), callback)
     if first is not callback or not process_set.included():
         return
@@ -60,17 +61,17 @@ def begin(callback: Any) -> None:
     _expect_own_files({rank: files for rank, (_, _, files) in everyone.items()})
 
 
-def _beside(callback: Any) -> list[Any]:
-    """All callbacks of the `fit` that calls this one, in their order; none if nobody knows."""
-    frame: Any = sys._getframe(2)
+def container_of() -> Any:
+    """The list of callbacks whose call this is in, if anybody of its callers is it; else None."""
+    frame: Any = sys._getframe(1)
     for _ in range(_DEPTH):
         if frame is None:
             break
         caller = frame.f_locals.get("self")
         if isinstance(caller, keras.callbacks.CallbackList):
-            return list(caller.callbacks)
+            return caller
         frame = frame.f_back
-    return []
+    return None
 
 
 def _advise(callbacks: Sequence[Any]) -> None:

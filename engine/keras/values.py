@@ -8,7 +8,7 @@ import keras
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import collectives, objects
+from .. import collectives, objects, runtime
 from ..compression import Compression
 from ..failures import announce
 from ..frameworks.surface import choose_op
@@ -108,6 +108,8 @@ def broadcast_variables(variables: Any, root_rank: int, process_set: ProcessSet 
     MismatchError
         The ranks' variables differ in number, dtype or shape; all ranks raise it, before anything is changed.
     """
+    if runtime.is_waiting():
+        return  # The first thing in a world is that all take over the state of one.
     known = list(variables)
     described = {
         f"variable {index}": (f"{keras.backend.standardize_dtype(each.dtype)}{list(each.shape)}", 0)

@@ -14,9 +14,10 @@ import keras
 import numpy as np
 
 from ..compression import Scheme, resolve
-from ..frameworks.agreement import claim_name, expect_agreement
+from ..frameworks.agreement import claim_name, compares, expect_agreement
 from ..frameworks.first_step import FirstStep
 from ..frameworks.options import Options
+from ..process_sets import Numbers
 from ..types import Adasum, Max
 from .passes import Passes
 
@@ -80,7 +81,8 @@ class Wrapping:
         self.options = Options.checked(**options)
         _check(self.options)
         self.local = Local()
-        self.inside = self.begun = False
+        self.inside = False
+        self._begun_in: Numbers | None = None
         self._scale_local = scale_local_gradients
         self._backend = _backend()
         self.number, self._prefix = -1, ""  # claimed by the first reduction: a rank may wrap what it never trains
@@ -161,9 +163,20 @@ class Wrapping:
             for index, path in enumerate(paths)
         ]
 
+    @property
+    def begun(self) -> bool:
+        """Whether the ranks of the present world have compared what they reduce."""
+        return self._begun_in is self.options.process_set.numbers
+
     def _begin(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
-        """Compare options and variables over the ranks, and warn if the variables' values differ. Collective."""
+        """Get a number, and compare over the ranks what is reduced."""
         self.number, self._prefix = claim_name(self.options)
+        if compares():
+            self._compare(gradients, variables)
+        self._begun_in = self.options.process_set.numbers
+
+    def _compare(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+        """Compare options and variables over the ranks, and warn if the variables' values differ. Collective."""
         names, local = self._names(variables), self.local.ids()
         described = {}
         for name, gradient, variable in zip(names, gradients, variables, strict=True):
@@ -171,7 +184,6 @@ class Wrapping:
             how = " that is local" if id(variable) in local else " without a gradient" if gradient is None else ""
             described[name] = text + how, 0
         expect_agreement(self.options, described)
-        self.begun = True
         if self.options.check_parameters:
             first = FirstStep(self._prefix + ".", self.options.process_set, BROADCAST)
             values = {name: self._backend.value(each) for name, each in zip(names, variables, strict=True)}

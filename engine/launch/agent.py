@@ -157,7 +157,7 @@ class Agent:
             self.hub.close()  # rank 0 alone holds it: with that it ends
         supervisor.add(rank)
         for name, pipe in (("stdout", rank.stdout), ("stderr", rank.stderr)):
-            supervisor.listen(Stream(rank.number, pipe, _Relay(self.channel, rank.number, name)))
+            supervisor.listen(Stream(rank.number, pipe, Relay(self.channel, name, rank=rank.number)))
         self.channel.send("started", rank=rank.number, pid=rank.pid, cpus=rank_plan.cpus)
 
     def _ended(self, rank: Rank, end: End) -> None:
@@ -239,12 +239,21 @@ class Agent:
             raise LaunchError(f"there is no memory for counters: {linux.refusal('memfd_create', error)}") from error
 
 
-class _Relay:
-    """Sends what a rank writes to the launcher, as it comes."""
+class Relay:
+    """Sends what a rank writes to the launcher, as it comes.
 
-    def __init__(self, channel: Channel, rank: int, name: str) -> None:
+    Parameters
+    ----------
+    channel : Channel
+    name : str
+        Of the stream.
+    **who
+        The rank, or the worker, in a field of the messages.
+    """
+
+    def __init__(self, channel: Channel, name: str, **who: int) -> None:
         self._channel = channel
-        self._head = {"rank": rank, "stream": name}
+        self._head: dict[str, Any] = {**who, "stream": name}
 
     def take(self, data: bytes) -> None:
         self._channel.send("output", data, **self._head)
@@ -275,6 +284,14 @@ def _listen(address: str) -> socket.socket:
         raise LaunchError(f"no socket for the other hosts can be opened: {error.strerror}") from error
 
 
+def _agent(channel: Channel, order: Message) -> Agent:
+    if "slots" not in order.head:
+        return Agent(channel, order)
+    from .elastic_agent import ElasticAgent
+
+    return ElasticAgent(channel, order)
+
+
 def serve(channel: Channel) -> int:
     """Do what the launcher asks for, to the end.
 
@@ -295,7 +312,7 @@ def serve(channel: Channel) -> int:
 
                 examine(channel, message)
             elif message.kind == "prepare":
-                agent = Agent(channel, message)
+                agent = _agent(channel, message)
                 agent.prepare()
             elif message.kind == "file" and agent is not None:
                 agent.files.take(message)

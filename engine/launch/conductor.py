@@ -39,6 +39,39 @@ COPIED_EVERY = 1.0  # seconds between two copies of all pages of counters
 FAREWELL = 30.0  # seconds without a word after which an agent that has to clean up is lost
 
 
+def order(options: Options, job: Job, host: RemoteHost, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Of what an agent is told first, all that does not say which ranks are its own.
+
+    Parameters
+    ----------
+    options : Options
+    job : Job
+    host : RemoteHost
+        The agent's.
+    environment : mapping of str to str
+        The launcher's.
+
+    Returns
+    -------
+    dict
+        Fields of the message `prepare`.
+    """
+    reach = options.reach
+    job = replace(job, interface=reach.interface or "")
+    return {
+        "job": asdict(job) | {"directory": str(job.directory), "settings": dict(job.settings)},
+        "host": host.number,
+        "name": host.name,
+        "cwd": str(Path.cwd()) if host.place.local or reach.directory is None else reach.directory,
+        "environment": dict(environment),
+        "command": options.command,
+        "python": "" if host.place.local or not reach.python else sys.executable,
+        "binding": options.binding,
+        "cpus_per_rank": options.cpus_per_rank,
+        "grace": options.grace,
+    }
+
+
 class Interrupted(Exception):
     """The user has ended the job before its ranks were started."""
 
@@ -193,25 +226,15 @@ class Conductor:
 
     def _prepare(self, host: RemoteHost, environment: Mapping[str, str]) -> None:
         """Tell an agent all that it needs but where the hub is, which the agent of the first host has to tell."""
-        options, reach = self._options, self._options.reach
-        job = replace(self._job, interface=reach.interface or "")
+        options, job = self._options, self._job
         self._board.send(
             host,
             "prepare",
-            job=asdict(job) | {"directory": str(job.directory), "settings": dict(job.settings)},
-            host=host.number,
-            name=host.name,
             sizes=[len(place.ranks) for place in options.places],
             ranks=host.place.ranks,
             hub=host.number == 0 and len(options.places) > 1,
-            cwd=str(Path.cwd()) if host.place.local or reach.directory is None else reach.directory,
-            environment=dict(environment),
-            command=options.command,
-            python="" if host.place.local or not reach.python else sys.executable,
-            binding=options.binding,
-            cpus_per_rank=options.cpus_per_rank,
             counted=self._counted,
-            grace=options.grace,
+            **order(options, job, host, environment),
         )
         if options.enclosed:
             for head, part in remote_files.parts(job.directory / remote_files.ENCLOSED, job.directory):

@@ -3,19 +3,25 @@
 A rank dies with the launcher by PR_SET_PDEATHSIG, but what the rank started does not: a shell's child, a data loader's
 worker. The guardian is a fork of the launcher that sleeps on a pipe. It is told which process groups exist; when the
 pipe ends without a farewell, it kills those groups and every process that was started with the job's `ENGINE_JOB`.
+
+In an elastic job it also holds the lease of an agent: one that has heard nothing of the launcher for so long, or is
+stopped, is killed with all its workers, since the launcher may have given them up and let others go on without them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import time
 from collections.abc import Callable
 
 from ..host import processes
+from ..host.patience import Patience
 
 SWEEP_LIMIT = 5.0
+RENEWAL = b"="
 
 
 class Guardian:
@@ -30,15 +36,20 @@ class Guardian:
     host : str, optional
         The value of `ENGINE_CROSS_RANK`, of an agent that starts the ranks of one host: processes of other hosts, which
         may share this machine, are left alone.
+    lease : float, optional
+        Seconds without `renew` after which everything ends, this process too; none: no such thing.
     """
 
-    def __init__(self, job: str, discard: Callable[[], None], host: str | None = None) -> None:
+    def __init__(
+        self, job: str, discard: Callable[[], None], host: str | None = None, lease: float | None = None
+    ) -> None:
+        launcher = os.getpid()
         reading, self._pipe = os.pipe2(os.O_CLOEXEC)
         self.pid = os.fork()
         if self.pid == 0:
             try:
                 os.close(self._pipe)
-                _guard(reading, job, discard, host)
+                _guard(reading, job, discard, host, launcher, lease)
             finally:
                 os._exit(0)
         os.close(reading)
@@ -61,6 +72,10 @@ class Guardian:
         """
         self._tell(f"-{group}\n")
 
+    def renew(self) -> None:
+        """Tell it that the lease begins anew."""
+        self._tell(RENEWAL.decode())
+
     def dismiss(self) -> None:
         """Let it go: nothing is left to guard."""
         self._tell(".\n")
@@ -72,16 +87,28 @@ class Guardian:
             os.write(self._pipe, line.encode())
 
 
-def _guard(pipe: int, job: str, discard: Callable[[], None], host: str | None) -> None:
-    """Wait for the end of the pipe in the forked process; sweep if no farewell came."""
+def _guard(
+    pipe: int, job: str, discard: Callable[[], None], host: str | None, launcher: int, lease: float | None
+) -> None:
+    """Wait for the end of the pipe in the forked process, or of the lease; sweep if no farewell came."""
     os.setsid()
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP):
         signal.signal(signum, signal.SIG_IGN)
     pipe = _keep_only(pipe)
     processes.prctl(processes.PR_SET_NAME, b"enginerun-guard")
     text = b""
-    while part := os.read(pipe, 4096):
-        text += part
+    patience = None if lease is None else Patience(lease)
+    while True:
+        if patience is not None and not _told_in_time(pipe, patience):
+            processes.send(launcher, signal.SIGKILL)
+            break
+        part = os.read(pipe, 4096)
+        if not part:
+            break
+        if patience is not None and RENEWAL in part:
+            assert lease is not None
+            patience.begin(lease)
+        text += part.replace(RENEWAL, b"")
         if len(text) > 1 << 16:
             text = _compact(text)
     if text.endswith(b".\n"):
@@ -90,6 +117,16 @@ def _guard(pipe: int, job: str, discard: Callable[[], None], host: str | None) -
         processes.send_group(group, signal.SIGKILL)
     discard()
     _sweep(job, host)
+
+
+def _told_in_time(pipe: int, patience: Patience) -> bool:
+    """Wait for something to read, or for the end of the lease."""
+    poll = select.poll()
+    poll.register(pipe, select.POLLIN)
+    while not poll.poll(1e3 * patience.wait()):
+        if not patience.left():
+            return False
+    return True
 
 
 def _keep_only(pipe: int) -> int:

@@ -13,7 +13,7 @@ from .errors import LaunchError
 _NO_NETWORK = "all ranks are on this host"
 _ONE_TRANSPORT = "shared memory is the one transport"
 _ONE_ALGORITHM = "no hierarchy on one host"
-_NOT_ELASTIC = "of elastic jobs"
+_NOT_ELASTIC = "of elastic jobs, see --min-np"
 _NOISE_IS_LEARNED = "the tuner learns how noisy steps are"
 _ALWAYS_TIMED = "log lines have the time"
 
@@ -30,7 +30,6 @@ FLAGS = {
 WITH_VALUE = {
     "--cache-capacity": "what ranks have agreed on is always kept",
     "--autotune-gaussian-process-noise": _NOISE_IS_LEARNED,
-    **dict.fromkeys(("--slots-per-host", "--elastic-timeout", "--reset-limit"), _NOT_ELASTIC),
     **dict.fromkeys(("--mpi-args", "--binding-args", "--gloo-timeout-seconds"), _ONE_TRANSPORT),
     "--num-nccl-streams": "the work of a GPU goes to one stream of the engine's own",
     "--thread-affinity": "ranks are bound to CPUs, see --cpus-per-rank",
@@ -43,7 +42,14 @@ FAR = dict.fromkeys(
     ),
     _NO_NETWORK,
 )
-WITH_TWO_VALUES = {"--blacklist-cooldown-range": _NOT_ELASTIC}
+# Options of elastic jobs, which do nothing where ranks neither come nor go.
+ELASTIC = dict.fromkeys(
+    (
+        *("--slots-per-host", "--elastic-timeout", "--reset-limit", "--blacklist-cooldown-range", "--np-multiple"),
+        *("--slow-limit", "--slow-time"),
+    ),
+    _NOT_ELASTIC,
+)
 
 # Sections of a file of settings, and how the options begin that its keys stand for; `enabled` is the section itself.
 _SECTIONS = {
@@ -68,37 +74,11 @@ def without_effect(options: Iterable[str]) -> str:
     -------
     str
     """
-    reasons = FLAGS | WITH_VALUE | WITH_TWO_VALUES | FAR
+    reasons = FLAGS | WITH_VALUE | FAR | ELASTIC
     groups: dict[str, list[str]] = {}
     for option in dict.fromkeys(options):
         groups.setdefault(reasons[option], []).append(option)
     return "without effect: " + "; ".join(f"{', '.join(names)} ({reason})" for reason, names in groups.items())
-
-
-def check_static(size: int, least: int | None, most: int | None, discovery: str | None) -> None:
-    """Refuse a job whose ranks may come and go: it would be taken for one that survives their loss.
-
-    Parameters
-    ----------
-    size : int
-        Ranks at the start.
-    least, most : int or None
-        What `--min-np` and `--max-np` say.
-    discovery : str or None
-        What `--host-discovery-script` says.
-
-    Raises
-    ------
-    LaunchError
-        Unless both bounds are the size.
-    """
-    given = [f"--min-np {least}"] * (least not in (None, size)) + [f"--max-np {most}"] * (most not in (None, size))
-    given += ["--host-discovery-script"] * (discovery is not None)
-    if given:
-        raise LaunchError(
-            f"{', '.join(given)}: there are no elastic jobs yet, and this one would not outlive a rank; leave it out "
-            f"to run with {size} ranks from start to end"
-        )
 
 
 def arguments_of(path: Path, options: Collection[str]) -> list[str]:

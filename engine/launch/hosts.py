@@ -113,6 +113,37 @@ def read_hostfile(text: str) -> list[tuple[str, int]]:
     return list(hosts.items())
 
 
+def read_discovered(text: str, slots: int) -> dict[str, int]:
+    """Read what a discovery script has printed: lines of `name:slots`, or of `name`. The order means nothing.
+
+    Parameters
+    ----------
+    text : str
+    slots : int
+        Of a host that is named without.
+
+    Returns
+    -------
+    dict of str to int
+        Slots by host; of a host that is named twice, the slots of both.
+
+    Raises
+    ------
+    ValueError
+        A line that is neither.
+    """
+    hosts: dict[str, int] = {}
+    for line in text.splitlines():
+        if not line.strip():
+            continue
+        found = _PART.fullmatch(line.strip())
+        name = found["name"].strip("[]") if found else ""
+        if found is None or not _NAME.fullmatch(name):
+            raise ValueError(f"it printed {line.strip()[:200]!r}, and 'name:slots' or 'name' is expected in each line")
+        hosts[name] = hosts.get(name, 0) + (slots if found["slots"] is None else int(found["slots"]))
+    return hosts
+
+
 def is_here(name: str, names: Collection[str]) -> bool:
     """Tell whether a host is this machine, without asking a name server.
 

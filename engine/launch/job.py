@@ -17,6 +17,7 @@ from typing import Any
 
 from .. import readable
 from ..config import Config
+from ..elastic.limits import Limits
 from ..host import linux, machine, processes
 from ..host.signals import caught
 from ..setting import variable
@@ -25,6 +26,9 @@ from .conductor import Conductor, Interrupted
 from .console import Console
 from .cpu_binding import allot
 from .devices import devices_here, share_devices
+from .elastic import Driver
+from .elastic_options import Elastic
+from .elastic_report import Result
 from .errors import LaunchError
 from .guardian import Guardian
 from .horovod_options import without_effect
@@ -98,7 +102,7 @@ class JobRun:
                 "it, as in 'unshare --pid --fork --mount-proc'"
             )
         chosen = load(options, os.environ)
-        start = self._on_hosts(chosen) if options.places else self._here()
+        start = self._how(chosen)
         if (hidden := shadowed(options.command, Path.cwd())) is not None:
             self._say(hidden)
         if options.ignored:
@@ -115,7 +119,7 @@ class JobRun:
                 settings=_with_log(options, chosen) | metrics.settings,
                 horovod=options.horovod,
                 torchrun=options.torchrun,
-                counters=() if options.places else metrics.counters,
+                counters=() if options.places or options.elastic else metrics.counters,
                 memory=options.memory,
                 gpus=options.gpus,
             )
@@ -139,6 +143,12 @@ class JobRun:
         """Show a line of the launcher's own."""
         prefix = "" if line.startswith(QUOTE) else "enginerun: "
         self._err.write(f"{prefix}{line}\n".encode(errors="backslashreplace"))
+
+    def _how(self, chosen: Mapping[str, Any]) -> Callable[[Job, Metrics], Outcome]:
+        """How the ranks run; what cannot be is refused now."""
+        if self._options.elastic is not None:
+            return self._elastic(chosen, self._options.elastic)
+        return self._on_hosts(chosen) if self._options.places else self._here()
 
     def _here(self) -> Callable[[Job, Metrics], Outcome]:
         """How ranks run that are all on this host; what cannot be is refused now."""
@@ -200,6 +210,45 @@ class JobRun:
         self.hosts, self._clocks, self._shares = conductor.hosts, conductor.clocks, conductor.shares
         return outcome
 
+    def _elastic(self, chosen: Mapping[str, Any], elastic: Elastic) -> Callable[[Job, Metrics], Outcome]:
+        """How ranks run that may come and go, each host with an agent, also where there is only this one."""
+        config = Config(**{name: chosen[name] for name in ("start_timeout", "stall_limit") if name in chosen})
+        limits = elastic.limits(config.start_timeout, config.stall_limit, self._options.grace)
+
+        def run(job: Job, metrics: Metrics) -> Outcome:
+            guardian = Guardian(job.name, metrics.discard, NOWHERE)
+            try:
+                with caught(SIGNALS, lambda *_: None) as wakeup:
+                    return self._drive(job, metrics, limits, wakeup)
+            finally:
+                guardian.dismiss()
+
+        return run
+
+    def _drive(self, job: Job, metrics: Metrics, limits: Limits, wakeup: socket.socket) -> Outcome:
+        """Run an elastic job until nothing of its workers is left, whatever happens."""
+
+        def used(number: int) -> None:
+            metrics.add(number, functools.partial(driver.runs, number))
+
+        consoles, seconds = (self._out, self._err), limits.start_timeout
+        driver = Driver(
+            self._options, job, limits, consoles, metrics.pages, os.environ, self._say, wakeup, seconds, used
+        )
+        try:
+            metrics.start(driver)
+            outcome = driver.run()
+        except LaunchError:
+            driver.abandon()
+            self._keep = self._options.directory is not None
+            raise
+        if outcome.failed and outcome.signum is None:
+            metrics.linger(wakeup)
+        metrics.stop()
+        self._displays.extend(driver.displays.values())
+        self.problems = driver.problems
+        return outcome
+
     def _supervise(
         self, job: Job, plans: Sequence[RankPlan], program: str, descriptors: tuple[int, int], metrics: Metrics
     ) -> Outcome:
@@ -247,7 +296,7 @@ class JobRun:
 
     def _conclude(self, outcome: Outcome, directory: Path, started: float) -> tuple[int, list[str]]:
         """Find the exit code and what to tell the user."""
-        verdict = investigate(outcome.ends, directory, self._clocks)
+        verdict = None if isinstance(outcome, Result) else investigate(outcome.ends, directory, self._clocks)
         incomplete = {str(each.path): each.problem for each in self._displays if each.problem} | self.problems
         lines = [f"{path} is not complete: {problem.strerror}" for path, problem in incomplete.items()]
         if self._out.broken or self._err.broken:
@@ -255,11 +304,15 @@ class JobRun:
         flights = flight_records(directory)
         # Ended by the user; before any rank was started there is nothing to keep.
         failed = verdict is not None or (outcome.signum is not None and bool(outcome.ends))
+        if isinstance(outcome, Result):
+            failed = outcome.failed
         self._keep = bool(self._options.directory or failed or flights or lines)
-        if self._keep and outcome.ends and not (self._options.quiet and verdict is None):
+        if self._keep and (outcome.ends or failed) and not (self._options.quiet and verdict is None):
             lines.append(f"each rank's stdout and stderr: {directory}/rank.N/")
         if flights:
             lines.append(f"flight records of {readable.ranks(flights)}: {directory}/rank.N/flight.json")
+        if isinstance(outcome, Result):
+            return outcome.code, [*lines, *outcome.lines]
         if verdict is not None:
             self.verdict = verdict
             self.report = failure_lines(verdict, outcome.ends, directory, started, self.hosts)
@@ -315,7 +368,7 @@ class JobRun:
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = _lock(directory)
             leftovers.forget_records(directory)
-            for rank in range(self._options.size):
+            for rank in range(self._options.most):
                 (directory / f"rank.{rank}").mkdir(mode=0o700, exist_ok=True)
             if self._options.enclosed:
                 remote_files.write_new(directory / remote_files.ENCLOSED, self._options.enclosed)

@@ -70,6 +70,8 @@ class Metrics:
     ) -> None:
         self.pages: list[int] = []
         self._up: dict[int, Callable[[], bool]] = {}
+        self._members: list[Member] = []  # of an elastic job, slots in which there was a worker
+        self._elastic = options.elastic is not None
         self._service: Service | None = None
         self._say = say
         self._notes = _Notes()
@@ -89,9 +91,11 @@ class Metrics:
         self.settings = {variable("metrics"): str(int(counted)), variable("run_name"): wanted.run}
         try:
             if counted:
-                self.pages.extend(page.make() for _ in range(options.size))
+                self.pages.extend(page.make() for _ in range(options.most))
             if counted and wanted.anything:
-                self._service = Service(wanted, [self._member(rank) for rank in range(options.size)], self._notes.add)
+                if options.elastic is None:
+                    self._members.extend(map(self._member, range(options.size)))
+                self._service = Service(wanted, self._members, self._notes.add)
         except OSError as error:
             self.close()
             raise LaunchError(f"there is no memory for counters: {linux.refusal('memfd_create', error)}") from error
@@ -119,10 +123,12 @@ class Metrics:
         Parameters
         ----------
         number : int
-            A rank that has just been started.
+            A rank that has just been started, or the slot of a worker. A second call for a slot does nothing.
         up : callable
             Tells whether it still runs.
         """
+        if self._elastic and number not in self._up and number < len(self.pages):
+            self._members.append(self._member(number))
         self._up[number] = up
 
     def start(self, supervisor: Hears) -> None:

@@ -17,15 +17,15 @@ from ..forms import LARGEST, Number, Whole, Words, argument, seconds, truth
 from ..setting import Option, Setting, read, variable
 from . import horovod_options
 from .check_build import table
+from .elastic_options import Elastic, add_elastic, elastic_of
 from .errors import LaunchError
 from .hosts import Place
-from .plan import PUBLISHING
+from .plan import MOST_RANKS, PUBLISHING
 from .reach import NO_OPTIONS, Ignored, Reach, add_reach, hosts_of, idle_of, places_of, reach_of
 
 COUNT = Whole(1)
 MEBIBYTE = 1 << 20
 GROUPS = {"autotune": "tuning", "metrics": "metrics", "run": "metrics"}  # groups of the help, by a setting's first word
-MOST_RANKS = 256  # ranks of a job: a control segment has room for so many (engine_ext/shared/layout.h)
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,8 @@ class Options:
         Of hosts with agents.
     idle : tuple of str
         Hosts that were given and get no rank.
+    elastic : Elastic or None
+        Whose ranks may come and go; `places` is empty then.
     """
 
     size: int
@@ -89,6 +91,12 @@ class Options:
     places: tuple[Place, ...] = ()
     reach: Reach = NO_OPTIONS
     idle: tuple[str, ...] = ()
+    elastic: Elastic | None = None
+
+    @property
+    def most(self) -> int:
+        """Number of ranks that there may be at a time."""
+        return self.size if self.elastic is None else self.elastic.max_size
 
 
 class _Parser(argparse.ArgumentParser):
@@ -181,9 +189,9 @@ def parse(arguments: Sequence[str], kind: type[Config] = Config) -> Options:
     if not command:
         raise LaunchError("no command to run: write it after the options, as in 'enginerun -np 4 python train.py'")
     hosts = hosts_of(given)
-    size = _size(given, hosts)
-    places = places_of(given, hosts, size)
-    horovod_options.check_static(size, given.min_np, given.max_np, given.host_discovery_script)
+    elastic = elastic_of(given, hosts)
+    size = _size(given, hosts) if elastic is None else elastic.size
+    places = () if elastic is not None else places_of(given, hosts, size)
     if given.horovod and (obstacle := switch.obstacle(command)):
         raise LaunchError(f"--horovod does not reach this command: {obstacle}")
     return Options(
@@ -200,11 +208,22 @@ def parse(arguments: Sequence[str], kind: type[Config] = Config) -> Options:
         summary=given.summary,
         horovod=given.horovod,
         torchrun=not given.horovod if given.torchrun is None else given.torchrun,
-        ignored=tuple(name for name in given.ignored if not places or name not in horovod_options.FAR),
+        ignored=_ignored(given.ignored, places, elastic),
         places=places,
         reach=reach_of(given),
-        idle=idle_of(given, hosts, size),
+        idle=idle_of(given, hosts, size) if elastic is None else (),
+        elastic=elastic,
     )
+
+
+def _ignored(names: Sequence[str], places: Sequence[Place], elastic: Elastic | None) -> tuple[str, ...]:
+    """Of options that may do nothing, those that do nothing in this job."""
+    effective: set[str] = set()
+    if places or elastic is not None:
+        effective |= horovod_options.FAR.keys()
+    if elastic is not None:
+        effective |= horovod_options.ELASTIC.keys()
+    return tuple(name for name in names if name not in effective)
 
 
 def load(options: Options, environment: Mapping[str, str]) -> dict[str, Any]:
@@ -262,6 +281,7 @@ def _parser(settings: Mapping[str, Setting]) -> argparse.ArgumentParser:
         "in DDP (default: yes, but not with --horovod)",
     )
     add_reach(parser)
+    add_elastic(parser)
     _add_placement(parser)
     _add_settings(parser, settings)
     _add_horovods(parser, settings)
@@ -282,9 +302,6 @@ def _add_horovods(parser: argparse.ArgumentParser, settings: Mapping[str, Settin
     add = parser.add_argument_group("scripts and command lines written for Horovod").add_argument
     add("--horovod", action="store_true", help="make 'import horovod.torch' give engine.torch, and so on")
     add("--config-file", type=Path, metavar="FILE", help="file of more options, as YAML, TOML or JSON")
-    add("--min-np", "--min-num-proc", type=argument(COUNT), metavar="N", help="must be the number of ranks")
-    add("--max-np", "--max-num-proc", type=argument(COUNT), metavar="N", help="must be the number of ranks")
-    add("--host-discovery-script", metavar="FILE", help=argparse.SUPPRESS)
     add(
         "--fusion-threshold-mb",
         action=_Set,
@@ -298,7 +315,6 @@ def _add_horovods(parser: argparse.ArgumentParser, settings: Mapping[str, Settin
     for options, values in (
         (horovod_options.FLAGS, 0),
         (horovod_options.WITH_VALUE, None),
-        (horovod_options.WITH_TWO_VALUES, 2),
     ):
         for option in options:
             add(option, action=Ignored, nargs=values, dest=argparse.SUPPRESS, help=argparse.SUPPRESS)

@@ -11,6 +11,7 @@ from ..launchers import AGENT, PLACES, TORCHRUN_PLACE
 from ..setting import variable
 from .cpu_binding import Allotment
 
+MOST_RANKS = 256  # ranks of a job: a control segment has room for so many (engine_ext/shared/layout.h)
 # What the launcher does itself, and ranks would do a second time; and an outer job's page.
 PUBLISHING = ("metrics_port", "metrics_file_sd", "metrics_textfile")
 OURS = (*map(variable, (*PUBLISHING, "metrics_address", "metrics_linger")), "ENGINE_COUNTERS")
@@ -19,6 +20,8 @@ BETWEEN_HOSTS = (
     *("ENGINE_CROSS_RANK", "ENGINE_CROSS_SIZE", "ENGINE_HOST_NAME"),
     *("ENGINE_HUB", "ENGINE_HUB_FD", "ENGINE_INTERFACE"),
 )
+# What only a worker of an elastic job is told.
+OF_WORKERS = ("ENGINE_GATE", "ENGINE_WORKER", "ENGINE_SLOT")
 
 
 @dataclass(frozen=True)
@@ -149,6 +152,14 @@ def plan(job: Job, allotment: Allotment, environment: Mapping[str, str], crew: C
     list of RankPlan
         In the order of ranks.
     """
+    ranks = range(job.size) if crew is None else crew.ranks
+    return [plan_one(job, allotment, environment, crew, rank, local_rank) for local_rank, rank in enumerate(ranks)]
+
+
+def plan_one(
+    job: Job, allotment: Allotment, environment: Mapping[str, str], crew: Crew | None, rank: int, local_rank: int
+) -> RankPlan:
+    """Lay out one rank. Parameters as of `plan`; a local rank beyond those for which CPUs were allotted has any CPU."""
     shared = without_places(environment)
     shared.setdefault("PYTHONUNBUFFERED", "1")
     if allotment.threads is not None:
@@ -156,17 +167,15 @@ def plan(job: Job, allotment: Allotment, environment: Mapping[str, str], crew: C
     shared.update((name, value) for name, value in job.settings.items() if name not in OURS)
     if job.horovod:
         shared = switch.environment(shared)
-    return [
-        RankPlan(
-            rank=rank,
-            environment=shared | _place(job, rank, local_rank, crew),
-            cpus=None if allotment.slices is None else allotment.slices[local_rank],
-            directory=job.directory / f"rank.{rank}",
-            crowded=allotment.crowded,
-            memory=job.memory,
-        )
-        for local_rank, rank in enumerate(range(job.size) if crew is None else crew.ranks)
-    ]
+    slices = allotment.slices or ()
+    return RankPlan(
+        rank=rank,
+        environment=shared | _place(job, rank, local_rank, crew),
+        cpus=slices[local_rank] if local_rank < len(slices) else None,
+        directory=job.directory / f"rank.{rank}",
+        crowded=allotment.crowded,
+        memory=job.memory,
+    )
 
 
 def without_places(environment: Mapping[str, str]) -> dict[str, str]:
@@ -182,7 +191,7 @@ def without_places(environment: Mapping[str, str]) -> dict[str, str]:
     """
     # Torch would look for the store of an agent that is not there. Libraries that find torchrun's variables make a
     # process group and wrap the model in one of their own.
-    hidden = {*PLACES, *TORCHRUN_PLACE, *OURS, *BETWEEN_HOSTS}
+    hidden = {*PLACES, *TORCHRUN_PLACE, *OURS, *BETWEEN_HOSTS, *OF_WORKERS}
     return {name: value for name, value in environment.items() if name not in hidden and not name.startswith(AGENT)}
 
 

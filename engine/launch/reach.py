@@ -49,8 +49,8 @@ class Ignored(argparse.Action):
         namespace.ignored = [*namespace.ignored, option_string]
 
 
-class _Far(Ignored):
-    """An option for other hosts: kept, and told as one without effect if there are none."""
+class Kept(Ignored):
+    """An option for other hosts, or for elastic jobs: kept, and told as one without effect if it has none."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         super().__call__(parser, namespace, values, option_string)
@@ -84,7 +84,7 @@ def add_reach(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("other hosts")
 
     def add(*names: str, **more: Any) -> None:
-        group.add_argument(*names, action=_Far, **more)
+        group.add_argument(*names, action=Kept, **more)
 
     add("-p", "--ssh-port", type=argument(Whole(1, 65535)), metavar="PORT", help="port of ssh on the other hosts")
     add("-i", "--ssh-identity-file", metavar="FILE", help="private key for ssh")

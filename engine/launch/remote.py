@@ -72,6 +72,9 @@ class RemoteHost:
     place : Place
     command : sequence of str
         Starts the agent.
+    tied : bool
+        End what reaches the host with the launcher, even while it still tries to. That runs Python between fork and
+        exec, and so needs a launcher with one thread.
 
     Attributes
     ----------
@@ -91,7 +94,7 @@ class RemoteHost:
         Seconds by which this host's clock is behind the launcher's.
     """
 
-    def __init__(self, number: int, place: Place, command: Sequence[str]) -> None:
+    def __init__(self, number: int, place: Place, command: Sequence[str], tied: bool = True) -> None:
         self.number = number
         self.place = place
         self.command = list(command)
@@ -106,6 +109,7 @@ class RemoteHost:
         self._said: deque[str] = deque(maxlen=SAID_LINES)
         self._rest = b""
         self._process: subprocess.Popen[bytes] | None = None
+        self._tied = tied
 
     @property
     def name(self) -> str:
@@ -122,7 +126,7 @@ class RemoteHost:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
-                preexec_fn=None if self.place.local else _ends_with(os.getpid()),
+                preexec_fn=_ends_with(os.getpid()) if self._tied and not self.place.local else None,
             )
         except OSError as error:
             mend = "install an ssh client, or give --launch-agent" if self.command[0] == "ssh" else "check its spelling"

@@ -29,12 +29,14 @@ _MISMATCH = re.compile(r"(?:[\w.]+\.)?MismatchError: ")
 _SENT = re.compile(r"\b(?:rank (\d+)|ranks [\d, .-]+) sent ")
 
 
-def read_tail(path: Path) -> list[str]:
+def read_tail(path: Path, since: int = 0) -> list[str]:
     """Read the end of a rank's stderr.
 
     Parameters
     ----------
     path : Path
+    since : int
+        Bytes at the beginning that are not looked at.
 
     Returns
     -------
@@ -44,13 +46,13 @@ def read_tail(path: Path) -> list[str]:
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - TAIL_BYTES))
+            file.seek(max(since, size - TAIL_BYTES))
             data = file.read()
     except OSError:
         return []
     lines = data.decode(errors="backslashreplace").split("\n")
     lines = [line.rstrip("\r").rpartition("\r")[2][:LINE_CHARACTERS] for line in lines]
-    if size > TAIL_BYTES:
+    if size - TAIL_BYTES > since:
         del lines[0]  # the second half of something
     while lines and not lines[-1].strip():
         lines.pop()
@@ -161,7 +163,7 @@ def failure_lines(
         lines += [f"rank {verdict.claim.source}: {line}" for line in verdict.claim.message.split("\n")[1:]]
     path = directory / f"rank.{end.rank}" / "stderr"
     tail = read_tail(path)
-    extract = _extract(tail)
+    extract = last_words(tail)
     odd = odd_one_out(tail)
     if odd is not None:
         lines.append(f"the ranks disagree: rank {odd} is the odd one out, and rank {end.rank} was the first to end")
@@ -249,8 +251,8 @@ def _others(verdict: Verdict, ends: Sequence[End]) -> list[str]:
     return [f"{readable.ranks(ranks)}: {text}" for text, ranks in groups.items()]
 
 
-def _extract(lines: list[str]) -> list[str]:
-    """Take the last lines, and the last traceback if it began before them; no line twice."""
+def last_words(lines: list[str]) -> list[str]:
+    """Of the end of a rank's stderr, the last lines, and the last traceback if it began before them; no line twice."""
     tail = max(0, len(lines) - TAIL_LINES)
     span = traceback_span(lines)
     if span is None or span[0] >= tail:

@@ -264,8 +264,12 @@ class Supervisor:
                     self._selector.unregister(pipe)
         self._tell_end(rank, end)
         if code != 0:
-            self.end(f"after the first rank failed (rank {rank.number}, {describe(code)})")
-        if code != 0 and self._stage == Stage.ENDING:
+            self._failed(rank, code)
+
+    def _failed(self, rank: Rank, code: int) -> None:
+        """What follows from the failure of one: the end of all."""
+        self.end(f"after the first rank failed (rank {rank.number}, {describe(code)})")
+        if self._stage == Stage.ENDING:
             self._ask_where(rank)
 
     def _ask_where(self, rank: Rank) -> None:

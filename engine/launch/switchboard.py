@@ -63,13 +63,25 @@ class Switchboard:
         """
         self._selector.register(descriptor, selectors.EVENT_READ, act)
 
+    def forget(self, descriptor: int) -> None:
+        """Hear no more of a descriptor, which is about to be closed.
+
+        Parameters
+        ----------
+        descriptor : int
+        """
+        self._selector.unregister(descriptor)
+
     def start(self, host: RemoteHost) -> None:
         """Start the agent of a host and listen to it; if that is impossible, the host's `trouble` says why.
 
         Parameters
         ----------
         host : RemoteHost
+            One that came later than the others is listened to as they are.
         """
+        if host not in self._hosts:
+            self._hosts.append(host)
         host.start()
         if host.channel is not None:
             self._watched[host.number] = [host.channel.reading, host.errors, host.carrier]

@@ -5,7 +5,7 @@ A page tells its own names (`Snapshot.names`). A test compares these with `engin
 
 from __future__ import annotations
 
-STATES = ("new", "running", "ended", "failed")
+STATES = ("new", "running", "ended", "failed", "resetting")
 CAUSES = ("none", "died", "raised", "left", "stalled", "lost")
 OPERATIONS = ("allreduce", "broadcast", "allgather", "barrier", "alltoall", "reducescatter")
 ALGORITHMS = ("one-shot", "two-shot", "shared", "scatter", "adasum", "chain", "ring", "mpi", "device")

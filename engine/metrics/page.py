@@ -61,7 +61,8 @@ class Snapshot:
 
     @property
     def state(self) -> str:
-        """`new` until the rank's engine has started, then `running`, `ended` or `failed`."""
+        """`new` until the rank's engine has started, then `running`, `ended`, `failed`, or `resetting`: between two
+        worlds of an elastic job."""
         return self.word("states", "state")
 
     @property

@@ -20,11 +20,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ..world import World
+from .call_off import CallOff
 from .hosting import Hosting
 from .joining import Joining
 from .messages import Gathered, introduce
 
-__all__ = ["Gathered", "gather"]
+__all__ = ["CallOff", "Gathered", "gather"]
 
 
 def gather(
@@ -37,6 +38,7 @@ def gather(
     interface: str | None = None,
     sockets: int = 1,
     lanes: str = "tcp",
+    called_off: CallOff | None = None,
 ) -> Gathered:
     """Meet the other ranks. Collective.
 
@@ -45,7 +47,7 @@ def gather(
     world : World
         This process's place.
     generation : int
-        The number of `init` calls in this process, equal on all ranks.
+        The number of the world, equal on all ranks: its driver's, or that of `init` calls in this process.
     build : dict
         What must be equal on all ranks: `setup.segment_info()`.
     timeout : float
@@ -62,6 +64,8 @@ def gather(
         Connections between two ranks on different hosts, equal on all ranks.
     lanes : str
         What carries large tensors between hosts, equal on all ranks: the setting.
+    called_off : CallOff, optional
+        Looked at while this rank waits for others, until it has been sent the descriptors, or sends them.
 
     Raises
     ------
@@ -69,10 +73,12 @@ def gather(
         Somebody did not come in time, or died; the message names them, on every rank that came.
     IncompatibleRanksError
         The ranks run different builds; every rank raises it.
+    CalledOff
+        The world is called off; nothing of it is left here.
     """
     hello = introduce(
         world, build | ({"lanes": lanes, "sockets_per_lane": sockets} if world.several_hosts else {}), levels
     )
     if world.leads:
-        return Hosting(world, generation, hello, timeout, create, interface, sockets).run()
-    return Joining(world, generation, hello, timeout).run()
+        return Hosting(world, generation, hello, timeout, create, interface, sockets, called_off).run()
+    return Joining(world, generation, hello, timeout, called_off).run()

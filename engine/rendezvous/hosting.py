@@ -15,10 +15,11 @@ from dataclasses import dataclass, field, fields
 from itertools import chain
 
 from .. import readable
-from ..errors import RendezvousError
+from ..errors import CalledOff, RendezvousError
 from ..host.patience import Patience
 from ..world import World
 from .between import EXHAUSTED, Between, kind_of
+from .call_off import CallOff
 from .hub import Hub
 from .leader import Leader
 from .messages import (
@@ -73,8 +74,10 @@ class Hosting:
         create: Callable[[], tuple[int, int]],
         interface: str | None = None,
         sockets: int = 1,
+        called_off: CallOff | None = None,
     ) -> None:
         self.world = world
+        self.called_off = called_off
         self.size = world.local_size if world.several_hosts else world.size
         self.interface = interface
         self.sockets = sockets
@@ -99,8 +102,13 @@ class Hosting:
             Somebody did not come in time, or died, or came twice. Every rank that came raises the same.
         IncompatibleRanksError
             The ranks run different builds.
+        CalledOff
+            The world is called off, before anybody was sent descriptors.
         """
         try:
+            if self.called_off is not None:
+                self.called_off.check()
+                self.selector.register(self.called_off.descriptor, selectors.EVENT_READ)
             if self.world.several_hosts:
                 kind = Hub if self.world.rank == 0 else Leader
                 self.between = kind(
@@ -161,6 +169,9 @@ class Hosting:
         for key, _ in self.selector.select(seconds):
             if key.fileobj is self.between:
                 continue  # Its turn comes next.
+            if self.called_off is not None and key.fileobj == self.called_off.descriptor:
+                self.called_off.check()
+                continue
             if listener is not None and key.fileobj is listener:
                 self._accept(listener)
             elif key.data.connection.fileno() < 0:
@@ -377,5 +388,5 @@ class Hosting:
             if visitor.hello is not None:
                 message = {"refused": kind_of(error), "message": str(error)}
                 self._send(visitor, frame(message, self.key, "welcome", visitor.hello.nonce))
-        if self.between is not None:
+        if self.between is not None and not isinstance(error, CalledOff):  # Who calls it off tells every host.
             self.between.refuse(error)

@@ -13,6 +13,7 @@ from itertools import islice
 from ..errors import RendezvousError
 from ..host.patience import Patience
 from ..world import World
+from .call_off import CallOff
 from .messages import (
     GRACE,
     KINDS,
@@ -30,11 +31,16 @@ from .messages import (
     take,
 )
 
+_SOON = 0.05  # seconds
+
 
 class Joining:
     """A rank that leads no host: connect to the one that does, prove, wait for the verdict."""
 
-    def __init__(self, world: World, generation: int, hello: Hello, timeout: float) -> None:
+    def __init__(
+        self, world: World, generation: int, hello: Hello, timeout: float, called_off: CallOff | None = None
+    ) -> None:
+        self.called_off = called_off
         self.hello = hello
         self.address = address(world, generation)
         self.leader = "local rank 0" if world.several_hosts else "rank 0"
@@ -51,6 +57,8 @@ class Joining:
             Somebody did not come in time, or died; the message names them.
         IncompatibleRanksError
             The ranks run different builds.
+        CalledOff
+            The world is called off, before the verdict has come.
         """
         pause = 0.002
         while True:
@@ -64,11 +72,18 @@ class Joining:
                     f"rank {self.hello.rank}: {self.leader} did not come within {self.timeout:g} s. Is it running, on "
                     "this host, as this user, in the same job? ENGINE_START_TIMEOUT gives it more time."
                 )
-            time.sleep(pause)  # Nothing announces that a socket has appeared.
+            # Nothing announces that a socket has appeared.
+            if self.called_off is None:
+                time.sleep(pause)
+            else:
+                self.called_off.expect_none(pause)
             pause = min(pause * 1.5, 0.05)
 
     def _connect(self, connection: socket.socket) -> bool:
-        connection.settimeout(max(0.001, self.patience.wait()))
+        seconds = self.patience.wait()
+        if self.called_off is not None:
+            seconds = min(seconds, _SOON)  # The leader's queue may be full, and the news come meanwhile.
+        connection.settimeout(max(0.001, seconds))
         try:
             connection.connect(self.address)
         except (ConnectionRefusedError, BlockingIOError, TimeoutError):
@@ -155,8 +170,10 @@ class Joining:
                 return whole
             # The first descriptor is the leader's pidfd: its death shows even while a forked child holds the socket.
             speakers = [connection.fileno(), *descriptors[:1]]
-            while not (ready := readable(speakers, patience.wait())) and patience.left():
-                pass
+            watched = speakers if self.called_off is None else [*speakers, self.called_off.descriptor]
+            while not (ready := readable(watched, patience.wait()) & set(speakers)) and patience.left():
+                if self.called_off is not None:
+                    self.called_off.check()
             if connection.fileno() not in ready:
                 return None
             # Exactly this message: the bytes behind it carry descriptors.

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-from ..errors import IncompatibleRanksError, RendezvousError
+from ..errors import CalledOff, IncompatibleRanksError, RendezvousError
 from ..host import linux
 from ..setting import variable
 from ..world import World
@@ -28,7 +28,7 @@ LIMIT = 1 << 20  # bytes of a message
 MAC = 32
 GRACE = 5.0  # seconds beyond rank 0's deadline in which its verdict must arrive
 SETTINGS = ("kernels", "lanes", "sockets_per_lane")  # that ranks compare
-KINDS = {kind.__name__: kind for kind in (RendezvousError, IncompatibleRanksError)}
+KINDS = {kind.__name__: kind for kind in (RendezvousError, IncompatibleRanksError, CalledOff)}
 
 
 @dataclass

@@ -87,7 +87,7 @@ network_interfaces
     executable : str, optional
         The Python of the ranks; this one by default.
     min_num_proc, max_num_proc, min_np, max_np, host_discovery_script
-        Of elastic jobs, which do not exist yet: refused, unless both bounds are `num_proc`.
+        Of elastic jobs, which have no result of each rank: refused, unless both bounds are `num_proc`.
     slots, reset_limit, cooldown_range, disable_cache, use_gloo, use_mpi, mpi_args
         Accepted, and answered with one line: they have nothing to do here.
 
@@ -105,8 +105,11 @@ network_interfaces
     TypeError
         `func` is nothing to call, or its arguments are no sequence or mapping; the call cannot be pickled, or a result.
     """
-    _check_call(func, args, kwargs)
+    check_call(func, args, kwargs)
     size = num_proc if np is None else np
+    bounds = {min_np, min_num_proc, max_np, max_num_proc} - {None}
+    if bounds <= {size}:  # not elastic
+        min_np = min_num_proc = max_np = max_num_proc = None
     options = {
         "-np": 1 if size is None and hosts is None and hostfile is None else size,
         "--min-np": min_np if min_np is not None else min_num_proc,
@@ -151,7 +154,7 @@ def _joined(names: str | Sequence[str] | None) -> str | None:
     return names if names is None or isinstance(names, str) else ",".join(names)
 
 
-def _check_call(func: Any, args: Any, kwargs: Any) -> None:
+def check_call(func: Any, args: Any, kwargs: Any) -> None:
     """Refuse what every rank would fail with, before one is started."""
     if not callable(func):
         raise TypeError(

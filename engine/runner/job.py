@@ -35,6 +35,11 @@ def main(arguments: Sequence[str]) -> None:
     if os.getppid() == caller:  # else it died before the request above
         try:
             options = replace(parse(arguments[2:]), enclosed=(home / CALL).read_bytes())
+            if options.elastic is not None:
+                raise LaunchError(
+                    "engine.run has a result of each rank from start to end, and so no elastic jobs: leave the bounds "
+                    "and the script out, or start a program with enginerun"
+                )
             job = JobRun(options, lambda directory: _collect(directory, home, incomplete))
             outcome |= {"code": job.run(), "size": options.size, "report": job.report}
             for path, problem in job.problems.items():

@@ -6,9 +6,10 @@ import sys
 
 from .. import keras
 from ..keras import *  # noqa: F403
-from ..keras import callbacks
+from ..keras import callbacks, elastic
 
 __all__ = keras.__all__
 
 # For `from engine.tensorflow.keras.callbacks import ...`, as if this were a package.
+sys.modules[f"{__name__}.elastic"] = elastic
 sys.modules[f"{__name__}.callbacks"] = callbacks

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from ..compression import Compression
 from ..errors import EngineError
-from ..frameworks.agreement import claim_name, expect_agreement
+from ..frameworks.agreement import claim_name, compares, expect_agreement
 from ..frameworks.options import Options
 from ..frameworks.table import binding_of, framework_of
 from ..process_sets import ProcessSet, global_process_set
@@ -60,7 +60,7 @@ class _Wrapping:
         self._computes = (
             False  # whether `compute_gradients` was ever called: then it is there that gradients are reduced
         )
-        if options.process_set.included():
+        if options.process_set.included() and compares():
             expect_agreement(options, {})
 
     def reduced(self, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:

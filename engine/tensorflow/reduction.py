@@ -12,9 +12,9 @@ import tensorflow as tf
 from .. import objects
 from ..compression import Scheme, resolve
 from ..errors import EngineError, WorldError
-from ..frameworks.agreement import next_number
+from ..frameworks.agreement import compares, next_number
 from ..frameworks.options import Options
-from ..process_sets import ProcessSet
+from ..process_sets import Numbers
 from . import op
 from .call import number_of
 from .names import key_of, name_of, once_in_graph, unique
@@ -22,9 +22,9 @@ from .reduce import reduce_gradients
 
 _Numbers = dict[tuple[str, ...], int]  # of optimizers, by the names of the variables
 
-# Numbers of the tapes of a process set. A tape lives for a step: the next one for the same variables goes on counting
-# the same steps.
-_tapes: weakref.WeakKeyDictionary[ProcessSet, _Numbers] = weakref.WeakKeyDictionary()
+# Numbers of the tapes of a process set in a world. A tape lives for a step: the next one for the same variables goes on
+# counting the same steps.
+_tapes: weakref.WeakKeyDictionary[Numbers, _Numbers] = weakref.WeakKeyDictionary()
 
 
 class Reduction:
@@ -60,7 +60,8 @@ class Reduction:
         self._prefix = prefix
         self._local: dict[int, Any] = {}  # by their keys, which stay theirs as long as they are held
         self._paused = False
-        self._numbers: _Numbers = {}  # of an optimizer's own, by the variables that it has reduced so far
+        # Of an optimizer's own, by the variables that it has reduced so far, in each world anew.
+        self._numbers: weakref.WeakKeyDictionary[Numbers, _Numbers] = weakref.WeakKeyDictionary()
         self._groups = None if options.groups is None else _keys(options.groups)
 
     @property
@@ -144,13 +145,14 @@ class Reduction:
     def _number_of(self, names: Sequence[str], gradients: Sequence[Any], variables: Sequence[Any]) -> int:
         """The number of the optimizer; when variables come for the first time, they are compared over the ranks."""
         process_set = self.options.process_set
-        numbers = self._numbers if self._number is not None else _tapes.setdefault(process_set, {})
+        numbers = (self._numbers if self._number is not None else _tapes).setdefault(process_set.numbers, {})
         key = tuple(names)
         if key not in numbers:
-            pairs = zip(gradients, variables, strict=True)
-            described = {name: (self._describe(*each), 0) for name, each in zip(names, pairs, strict=True)}
-            title = "the ranks reduce gradients of different variables, or of other kinds"
-            self._compare(described, title)
+            if compares():
+                pairs = zip(gradients, variables, strict=True)
+                described = {name: (self._describe(*each), 0) for name, each in zip(names, pairs, strict=True)}
+                title = "the ranks reduce gradients of different variables, or of other kinds"
+                self._compare(described, title)
             numbers[key] = next_number("optimizer", process_set) if self._number is None else self._number
         return numbers[key]
 

@@ -17,7 +17,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ..frameworks.agreement import next_number
+from ..frameworks.agreement import Number
 from ..process_sets import ProcessSet, global_process_set
 from . import op
 from .call import Call, number_of
@@ -59,7 +59,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
             )
         super().__init__(**kwargs)
         self.process_set = process_set
-        self._number: int | None = None
+        self._number: Number | None = None
 
     def get_config(self) -> dict[str, Any]:
         """As of `keras.layers.BatchNormalization`, with the ranks of a process set other than the world."""
@@ -90,8 +90,8 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
     def _name_of_collective(self) -> str:
         """For messages, too. Layers are numbered as they are first used: alike on all ranks of their set."""
         if self._number is None:
-            self._number = next_number("sync_batch_norm", self.process_set)
-        return f"sync_batch_norm.{self._number}.{self.path}"
+            self._number = Number("sync_batch_norm")
+        return f"sync_batch_norm.{self._number.among(self.process_set)}.{self.path}"
 
 
 def _own_moments(inputs: Any, mask: Any, axes: list[int]) -> Any:

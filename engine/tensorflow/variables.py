@@ -48,7 +48,7 @@ def broadcast_variables(
     UnsupportedTensorError
         An entry that is no variable, or one of strings.
     """
-    if not process_set.included():
+    if runtime.is_waiting() or not process_set.included():  # The first thing in a world is that all take over a state.
         return None if tf.executing_eagerly() else tf.no_op()
     if tf.executing_eagerly():
         _broadcast_now(variables, root_rank, process_set, "broadcast_variables")
@@ -64,7 +64,7 @@ def broadcast_(
 ) -> list[Any]:
     """As `broadcast_variables`. Returns the values that the variables have then. `name`: equal on all ranks."""
     variables = list(variables)
-    if not process_set.included():
+    if runtime.is_waiting() or not process_set.included():
         return [tf.convert_to_tensor(each) for each in variables]
     if tf.executing_eagerly():
         _broadcast_now(variables, root_rank, process_set, "broadcast_")

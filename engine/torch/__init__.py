@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import Any
+
 from ..compression import Scheme
 from ..frameworks import basics
 from ..frameworks.backward import mathematical_gradients
@@ -78,3 +81,10 @@ __all__ = [
     "synchronize",
 ]
 __all__ += basics.__all__
+
+
+def __getattr__(name: str) -> Any:
+    """`elastic` is imported when it is asked for."""
+    if name == "elastic":
+        return import_module(".elastic", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

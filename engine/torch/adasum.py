@@ -71,6 +71,13 @@ class Deltas:
     def remove(self) -> None:
         """Nothing hangs on the parameters."""
 
+    def release(self) -> None:
+        """Let go of the engine, whose world has ended."""
+        del self.engine
+
+    def share_state(self, root: int | None) -> None:
+        """Nothing has to be equal on all ranks but the parameters."""
+
     def before_step(self) -> None:
         """Remember the parameters. Those that are frozen stay at home: all ranks must freeze the same."""
         self._stepped = [parameter for parameter in self._parameters if parameter.requires_grad]

@@ -88,7 +88,9 @@ class _Wrapping(Wrapping):
     def describe(self, name: str, parameter: torch.Tensor) -> tuple[str, int]:
         text, _ = super().describe(name, parameter)
         place = " on a GPU" if parameter.is_cuda else ""
-        return f"{text} requires_grad={parameter.requires_grad}{place}", _layout(parameter)
+        # In an elastic job newcomers come to a line that freezes or thaws a layer later than others.
+        frozen = "" if self.moving else f" requires_grad={parameter.requires_grad}"
+        return f"{text}{frozen}{place}", _layout(parameter)
 
     def expect_alone(self, named: dict[str, Any]) -> None:
         expect_no_rival(named)
@@ -119,6 +121,12 @@ class _Wrapping(Wrapping):
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(lambda *_: self.after_step()),
         ]
+        self.moved(optimizer)
+
+    def moved(self, optimizer: torch.optim.Optimizer) -> None:
+        """The reducer of the world ends with the optimizer."""
+        if self._finalizer is not None:
+            self._finalizer.detach()
         self._finalizer = weakref.finalize(optimizer, self.reducer.remove)
         self._finalizer.atexit = False
 

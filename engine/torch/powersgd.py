@@ -6,6 +6,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Generator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -20,7 +21,7 @@ class _State:
     """The state of one parameter."""
 
     right: torch.Tensor  # [columns, rank]: the last right factor; equal on all ranks
-    error: torch.Tensor  # [rows, columns]: error feedback, the part of this rank's gradients not sent yet
+    error: torch.Tensor | None  # [rows, columns]: error feedback, this rank's gradients not sent yet; None: zeros
     random: torch.Generator  # equal on all ranks
 
 
@@ -72,7 +73,7 @@ class PowerSGD(Scheme):
         if state is None:
             state = self._states[name] = self._first(name, matrix)
         right = _refilled(state.right, state.random)
-        matrix = matrix + state.error
+        matrix = matrix if state.error is None else matrix + state.error
         left = _orthonormal((yield matrix @ right))
         right = yield matrix.T @ left
         approximation = _product(left, right)
@@ -84,7 +85,22 @@ class PowerSGD(Scheme):
     def _first(self, name: str, matrix: torch.Tensor) -> _State:
         rank = min(self._rank, *matrix.shape)
         generator = torch.Generator().manual_seed(zlib.crc32(name.encode()) + self._seed)
-        return _State(matrix.new_zeros(matrix.shape[1], rank), torch.zeros_like(matrix), generator)
+        return _State(matrix.new_zeros(matrix.shape[1], rank), None, generator)
+
+    def state_dict(self) -> dict[str, Any]:
+        """How often each gradient was reduced, and the last right factors; not the error feedback, each rank's own."""
+        factors = {name: (each.right, each.random.get_state()) for name, each in self._states.items()}
+        return {"calls": dict(self._calls), "factors": factors}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over calls and right factors. What this rank has not reduced yet has no error to feed back."""
+        self._calls = dict(state["calls"])
+        before, self._states = self._states, {}
+        for name, (right, random) in state["factors"].items():
+            generator = torch.Generator()
+            generator.set_state(random)
+            error = before[name].error if name in before else None
+            self._states[name] = _State(right.clone(), error, generator)
 
 
 # What follows makes equal bits of equal bits, whatever the number of threads: elementwise, or in one thread. Matrix

@@ -43,6 +43,8 @@ def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = 
     UnsupportedTensorError
         An entry that is no tensor, or on a device.
     """
+    if runtime.is_waiting():
+        return  # The first thing in a world is that all take over the state of one.
     try:
         named = _tensors(params)
         described = {name: (objects.describe(name, tensor), 0) for name, tensor in named}
@@ -92,6 +94,8 @@ def broadcast_optimizer_state(
     MismatchError
         The ranks' parameter groups have different parameters; all ranks raise it, before anything is changed.
     """
+    if runtime.is_waiting():
+        return  # As above.
     # What cannot be described cannot be a parameter of an optimizer, so this does not fail on one rank alone.
     described = {
         f"param_groups[{g}].params[{p}]": (objects.describe("", parameter), 0)

@@ -24,7 +24,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from .. import collectives
-from ..frameworks.agreement import next_number
+from ..frameworks.agreement import Number
 from ..process_sets import ProcessSet, global_process_set
 from ..types import Sum
 
@@ -179,8 +179,8 @@ class SyncBatchNorm(_BatchNorm):
         """For collectives and messages about them. Layers are numbered as they are first used: alike on all ranks of
         their set, which may be in other sets, too."""
         if "_number" not in self.__dict__:
-            self._number = next_number("sync_batch_norm", self.process_set)
-        return f"sync_batch_norm.{self._number}" + (f".{self.label}" if self.label else "")
+            self._number = Number("sync_batch_norm")
+        return f"sync_batch_norm.{self._number.among(self.process_set)}" + (f".{self.label}" if self.label else "")
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy is a layer of its own.

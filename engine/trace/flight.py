@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from functools import lru_cache
 from pathlib import Path
 from time import monotonic, time
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,19 @@ if TYPE_CHECKING:
     from ..native import core
 
 PREFIX = "engine-records-"  # prefix of the names of temporary directories of ranks to which nobody has given one
+WORLD = "world."  # prefix of the names of directories in which the ranks of a world have written, in an elastic job
+
+
+def newest_world(directory: Path) -> Path:
+    """Where the ranks of the last world have written: `directory` itself, or the newest `world.K` in it."""
+    found = [path for path in directory.glob(f"{WORLD}*") if path.name.removeprefix(WORLD).isdecimal()]
+    return max(found, key=lambda path: int(path.name.removeprefix(WORLD)), default=directory)
+
+
+@lru_cache(maxsize=1)
+def _temporary() -> Path:
+    """A temporary directory for all worlds of this process."""
+    return Path(tempfile.mkdtemp(prefix=PREFIX))
 
 
 class Recorder:
@@ -23,11 +37,15 @@ class Recorder:
     directory : Path or None
         Of the job; the rank writes to `rank.N` in it. None: a new temporary directory, readable by its owner only.
     rank : int
+    world : int, optional
+        The number of a world in an elastic job: then it writes to `world.K/rank.N`, since the ranks of the next world
+        may be other processes.
     """
 
-    def __init__(self, directory: Path | None, rank: int) -> None:
+    def __init__(self, directory: Path | None, rank: int, world: int | None = None) -> None:
         self._directory = directory
-        self._rank = rank
+        self._name = f"rank.{rank}" if world is None else f"{WORLD}{world}/rank.{rank}"
+        self._again = world is not None  # whether the process has other recorders, in its other worlds
 
     @property
     def kept(self) -> bool:
@@ -47,8 +65,8 @@ class Recorder:
             Where it is.
         """
         if self._directory is None:
-            self._directory = Path(tempfile.mkdtemp(prefix=PREFIX))
-        home = self._directory / f"rank.{self._rank}"
+            self._directory = _temporary() if self._again else Path(tempfile.mkdtemp(prefix=PREFIX))
+        home = self._directory / self._name
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = home / name
         # mkstemp makes the file 0600; a link that somebody planted under a guessed name would not be followed.

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import readable
+from .flight import newest_world
 
 OLD = 60.0  # age in seconds beside the newest record from which one may be of another failure
 PENDING_SHOWN = 8
@@ -175,7 +176,8 @@ def collect(directory: Path) -> tuple[dict[int, Flight], list[Failure], list[str
     Parameters
     ----------
     directory : Path
-        Has `rank.N/flight.json` and `rank.N/failure.json`.
+        Has `rank.N/flight.json` and `rank.N/failure.json`, or such directories for each world of an elastic job, of
+        which the last is read.
 
     Returns
     -------
@@ -189,6 +191,7 @@ def collect(directory: Path) -> tuple[dict[int, Flight], list[Failure], list[str
     flights: dict[int, Flight] = {}
     failures: list[Failure] = []
     notes: list[str] = []
+    directory = newest_world(directory)
     for home in sorted(directory.glob("rank.*")):
         number = home.name.removeprefix("rank.")
         if not (number.isdecimal() and home.is_dir()):

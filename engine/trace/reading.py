@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import readable
+from .flight import newest_world
 from .timeline import DEVICE_ROW, HEAD, KNOBS, ROWS, SET, TOTALS, VERSION
 
 STEPS, WAITS, ENTRIES, FUSE, REDUCE, UNPACK, CYCLES = ROWS
@@ -112,7 +113,8 @@ def files_of(paths: Iterable[str | Path]) -> list[Path]:
 
 
 def _inside(directory: Path) -> list[Path]:
-    """The timelines in a directory, as `engine.trace.timeline.path_of` names them."""
+    """The timelines in a directory, as `engine.trace.timeline.path_of` names them; of worlds, those of the last."""
+    directory = newest_world(directory)
     sets: dict[str, list[Path]] = {}
     for path in sorted(directory.iterdir()):
         if (named := _NAMED.fullmatch(path.name)) is not None:

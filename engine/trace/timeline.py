@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from .. import readable
 from ..host.machine import boot
 from ..logs import logger
+from .flight import WORLD
 
 if TYPE_CHECKING:
     from ..native import core, tracer
@@ -44,8 +45,10 @@ ROWS = {1: "steps", 2: "callers waiting", 3: "entries", 4: "fuse", 5: "reduce", 
 DEVICE_ROW = 8  # of what a GPU does; tracer.pyx names it when there is something in it
 
 
-def path_of(target: str | os.PathLike[str], rank: int) -> Path:
+def path_of(target: str | os.PathLike[str], rank: int, number: int | None = None) -> Path:
     """The file of one rank: `DIR/rank.N.trace.json`, or `NAME.rankN.json` where the target is `NAME.json`.
+
+    In an elastic job, in which worlds have numbers, `DIR/world.K/rank.N.trace.json` or `NAME.worldK.rankN.json`.
 
     Raises
     ------
@@ -63,8 +66,8 @@ def path_of(target: str | os.PathLike[str], rank: int) -> Path:
         raise ValueError(f"a timeline cannot go to {text!r}: a path has no NUL")
     path = Path(os.path.abspath(os.path.expanduser(text)))
     if path.suffix == ".json" and not path.is_dir():
-        return path.with_name(f"{path.stem}.rank{rank}.json")
-    return path / f"rank.{rank}.trace.json"
+        return path.with_name(f"{path.stem}{'' if number is None else f'.world{number}'}.rank{rank}.json")
+    return (path if number is None else path / f"{WORLD}{number}") / f"rank.{rank}.trace.json"
 
 
 def among(ranks: Sequence[int], number: int) -> str:
@@ -107,6 +110,8 @@ class Timeline:
     world : str
         A text that only the ranks of this world have; empty on one host. On several hosts times are those of the
         clock of rank 0's, as soon as that has been compared with this one's.
+    number : int, optional
+        The world's, in an elastic job.
 
     Raises
     ------
@@ -117,9 +122,16 @@ class Timeline:
     """
 
     def __init__(
-        self, target: str | os.PathLike[str], rank: int, size: int, limit: int, mark_cycles: bool, world: str = ""
+        self,
+        target: str | os.PathLike[str],
+        rank: int,
+        size: int,
+        limit: int,
+        mark_cycles: bool,
+        world: str = "",
+        number: int | None = None,
     ) -> None:
-        self.path = path_of(target, rank)
+        self.path = path_of(target, rank, number)
         self._rank = rank
         self._size = size
         self._limit = max(limit, 2 * RESERVE)
@@ -212,6 +224,8 @@ class Timeline:
             for track in self._tracks:
                 self._write(self._finish, track)
             self._write(self._put, "]\n")
+        elif self._offset == 0:  # It has never begun, so there is nothing to see.
+            self.path.unlink(missing_ok=True)
         os.close(self._file)
 
     def _run(self) -> None:

@@ -109,6 +109,16 @@ class Tuning:
         return bool(self._state)
 
     @property
+    def best(self) -> Knobs:
+        """The best setting that is known."""
+        return dict(self._best)
+
+    @property
+    def concluded(self) -> bool:
+        """Whether a search has come to its end."""
+        return self._concluded is not None
+
+    @property
     def pid(self) -> int | None:
         """The tuner's process, once it has been started."""
         return None if self._process is None else self._process.pid

@@ -77,6 +77,8 @@ class GradientGroup:
     """Backward passes that are added up on this rank before a reduction."""
     touched: bool
     """Whether there are such passes that have not been reduced."""
+    def release(self) -> None:
+        """Let go of all hooks and of the binding, when the framework has: nothing is reduced any more."""
     def restart(self) -> None:
         """Forget them."""
     active: bool

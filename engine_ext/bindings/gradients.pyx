@@ -494,6 +494,10 @@ cdef class GradientGroup:
             )
         return 0
 
+    def release(self):
+        """Let go of all hooks and of the binding: nothing is reduced any more. The framework has let go of the hooks before."""
+        self.hooks, self.binding, self.last = [], None, NULL
+
     def restart(self):
         """Forget passes that have been accumulated."""
         cdef GradientHook hook

@@ -14,7 +14,9 @@ from engine_ext.operations.op cimport OP_STAND_IN, Record
 from engine_ext.operations.operation cimport Operation
 from engine_ext.platform.atomics cimport now_ns, store32_release, store_relaxed
 from engine_ext.platform.clock cimport after_ns
-from engine_ext.shared.counters cimport COUNTED_FAILED, STAGE_NCCL, STAGES, counters_arrival, counters_entry, counters_step
+from engine_ext.shared.counters cimport (
+    COUNTED_FAILED, COUNTED_RESETTING, STAGE_NCCL, STAGES, counters_arrival, counters_entry, counters_step,
+)
 from engine_ext.shared.layout cimport ENTRY_BATCH, ENTRY_FROZEN, ENTRY_SKIP, engine_knobs, entry_ids
 from engine_ext.shared.segment cimport time_heard
 
@@ -201,7 +203,7 @@ cdef void observe_failure(State* e, uint64_t word, uint64_t completed) noexcept 
     if word and e.world == e:
         store_relaxed(e.counters_page.culprit, word & 0xFFFF)
         store_relaxed(e.counters_page.cause, word >> 16 & 0xFFFF)
-        store_relaxed(e.counters_page.state, COUNTED_FAILED)
+        store_relaxed(e.counters_page.state, COUNTED_RESETTING if e.another_follows else COUNTED_FAILED)
         store_relaxed(e.counters_page.stalled, 0)
 
 

@@ -112,6 +112,7 @@ cdef struct State:
     uint64_t caller             # atomic: identifier of the first thread that called this engine; 0: none has
     uint32_t many_threads       # atomic: 1 once other threads have called it, too
     # failure and the monitor
+    bint another_follows        # whether the process may enter another world when this one has failed
     uint32_t failed             # atomic: 1 once the world's failure has been taken note of here
     uint64_t claimed_at         # since when a claim of this host waits for a verdict: nanoseconds, monotonic; 0: none was seen
     int events_fd               # eventfd that wakes the monitor thread

@@ -70,7 +70,8 @@
   ROW(COUNTED_NEW, "new")                       \
   ROW(COUNTED_RUNNING, "running")               \
   ROW(COUNTED_ENDED, "ended")                   \
-  ROW(COUNTED_FAILED, "failed")
+  ROW(COUNTED_FAILED, "failed")                 \
+  ROW(COUNTED_RESETTING, "resetting")
 /* Why a batch was closed. */
 #define CLOSED_LIST(ROW)                        \
   ROW(CLOSED_FULL, "full")                      \

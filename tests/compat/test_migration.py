@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import re
 from pathlib import Path
@@ -67,6 +68,11 @@ MXNET = (
     "mxnet.allreduce mxnet.allreduce_ mxnet.grouped_allreduce mxnet.grouped_allreduce_ mxnet.allgather "
     "mxnet.grouped_allgather mxnet.broadcast mxnet.broadcast_ mxnet.alltoall mxnet.reducescatter "
     "mxnet.grouped_reducescatter mxnet.broadcast_parameters mxnet.DistributedOptimizer mxnet.DistributedTrainer"
+).split()
+RAY = (
+    "ray.RayExecutor ray.RayExecutor.create_settings ray.RayExecutor.start ray.RayExecutor.run "
+    "ray.RayExecutor.run_remote ray.RayExecutor.execute ray.RayExecutor.execute_single ray.RayExecutor.shutdown "
+    "ray.ElasticRayExecutor ray.BaseHorovodWorker"
 ).split()
 OPTIMIZER = (
     "optimizer named_parameters compression backward_passes_per_step op gradient_predivide_factor num_groups groups "
@@ -135,6 +141,7 @@ def table(title: str) -> dict[str, str]:
         ("What `horovod.tensorflow` has", TENSORFLOW),
         ("What `horovod.keras` and `horovod.tensorflow.keras` have", KERAS),
         ("What `horovod.mxnet` has", MXNET),
+        ("What `horovod.ray` has", RAY),
         ("Variables", VARIABLES),
         ("Options of `horovodrun`", [*OPTIONS, *SHOW_AND_EXIT]),
         ("Modules", [*(set(modules.MODULES) - {"horovod.common"}), *modules.ABSENT]),
@@ -159,6 +166,7 @@ def test_functions_are_there_or_not_as_the_table_says(name: str) -> None:
     [
         ("What `horovod.tensorflow` has", "tensorflow"),
         ("What `horovod.keras` and `horovod.tensorflow.keras` have", "keras"),
+        ("What `horovod.ray` has", "ray"),
     ],
 )
 def test_bindings_have_what_the_table_says(title: str, package: str) -> None:
@@ -171,9 +179,9 @@ def test_bindings_have_what_the_table_says(title: str, package: str) -> None:
         assert (found is not None) == (said != "not there"), name
 
 
-@pytest.mark.parametrize("package", ["tensorflow", "keras"])
+@pytest.mark.parametrize("package", ["tensorflow", "keras", "ray"])
 def test_arguments_of_horovod_are_accepted_by_name_and_in_its_order(package: str) -> None:
-    """Of TensorFlow's and Keras' `DistributedOptimizer`, and of the tape."""
+    """Of TensorFlow's and Keras' `DistributedOptimizer`, of the tape, and of the executor on Ray."""
     pytest.importorskip(package, reason=f"needs {package}")
     binding = importlib.import_module(f"engine.{package}")
     order = {
@@ -190,6 +198,11 @@ def test_arguments_of_horovod_are_accepted_by_name_and_in_its_order(package: str
             "optimizer name device_dense device_sparse compression sparse_as_dense gradient_predivide_factor op "
             "backward_passes_per_step average_aggregated_gradients num_groups groups process_set "
             "scale_local_gradients"
+        ),
+        "ray.RayExecutor": (
+            "settings num_workers num_hosts num_workers_per_host cpus_per_worker use_gpu gpus_per_worker "
+            "use_current_placement_group min_workers max_workers reset_limit cooldown_range elastic_timeout "
+            "override_discovery"
         ),
     }
     for name, wanted in order.items():
@@ -236,10 +249,6 @@ def test_options_are_taken_and_do_something_or_nothing_as_the_table_says(option:
         with pytest.raises(LaunchError, match="unrecognized arguments"):
             parse(line)
         return
-    if option == "--host-discovery-script":
-        with pytest.raises(LaunchError, match="no elastic jobs yet"):
-            parse(line)
-        return
     if option in horovod_options.FAR:
         line = ["-H", "elsewhere:2", *line]
     options = parse(line)
@@ -265,7 +274,8 @@ def test_modules_are_there_or_not_as_the_table_says() -> None:
         else:
             assert finder.find_spec(name) is not None
             for source in modules.MODULES[name]:
-                if source != "..mxnet":  # tests/mxnet has an environment for it
+                lacks_spark = source == "..spark.torch" and importlib.util.find_spec("pyspark") is None
+                if source != "..mxnet" and not lacks_spark:  # tests/mxnet has an environment for it
                     importlib.import_module(source, "engine.compat")
 
 

@@ -331,14 +331,14 @@ def refused(action, kind, *words):
     else:
         raise AssertionError(words)
 
-names = "tensorflow.elastic tensorflow.keras.elastic keras.elastic tensorflow.data jax torch.elastic"
-names += " ray spark spark.torch torch.elastic.sampler"
+names = "tensorflow.data jax ray.elastic spark.keras torch.elastic.sampler"
 more = "runner.launch runner.elastic.driver runner.common.util version.other common.elastic torch.mpi_ops.other"
 for name in f"{names} {more}".split():
     refused(lambda: importlib.import_module(f"horovod.{name}"), ImportError, "no module 'horovod.", "migration.md")
 refused(lambda: importlib.import_module("horovod.torch.reducer"), ImportError, "'horovod.torch.reducer'")
 refused(lambda: importlib.import_module("horovod.runner.launch"), ImportError, "use enginerun")
-refused(lambda: hvd.elastic, AttributeError, "'elastic'", "elastic jobs are not there yet")
+import horovod.torch.elastic, engine.torch.elastic
+assert hvd.elastic.TorchState is horovod.torch.elastic.TorchState is engine.torch.elastic.TorchState
 refused(lambda: hvd.allredcue, AttributeError, "'horovod.torch' has no 'allredcue'")
 refused(lambda: basics.allreduce, AttributeError, "'allreduce'")
 refused(lambda: check_extension("horovod.caffe"), ImportError, "horovod.caffe")
@@ -368,10 +368,10 @@ from horovod.keras.callbacks import MetricAverageCallback
 for keras in first, second:
     assert keras.DistributedOptimizer is engine.keras.DistributedOptimizer
     assert keras.callbacks.MetricAverageCallback is MetricAverageCallback
-try:
-    hvd.elastic
-except AttributeError as error:
-    print(error)
+import horovod.tensorflow.elastic, horovod.keras.elastic, horovod.tensorflow.keras.elastic
+assert hvd.elastic.TensorFlowKerasState is engine.tensorflow.elastic.TensorFlowKerasState
+assert first.elastic.KerasState is second.elastic.KerasState is engine.keras.elastic.KerasState
+print("done")
 """
 
 
@@ -379,7 +379,24 @@ def test_modules_of_tensorflow_and_keras(tmp_path):
     pytest.importorskip("tensorflow", reason="needs TensorFlow")
     (tmp_path / "modules.py").write_text(OTHER_MODULES)
     said = start(sys.executable, "-m", "engine.compat", "modules.py", cwd=tmp_path, KERAS_BACKEND="tensorflow").stdout
-    assert said.startswith("module 'horovod.tensorflow' has no 'elastic': elastic jobs are not there yet")
+    assert said == "done\n"
+
+
+def test_the_executor_on_ray_is_ours(tmp_path):
+    pytest.importorskip("ray", reason="needs ray: pip install 'ray[train]'")
+    program = """
+import horovod.ray
+from horovod.ray import RayExecutor
+from horovod.ray.runner import RayExecutor as again
+import engine.ray
+assert RayExecutor is again is engine.ray.RayExecutor
+try:
+    from horovod.ray import ElasticRayExecutor
+except ImportError as error:
+    print("refused")
+"""
+    (tmp_path / "modules.py").write_text(program)
+    assert start(sys.executable, "-m", "engine.compat", "modules.py", cwd=tmp_path).stdout == "refused\n"
 
 
 def test_the_switch_comes_before_the_first_import(tmp_path):

@@ -38,6 +38,9 @@ class Rank(Peers):
     def broadcast(self, value: Any, root: int) -> Any:
         return self._ask("broadcast", root, value)
 
+    def fill(self, memory: Any, root: int) -> None:
+        memory[:] = self._ask("broadcast", root, memory.copy())
+
     def maximum(self, values: Sequence[int]) -> Any:
         return self._ask("maximum", *values)
 

@@ -200,8 +200,8 @@ def test_whom_a_reset_waits_for_is_told_and_killed_in_the_end() -> None:
         (events.Found({"a": 2}), "host b is not among the hosts any more"),
         (events.Found({"a": 2, "b": 0}), "host b has 0 slots now"),
         (events.HostLeaves("b"), "host b leaves"),
-        (events.Leaves(2), "it has asked to leave"),
-        (events.Slow(2, "50 ms"), "it is slow: 50 ms"),
+        (events.Leaves(2), "worker 2 in slot 0 of b has asked to leave"),
+        (events.Slow(2, "50 ms"), "worker 2 in slot 0 of b is slow: 50 ms"),
     ],
 )
 def test_who_shall_leave_does_so_after_a_commit_and_is_gone_before_the_next_world(event: Event, kind: str) -> None:
@@ -325,7 +325,7 @@ def test_resets_are_counted_and_told() -> None:
     assert driver.why.splitlines() == [
         "1 resets were allowed (reset_limit)",
         "  reset 1: worker 1 in slot 1 of a: killed by SIGKILL",
-        "  reset 2: the hosts have changed",
+        "  reset 2: there are newcomers",
     ]
 
 

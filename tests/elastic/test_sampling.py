@@ -111,13 +111,6 @@ def _always_anew(self: Any, epoch: int) -> None:
     self._begin(epoch, 0)
 
 
-def _by_reference(self: state.ObjectState) -> dict[str, Any]:
-    return {
-        name: value.state_dict() if hasattr(value := getattr(self, name), "state_dict") else value
-        for name in self._names
-    }
-
-
 def _last(commits: Sequence[int | None]) -> int:
     return 0
 
@@ -126,7 +119,6 @@ MUTANTS: dict[str, tuple[Any, str, Any, str]] = {
     "rank 0 is the root": (state, "elect", _last, "committed steps are lost"),
     "interrupts and commits within accumulated passes": (state.State, "_check", _at_once, "lost"),
     "an epoch that is set again begins anew": (samplers._Sampler, "set_epoch", _always_anew, "twice"),
-    "a commit that shares lists with the program": (state.ObjectState, "_take", _by_reference, "lost|twice|steps"),
     "what this rank has taken is all that is done": (
         Cut,
         "after",

@@ -155,10 +155,10 @@ def test_a_signal_within_a_save_leaves_the_commit_before(monkeypatch: pytest.Mon
     state = world(1)[0]
     change(state, 2)
 
-    def interrupted(values: Any) -> Any:
+    def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module.copy, "deepcopy", interrupted)
+    monkeypatch.setattr(module.copies.NumpyArrays, "write", interrupted)
     with pytest.raises(KeyboardInterrupt):
         state.save()
     monkeypatch.undo()

@@ -48,7 +48,7 @@ def test_what_does_nothing_is_told_in_one_line_with_the_reasons():
     assert options.ignored == ("--gloo", "--disable-cache", "-p", "--mpi-args", "--gloo", "--blacklist-cooldown-range")
     assert horovod_options.without_effect(options.ignored) == (
         "without effect: --gloo, --mpi-args (shared memory is the one transport); --disable-cache (nothing is checked "
-        "over the network); -p (all ranks are on this host); --blacklist-cooldown-range (of elastic jobs)"
+        "over the network); -p (all ranks are on this host); --blacklist-cooldown-range (of elastic jobs, see --min-np)"
     )
 
 
@@ -63,24 +63,47 @@ def test_the_launcher_says_that_line_once(launcher):
 
 
 @pytest.mark.parametrize(
-    ("line", "named"),
+    ("line", "bounds"),
     [
-        ("-np 2 --min-np 1", "--min-np 1:"),
-        ("-np 2 --min-num-proc 3", "--min-np 3:"),
-        ("-np 2 --min-np 2 --max-np 4", "--max-np 4:"),
-        ("-np 2 --min-np 1 --max-num-proc 4", "--min-np 1, --max-np 4:"),
-        ("-np 2 --host-discovery-script ./hosts.sh", "--host-discovery-script:"),
+        ("-np 2 --min-np 1", (1, 2, 2)),
+        ("-np 2 --min-np 2 --max-np 2", (2, 2, 2)),
+        ("-np 2 --min-num-proc 2 --max-np 4", (2, 2, 4)),
+        ("-np 3 --min-np 1 --max-num-proc 4 -H a:2,b:2", (1, 3, 4)),
+        ("--min-np 2 --max-np 3 -H a:2,b:2", (2, 3, 3)),
+        ("-np 2 --host-discovery-script ./hosts.sh", (2, 2, 2)),
+        ("--min-np 2 --max-np 8 --host-discovery-script ./hosts.sh", (2, 2, 8)),
     ],
 )
-def test_elastic_jobs_are_refused(line, named):
-    with pytest.raises(LaunchError) as caught:
+def test_bounds_and_scripts_make_an_elastic_job(line, bounds):
+    options = parse([*line.split(), "true"])
+    assert options.elastic is not None and options.places == ()
+    assert (options.elastic.min_size, options.size, options.elastic.max_size) == bounds
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("-np 2 --min-np 3", "-np 2 must lie between --min-np 3 and --max-np 2"),
+        ("-np 4 --max-np 3", "-np 4 must lie between --min-np 4 and --max-np 3"),
+        ("-np 2 --host-discovery-script ./hosts.sh -H a:2", "both name the hosts"),
+        ("--host-discovery-script ./hosts.sh", "the number of ranks is missing"),
+        ("-np 2 --min-np 1 --slow-time 3", "give --slow-limit as well"),
+        ("-np 2 --max-np 999", "--max-np 999 is too many"),
+    ],
+)
+def test_elastic_jobs_that_cannot_be_are_refused(line, said):
+    with pytest.raises(LaunchError, match=said):
         parse([*line.split(), "true"])
-    assert str(caught.value).startswith(f"{named} there are no elastic jobs yet")
-    assert "\n" not in str(caught.value)
 
 
-def test_bounds_that_are_the_size_are_no_elastic_job():
-    assert parse("-np 2 --min-np 2 --max-np 2 true".split()).ignored == ()
+def test_options_of_elastic_jobs_count_in_elastic_jobs():
+    options = parse("-np 2 --min-np 1 --reset-limit 3 --blacklist-cooldown-range 1 2 --elastic-timeout 9 true".split())
+    assert options.ignored == () and options.elastic is not None
+    assert (options.elastic.reset_limit, options.elastic.cooldown, options.elastic.timeout) == (3, (1.0, 2.0), 9.0)
+    limits = options.elastic.limits(60.0, 0.0, 5.0)
+    assert limits.stall_limit == 600.0 and limits.kill_wait > 5.0
+    with pytest.raises(LaunchError, match="-np is 3, which is not an allowed size: a multiple of 2"):
+        parse("-np 3 --min-np 1 --np-multiple 2 true".split()).elastic.limits(60.0, 0.0, 5.0)
 
 
 def test_short_options_mean_what_they_mean_in_horovodrun(launcher):

@@ -283,12 +283,16 @@ def _last(reading: RankReading, snapshot: Snapshot) -> Iterator[Series]:
 
 
 def _errors(_: RankReading, snapshot: Snapshot) -> Iterator[Series]:
-    """All kinds from the start: a rule that asks for an increase sees none where a series begins at 1."""
+    """All kinds from the start: a rule that asks for an increase sees none where a series begins at 1.
+
+    The end of a world after which the job goes on is no failure of the job.
+    """
+    goes_on = snapshot.state == "resetting"
     for kind in definitions.ERRORS:
         if kind == "mismatch":
             yield (kind,), (snapshot["mismatches"],)
         else:
-            yield (kind,), (snapshot.word("causes", "cause") == kind,)
+            yield (kind,), (snapshot.word("causes", "cause") == kind and not goes_on,)
 
 
 def _info(reading: RankReading, snapshot: Snapshot) -> Iterator[Series]:

@@ -35,15 +35,19 @@ class InProcess:
             raise ConfigError(str(error)) from None
 
     def start(self, pids: Mapping[int, int]) -> None:
-        """Serve.
+        """Serve; when it serves already, the ranks of the next world from now on.
 
         Parameters
         ----------
         pids : mapping of int to int
             The processes of this host's ranks, by rank.
         """
-        self._strangers += map(Stranger, pids.values())
-        self._members += map(Stranger.member, self._strangers, pids)
+        before, self._strangers = self._strangers, [Stranger(pid) for pid in pids.values()]
+        self._members[:] = map(Stranger.member, self._strangers, pids)
+        for stranger in before:
+            stranger.close()
+        if before:
+            return
         for line in self._service.warnings:
             logger.warning("%s", line)
         for line in self._service.news:

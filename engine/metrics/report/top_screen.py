@@ -19,7 +19,7 @@ NOTES = 6  # lines about what is wrong, at most
 OLD_SECONDS = 5.0  # age from which figures that come from another host are said to be old
 LEAST_ROWS = 2  # of ranks, for which a low terminal does without other lines
 BAD = ("failed", "gone", "unreadable", "stopped")
-STYLES = {**dict.fromkeys(BAD, "bold red"), "ended": "dim", "starting": "dim"}
+STYLES = {**dict.fromkeys(BAD, "bold red"), **dict.fromkeys(("ended", "starting", "resetting"), "dim")}
 NONE = "-"
 HOST_WIDTH = 12  # characters of a host's name
 
@@ -47,14 +47,14 @@ class Frame:
     now: float
 
     def state(self, rank: int) -> str:
-        """One of `starting`, `running`, `stopped`, `gone` (without a word), `ended`, `failed`, `unreadable`."""
+        """`starting`, `running`, `stopped`, `gone` (without a word), `ended`, `failed`, `resetting` or `unreadable`."""
         page = self.reading.pages[rank]
         if page is None:
             return "starting"
         if isinstance(page, PageError):
             return "unreadable"
         letter = self.letters.get(rank, "")
-        if page.state in ("running", "new"):
+        if page.state in ("running", "new", "resetting"):
             if letter in ("X", "Z"):
                 return "gone"
             if letter in ("T", "t"):
@@ -342,7 +342,7 @@ def _table(frame: Frame, shown: Sequence[int], width: int) -> Table:
     late = frame.straggler
     for rank in shown:
         page, rate, state = frame.reading.pages[rank], frame.rates.get(rank), frame.state(rank)
-        if state in ("ended", "failed", "gone"):
+        if state in ("ended", "failed", "gone", "resetting"):
             rate = None
         cells = [Text(column.cell(frame, rank, page, rate)) for column in columns]
         table.add_row(*cells, style=STYLES.get(state, "yellow" if rank == late else ""))
@@ -370,6 +370,7 @@ def ending(frame: Frame) -> str:
             {
                 "ended": "ended",
                 "running": "gone without a word",
+                "resetting": "gone without a word between two worlds",
                 "stopped": "gone without a word",
                 "gone": "gone without a word",
                 "starting": "never started the engine",

@@ -1,0 +1,389 @@
+"""The gate: where a worker of an elastic job waits for a place in a world, and what it tells the driver of itself.
+
+A worker speaks with the agent of its host, which passes messages on between it and the driver. It has no thread for
+that: what has come is read when somebody looks. Should the agent be gone, the driver has given this worker up, or will;
+so the end of the connection is the end of the job for it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from ...errors import ConfigError, EngineError, RendezvousError
+from ...host import network
+from ...host.patience import Patience
+from ...rendezvous.messages import peer_uid
+from ..events import Why
+from ..places import Place, Slot
+from .messages import Talk, TalkError
+
+PATIENCE = 30.0  # seconds that the agent has to answer, and to take what is sent to it
+GONE = "the agent of this host is gone, or has given this worker up; it cannot take part in the job any more"
+
+
+class JobOver(EngineError):
+    """The job is over for this worker.
+
+    Parameters
+    ----------
+    why : str
+    good : bool
+        Whether the training is complete.
+    """
+
+    def __init__(self, why: str, good: bool = False) -> None:
+        super().__init__(why)
+        self.why = why
+        self.good = good
+
+
+class LetGo(JobOver):
+    """The job goes on without this worker."""
+
+
+@dataclass(frozen=True)
+class Assigned:
+    """What a worker at the gate is told.
+
+    Attributes
+    ----------
+    place : Place
+    members : tuple of int
+        By rank, the numbers of the workers.
+    hosts : tuple of str
+        By rank, the host's name.
+    hub : str
+        `HOST:PORT` on which rank 0 listens for other hosts; empty where all are on one.
+    reason : str
+        Why this world is made, for people.
+    listener : int or None
+        On rank 0 of several hosts, the TCP socket that listens at `hub`. It belongs to whoever gets this.
+    """
+
+    place: Place
+    members: tuple[int, ...]
+    hosts: tuple[str, ...]
+    hub: str
+    reason: str
+    listener: int | None = None
+
+
+class Gate:
+    """A worker's connection to the driver, through the agent of its host. For one thread; a forked child has no use of
+    it. Made by `open`.
+
+    Attributes
+    ----------
+    worker : int
+        The worker's number, which no other worker of the job ever has.
+    slot : int
+        The number of its slot on its host.
+    """
+
+    def __init__(self, worker: int, slot: int, connection: socket.socket, talk: Talk) -> None:
+        self.worker = worker
+        self.slot = slot
+        self._connection = connection
+        self._talk = talk
+        self._several = False
+        self._listener: socket.socket | None = None
+        self._heard: list[dict[str, Any]] = []
+        self._void = self._updated = 0  # worlds
+        self._over: JobOver | None = None
+        self._busy = False  # whether a message is being written
+        self._leaves = False  # whether another one is to be, since a signal's handler has asked for it meanwhile
+
+    @classmethod
+    def open(cls, environ: Mapping[str, str]) -> Self:
+        """Connect to the agent of this host.
+
+        Parameters
+        ----------
+        environ : mapping of str to str
+            ENGINE_GATE, ENGINE_SECRET, ENGINE_WORKER and ENGINE_SLOT, as enginerun sets them.
+
+        Raises
+        ------
+        ConfigError
+            A variable is missing, or has a value that it cannot have.
+        RendezvousError
+            Nobody is there, or not the agent of this job; the text says what may mend it.
+        """
+        worker, slot = _number(environ, "ENGINE_WORKER"), _number(environ, "ENGINE_SLOT")
+        name, secret = _text(environ, "ENGINE_GATE"), _text(environ, "ENGINE_SECRET")
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        gate = cls(worker, slot, connection, Talk(secret, "worker", "agent"))
+        try:
+            gate._greet(name)
+        except BaseException:
+            gate.close()
+            raise
+        return gate
+
+    def wait(
+        self, world: int, why: Why, text: str = "", culprit: int | None = None, commit: int | None = None
+    ) -> Assigned:
+        """Come to the gate, and wait for a place. How long that may take the driver knows, which ends every wait.
+
+        Parameters
+        ----------
+        world : int
+            The last world that this worker was in; 0: none.
+        why : Why
+        text : str
+            Of a failure, what the engine said.
+        culprit : int or None
+            Of a failure, the worker that is to blame, as far as is known.
+        commit : int or None
+            The newest commit that this worker holds.
+
+        Returns
+        -------
+        Assigned
+
+        Raises
+        ------
+        JobOver
+            There is no place for this worker any more, or the agent is gone.
+        """
+        port = self._listen() if self._several else 0
+        self._send("ready", world=world, why=why.name, text=text, culprit=culprit, commit=commit, port=port)
+        while True:
+            self._receive(block=True)
+            place = self._placed()
+            if place is not None:
+                return place
+
+    def joined(self, world: int) -> None:
+        """Tell that this worker has met all members of a world."""
+        self._send("joined", world=world)
+
+    def committed(self, world: int, commit: int) -> None:
+        """Tell of a commit that was made in a world."""
+        self._send("committed", world=world, commit=commit)
+
+    def done(self, world: int) -> None:
+        """Tell that the program's function has returned, on all members of a world."""
+        self._send("done", world=world)
+
+    def leave(self) -> None:
+        """Tell that this worker wants to go: the members of its world come to the gate, and it is let go there.
+
+        A handler of signals may call this.
+        """
+        if self._busy:
+            self._leaves = True
+        elif self._over is None:
+            self._send("leaving")
+
+    def hung_up(self) -> bool:
+        """Whether the agent has closed the connection. A handler of signals may ask: nothing is read."""
+        try:
+            return not self._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when something has come."""
+        return self._connection.fileno()
+
+    def called_off(self, world: int) -> bool:
+        """Read what has come, without blocking: whether that world is void.
+
+        Raises
+        ------
+        JobOver
+        """
+        self._receive(block=False)
+        return self._void >= world
+
+    def updated(self, world: int) -> bool:
+        """Read what has come, without blocking: whether the members of that world shall come to the gate.
+
+        Raises
+        ------
+        JobOver
+        """
+        self._receive(block=False)
+        return self._updated >= world
+
+    def close(self) -> None:
+        """Close the connection; a second call does nothing."""
+        self._connection.close()
+        self._close_listener()
+
+    # ---- both directions
+
+    def _greet(self, name: str) -> None:
+        try:
+            self._connection.settimeout(PATIENCE)
+            self._connection.connect(f"\0{name}")
+        except OSError as error:
+            raise RendezvousError(
+                f"worker {self.worker}: the agent of this host does not answer at ENGINE_GATE={name} "
+                f"({error.strerror or error}). Workers of an elastic job are started by enginerun alone, and run in "
+                "its network namespace."
+            ) from None
+        uid = peer_uid(self._connection)
+        if uid != os.getuid():
+            raise RendezvousError(f"worker {self.worker}: the gate belongs to user {uid}, not to {os.getuid()}")
+        self._connection.setblocking(False)
+        self._write(self._talk.hello(self.worker))
+        patience = Patience(PATIENCE)
+        while not self._talk.proven:
+            if not patience.left():
+                raise RendezvousError(f"worker {self.worker}: the agent of this host did not answer in {PATIENCE:g} s")
+            self._poll(select.POLLIN, patience.wait())
+            try:
+                self._receive(block=False)
+            except JobOver:
+                raise RendezvousError(
+                    f"worker {self.worker}: the agent of this host turned it away. Is ENGINE_SECRET that of the job, "
+                    "and is there no other process that speaks for the same worker?"
+                ) from None
+
+    def _send(self, kind: str, /, **fields: Any) -> None:
+        if self._over is not None:
+            raise self._over
+        self._busy = True
+        try:
+            self._write(self._talk.message(kind, **fields))
+        finally:
+            self._busy = False
+        if self._leaves:
+            self._leaves = False
+            self.leave()
+
+    def _write(self, data: bytes) -> None:
+        view, patience = memoryview(data), Patience(PATIENCE)
+        while view:
+            try:
+                view = view[self._connection.send(view, socket.MSG_NOSIGNAL) :]
+            except BlockingIOError:
+                if not patience.left():
+                    self._end(JobOver(f"the agent of this host has read nothing for {PATIENCE:g} s"))
+                self._poll(select.POLLOUT, patience.wait())
+            except OSError:
+                self._end(JobOver(GONE))
+
+    def _receive(self, block: bool) -> None:
+        """Take what has come; with `block`, wait until something has."""
+        if self._over is not None:
+            raise self._over
+        if block:
+            self._poll(select.POLLIN, None)
+        while True:
+            try:
+                data = self._connection.recv(1 << 16)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self._end(JobOver(GONE))
+            try:
+                for message in self._talk.feed(data):
+                    self._hear(message)
+            except (TalkError, KeyError, TypeError, ValueError) as error:
+                self._end(
+                    JobOver(f"the agent of this host does not speak as one does: {error!r}; install the same version")
+                )
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        _HEARD[message["kind"]](self, message)
+
+    def _welcome(self, message: dict[str, Any]) -> None:
+        self._several = bool(message["several"])
+
+    def _place(self, message: dict[str, Any]) -> None:
+        self._heard.append(message)
+
+    def _voided(self, message: dict[str, Any]) -> None:
+        self._void = max(self._void, int(message["world"]))
+
+    def _update(self, message: dict[str, Any]) -> None:
+        self._updated = max(self._updated, int(message["world"]))
+
+    def _ended(self, message: dict[str, Any]) -> None:
+        why = str(message["why"])
+        self._end(JobOver(why, bool(message["good"])) if message.get("over", True) else LetGo(why))
+
+    def _end(self, over: JobOver) -> None:
+        """The job is over for this worker: this call raises that, and so does every later one."""
+        self._over = over
+        raise self._over
+
+    def _poll(self, event: int, seconds: float | None) -> None:
+        poll = select.poll()
+        poll.register(self._connection, event)
+        poll.poll(None if seconds is None else 1e3 * seconds)
+
+    # ---- places
+
+    def _placed(self) -> Assigned | None:
+        """The place that has come; None if none has."""
+        message = self._heard.pop() if self._heard else None
+        self._heard.clear()
+        if message is None:
+            return None
+        fields = dict(message["place"])
+        place = Place(**fields | {"slot": Slot(*fields["slot"])})
+        listener = None
+        if message["hub"] and place.rank == 0 and self._listener is not None:
+            listener = self._listener.detach()
+            self._listener = None
+        self._close_listener()
+        return Assigned(
+            place=place,
+            members=tuple(message["members"]),
+            hosts=tuple(message["hosts"]),
+            hub=str(message["hub"]),
+            reason=str(message["reason"]),
+            listener=listener,
+        )
+
+    def _listen(self) -> int:
+        """The port of a socket on which other hosts can reach this worker, should it become rank 0."""
+        if self._listener is None:
+            try:
+                self._listener = network.listen(None, 0, backlog=256)
+            except OSError as error:
+                raise RendezvousError(
+                    f"worker {self.worker}: no socket for the other hosts can be opened: {error.strerror}"
+                ) from error
+        return int(self._listener.getsockname()[1])
+
+    def _close_listener(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+
+_HEARD: dict[str, Callable[[Any, dict[str, Any]], None]] = {
+    "welcome": Gate._welcome,
+    "place": Gate._place,
+    "void": Gate._voided,
+    "update": Gate._update,
+    "end": Gate._ended,
+}
+
+
+def _text(environ: Mapping[str, str], name: str) -> str:
+    text = environ.get(name, "").strip()
+    if not text:
+        raise ConfigError(f"{name} is not set, which enginerun sets for each worker of an elastic job")
+    return text
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    text = _text(environ, name)
+    if not (text.isascii() and text.isdigit()):
+        raise ConfigError(f"{name} is {text!r}; expected a whole number of at least 0")
+    return int(text)

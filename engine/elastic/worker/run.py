@@ -1,0 +1,248 @@
+"""`run`: calls a function in each world that this process is a member of, until it has returned on all ranks.
+
+Between two worlds the worker stands at the gate. A call ends in one of four ways:
+
+| the function | and then |
+|---|---|
+| returns | when it has on all ranks, the training is complete |
+| raises `HostsUpdatedInterrupt` | the ranks meet again, and go on from where they are |
+| raises, and the world has failed | survivors meet again, and go on from the newest commit |
+| raises, and the world is well | it is the program's own error, and ends this worker |
+
+Whether the world has failed is asked of the engine: a framework raises exceptions of its own for it, and a program's
+own error may come at the same moment.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from ... import collectives, runtime
+from ...errors import CalledOff, EngineError
+from ...hub_address import HubAddress, host_and_port, secret
+from ...launchers import ENGINERUN
+from ...logs import logger
+from ...rendezvous import CallOff
+from ...waiting_room import GATE
+from ...world import World
+from ..events import Why
+from ..state import HostsUpdatedInterrupt, State
+from .gate import Assigned, Gate, JobOver, LetGo
+
+NEWS_SECONDS = 1.0  # longest that the news of a failed world may be behind the exception that it caused
+_END = "engine.elastic.end"
+
+P = ParamSpec("P")
+R = TypeVar("R")
+S = TypeVar("S", bound=State)
+
+_gate: Gate | None = None
+
+
+def run(function: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
+    """Make a training function elastic: it is called again in each world, with the state as it was committed.
+
+    Outside an elastic job it is called once, in the world that there is.
+
+    Parameters
+    ----------
+    function : callable
+        Takes the state first. All that shall survive a reset is in the state, and the function goes on from there.
+        Whatever communicates is called in it, and not before.
+
+    Returns
+    -------
+    callable
+        Takes and returns what `function` does. Every rank returns when the function has returned on all ranks. It
+        raises `JobOver` if the job ends before the training is complete, with the state as it was last committed; and
+        what `function` raises while its world is well. A worker without which the job goes on, or that comes when all
+        is done, ends here.
+
+    Examples
+    --------
+    >>> @engine.elastic.run
+    ... def train(state):
+    ...     for state.epoch in range(state.epoch, 90):
+    ...         train_epoch(state)
+    ...         state.commit()
+    >>> train(TorchState(model, optimizer, epoch=0))
+    """
+
+    @functools.wraps(function)
+    def wrapped(state: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        call = functools.partial(function, state, *args, **kwargs)
+        runtime.init()
+        gate = _open_gate()
+        if gate is None:
+            state.sync()
+            return call()
+        with _leaving_on_sigterm(gate):
+            result: R = _Worker(gate, state).run(call)
+            return result
+
+    return wrapped
+
+
+def leave() -> None:
+    """Let this worker leave its job in good order: at the next check of all ranks they commit, and go on without it.
+
+    Does nothing outside an elastic job.
+    """
+    if (gate := _open_gate()) is not None:
+        gate.leave()
+
+
+class _Worker:
+    """A worker between its first coming to the gate and the end of the training.
+
+    Parameters
+    ----------
+    gate : Gate
+    state : State
+    """
+
+    def __init__(self, gate: Gate, state: State) -> None:
+        self._gate = gate
+        self._state = state
+        self._world = 0
+        self._why = Why.NEW
+        self._text = ""
+        self._culprit: int | None = None
+        self._renewed = False  # whether the present world is not the one that the program has planned with
+        self._finished: list[Any] = []  # what the function has returned last
+
+    def run(self, call: Callable[[], Any]) -> Any:
+        """Go from world to world, until the function has returned in one of them on all ranks."""
+        while True:
+            try:
+                assigned = self._gate.wait(self._world, self._why, self._text, self._culprit, self._state.committed)
+            except JobOver as over:
+                return self._last(over)
+            if self._enter(assigned) and self._train(call, assigned):
+                return self._finished[0]
+            runtime.leave()
+            # What was raised holds frames, and those the tensors and engine of a world that is no more.
+            gc.collect()
+
+    def _last(self, over: JobOver) -> Any:
+        """What comes after the gate's END."""
+        if over.good and self._finished:
+            return self._finished[0]
+        if over.good or isinstance(over, LetGo):
+            logger.info("worker %d ends: %s", self._gate.worker, over)
+            raise SystemExit(0) from None
+        raise over
+
+    def _enter(self, assigned: Assigned) -> bool:
+        """Meet the members of a world; whether that was possible."""
+        world, place = assigned.place.world, assigned.place
+        planned = runtime.rank(), runtime.size()
+        self._text, self._culprit = "", None
+        try:
+            called_off = CallOff(self._gate.fileno(), lambda: self._gate.called_off(world))
+            runtime.enter(_world(assigned), called_off)
+        except CalledOff:
+            self._why = Why.VOID
+            return False
+        except EngineError as error:
+            self._note_failure(str(error), None)
+            return False
+        self._gate.joined(world)
+        first = self._world == 0
+        self._world, self._renewed = world, not first or planned != (place.rank, place.size)
+        self._state.enter(world, lambda: self._gate.updated(world), self._tell_commit(assigned))
+        return True
+
+    def _train(self, call: Callable[[], Any], assigned: Assigned) -> bool:
+        """Call the function in a world; whether the training is complete."""
+        world = assigned.place.world
+        try:
+            if self._renewed:
+                self._state.on_reset()
+            self._state.sync()
+            self._finished = [call()]
+            collectives.barrier(_END)
+        except HostsUpdatedInterrupt:
+            self._state.save()  # so the newest commit is now, whatever comes next
+            self._why = Why.HOSTS
+            return False
+        except Exception as error:
+            failure = runtime.failure(NEWS_SECONDS)
+            if failure is None:
+                raise
+            logger.debug("world %d has failed; the program was told by", world, exc_info=error)
+            culprit = None if failure.culprit is None else assigned.members[failure.culprit]
+            self._note_failure(failure.text, culprit)
+            self._state.restore()
+            return False
+        self._gate.done(world)
+        return True
+
+    def _note_failure(self, text: str, culprit: int | None) -> None:
+        self._why, self._text, self._culprit = Why.FAILURE, text, culprit
+
+    def _tell_commit(self, assigned: Assigned) -> Callable[[int], None]:
+        """What tells the driver of commits: on one rank, since all make them in the same step."""
+        place = assigned.place
+        return (lambda commit: self._gate.committed(place.world, commit)) if place.rank == 0 else lambda commit: None
+
+
+def _open_gate() -> Gate | None:
+    """The gate of this process, which it has for its life; None outside an elastic job."""
+    global _gate
+    if _gate is None and GATE in os.environ:
+        _gate = Gate.open(os.environ)
+    return _gate
+
+
+def _world(assigned: Assigned) -> World:
+    """The place of this worker, as the engine takes it."""
+    place = assigned.place
+    return World(
+        rank=place.rank,
+        size=place.size,
+        local_rank=place.local_rank,
+        local_size=place.local_size,
+        job=os.environ["ENGINE_JOB"],
+        secret=secret(os.environ),
+        source=ENGINERUN.name,
+        hub=HubAddress(*host_and_port(assigned.hub), assigned.listener) if assigned.hub else None,
+        host=place.slot.host,
+        host_name=place.slot.host,
+        number=place.world,
+        workers=assigned.members,
+    )
+
+
+@contextmanager
+def _leaving_on_sigterm(gate: Gate) -> Iterator[None]:
+    """Take SIGTERM, which is how hosts announce that they go, for a wish to leave in good order.
+
+    Where a program has a handler of its own, that is called instead. The agent hangs up before it ends this worker:
+    then the signal does what it does by default.
+    """
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if gate.hung_up():
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        gate.leave()
+
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, handle)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGTERM) is handle:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,0 +1,495 @@
+"""The driver of an elastic job: feeds `engine.elastic.machine` with what happens, and has done what it decides.
+
+It decides nothing itself, starts no worker, and waits for nobody: agents start workers (`elastic_agent`), and tell what
+becomes of them. One thread, one selector, as in the conductor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from .. import readable
+from ..elastic import events
+from ..elastic.limits import Limits
+from ..elastic.machine import Machine, Phase
+from ..elastic.places import Place, Slot
+from ..host import processes
+from ..host.network import Address
+from ..host.patience import STEP
+from . import remote_files
+from .channel import ChannelError, Message
+from .console import Console
+from .discovery import Discovery, Fixed, Names, Script, changes
+from .elastic_options import Elastic
+from .elastic_report import Last, Result, first_failure, how, last_of, reason, resets
+from .errors import LaunchError
+from .fleet import Fleet
+from .hosts import own_names
+from .options import Options
+from .output import Display
+from .plan import Job
+from .supervisor import ENDING_SIGNALS, PASSED_SIGNALS
+
+KEPT = 64  # workers that have failed of which the last words are kept
+
+
+@dataclass
+class _Worker:
+    """A worker that may run."""
+
+    slot: Slot
+    number: int  # of its slot in the job: by it go files, the prefix of lines and the page of counters
+    since: int  # bytes in the file of the slot's stderr before it began
+    came: bool = False  # whether it has come to the gate
+    port: int = 0  # on which it listens for other hosts
+
+
+class Driver:
+    """Runs an elastic job. Whatever it raises, `abandon` it then: nothing is left after that.
+
+    Parameters
+    ----------
+    options : Options
+        With `elastic`.
+    job : Job
+    limits : Limits
+    consoles : sequence of Console
+        The launcher's stdout and stderr.
+    pages : sequence of int
+        By the number of a slot, descriptors of pages to which those of workers are copied; none: nothing is counted.
+    environment : mapping of str to str
+        The launcher's.
+    say : callable
+        Shows a line of the launcher's own.
+    wakeup : socket.socket
+        Gives the numbers of signals that come (`engine.host.signals`).
+    seconds : float
+        That agents have to answer at first.
+    used : callable
+        Called with the number of a slot before a worker is started in it.
+
+    Attributes
+    ----------
+    displays : dict
+        Of each slot and stream that was used.
+    problems : dict of str to OSError
+        Files of workers that could not be written here, and why.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        job: Job,
+        limits: Limits,
+        consoles: Sequence[Console],
+        pages: Sequence[int],
+        environment: Mapping[str, str],
+        say: Callable[[str], None],
+        wakeup: socket.socket,
+        seconds: float,
+        used: Callable[[int], None],
+    ) -> None:
+        assert options.elastic is not None
+        self.displays: dict[tuple[int, str], Display] = {}
+        self.problems: dict[str, OSError] = {}
+        self._options, self._job, self._consoles = options, job, list(consoles)
+        self._say = say
+        self._wakeup = wakeup
+        self._used = used
+        self._names = Names(None if options.reach.launch_agent else own_names())
+        self._several = options.elastic.several(None if options.reach.launch_agent else own_names())
+        self._clock = _Clock()
+        self._machine = Machine(limits, self._clock.now())
+        self._fleet = Fleet(
+            options, job, self._names, self._several, environment, consoles, pages, seconds,
+            self._act, self._lost, self._refused, say,
+        )  # fmt: skip
+        self._fleet.board.hear(wakeup.fileno(), self._signals)
+        self._discovery = self._discover(options.elastic)
+        self._hosts: dict[str, int] = {}
+        self._numbers: dict[Slot, int] = {}
+        self._workers: dict[int, _Worker] = {}
+        self._places: Mapping[int, Place] = {}  # of the newest world
+        self._ends: dict[int, Last] = {}
+        self._events: deque[events.Event] = deque()
+        self._over: events.Over | None = None
+        self._signum: int | None = None
+        self._hurry = False
+        self._told = ""
+        self._refusal = ""
+
+    def runs(self, number: int) -> bool:
+        """Whether a worker is in the slot of that number."""
+        return any(worker.number == number for worker in self._workers.values())
+
+    def hear(self, descriptor: int, act: Callable[[], None]) -> None:
+        """Call back whenever a descriptor can be read; `act` reads it, and does not block."""
+        self._fleet.board.hear(descriptor, act)
+
+    def run(self) -> Result:
+        """Return when the job is over, and nothing of its workers is left.
+
+        Returns
+        -------
+        Result
+
+        Raises
+        ------
+        LaunchError
+            There are no hosts, or they cannot start a worker.
+        """
+        (self._job.directory / remote_files.TOKEN).write_text(self._job.name)
+        while not self._machine.finished:
+            now = self._clock.now()
+            answer = None if self._signum is not None else self._discovery.look(now)
+            if answer is not None:
+                self._found(self._names.merge(answer))
+            deadline = self._machine.deadline()
+            if deadline is not None and deadline <= now:
+                self._feed(events.Tick())
+            elif self._hopeless(now):
+                self._feed(events.Stop("all hosts are blacklisted for good, and no others will come"))
+            if self._refusal:
+                raise LaunchError(self._refusal)
+            if not self._machine.finished:
+                self._fleet.step(0.5 if deadline is None else max(0.0, deadline - now))
+        self._fleet.finish()
+        self.abandon()
+        return self._result()
+
+    def abandon(self) -> None:
+        """End everything; nothing is left when this returns. A second call does nothing."""
+        self._discovery.close()
+        self._discovery = Fixed({})
+        self._fleet.close()
+        (self._job.directory / remote_files.TOKEN).unlink(missing_ok=True)
+        for display in self.displays.values():
+            display.close()
+
+    def _hopeless(self, now: float) -> bool:
+        """Whether nothing runs, and nothing ever will. The machine would wait: others might have more hosts to come."""
+        machine = self._machine
+        if machine.phase is not Phase.WAITING or len(machine.roster) or not self._hosts or self._events:
+            return False
+        return isinstance(self._discovery, Fixed) and not (
+            machine.hosts.free((), now) or machine.hosts.next_free((), now)
+        )
+
+    def _discover(self, elastic: Elastic) -> Discovery:
+        if elastic.script:
+            return Script(elastic.script, elastic.slots, self._fleet.board, self._say)
+        return Fixed(dict(elastic.hosts))
+
+    # ---- the machine
+
+    def _feed(self, event: events.Event) -> None:
+        """Tell the machine what has happened, and have done what it wants; what follows at once from that, too."""
+        self._events.append(event)
+        if len(self._events) > 1:
+            return  # an outer call is at work
+        while self._events:
+            for action in self._machine.handle(self._clock.now(), self._events[0]):
+                _DEEDS[type(action)](self, action)
+            self._events.popleft()
+
+    def _start(self, action: events.Start) -> None:
+        worker, slot = action.worker, action.slot
+        number = self._number(slot)
+        stderr = self._open(number)
+        self._used(number)
+        self._workers[worker] = _Worker(slot, number, stderr.stat().st_size)
+        size = max(self._options.size, number + 1)
+        fields = {
+            "worker": worker,
+            "number": number,
+            "slot": slot.number,
+            "rank": number,
+            "size": size,
+            "local_size": min(self._hosts[slot.host], size) if self._several else size,
+        }
+        self._fleet.launch(slot.host, self._hosts[slot.host], fields)
+
+    def _kill(self, action: events.Kill) -> None:
+        worker = self._workers.get(action.worker)
+        if worker is None:
+            return
+        if self._fleet.withdraw(worker.slot.host, action.worker):
+            self._gone(action.worker)
+            self._feed(events.Ended(action.worker, 0, "was not started"))
+        elif self._signum is None:  # else it has had the user's signal, and a grace
+            if self._options.verbose:
+                self._say(f"killing worker {action.worker} in {worker.slot}: {action.why}")
+            self._fleet.kill(worker.slot.host, action.worker)
+
+    def _disown(self, action: events.Disown) -> None:
+        self._say(f"{action.host} is given up: {action.why}")
+        self._fleet.disown(action.host)
+        self._forget_host(action.host)
+
+    def _assign(self, action: events.Assign) -> None:
+        because = self._because()
+        self._places = action.places
+        hosts = [place.slot.host for place in action.places.values()]
+        first = self._workers[next(iter(action.places))]
+        address = self._fleet.reached_by(first.slot.host, hosts) if len(set(hosts)) > 1 else ""
+        size = len(hosts)
+        if not self._options.quiet:
+            self._say(f"world {action.world}: {size} rank{'s' * (size > 1)}" + (f", because {because}" * bool(because)))
+        for worker, place in action.places.items():
+            self._tell(
+                worker,
+                "place",
+                place=asdict(place),
+                members=list(action.places),
+                hosts=hosts,
+                hub=str(Address(address, first.port)) if address else "",
+                reason=because or "the job begins",
+            )
+
+    def _because(self) -> str:
+        """Why the next world is made."""
+        if not self._machine.causes.resets:
+            return ""
+        return reason(self._machine.causes.resets[-1], self._places)
+
+    def _void(self, action: events.Void) -> None:
+        for worker in action.workers:
+            self._tell(worker, "void", world=action.world)
+
+    def _update(self, action: events.Update) -> None:
+        for worker in action.workers:
+            self._tell(worker, "update", world=action.world, count=action.count, kinds=list(action.kinds))
+
+    def _end(self, action: events.End) -> None:
+        over = self._machine.phase in (Phase.DRAINING, Phase.OVER)
+        self._tell(action.worker, "end", why=action.why, good=action.good, over=over)
+
+    def _speak(self, action: events.Say) -> None:
+        self._say(action.text)
+
+    def _decided(self, action: events.Over) -> None:
+        self._over = action
+
+    def _tell(self, worker: int, kind: str, /, **fields: Any) -> None:
+        if worker in self._workers:
+            self._fleet.tell(self._workers[worker].slot.host, worker, kind, **fields)
+
+    # ---- what comes
+
+    def _found(self, hosts: dict[str, int]) -> None:
+        said = changes(self._hosts, hosts)
+        if self._hosts and said and not self._options.quiet:
+            self._say(f"the hosts have changed: {said}")
+        self._hosts = self._hosts | hosts  # who is gone may still have workers
+        self._feed(events.Found(hosts))
+        self._hosts = hosts | {host: slots for host, slots in self._hosts.items() if self._holds(host)}
+
+    def _holds(self, host: str) -> bool:
+        return any(worker.slot.host == host for worker in self._workers.values())
+
+    def _act(self, host: str, message: Message) -> None:
+        kind, head = message.kind, message.head
+        if kind == "output":
+            self.displays[self._worker(host, message).number, str(head["stream"])].take(message.body)
+        elif kind == "said":
+            self._said(host, message)
+        elif kind == "end":
+            self._ended(host, message)
+        elif kind == "leaving":
+            self._say(f"{host} is about to go ({head['why']}): its workers leave")
+            self._feed(events.HostLeaves(host))
+        elif kind == "started":
+            self._show_start(host, message)
+        elif kind == "file":
+            problem = remote_files.keep(message, self._job.directory)
+            if problem is not None:
+                self.problems.setdefault(f"{self._job.directory}/{head['path']}", problem)
+        elif kind == "say":
+            if head["line"] != self._told:
+                self._say(f"{host}: {head['line']}")
+        else:
+            raise ChannelError(f"it sends {kind!r}, which this launcher does not know; install the same version")
+
+    def _said(self, host: str, message: Message) -> None:
+        """A worker has said something at the gate."""
+        worker, said = message.number("worker"), dict(message.head["message"])
+        kind = said["kind"]
+        if kind == "ready":
+            ready = self._worker(host, message)
+            ready.came, ready.port = True, int(said["port"])
+            event: events.Event = events.Ready(
+                worker, int(said["world"]), events.Why[said["why"]], str(said["text"]), said["culprit"], said["commit"]
+            )
+        elif kind == "committed":
+            event = events.Committed(worker, int(said["world"]), int(said["commit"]))
+        elif kind in ("joined", "done"):
+            event = (events.Joined if kind == "joined" else events.Done)(worker, int(said["world"]))
+        elif kind == "leaving":
+            self._say(f"worker {worker} in {self._worker(host, message).slot} wants to leave")
+            event = events.Leaves(worker)
+        else:
+            raise ChannelError(f"worker {worker} sends {kind!r}, which this launcher does not know")
+        self._feed(event)
+
+    def _ended(self, host: str, message: Message) -> None:
+        number, code = message.number("worker"), message.number("code")
+        worker = self._worker(host, message)
+        display = self.displays[worker.number, "stderr"]
+        last = last_of(code, display.path, worker.since)
+        self._gone(number)
+        if code != 0:
+            self._ends[number] = last
+            while len(self._ends) > KEPT:
+                del self._ends[next(iter(self._ends))]
+        own = code != 0 and not message.head["killed"]
+        what = "could not be started" if not message.head["started"] else how(code, worker.came)
+        self._feed(events.Ended(number, code, what, last.exception if own else ""))
+
+    def _show_start(self, host: str, message: Message) -> None:
+        if self._options.verbose:
+            cpus = message.head["cpus"]
+            bound = "any CPU" if cpus is None else f"CPUs {readable.cpus(cpus)}"
+            worker = self._worker(host, message)
+            self._say(
+                f"worker {message.number('worker')} in {worker.slot}: pid {message.number('pid')}, {bound}, files in "
+                f"{self._job.directory / f'rank.{worker.number}'}"
+            )
+
+    def _lost(self, host: str, why: str) -> None:
+        self._say(f"{host} was lost: {why}")
+        self._forget_host(host)
+        if self._machine.world == 0 and len(self._fleet) == 0:
+            self._refusal = self._refusal or f"{host}: {why}"
+        self._feed(events.AgentLost(host, why))
+
+    def _refused(self, host: str, text: str) -> None:
+        if self._machine.world == 0:
+            self._refusal = self._refusal or f"{host}: {text}"
+        else:
+            self._lost(host, text)
+
+    def _forget_host(self, host: str) -> None:
+        """Nobody can tell any more what becomes of its workers."""
+        for number in [number for number, worker in self._workers.items() if worker.slot.host == host]:
+            self._gone(number)
+
+    def _gone(self, number: int) -> None:
+        worker = self._workers.pop(number)
+        for name in ("stdout", "stderr"):
+            self.displays[worker.number, name].flush()
+
+    def _signals(self) -> None:
+        """Pass on the signals that have come; a second one to end kills."""
+        with contextlib.suppress(BlockingIOError):
+            for signum in self._wakeup.recv(4096):
+                if signum in PASSED_SIGNALS:
+                    self._fleet.signal(signum)
+                elif signum in ENDING_SIGNALS:
+                    self._end_by(signum)
+
+    def _end_by(self, signum: int) -> None:
+        name, grace = processes.signal_name(signum), self._options.grace
+        first = self._signum is None
+        self._hurry = not first
+        self._signum = signum if first else self._signum
+        if first:
+            self._told = f"{name}: passed on to the ranks, which have {grace:g} s to end; once more kills them now"
+            self._say(self._told)
+        self._fleet.signal(signum)
+        if first:
+            self._feed(events.Stop(f"ended by {name}"))
+
+    def _worker(self, host: str, message: Message) -> _Worker:
+        """The worker that a message is about, which must be one of its host."""
+        worker = self._workers.get(message.number("worker"))
+        if worker is None or worker.slot.host != host:
+            raise ChannelError(f"it speaks of worker {message.head['worker']}, which is not one of its workers")
+        return worker
+
+    # ---- slots and files
+
+    def _number(self, slot: Slot) -> int:
+        """The number of a slot in the job. It stays, unless there are so many that one without a worker must give its.
+
+        The first are given in the order of the first world's ranks.
+        """
+        number = self._numbers.get(slot)
+        if number is None:
+            used = {worker.number for worker in self._workers.values()}
+            known = set(self._numbers.values())
+            number = next((each for each in range(self._options.most) if each not in known), None)
+            if number is None:
+                number = next(each for each in range(2 * self._options.most + len(used)) if each not in used)
+                self._numbers = {other: each for other, each in self._numbers.items() if each != number}
+            self._numbers[slot] = number
+        return number
+
+    def _open(self, number: int) -> Path:
+        """Open the files of a slot, if they are not; gives that of stderr."""
+        directory = self._job.directory / f"rank.{number}"
+        for name, console in zip(("stdout", "stderr"), self._consoles, strict=True):
+            if (number, name) not in self.displays:
+                try:
+                    directory.mkdir(mode=0o700, exist_ok=True)
+                    display = Display(number, name, directory / name, console, timestamps=self._options.timestamps)
+                except OSError as error:
+                    raise LaunchError(
+                        f"cannot write {str(directory / name)!r}: {error.strerror}; choose another --output-dir"
+                    ) from error
+                self.displays[number, name] = display
+        return directory / "stderr"
+
+    # ---- the end
+
+    def _result(self) -> Result:
+        assert self._over is not None
+        lines = [] if self._options.quiet and self._over.good else resets(self._machine.causes.resets)
+        if self._signum is not None and not self._over.good:
+            lines.append(f"ended by {processes.signal_name(self._signum)}")
+            return Result([], self._signum, self._hurry, False, 128 + self._signum, tuple(lines))
+        if self._over.good:
+            return Result([], None, False, True, 0, tuple(lines))
+        causes = self._machine.causes
+        cause = causes.first_failure or (causes.resets[-1] if causes.resets else None)
+        last = None if cause is None or cause.worker is None else self._ends.get(cause.worker)
+        if last is None and cause is None and self._ends:
+            last = next(reversed(self._ends.values()))
+        code = 1 if last is None else 128 - last.code if last.code < 0 else last.code
+        lines += first_failure(cause, self._over.why, last)
+        return Result([], None, False, False, code, tuple(lines))
+
+
+_DEEDS: dict[type[Any], Callable[[Driver, Any], None]] = {
+    events.Start: Driver._start,
+    events.Kill: Driver._kill,
+    events.Disown: Driver._disown,
+    events.Assign: Driver._assign,
+    events.Void: Driver._void,
+    events.Update: Driver._update,
+    events.End: Driver._end,
+    events.Say: Driver._speak,
+    events.Over: Driver._decided,
+}
+
+
+class _Clock:
+    """Seconds, without those in which this process stood still: of a pause between two looks no more than a moment
+    counts, as in `engine.host.patience`.
+    """
+
+    def __init__(self) -> None:
+        self._looked = time.monotonic()
+        self._passed = 0.0
+
+    def now(self) -> float:
+        now = time.monotonic()
+        self._passed += min(now - self._looked, STEP)
+        self._looked = now
+        return self._passed

@@ -1,0 +1,209 @@
+"""The agent of a host in an elastic job: starts one worker after the other in the slots of its host, as it is told.
+
+It is an `Agent` that starts nothing at first. Between workers and the driver it passes on what is said at the gate. It
+holds a lease that each word of the launcher renews: when that is over, the guardian kills the agent and its workers,
+because the driver lets others go on without them. Only agents start workers, and they have one thread.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+from typing import Any
+
+from ..host import linux, machine, processes
+from ..host.signals import caught
+from ..metrics import page
+from . import spawn
+from .agent import Agent, Relay
+from .channel import Channel, ChannelError, Message
+from .cpu_binding import Allotment, allot
+from .errors import LaunchError
+from .gatehouse import Gatehouse
+from .guardian import Guardian
+from .output import Stream
+from .plan import Crew, plan_one
+from .spawn import Rank
+from .supervisor import ENDING_SIGNALS, PASSED_SIGNALS, SIGNALS, Stage, Supervisor
+from .verdict import End
+
+
+class Keeper(Supervisor):
+    """Watches the workers of a host, each for itself: the end of one is not that of the others."""
+
+    def __init__(self, *arguments: Any, leaving: Any) -> None:
+        super().__init__(*arguments)
+        self._leaving = leaving
+        self._asked_to_leave = False
+
+    def kill_one(self, worker: int) -> None:
+        """Kill a worker and what it has started; does nothing if it has ended. It cannot object, nor be stopped."""
+        if worker in self._alive:
+            processes.send_group(self._alive[worker].pid, signal.SIGKILL)
+
+    def end_by(self, signum: int) -> None:
+        """The user ends the job: workers have the signal, and a grace; a second one kills."""
+        super()._end_by(signum)
+
+    def _failed(self, rank: Rank, code: int) -> None:
+        """What it has started must not write beside those that go on."""
+        processes.send_group(rank.pid, signal.SIGKILL)
+        held = [worker for worker, streams in self._streams.items() if worker in self._alive or _open(streams)]
+        self._streams = {worker: self._streams[worker] for worker in held}
+
+    def _end_by(self, signum: int) -> None:
+        """A signal to the agent itself: this host is about to go. A second one kills."""
+        if self._asked_to_leave:
+            self.kill()
+            self.release()
+        elif self._stage == Stage.RUNNING:
+            self._asked_to_leave = True
+            self._leaving(processes.signal_name(signum))
+
+
+def _open(streams: list[Stream]) -> bool:
+    return any(stream.pipe >= 0 for stream in streams)
+
+
+class ElasticAgent(Agent):
+    """The workers of this host.
+
+    Parameters
+    ----------
+    channel : Channel
+        To the launcher.
+    order : Message
+        Its `prepare`. Its `ranks` are the numbers that slots of the job may have; `slots` is how many this host has.
+    """
+
+    def __init__(self, channel: Channel, order: Message) -> None:
+        super().__init__(channel, order)
+        self._killed: set[int] = set()
+        self._gatehouse: Gatehouse | None = None
+
+    def run(self, head: dict[str, Any]) -> None:
+        """Start workers as the launcher asks for them, until it says that all is over, or is gone."""
+        self._descriptors = spawn.raise_descriptor_limit(int(self.head["most"]))
+        self.files.settle()
+        self._guardian = Guardian(self.job.name, lambda: None, str(self.crew.host), float(self.head["silence"]))
+        processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
+        with caught(SIGNALS, lambda *_: None) as wakeup:
+            keeper = Keeper(
+                self._guardian,
+                wakeup,
+                (self.channel.out,),
+                self.head["grace"],
+                self._say,
+                self._ended,
+                leaving=lambda why: self.channel.send("leaving", why=why),
+            )
+            keeper.hold()
+            keeper.hear(self.channel.reading, self._hear)
+            self._supervisor = self._keeper = keeper
+            gatehouse = Gatehouse(self.job.secret, bool(self.head["several"]), keeper, self._passed, self._say)
+            self._gatehouse = gatehouse
+            try:
+                keeper.run()
+            finally:
+                gatehouse.close_quietly()
+        self._guardian.dismiss()
+        self.copies.send(self.channel)
+
+    def _hear(self) -> None:
+        """Do what the launcher asks for; at the end of the channel, kill."""
+        descriptor = self.channel.reading
+        for message in self.channel.receive():
+            self._guardian.renew()
+            self._do(message)
+        if self.channel.ended:
+            self._keeper.forget(descriptor)
+            self.channel.out.give_up()
+            self._keeper.release()
+            self._keeper.kill()
+
+    def _do(self, message: Message) -> None:
+        kind, head, keeper = message.kind, message.head, self._keeper
+        if kind == "launch":
+            self._launch(message)
+        elif kind == "kill":
+            self._killed.add(message.number("worker"))
+            keeper.kill_one(message.number("worker"))
+        elif kind == "tell" and self._gatehouse is not None:
+            self._gatehouse.send(message.number("worker"), str(head["kind"]), **head["fields"])
+        elif kind == "beat":
+            self.channel.send("beat")
+            self.copies.send(self.channel)
+        elif kind == "signal" and message.number("number") in ENDING_SIGNALS:
+            keeper.end_by(message.number("number"))
+        elif kind == "signal" and message.number("number") in PASSED_SIGNALS:
+            signal.raise_signal(message.number("number"))
+        elif kind == "finish":
+            keeper.release()
+        else:
+            raise ChannelError(f"the launcher asks for {kind!r}, which this agent does not know")
+
+    def _launch(self, message: Message) -> None:
+        """Start a worker. That it cannot be started is told as its end."""
+        worker = message.number("worker")
+        try:
+            self._start_worker(worker, message)
+        except LaunchError as error:
+            self._say(str(error))
+            self.channel.send("end", worker=worker, code=1, killed=worker in self._killed, started=False)
+
+    def _start_worker(self, worker: int, message: Message) -> None:
+        number, slot = message.number("number"), message.number("slot")
+        if (threads := len(os.listdir("/proc/self/task"))) != 1:
+            raise LaunchError(f"workers are started by a process with one thread, and this one has {threads}")
+        assert self._gatehouse is not None
+        job = replace(self.job, size=message.number("size"))
+        local = max(slot + 1, message.number("local_size"))
+        sizes = (*(local,) * self.crew.host, local)
+        crew = Crew(self.crew.host, sizes, tuple(range(local)), self.crew.name)
+        rank_plan = plan_one(job, self.allotment, self.environment, crew, message.number("rank"), slot)
+        own = {
+            "ENGINE_GATE": self._gatehouse.name,
+            "ENGINE_WORKER": str(worker),
+            "ENGINE_SLOT": str(slot),
+        }
+        if self.head["counted"] and number in self.crew.ranks:
+            own["ENGINE_COUNTERS"] = f"/proc/{os.getpid()}/fd/{self._page(number)}"
+        rank_plan = replace(rank_plan, rank=worker, environment=rank_plan.environment | own)
+        rank = spawn.start(rank_plan, self.command, self.program, self._descriptors)
+        self._keeper.add(rank)
+        for name, pipe in (("stdout", rank.stdout), ("stderr", rank.stderr)):
+            self._keeper.listen(Stream(worker, pipe, Relay(self.channel, name, worker=worker)))
+        self.channel.send("started", worker=worker, pid=rank.pid, cpus=rank_plan.cpus)
+
+    def _ended(self, rank: Rank, end: End) -> None:
+        assert self._gatehouse is not None
+        self._gatehouse.forget(end.rank)
+        killed = end.by_launcher or end.rank in self._killed
+        self.channel.send("end", worker=end.rank, code=end.code, killed=killed, started=True)
+
+    def _passed(self, worker: int, message: dict[str, Any]) -> None:
+        """Pass on what a worker says at the gate."""
+        self.channel.send("said", worker=worker, message=message)
+
+    def _page(self, number: int) -> int:
+        """The page of counters of a slot, which outlives workers."""
+        if number not in self.pages:
+            try:
+                self.pages[number] = page.make()
+            except OSError as error:
+                raise LaunchError(f"there is no memory for counters: {linux.refusal('memfd_create', error)}") from error
+        return self.pages[number]
+
+    def _make_pages(self) -> None:
+        """They are made as slots are used."""
+
+    def _allot(self) -> Allotment:
+        """CPUs for all slots that the host has now. Workers in slots that it gets later may run on any CPU."""
+        return allot(
+            machine.facts(),
+            max(1, int(self.head["slots"])),
+            self.environment,
+            binding=self.head["binding"],
+            cpus_per_rank=self.head["cpus_per_rank"],
+        )

@@ -1,0 +1,123 @@
+"""What an elastic job tells of its workers: why a world is made, what a worker's last words were, how the job ended."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..elastic.causes import Cause
+from ..elastic.places import Place
+from ..host import processes
+from .report import QUOTE, last_words, read_tail
+from .supervisor import Outcome
+from .verdict import claim_of, traceback_span
+
+# Exceptions with which a worker ends because of something that it was told.
+_TOLD = ("CalledOff", "ElasticTimeoutError", "HostsUpdatedInterrupt", "JobOver", "RendezvousError")
+_LINE = re.compile(r'^\s+File "(?P<file>.+)", line (?P<line>\d+)')
+_TYPE = re.compile(r"^(?:[\w.]+\.)?(?P<name>\w+)(?::|$)")
+
+
+@dataclass(frozen=True)
+class Result(Outcome):
+    """How an elastic job ended.
+
+    Attributes
+    ----------
+    good : bool
+        Whether the training is complete.
+    code : int
+        The launcher's exit code.
+    lines : tuple of str
+        What the user is told.
+    """
+
+    good: bool = False
+    code: int = 1
+    lines: tuple[str, ...] = ()
+
+    @property
+    def failed(self) -> bool:
+        """Whether the training is not complete."""
+        return not self.good
+
+
+@dataclass
+class Last:
+    """The end of a worker that failed.
+
+    Attributes
+    ----------
+    code : int
+        As of `End.code`.
+    path : Path
+        Of the stderr of its slot.
+    words : list of str
+        The end of its stderr.
+    """
+
+    code: int
+    path: Path
+    words: list[str]
+
+    @property
+    def exception(self) -> str:
+        """Type and line of the exception of its own with which it ended; empty if there is none."""
+        span = traceback_span(self.words)
+        if span is None or claim_of(-1, self.words, 0.0) is not None:
+            return ""
+        lines = self.words[span[0] : span[1]]
+        raised = _TYPE.match(lines[-1])
+        places = [found for line in lines if (found := _LINE.match(line))]
+        if raised is None or not places or raised["name"] in _TOLD:
+            return ""
+        return f"{raised['name']} in {places[-1]['file']}, line {places[-1]['line']}"
+
+
+def last_of(code: int, path: Path, since: int) -> Last:
+    """Read the last words of a worker, which has written from so many bytes of that file on."""
+    return Last(code, path, read_tail(path, since))
+
+
+def how(code: int, came: bool) -> str:
+    """Say how a worker ended, as the end of a sentence of which it is the subject."""
+    never = "" if came else ", and never came to elastic.run"
+    return (f"ended with exit code {code}" if code >= 0 else f"was killed by {processes.signal_name(-code)}") + never
+
+
+def reason(cause: Cause, places: Mapping[int, Place]) -> str:
+    """Say why a world has ended: the worker that is to blame by its rank in it, if it had one."""
+    place = None if cause.worker is None else places.get(cause.worker)
+    if cause.worker is None or place is None:
+        return cause.text
+    before, _, what = cause.text.partition(f"worker {cause.worker} in {place.slot}: ")
+    who = f"rank {place.rank} (worker {cause.worker} on {place.slot.host})"
+    if not before and what:
+        return f"{who} {what}"
+    return f"of {who}: {cause.text}"
+
+
+def resets(causes: Sequence[Cause]) -> list[str]:
+    """Say how often worlds have ended, and why; the same in a row once."""
+    if not causes:
+        return []
+    lines = [f"the job had {len(causes)} reset{'s' * (len(causes) > 1)}"]
+    lines += [f"  reset {number}: {cause.text}" for number, cause in enumerate(causes, 1)]
+    if len(lines) > 12:
+        lines[6:-5] = [f"  ... {len(lines) - 11} more"]
+    return lines
+
+
+def first_failure(cause: Cause | None, why: str, last: Last | None) -> list[str]:
+    """The end of the report on a job that has failed: why it ends, then the first cause, last on the screen."""
+    ends = why.split("\n")
+    if cause is None:
+        return [*ends[1:], f"first failure: {ends[0]}"]
+    lines = [line for line in ends if line != cause.text]
+    if last is None or not last.words:
+        silent = "" if last is None else "; it wrote nothing to stderr"
+        return [*lines, f"first failure: {cause.text}{silent}"]
+    lines.append(f"first failure: {cause.text}; the end of its stderr ({last.path}):")
+    return lines + [f"{QUOTE}{line}" for line in last_words(last.words)]

@@ -1,0 +1,251 @@
+"""The agents of an elastic job: one on each host that has had something to do, started when it first has."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ..host import network
+from ..host.patience import Patience
+from . import remote_files
+from .channel import Message
+from .conductor import FAREWELL, order
+from .console import Console
+from .discovery import Names
+from .elastic_options import SILENCE
+from .hosts import LOOPBACK, Place
+from .options import Options
+from .page_copies import Copies
+from .plan import Job
+from .remote import RemoteHost, agent_command
+from .switchboard import Switchboard
+
+BEAT = 1.0  # seconds from one word to each agent to the next
+
+
+class Fleet:
+    """Starts agents, and carries what the driver and they say to each other.
+
+    Parameters
+    ----------
+    options : Options
+        With `elastic`.
+    job : Job
+    names : Names
+        Which hosts are this machine.
+    several : bool
+        Whether workers may be on several hosts.
+    environment : mapping of str to str
+        The launcher's, which workers inherit.
+    consoles : sequence of Console
+        The launcher's stdout and stderr.
+    pages : sequence of int
+        Descriptors of the copies of pages of counters, by the number of a slot; none: nothing is counted.
+    seconds : float
+        That agents have to answer at first.
+    told : callable
+        Called with a host and a message of its agent.
+    lost : callable
+        Called with a host whose agent is lost, and why. It is not an agent's any more by then.
+    refused : callable
+        Called with a host and what keeps its agent from starting workers.
+    say : callable
+        Shows a line.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        job: Job,
+        names: Names,
+        several: bool,
+        environment: Mapping[str, str],
+        consoles: Sequence[Console],
+        pages: Sequence[int],
+        seconds: float,
+        told: Callable[[str, Message], None],
+        lost: Callable[[str, str], None],
+        refused: Callable[[str, str], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self.board = Switchboard((), consoles, self._act, self._lose, self._heard)
+        self._options, self._job, self._names, self._several = options, job, names, several
+        self._environment = environment
+        self._pages = pages
+        self._seconds = seconds
+        self._told, self._lost, self._refused, self._say = told, lost, refused, say
+        self._agents: dict[str, RemoteHost] = {}
+        self._patience: dict[str, Patience] = {}  # until an agent that starts, or is silent, is lost
+        self._copies: dict[str, Copies] = {}
+        self._waiting: dict[str, list[dict[str, Any]]] = {}  # workers to be started once the agent is ready
+        self._addresses: dict[str, str] = {}
+        self._numbered = 0
+        self._beaten = Patience(0.0)
+        self._finishing = False
+
+    def launch(self, host: str, slots: int, fields: dict[str, Any]) -> None:
+        """Have a worker started on a host that has so many slots."""
+        if host not in self._agents:
+            self._start(host, slots)
+        agent = self._agents.get(host)
+        if agent is not None and agent.ready:
+            self.board.send(agent, "launch", **fields)
+        elif agent is not None:
+            self._waiting[host].append(fields)
+
+    def withdraw(self, host: str, worker: int) -> bool:
+        """Have a worker not started that was to be; whether it has not been."""
+        waiting = self._waiting.get(host, [])
+        found = [fields for fields in waiting if fields["worker"] == worker]
+        for fields in found:
+            waiting.remove(fields)
+        return bool(found)
+
+    def kill(self, host: str, worker: int) -> None:
+        """Have a worker killed."""
+        if host in self._agents:
+            self.board.send(self._agents[host], "kill", worker=worker)
+
+    def tell(self, host: str, worker: int, kind: str, /, **fields: Any) -> None:
+        """Tell a worker something at the gate."""
+        if host in self._agents:
+            self.board.send(self._agents[host], "tell", worker=worker, kind=kind, fields=fields)
+
+    def __len__(self) -> int:
+        """How many agents there are."""
+        return len(self._agents)
+
+    def signal(self, signum: int) -> None:
+        """Pass a signal on to all workers."""
+        self.board.tell("signal", number=signum)
+
+    def disown(self, host: str) -> None:
+        """Never listen to the agent of a host again; it ends its workers as its channel closes, or by its lease."""
+        if host in self._agents:
+            self._drop(host).hang_up()
+
+    def step(self, seconds: float) -> None:
+        """Serve what is ready, for so long at most; send the beat; see who has said nothing for too long."""
+        self.board.step(min(seconds, self._beaten.wait()))
+        if not self._beaten.left():
+            self._beaten.begin(BEAT)
+            for agent in self._agents.values():
+                if agent.ready:
+                    self.board.send(agent, "beat")
+        for host in [host for host, patience in self._patience.items() if not patience.left()]:
+            ready = self._agents[host].ready
+            self._lose(
+                self._agents[host],
+                f"has not answered for {SILENCE:g} s" if ready else f"did not answer within {self._seconds:g} s",
+            )
+
+    def reached_by(self, host: str, others: Sequence[str]) -> str:
+        """The name or address by which workers of other hosts reach one; empty if there is no other."""
+        others = [other for other in others if other != host]
+        if not others:
+            return ""
+        if self._addresses.get(host):
+            return self._addresses[host]
+        place = self._agents[host].place
+        if not place.local or place.address not in LOOPBACK:
+            return place.address
+        found = next(filter(None, (network.own_address(Place(other, (), False).address) for other in others)), None)
+        return found or socket.gethostname()
+
+    def finish(self) -> None:
+        """Have agents hand over what is left, and end; nothing of them is left when this returns."""
+        self._finishing = True
+        self.board.tell("finish")
+        patience = Patience(FAREWELL)
+        while self._agents and not all(agent.done for agent in self._agents.values()) and patience.left():
+            self.board.step(patience.wait())
+        self.close()
+
+    def close(self) -> None:
+        """Close all channels, at which agents end whatever still runs; none is left when this returns."""
+        self.board.close()
+
+    # ---- agents
+
+    def _start(self, host: str, slots: int) -> None:
+        place = Place(host, (), self._names.is_here(host))
+        agent = RemoteHost(self._numbered, place, agent_command(place, self._options.reach, self._seconds), tied=False)
+        self._numbered += 1
+        self._agents[host] = agent
+        self._patience[host] = Patience(self._seconds)
+        self._waiting[host] = []
+        self._copies[host] = Copies(self._pages, range(len(self._pages)))
+        if self._options.verbose:
+            self._say(f"{host}: agent by {agent.tried()}")
+        self.board.start(agent)
+        if agent.trouble:
+            self._lose(agent, agent.trouble)
+            return
+        self.board.send(
+            agent,
+            "prepare",
+            sizes=[],
+            ranks=list(range(self._options.most)),
+            hub=False,
+            counted=bool(self._pages),
+            slots=min(slots, self._options.most),
+            most=self._options.most,
+            several=self._several,
+            silence=SILENCE,
+            **order(self._options, self._job, agent, self._environment),
+        )
+        if self._options.enclosed:
+            for head, part in remote_files.parts(self._job.directory / remote_files.ENCLOSED, self._job.directory):
+                self.board.send(agent, "file", part, **head)
+
+    def _act(self, agent: RemoteHost, message: Message) -> None:
+        host = agent.name
+        if self._agents.get(host) is not agent:
+            return
+        if agent.ready:
+            self._patience[host].begin(SILENCE)
+        if message.kind == "ready":
+            self._ready(agent, message)
+        elif message.kind == "failed":
+            self._drop(host).hang_up()
+            self._refused(host, str(message.head["text"]))
+        elif message.kind == "pages":
+            self._copies[host].keep(message)
+        elif message.kind == "done":
+            agent.done = True
+        elif message.kind != "beat":
+            self._told(host, message)
+
+    def _ready(self, agent: RemoteHost, message: Message) -> None:
+        agent.ready = True
+        self._patience[agent.name].begin(SILENCE)
+        self._addresses[agent.name] = str(message.head["address"])
+        if not self._options.quiet:
+            self._say(f"{agent.name}: {message.head['summary']}")
+        self.board.send(agent, "start")
+        for fields in self._waiting.pop(agent.name):
+            self.board.send(agent, "launch", **fields)
+        self._waiting[agent.name] = []
+
+    def _lose(self, agent: RemoteHost, how: str) -> None:
+        """The channel of an agent has ended, or should have."""
+        host = agent.name
+        if self._agents.get(host) is not agent or agent.done:
+            return
+        self._drop(host).hang_up()
+        said = agent.said()
+        if not self._finishing:
+            self._lost(host, f"its agent {how}" + (f"; it said: {said}" if said else ""))
+
+    def _drop(self, host: str) -> RemoteHost:
+        agent = self._agents.pop(host)
+        del self._patience[host], self._waiting[host], self._copies[host]
+        self.board.ignore(agent)
+        agent.trouble = agent.trouble or "given up"
+        return agent
+
+    def _heard(self, agent: RemoteHost, lines: list[str]) -> None:
+        if agent.ready and not agent.trouble:
+            for line in lines:
+                self._say(f"{agent.name}: {line}")

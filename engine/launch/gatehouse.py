@@ -1,0 +1,168 @@
+"""The socket of a host at which its workers come to the gate: the agent's end of `engine.elastic.worker.gate`.
+
+Who connects must be of this user, and prove that it knows the job's secret; of two that say they are the same worker
+the first counts, as long as it stays. Nothing here knows what messages mean but for the greeting.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from ..elastic.worker.messages import Talk, TalkError
+from ..rendezvous.messages import peer_uid
+
+STRANGERS = 32  # connections that may be open and have proven nothing yet; beyond, the oldest of them is closed
+
+
+class Selects(Protocol):
+    """Calls back whenever a descriptor can be read."""
+
+    def hear(self, descriptor: int, act: Callable[[], None]) -> None: ...
+
+    def forget(self, descriptor: int) -> None: ...
+
+
+class _Visitor:
+    """A connection."""
+
+    def __init__(self, connection: socket.socket, talk: Talk) -> None:
+        self.connection = connection
+        self.talk = talk
+        self.worker: int | None = None
+
+
+class Gatehouse:
+    """Listens on an abstract socket of this network namespace.
+
+    Parameters
+    ----------
+    secret : str
+        The job's.
+    several : bool
+        Whether workers may be on several hosts.
+    selects : Selects
+    told : callable
+        Called with a worker's number and a message of its.
+    say : callable
+        Shows a line.
+
+    Attributes
+    ----------
+    name : str
+        Of the socket, without the leading NUL.
+    """
+
+    def __init__(
+        self,
+        secret: str,
+        several: bool,
+        selects: Selects,
+        told: Callable[[int, dict[str, Any]], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self.name = f"engine-gate-{os.getuid()}-{secrets.token_hex(12)}"
+        self._secret = secret
+        self._several = several
+        self._selects = selects
+        self._told = told
+        self._say = say
+        self._strangers: list[_Visitor] = []
+        self._workers: dict[int, _Visitor] = {}
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+        self._listener.bind(f"\0{self.name}")
+        self._listener.listen(128)
+        selects.hear(self._listener.fileno(), self._accept)
+
+    def send(self, worker: int, kind: str, /, **fields: Any) -> None:
+        """Send a message to a worker, if it is there. One that reads nothing, so that there is no room, is cut off."""
+        visitor = self._workers.get(worker)
+        if visitor is not None:
+            self._write(visitor, visitor.talk.message(kind, **fields))
+
+    def forget(self, worker: int) -> None:
+        """A worker's process has ended."""
+        if worker in self._workers:
+            self._close(self._workers[worker])
+
+    def close(self) -> None:
+        """Close everything, at which workers that are still there end."""
+        self._selects.forget(self._listener.fileno())
+        self._listener.close()
+        for visitor in [*self._strangers, *self._workers.values()]:
+            self._close(visitor)
+
+    def close_quietly(self) -> None:
+        """The same, once whatever calls back has closed itself."""
+        for connection in (self._listener, *(each.connection for each in (*self._strangers, *self._workers.values()))):
+            connection.close()
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:  # it has gone again
+            return
+        if peer_uid(connection) != os.getuid():
+            connection.close()
+            return
+        connection.setblocking(False)
+        visitor = _Visitor(connection, Talk(self._secret, "agent", "worker"))
+        self._strangers.append(visitor)
+        self._selects.hear(connection.fileno(), lambda: self._read(visitor))
+        if len(self._strangers) > STRANGERS:
+            self._close(self._strangers[0])
+
+    def _read(self, visitor: _Visitor) -> None:
+        if visitor.connection.fileno() < 0:  # of the same batch, which has closed it meanwhile
+            return
+        try:
+            data = visitor.connection.recv(1 << 16)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._close(visitor)
+            return
+        try:
+            for message in visitor.talk.feed(data):
+                self._hear(visitor, message)
+        except (TalkError, KeyError, TypeError, ValueError) as error:
+            who = "somebody" if visitor.worker is None else f"worker {visitor.worker}"
+            self._say(f"{who} was turned away at the gate: {error}")
+            self._close(visitor)
+
+    def _hear(self, visitor: _Visitor, message: dict[str, Any]) -> None:
+        if visitor.worker is None:
+            visitor.worker = int(message["worker"])
+            if visitor.worker in self._workers:
+                raise TalkError("another process of that number is there already")
+            self._write(visitor, visitor.talk.welcome(message, self._several))
+            return
+        if visitor in self._strangers:
+            if visitor.worker in self._workers:
+                raise TalkError("another process of that number is there already")
+            self._strangers.remove(visitor)
+            self._workers[visitor.worker] = visitor
+        self._told(visitor.worker, message)
+
+    def _write(self, visitor: _Visitor, data: bytes) -> None:
+        try:
+            whole = visitor.connection.send(data, socket.MSG_NOSIGNAL) == len(data)
+        except OSError:
+            whole = False
+        if not whole:
+            self._close(visitor)
+
+    def _close(self, visitor: _Visitor) -> None:
+        if visitor.connection.fileno() < 0:
+            return
+        self._selects.forget(visitor.connection.fileno())
+        visitor.connection.close()
+        if visitor in self._strangers:
+            self._strangers.remove(visitor)
+        elif visitor.worker is not None and self._workers.get(visitor.worker) is visitor:
+            del self._workers[visitor.worker]

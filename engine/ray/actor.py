@@ -1,0 +1,171 @@
+"""What runs in the process of a rank on Ray: it says where it stands, takes its place, and makes the user's calls."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import ray
+
+from .. import compat, runtime
+from ..host import machine, network
+from ..hub_address import HubAddress
+from ..launch.cpu_binding import Allotment
+from ..launch.plan import Crew, Job, plan
+from ..launch.reach import network_of
+from ..watch import summary
+
+T = TypeVar("T")
+
+_BACKLOG = 128  # of leaders that call while rank 0 still imports
+
+_door: socket.socket | None = None  # on which rank 0 will hear the leaders of other hosts
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a process runs, as it has found out itself.
+
+    Attributes
+    ----------
+    machine : tuple
+        Equal for processes that can share memory, and for no others: boot id, network namespace and user. A name or an
+        address would not do: all nodes of a local cluster have one, and pods of one machine do not share memory.
+    node : str
+        Ray's id of the node.
+    address : str
+        The node's, in numbers.
+    pid : int
+    gpus : tuple of str
+        The GPUs that Ray has given to this process.
+    """
+
+    machine: tuple[str, int, int]
+    node: str
+    address: str
+    pid: int
+    gpus: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"node {self.address} ({self.node[:8]}), pid {self.pid}"
+
+
+def stand() -> Standing:
+    """Find out where this process runs."""
+    context = ray.get_runtime_context()
+    return Standing(
+        (machine.boot(), os.stat("/proc/self/ns/net").st_ino, os.getuid()),
+        context.get_node_id(),
+        ray.util.get_node_ip_address(),
+        os.getpid(),
+        tuple(context.get_accelerator_ids().get("GPU", ())),
+    )
+
+
+def open_door(several_hosts: bool, interfaces: str) -> tuple[str, int, str]:
+    """On rank 0: listen for the other hosts, if there are any.
+
+    Parameters
+    ----------
+    several_hosts : bool
+    interfaces : str
+        Names with commas between them; empty: none is chosen.
+
+    Returns
+    -------
+    tuple
+        The address of this host; a port of it for PyTorch, that is free now; and the hub, as `ENGINE_HUB` names it, or
+        an empty text.
+    """
+    global _door
+    address = network_of(interfaces)[1] if interfaces else ray.util.get_node_ip_address()
+    port = machine.free_port("")
+    if not several_hosts:
+        return address, port, ""
+    _door = network.listen(None, 0, _BACKLOG)
+    return address, port, str(HubAddress(address, network.address_of(_door.getsockname()).port))
+
+
+def take_place(job: Job, crew: Crew | None, rank: int, variables: Mapping[str, str]) -> None:
+    """Write the place of this process into its environment, where `engine.init()` finds it.
+
+    Parameters
+    ----------
+    job : Job
+        Its secret comes as an argument of an actor's method, since a `runtime_env` is shown to whoever may see the
+        dashboard.
+    crew : Crew or None
+        The ranks of this host; None: all.
+    rank : int
+    variables : mapping of str to str
+        The user's, which go before all others.
+    """
+    if job.interface and crew is not None:
+        variables = {"ENGINE_INTERFACE": network_of(job.interface)[0], **variables}
+    if job.horovod:
+        compat.install()
+    unbound = Allotment(threads=None, slices=None, summary="")  # Ray counts CPUs, and binds nobody to them.
+    (environment,) = [each.environment for each in plan(job, unbound, os.environ, crew) if each.rank == rank]
+    del environment["ENGINE_OUTPUT_DIR"]  # Nobody collects files here; a user who wants them says where.
+    if rank == 0 and _door is not None:
+        environment["ENGINE_HUB_FD"] = str(_door.fileno())
+    environment |= variables
+    for name in os.environ.keys() - environment.keys():
+        del os.environ[name]
+    os.environ.update(environment)
+
+
+def leave() -> None:
+    """Leave the world, if this process is in one. Takes no longer than `shutdown_timeout`."""
+    runtime.shutdown()
+
+
+@contextmanager
+def telling_others() -> Iterator[None]:
+    """Have an exception end the world with its text: the other ranks would wait for this one.
+
+    Elsewhere the exception hook does this. Ray catches exceptions before it, and the process lives on.
+    """
+    try:
+        yield
+    except (Exception, KeyboardInterrupt) as error:
+        if runtime.is_initialized():
+            runtime.engine().abort(summary(type(error), error, error.__traceback__))
+        raise
+
+
+class Rank:
+    """An actor of `RayExecutor`. Its methods run in the main thread of its process, one after the other."""
+
+    def __init__(self) -> None:
+        self._executable: Any = None
+
+    def call(self, function: Callable[..., T], *args: Any) -> T:
+        """Call a function of this module."""
+        return function(*args)
+
+    def start(self, kind: Callable[..., Any] | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Make the object that `execute` works on."""
+        with telling_others():
+            self._executable = None if kind is None else kind(*args, **kwargs)
+
+    def run(self, function: Callable[..., T], args: Sequence[Any], kwargs: Mapping[str, Any]) -> T:
+        """Call the user's function with its arguments."""
+        with telling_others():
+            _refuse_a_failed_world()
+            return function(*args, **kwargs)
+
+    def execute(self, function: Callable[[Any], T]) -> T:
+        """Call the user's function with the object of this rank."""
+        return self.run(function, (self._executable,), {})
+
+
+def _refuse_a_failed_world() -> None:
+    """Raise why the world has ended, before a call that can only fail of it."""
+    if runtime.is_initialized() and (failure := runtime.engine().failure) is not None:
+        failure.add_note("The world ended in an earlier call: shutdown() and start() of the executor make a new one.")
+        raise failure

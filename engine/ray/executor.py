@@ -1,0 +1,268 @@
+"""`RayExecutor`: ranks as actors of a Ray cluster, with the signatures and meanings of Horovod's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, TypeVar
+
+import ray
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from ..launch.errors import LaunchError
+from ..logs import logger
+from . import failures, placement
+from .actor import Rank, Standing, leave, stand
+from .seating import answers, in_order, seat
+from .settings import Settings
+
+T = TypeVar("T")
+
+LEAVING = 2.0  # seconds in which ranks that are idle leave their world before their processes end
+
+
+class RayExecutor:
+    """Ranks as actors of a Ray cluster, for a job of fixed size.
+
+    Parameters
+    ----------
+    settings : Settings
+        From `create_settings`; None: the defaults.
+    num_workers : int, optional
+        Ranks, wherever the cluster has room for them, close together. Either this or `num_hosts`.
+    num_hosts : int, optional
+        Nodes, each with `num_workers_per_host` ranks.
+    num_workers_per_host : int
+    cpus_per_worker : int
+    use_gpu : bool
+    gpus_per_worker : int, optional
+        1 if `use_gpu` is set.
+    use_current_placement_group : bool
+        Whether ranks go into the placement group that the caller runs in, if it runs in one. Not with `num_hosts`.
+    min_workers, max_workers, reset_limit, cooldown_range, elastic_timeout, override_discovery
+        Of elastic jobs, which do not exist yet: refused.
+
+    Raises
+    ------
+    ValueError
+        Neither `num_workers` nor `num_hosts`, or both; numbers below 1; GPUs for ranks without `use_gpu`.
+    NotImplementedError
+        Arguments of elastic jobs.
+
+    Examples
+    --------
+    >>> executor = RayExecutor(RayExecutor.create_settings(timeout_s=30), num_workers=4)
+    >>> executor.start()
+    >>> losses = executor.run(train, args=(0.1,))  # train() calls engine.init(); losses are by rank
+    >>> executor.shutdown()
+    """
+
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        num_workers: int | None = None,
+        num_hosts: int | None = None,
+        num_workers_per_host: int = 1,
+        cpus_per_worker: int = 1,
+        use_gpu: bool = False,
+        gpus_per_worker: int | None = None,
+        use_current_placement_group: bool = True,
+        min_workers: int | None = None,
+        max_workers: int | None = None,
+        reset_limit: int | None = None,
+        cooldown_range: Sequence[int] | None = None,
+        elastic_timeout: int = 600,
+        override_discovery: bool = True,
+    ) -> None:
+        elastic = {
+            "min_workers": min_workers,
+            "max_workers": max_workers,
+            "reset_limit": reset_limit,
+            "cooldown_range": cooldown_range,
+        }
+        if given := [name for name, value in elastic.items() if value is not None]:
+            raise NotImplementedError(
+                f"{', '.join(given)}: elastic jobs on Ray are not there yet. Give num_workers, and start again from a "
+                "checkpoint after a failure, as Ray Train does by itself with engine.ray.EngineConfig"
+            )
+        if (num_workers is None) == (num_hosts is None):
+            raise ValueError("give RayExecutor either num_workers, or num_hosts with num_workers_per_host")
+        if min(num_workers or 1, num_hosts or 1, num_workers_per_host) < 1 or 0 in (num_workers, num_hosts):
+            raise ValueError("num_workers, num_hosts and num_workers_per_host are at least 1")
+        if gpus_per_worker and not use_gpu:
+            raise ValueError(f"gpus_per_worker is {gpus_per_worker} and use_gpu is False: set use_gpu=True")
+        per_rank: dict[str, float] = {"CPU": cpus_per_worker}
+        if use_gpu:
+            per_rank["GPU"] = gpus_per_worker or 1
+        ranks = num_workers if num_workers is not None else (num_hosts or 1) * num_workers_per_host
+        self.settings = settings or Settings()
+        self._request = placement.Request(ranks, per_rank, num_hosts)
+        self._use_current = use_current_placement_group
+        self._room: placement.Room | None = None
+        self._actors: list[Any] = []
+        self._standings: list[Standing] = []
+
+    @classmethod
+    def create_settings(
+        cls,
+        timeout_s: float = 30,
+        ssh_identity_file: str | None = None,
+        ssh_str: str | None = None,
+        placement_group_timeout_s: float = 100,
+        nics: Collection[str] | None = None,
+    ) -> Settings:
+        """Make the settings of an executor.
+
+        Parameters
+        ----------
+        timeout_s : float
+            Seconds in which the ranks have to meet in `engine.init()`.
+        ssh_identity_file, ssh_str
+            Accepted, and answered with one line: Ray starts the ranks, and no ssh.
+        placement_group_timeout_s : float
+            Seconds in which Ray has to find room for the ranks.
+        nics : collection of str, optional
+            Network interfaces by which ranks of different hosts reach each other.
+        """
+        if ssh_identity_file is not None or ssh_str is not None:
+            logger.warning("ssh_identity_file and ssh_str have no effect: Ray starts the ranks, and no ssh")
+        names = nics.split(",") if isinstance(nics, str) else sorted(nics or ())
+        return Settings(timeout_s, placement_group_timeout_s, tuple(names))
+
+    @property
+    def num_workers(self) -> int:
+        """How many ranks there are, or will be."""
+        return self._request.ranks
+
+    def start(
+        self,
+        executable_cls: type | None = None,
+        executable_args: Sequence[Any] | None = None,
+        executable_kwargs: Mapping[str, Any] | None = None,
+        extra_env_vars: Mapping[str, str] | None = None,
+    ) -> None:
+        """Find room, start the ranks, and tell each its place.
+
+        Parameters
+        ----------
+        executable_cls : type, optional
+            Of which each rank makes an object, on which `execute` and `execute_single` then work.
+        executable_args, executable_kwargs : sequence, mapping, optional
+            What it is made with.
+        extra_env_vars : mapping of str to str, optional
+            Environment variables of all ranks, such as settings of the engine.
+
+        Raises
+        ------
+        LaunchError
+            There is no room, or a rank does not come; nothing is left behind. Or the executor has started already.
+        """
+        if self._actors:
+            raise LaunchError("this RayExecutor has started already; call shutdown() first")
+        seconds = self.settings.placement_group_timeout_s
+        try:
+            self._room = placement.find(self._request, seconds, self._use_current)
+            actors = [self._actor(self._room, bundle) for bundle in self._room.bundles]
+            self._actors = actors
+            standings = answers([actor.call.remote(stand) for actor in actors], seconds, "start")
+            order = in_order(standings)
+            self._actors = [actors[each] for each in order]
+            self._standings = [standings[each] for each in order]
+            seat(
+                lambda rank, function, *args: self._actors[rank].call.remote(function, *args),
+                self._standings,
+                seconds,
+                {"ENGINE_START_TIMEOUT": str(self.settings.timeout_s)},
+                {name: str(value) for name, value in (extra_env_vars or {}).items()},
+                ",".join(self.settings.nics),
+            )
+            made = (executable_cls, tuple(executable_args or ()), dict(executable_kwargs or {}))
+            self._results([actor.start.remote(*made) for actor in self._actors])
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def run(
+        self,
+        fn: Callable[..., T],
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        callbacks: None = None,
+    ) -> list[T]:
+        """Call `fn(*args, **kwargs)` on every rank, and wait for all.
+
+        Parameters
+        ----------
+        fn : callable
+            It calls `engine.init()` itself. The engine goes on between calls, unless `fn` shuts it down.
+        args, kwargs : sequence, mapping, optional
+            The same on every rank.
+        callbacks
+            Of elastic jobs, which do not exist yet: refused.
+
+        Returns
+        -------
+        list
+            What `fn` returned, by rank.
+
+        Raises
+        ------
+        Exception
+            What the rank that failed first has raised; see `engine.ray.failures.results`. The other ranks do not wait
+            for it, and no later call finds a world: `shutdown` and `start` make a new one.
+        JobError
+            The process of a rank ended; the text names the rank, its node, and what Ray knows.
+        """
+        if callbacks is not None:
+            raise NotImplementedError("callbacks: elastic jobs on Ray are not there yet; let fn return its results")
+        return self._results(self.run_remote(fn, args, kwargs))
+
+    def run_remote(
+        self, fn: Callable[..., T], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
+    ) -> list[ray.ObjectRef[T]]:
+        """Call `fn(*args, **kwargs)` on every rank, and wait for none.
+
+        Returns
+        -------
+        list of ObjectRef
+            By rank. `ray.get` of them raises the error of the lowest rank that failed, which names the one that failed
+            first.
+        """
+        function, given = ray.put(fn), (tuple(args or ()), dict(kwargs or {}))
+        return [actor.run.remote(function, *given) for actor in self._started()]
+
+    def execute(self, fn: Callable[[Any], T]) -> list[T]:
+        """Call `fn` on every rank with its object of `executable_cls`, or None; results and errors as of `run`."""
+        function = ray.put(fn)
+        return self._results([actor.execute.remote(function) for actor in self._started()])
+
+    def execute_single(self, fn: Callable[[Any], T]) -> T:
+        """Call `fn` as `execute` does, on rank 0 alone."""
+        return self._results([self._started()[0].execute.remote(fn)])[0]
+
+    def shutdown(self) -> None:
+        """End all ranks, and give their room back. Ranks that are idle leave their world before; a second call does
+        nothing."""
+        actors, self._actors, self._standings = self._actors, [], []
+        room, self._room = self._room, None
+        try:
+            if actors:
+                ray.wait([actor.call.remote(leave) for actor in actors], num_returns=len(actors), timeout=LEAVING)
+        finally:
+            for actor in actors:
+                ray.kill(actor)
+            if room is not None:
+                room.give_back()
+
+    def _actor(self, room: placement.Room, bundle: int) -> Any:
+        need = self._request.per_rank
+        strategy = PlacementGroupSchedulingStrategy(room.group, bundle)
+        options = {"num_cpus": need["CPU"], "num_gpus": need.get("GPU", 0), "scheduling_strategy": strategy}
+        return ray.remote(Rank).options(**options).remote()
+
+    def _started(self) -> list[Any]:
+        if not self._actors:
+            raise LaunchError("this RayExecutor has no ranks: call start() first")
+        return self._actors
+
+    def _results(self, refs: Sequence[Any]) -> list[Any]:
+        return failures.results(refs, self._standings)

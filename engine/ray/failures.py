@@ -1,0 +1,98 @@
+"""Who failed first: of the errors of all ranks the one that the others have followed from."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from .. import errors, readable
+from ..launch.errors import JobError
+from .actor import Standing
+
+GRACE = 5.0  # seconds in which Ray tells of the rank that others have named
+SETTLE = 1.0  # seconds in which the others, which follow, come to their end
+
+
+def results(refs: Sequence[ray.ObjectRef[Any]], standings: Sequence[Standing]) -> list[Any]:
+    """Wait for all ranks; what they return, by rank.
+
+    Parameters
+    ----------
+    refs : sequence of ObjectRef
+        By rank.
+    standings : sequence of Standing
+        Where they run.
+
+    Raises
+    ------
+    Exception
+        What the first rank to fail has raised, as Ray gives it: a `RayTaskError` that is of the exception's class, too.
+        A note says which rank that was, and where.
+    JobError
+        Its process ended, or cannot be reached; `rank` tells which.
+    """
+    failed: dict[int, BaseException] = {}
+    values: dict[int, Any] = {}
+    pending = list(refs)
+    numbers = {ref: rank for rank, ref in enumerate(refs)}
+    end = None
+    while pending:
+        done, pending = ray.wait(pending, timeout=None if end is None else max(0.0, end - time.monotonic()))
+        for ref in done:
+            try:
+                values[numbers[ref]] = ray.get(ref)
+            except RayError as error:
+                failed[numbers[ref]] = error
+        if failed:
+            known = culprit(failed) in failed
+            limit = time.monotonic() + (SETTLE if known else GRACE)
+            end = limit if end is None else min(end, limit)
+            if not done:
+                break
+    if failed:
+        raise _first(failed, standings).with_traceback(None)  # whose frames are Ray's, and would bury the text
+    return [values[rank] for rank in range(len(refs))]
+
+
+def culprit(failed: dict[int, BaseException]) -> int:
+    """The rank that failed first: one with an error of its own, else the one that the others name.
+
+    Where there are several, one in whose error the engine has no part: that a rank does not come, or brings another
+    tensor, follows from what has happened to it.
+    """
+    own = [rank for rank, error in sorted(failed.items()) if blamed(error) in (None, rank)]
+    outside = [rank for rank in own if engine_error(failed[rank]) is None]
+    return (outside or own or [rank for rank in map(blamed, failed.values()) if rank is not None])[0]
+
+
+def blamed(error: BaseException) -> int | None:
+    """The rank that an error names as the cause; None if it is an error of the rank's own."""
+    found = engine_error(error)
+    return found.rank if isinstance(found, errors.WorldError) else None
+
+
+def engine_error(error: BaseException) -> errors.EngineError | None:
+    """The engine's exception in what Ray raises, if there is one."""
+    return errors.of(error.cause if isinstance(error, RayTaskError) and error.cause is not None else error)
+
+
+def _first(failed: dict[int, BaseException], standings: Sequence[Standing]) -> BaseException:
+    rank = culprit(failed)
+    others = [other for other in sorted(failed) if other != rank]
+    followed = [other for other in others if engine_error(failed[other]) is not None]
+    because = f"; {readable.ranks(followed)} failed because of it" if followed else ""
+    if besides := [other for other in others if other not in followed]:
+        because += f"; {readable.ranks(besides)} failed, too"
+    where = f"rank {rank} of {len(standings)} failed first, on {standings[rank]}"
+    error = failed.get(rank)
+    if isinstance(error, RayTaskError):
+        error.add_note(f"{where}{because}")
+        return error
+    if error is not None:
+        return JobError(f"{where}{because}. Its process ended: {error}", rank)
+    told = next(iter(failed.values()))
+    return JobError(f"{where}{because}. Ray has not told of it for {GRACE:g} s, but they say: {told}", rank)

@@ -1,0 +1,98 @@
+"""Wait for a Spark job, and no longer than one wants to: its own call returns when Spark pleases.
+
+A barrier stage for which there are too few slots is none that Spark can cancel: it has not begun, and is tried again
+for ten minutes. So the call is made in a thread, which is left alone if need be.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import Any
+
+LOOK = 0.2
+CANCELLED = 3.0  # seconds that Spark has to end a job that was cancelled
+AGAIN = 1.0  # seconds from one cancellation to the next
+
+
+class Late(Exception):
+    """The job has not begun in time, and was cancelled."""
+
+
+class Collecting:
+    """The rows of a DataFrame that are on their way.
+
+    Parameters
+    ----------
+    session : SparkSession
+    frame : DataFrame
+    tag : str
+        By which Spark knows the job, and no other.
+    """
+
+    def __init__(self, session: Any, frame: Any, tag: str) -> None:
+        from pyspark import InheritableThread
+
+        self._session = session
+        self._frame = frame
+        self._tag = tag
+        self._rows: list[Any] | None = None
+        self._error: BaseException | None = None
+        self._done = threading.Event()
+        # It has the properties of the caller's thread, such as its scheduler pool.
+        self._thread = InheritableThread(target=self._collect, session=session, daemon=True)
+
+    def rows(self, late: threading.Event, excused: Callable[[], bool]) -> list[Any]:
+        """Wait for the rows.
+
+        Parameters
+        ----------
+        late : threading.Event
+            Set when the job should have begun.
+        excused : callable
+            Asked then: whether it may go on all the same.
+
+        Raises
+        ------
+        Late
+            It should have begun, and is not excused.
+        Exception
+            What Spark raises.
+        """
+        self._thread.start()
+        asked = False
+        try:
+            while not self._done.wait(LOOK):
+                if late.is_set() and not asked:
+                    asked = True
+                    if not excused():
+                        raise Late
+        except BaseException:
+            self._cancel()
+            raise
+        if self._error is not None:
+            raise self._error
+        assert self._rows is not None
+        return self._rows
+
+    def _collect(self) -> None:
+        try:
+            self._session.addTag(self._tag)
+            self._rows = self._frame.collect()
+        except BaseException as error:  # raised again in the thread that waits
+            self._error = error
+        finally:
+            self._done.set()
+
+    def _cancel(self) -> None:
+        """Cancel the job; one that Spark still holds back, whenever it begins."""
+
+        def cancel() -> None:
+            while not self._done.is_set():
+                with contextlib.suppress(Exception):  # Spark itself may have ended
+                    self._session.interruptTag(self._tag)
+                self._done.wait(AGAIN)
+
+        threading.Thread(target=cancel, daemon=True).start()
+        self._done.wait(CANCELLED)

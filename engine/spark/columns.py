@@ -1,0 +1,125 @@
+"""Columns of a DataFrame as arrays: which kinds can be trained on, and how they become NumPy's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .manifest import DataError, check_length
+
+
+def prepared(frame: Any, columns: list[str]) -> Any:
+    """Give a DataFrame of these columns, each as of `as_numbers`.
+
+    Parameters
+    ----------
+    frame : DataFrame
+    columns : list of str
+
+    Raises
+    ------
+    DataError
+        A column is missing, or is of another kind.
+    """
+    return frame.select(*(as_numbers(frame, name)[0].alias(name) for name in columns))
+
+
+def as_numbers(frame: Any, name: str) -> tuple[Any, bool]:
+    """A column as float32 or int64, or as lists of these; vectors of `pyspark.ml` as lists of float32.
+
+    Parameters
+    ----------
+    frame : DataFrame
+    name : str
+
+    Returns
+    -------
+    Column
+    bool
+        Whether its values are integers.
+
+    Raises
+    ------
+    DataError
+        The column is missing, or is of another kind.
+    """
+    from pyspark.ml.functions import vector_to_array
+    from pyspark.ml.linalg import VectorUDT
+    from pyspark.sql import functions, types
+
+    if name not in frame.columns:
+        raise DataError(f"the DataFrame has no column {name!r}; it has {', '.join(frame.columns)}")
+    whole = (types.BooleanType, types.ByteType, types.ShortType, types.IntegerType, types.LongType)
+    real = (types.FloatType, types.DoubleType, types.DecimalType)
+    kind, column = frame.schema[name].dataType, functions.col(f"`{name}`")
+    if isinstance(kind, VectorUDT):
+        return vector_to_array(column, "float32"), False
+    listed = isinstance(kind, types.ArrayType)
+    value = kind.elementType if listed else kind
+    if not isinstance(value, whole + real):
+        raise DataError(
+            f"column {name!r} is of {kind.simpleString()}: expected numbers, lists of numbers or vectors; index or "
+            "assemble it first"
+        )
+    integers = isinstance(value, whole)
+    target = "bigint" if integers else "float"
+    return column.cast(f"array<{target}>" if listed else target), integers
+
+
+def lengths_of(table: Any) -> dict[str, int]:
+    """How long the lists of each column are, and 0 for a number a row.
+
+    Parameters
+    ----------
+    table : pyarrow.Table or pyarrow.RecordBatch
+        With rows.
+
+    Raises
+    ------
+    DataError
+        A value is missing, or lists are of several lengths, or a column has neither numbers nor lists of them.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    lengths = {}
+    for name in table.schema.names:
+        column, kind = table.column(name), table.schema.field(name).type
+        listed = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+        value = kind.value_type if listed else kind
+        if not (pa.types.is_integer(value) or pa.types.is_floating(value) or pa.types.is_boolean(value)):
+            raise DataError(f"column {name!r} is of {kind}: expected numbers or lists of numbers")
+        if column.null_count:
+            raise DataError(f"column {name!r} has {column.null_count} rows without a value: drop or fill them")
+        lengths[name] = 0
+        if listed:
+            bounds = pc.min_max(pc.list_value_length(column)).as_py()
+            check_length(name, bounds["min"], bounds["max"])
+            lengths[name] = int(bounds["max"])
+            if pc.list_flatten(column).null_count:
+                raise DataError(f"column {name!r} has lists in which a value is missing: drop or fill them")
+    return lengths
+
+
+def arrays(table: Any) -> dict[str, np.ndarray[Any, Any]]:
+    """Each column as an array.
+
+    Parameters
+    ----------
+    table : pyarrow.Table
+
+    Returns
+    -------
+    dict of str to numpy.ndarray
+        Of numbers [rows], of lists [rows, length]; float32 or int64.
+    """
+    found = {}
+    for name, length in lengths_of(table).items() if table.num_rows else ():
+        import pyarrow.compute as pc
+
+        column = table.column(name)
+        values = (pc.list_flatten(column) if length else column).to_numpy()
+        kind = np.float32 if values.dtype.kind == "f" else np.int64
+        found[name] = values.astype(kind, copy=False).reshape((table.num_rows, length) if length else table.num_rows)
+    return found

@@ -1,0 +1,288 @@
+"""`engine.spark.run`: call a function on every rank of a new job, whose ranks the tasks of a Spark job start."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import secrets
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from .. import readable
+from ..compat.modules import Finder
+from ..host import network
+from ..launch import report
+from ..launch.errors import JobError, LaunchError
+from ..launch.leftovers import ERROR, RESULT
+from ..launch.plan import OURS, without_places
+from ..launch.verdict import End
+from ..runner.function import check_call
+from .collecting import Collecting, Late
+from .listener import Listener
+from .record import SCHEMA, Record, read_rows
+from .slots import check, context_of, default_size
+from .task import FIRST, LAST, Orders, serve
+
+START_TIMEOUT = 600.0
+SETTLE = 3.0  # seconds that tasks have to tell how they ended, once Spark has given the job up
+PREFIXES = ("ENGINE_", "HOROVOD_")  # of variables that ranks get from the driver
+
+
+def run(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int | None = None,
+    start_timeout: float | None = None,
+    use_mpi: bool | None = None,
+    use_gloo: bool | None = None,
+    extra_mpi_args: str | None = None,
+    env: Mapping[str, str] | None = None,
+    stdout: TextIO | None = None,
+    stderr: TextIO | None = None,
+    verbose: int = 1,
+    nics: str | Sequence[str] | None = None,
+    prefix_output_with_timestamp: bool = False,
+    executable: str | None = None,
+    *,
+    spark: Any = None,
+) -> list[Any]:
+    """Call `fn(*args, **kwargs)` on every rank of a new job in a running Spark application, and wait for its end.
+
+    A rank is a child process of a Spark task, and has what Spark gives to a task: its slot, its executor's environment
+    and modules. Function, arguments and results are pickled by cloudpickle. What ranks write is shown here as it comes.
+
+    Parameters
+    ----------
+    fn : callable
+        It calls `engine.init()` itself.
+    args, kwargs : sequence, mapping
+        Its arguments, the same on every rank.
+    num_proc : int, optional
+        Number of ranks; by default as many as Spark has slots. With Spark Connect it must be given.
+    start_timeout : float, optional
+        Seconds in which Spark has to start all ranks; 600 by default, or `HOROVOD_SPARK_START_TIMEOUT`.
+    env : mapping, optional
+        Variables of the ranks, over those of the executors and the engine's settings in this process's environment.
+    stdout, stderr : file, optional
+        Text streams for what ranks write, each line with its rank; by default this process's.
+    verbose : int
+        0: show nothing but what ranks write and what went wrong.
+    nics : str or sequence of str, optional
+        Network interfaces by which ranks of different hosts reach each other; of several each host uses the first that
+        it has.
+    prefix_output_with_timestamp : bool
+        Whether lines begin with the time.
+    executable : str, optional
+        The Python of the ranks; that of the executors by default.
+    use_mpi, use_gloo, extra_mpi_args
+        Accepted; they have nothing to do here.
+    spark : SparkSession, optional
+        The session to run in; by default the active one.
+
+    Returns
+    -------
+    list
+        What `fn` returned, by rank. The ranks of a host follow each other.
+
+    Raises
+    ------
+    JobError
+        A rank failed, its traceback comes first; or its task was killed, or the executor was lost.
+    LaunchError
+        The job cannot start: there is no session, there are too few slots, or they do not become free in time.
+    TypeError
+        As `engine.run`.
+    """
+    check_call(fn, args, kwargs)
+    session = session_of(spark)
+    size = default_size(session) if num_proc is None else num_proc
+    if size < 1:
+        raise LaunchError(f"num_proc is {size}; a job has one rank or more")
+    seconds = float(start_timeout or os.environ.get("HOROVOD_SPARK_START_TIMEOUT") or START_TIMEOUT)
+    streams = (stdout or sys.stdout, stderr or sys.stderr)
+    secret = secrets.token_hex(32)
+    own = None if _elsewhere(session) else "127.0.0.1"
+    with Listener(size, secret, own, streams, prefix_output_with_timestamp) as listener:
+        say: Callable[[str], None] = listener.say if verbose else lambda line: None
+        check(session, size, seconds, say)
+        orders = Orders(
+            size=size,
+            name=f"spark-{secrets.token_hex(8)}",
+            secret=secret,
+            addresses=tuple((host, listener.port) for host in ([own] if own else _own_addresses(session))),
+            call=_dumps(fn, args, kwargs),
+            settings=_settings(env, nics),
+            executable=executable or "",
+            horovod=any(isinstance(finder, Finder) for finder in sys.meta_path),
+        )
+        return _Job(session, orders, listener, say).run(seconds)
+
+
+class _Job:
+    """A job that has room in Spark.
+
+    Parameters
+    ----------
+    session : SparkSession
+    orders : Orders
+    listener : Listener
+    say : callable
+        Shows a line.
+    """
+
+    def __init__(self, session: Any, orders: Orders, listener: Listener, say: Callable[[str], None]) -> None:
+        self._session = session
+        self._orders = orders
+        self._listener = listener
+        self._say = say
+        self._late = threading.Event()
+
+    def run(self, seconds: float) -> list[Any]:
+        """Run it, and give what its ranks returned."""
+        orders, session, size = self._orders, self._session, self._orders.size
+
+        def task(batches: Any) -> Any:
+            return serve(orders, batches)
+
+        frame = session.range(0, size, 1, size).mapInArrow(task, SCHEMA, barrier=True)
+        began = time.time()
+        self._listener.expect(seconds, self._late.set)
+        try:
+            rows = Collecting(session, frame, orders.name).rows(self._late, self._runs_unseen)
+        except Exception as error:
+            raise self._failure(error, seconds, began) from error
+        records = read_rows((row.name, row.data) for row in rows)
+        if self._listener.came == 0:
+            self._say("the executors do not reach this process: what ranks wrote is in the executors' stderr")
+        if any(record.end.failed for record in records.values()):
+            raise self._verdict(records, began)
+        return [_result(records, rank) for rank in range(size)]
+
+    def _runs_unseen(self) -> bool:
+        """Whether Spark runs tasks of the job that cannot reach this process: those are not late."""
+        context = context_of(self._session)
+        if context is None or self._listener.came:
+            return False
+        tracker = context.statusTracker()
+        stages = [info for stage in tracker.getActiveStageIds() if (info := tracker.getStageInfo(stage))]
+        return any(info.numActiveTasks == self._orders.size for info in stages)
+
+    def _failure(self, error: Exception, seconds: float, began: float) -> Exception:
+        """What the user is told when Spark has given the job up."""
+        self._listener.settle(SETTLE)
+        if isinstance(error, Late):
+            return LaunchError(
+                f"{self._listener.came} of {self._orders.size} tasks came within {seconds:g} s: Spark has no room for "
+                "them, or the executors do not start; see Spark's user interface, or give a longer start_timeout"
+            )
+        told = self._listener.records
+        lost = self._listener.lost
+        if any(record.end.failed for record in (*told.values(), *lost.values())):
+            found = self._verdict({**lost, **told}, began)
+            return JobError(f"{found}\nSpark: {reason(error)}", found.rank) if found.rank in lost else found
+        said = re.search(f"{re.escape(FIRST)}(.*?){re.escape(LAST)}", str(error), re.DOTALL)
+        if said is not None:
+            number = re.search(r"rank (\d+)", said[1])
+            return JobError(said[1], int(number[1]) if number else None)
+        return JobError(f"Spark has ended the job: {reason(error)}")
+
+    def _verdict(self, records: Mapping[int, Record], began: float) -> JobError:
+        """Find the rank that failed first, as `enginerun` does, and tell of it."""
+        now = time.time()
+        cut = {rank: End(rank, -9, now, by_launcher=True) for rank in range(self._orders.size) if rank not in records}
+        ends = [cut[rank] if rank in cut else records[rank].end for rank in range(self._orders.size)]
+        with tempfile.TemporaryDirectory(prefix="enginerun-report-") as home:
+            for record in records.values():
+                record.write(Path(home))
+            verdict = report.investigate(ends, Path(home))
+            assert verdict is not None
+            rank = verdict.culprit
+            hosts = {each: records[each].host if each in records else "" for each in range(self._orders.size)}
+            found = records.get(rank)
+            if found is not None and found.end.lost:
+                others = readable.ranks([end.rank for end in ends if end.rank != rank])
+                return JobError(f"rank {rank} on {found.host} was lost: {found.end.lost}; {others} ended with it", rank)
+            if found is not None and ERROR in found.files:
+                trace = found.files[ERROR].decode(errors="replace")
+                return JobError(f"rank {rank} on {found.host} failed first:\n{trace}", rank)
+            lines = "\n".join(report.failure_lines(verdict, ends, Path(home), began, hosts))
+            return JobError(f"rank {rank} on {hosts[rank]} failed first\n{lines}", rank)
+
+
+def session_of(spark: Any = None) -> Any:
+    """The session to run in.
+
+    Raises
+    ------
+    LaunchError
+        None is active, or pyspark is not there.
+    """
+    if spark is not None:
+        return spark
+    try:
+        from pyspark.sql import SparkSession
+    except ModuleNotFoundError as error:
+        raise LaunchError("engine.spark needs pyspark 4: pip install 'enginerun[spark]'") from error
+    found = SparkSession.getActiveSession()
+    if found is None:
+        raise LaunchError(
+            "there is no active Spark session: make one by SparkSession.builder.getOrCreate(), or give spark="
+        )
+    return found
+
+
+def reason(error: Exception) -> str:
+    """The line of Spark's exception that says why it has ended a job, without the stack."""
+    text = str(error)
+    found = re.search(r"Job aborted due to stage failure: ([^\n]*)|([^\n]*(?:ExecutorLost|cancelled)[^\n]*)", text)
+    line = (found[1] or found[2]) if found else next((line for line in text.splitlines() if line.strip()), repr(error))
+    return line.strip()
+
+
+def _result(records: Mapping[int, Record], rank: int) -> Any:
+    record = records.get(rank)
+    if record is None or RESULT not in record.files:
+        raise JobError(f"rank {rank} ended before the function returned, with exit code 0", rank)
+    return pickle.loads(record.files[RESULT])
+
+
+def _dumps(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:
+    from pyspark import cloudpickle
+
+    try:
+        data: bytes = cloudpickle.dumps((fn, tuple(args), dict(kwargs or {})))
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise TypeError(f"engine.spark.run cannot pickle {fn!r} or its arguments ({error})") from error
+    return data
+
+
+def _settings(env: Mapping[str, str] | None, nics: str | Sequence[str] | None) -> dict[str, str]:
+    """The variables of the ranks, beside those that the executors have."""
+    here = {name: value for name, value in without_places(os.environ).items() if name.startswith(PREFIXES)}
+    place = re.compile(
+        r"ENGINE_(RANK|SIZE|LOCAL_RANK|LOCAL_SIZE|JOB|SECRET|OUTPUT_DIR)$|HOROVOD_(LOCAL_|CROSS_)?(RANK|SIZE)$"
+    )
+    chosen = {name: value for name, value in here.items() if name not in OURS and not place.match(name)}
+    if nics:
+        chosen["ENGINE_INTERFACE"] = nics if isinstance(nics, str) else ",".join(nics)
+    return chosen | {name: str(value) for name, value in (env or {}).items()}
+
+
+def _elsewhere(session: Any) -> bool:
+    """Whether executors may be on other hosts than this process."""
+    context = context_of(session)
+    return context is None or re.match(r"local($|\[|-cluster\[)", str(context.master)) is None
+
+
+def _own_addresses(session: Any) -> list[str]:
+    """The addresses of this process's host: first that by which Spark's executors reach it."""
+    context = context_of(session)
+    known = [] if context is None else [context.getConf().get("spark.driver.host", "")]
+    return [*dict.fromkeys([*filter(None, known), *network.own_addresses(), "127.0.0.1"])]

@@ -1,0 +1,245 @@
+"""The driver's end of the lines to its tasks: shows what ranks write, and learns first how each ended.
+
+A thread of its own, since the one that asked for the job waits in Spark's call. It shows whole lines on the streams
+that it is given, which in a notebook are no descriptors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import selectors
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TextIO
+
+from ..host import network
+from ..host.patience import Patience
+from ..launch.channel import Channel, ChannelError, Message
+from ..launch.output import Lines
+from ..launch.verdict import End, describe
+from .line import channel_over, proof, proven
+from .record import Record
+
+LOOK = 0.25  # seconds from one look at the deadline to the next
+UNPROVEN = 64  # connections that may be unproven at once, beyond one per task
+
+
+@dataclass
+class _Caller:
+    """A connection; a task once it has proven that it knows the secret."""
+
+    channel: Channel
+    nonce: str
+    task: int | None = None
+    rank: int | None = None
+    host: str = ""
+    lines: dict[str, Lines] = field(default_factory=dict)
+
+
+class Listener:
+    """Listens to the tasks of one job. A context manager: its thread runs inside.
+
+    Parameters
+    ----------
+    size : int
+        Number of tasks.
+    secret : str
+    host : str or None
+        The address on which to listen; None: all.
+    streams : tuple of TextIO
+        Where ranks' stdout and stderr are shown.
+    timestamps : bool
+        Whether lines begin with the time.
+
+    Attributes
+    ----------
+    port : int
+    records : dict of int to Record
+        How ranks ended, by rank, as far as their tasks have told.
+    lost : dict of int to Record
+        Ranks whose tasks went away without a word, by rank.
+    """
+
+    def __init__(
+        self, size: int, secret: str, host: str | None, streams: tuple[TextIO, TextIO], timestamps: bool = False
+    ) -> None:
+        self.records: dict[int, Record] = {}
+        self.lost: dict[int, Record] = {}
+        self._size = size
+        self._secret = secret
+        self._streams = dict(zip(("stdout", "stderr"), streams, strict=True))
+        self._timestamps = timestamps
+        self._socket = network.listen(host, 0, backlog=256)
+        self.port = int(self._socket.getsockname()[1])
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._socket, selectors.EVENT_READ)
+        self._callers: list[_Caller] = []
+        self._tasks: set[int] = set()
+        self._why = ""
+        self._closing = threading.Event()
+        self._on_late: tuple[Patience, Callable[[], None]] | None = None
+        self._thread = threading.Thread(target=self._run, name="engine-spark-listener", daemon=True)
+
+    def __enter__(self) -> Listener:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closing.set()
+        self._thread.join()
+        for caller in self._callers:
+            self._flush(caller)
+            caller.channel.close()
+        self._selector.close()
+        self._socket.close()
+
+    @property
+    def came(self) -> int:
+        """How many tasks have come."""
+        return len(self._tasks)
+
+    def expect(self, seconds: float, late: Callable[[], None]) -> None:
+        """Have `late` called once, in the thread, if not all tasks have come within so many seconds."""
+        self._on_late = (Patience(seconds), late)
+
+    def settle(self, seconds: float) -> None:
+        """Wait, no longer than so many seconds, until each task that has come has told its end or gone."""
+        patience = Patience(seconds)
+        while patience.left() and any(caller.rank is not None for caller in self._callers):
+            self._closing.wait(min(0.01, patience.wait()))
+
+    # ---- in the thread
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            for key, events in self._selector.select(LOOK):
+                if key.data is None:
+                    self._accept()
+                elif events & selectors.EVENT_WRITE:
+                    key.data.channel.out.pump()
+                else:
+                    self._hear(key.data)
+            for caller in self._callers:
+                self._await_room(caller)
+            late = self._on_late
+            if late is not None and self.came == self._size:
+                self._on_late = None
+            elif late is not None and not late[0].left():
+                self._on_late = None
+                late[1]()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            connection, _ = self._socket.accept()
+            strangers = sum(caller.task is None for caller in self._callers)
+            if strangers >= UNPROVEN + self._size:
+                connection.close()
+                return
+            caller = _Caller(channel_over(connection), secrets.token_hex(16))
+            self._callers.append(caller)
+            self._selector.register(caller.channel.reading, selectors.EVENT_READ, caller)
+            caller.channel.send("challenge", nonce=caller.nonce)
+
+    def _await_room(self, caller: _Caller) -> None:
+        """Have the selector wait for room, if something is left to write; orders are short, so it seldom is."""
+        descriptor, known = caller.channel.out.descriptor, self._selector.get_map()
+        if caller.channel.out.waiting and descriptor not in known:
+            self._selector.register(descriptor, selectors.EVENT_WRITE, caller)
+        elif not caller.channel.out.waiting and descriptor in known:
+            self._selector.unregister(descriptor)
+
+    def _hear(self, caller: _Caller) -> None:
+        descriptor = caller.channel.reading
+        try:
+            for message in caller.channel.receive():
+                self._act(caller, message)
+            ended = caller.channel.ended
+        except (ChannelError, KeyError, TypeError, ValueError):  # it does not speak as a task does
+            ended = True
+        if ended:
+            self._selector.unregister(descriptor)
+            self._part(caller)
+
+    def _act(self, caller: _Caller, message: Message) -> None:
+        if caller.task is None:
+            self._admit(caller, message)
+        elif message.kind == "hello":
+            caller.rank, caller.host = message.number("rank"), str(message.head["host"])
+            if self._why:
+                caller.channel.send("end", why=self._why)
+        elif message.kind == "output":
+            self._show(caller, str(message.head["stream"]), message.body)
+        elif message.kind == "say":
+            self.say(f"rank {caller.rank}: {message.head['line']}")
+        elif message.kind == "end":
+            record = Record.read_explanation(message.head, message.body)
+            self.records[record.rank] = record
+            if record.end.code != 0:
+                self._end(f"after rank {record.rank} failed ({describe(record.end.code)})")
+            self._flush(caller)
+            caller.rank = None
+        else:
+            raise ChannelError(f"a task sends {message.kind!r}, which this driver does not know")
+
+    def _admit(self, caller: _Caller, message: Message) -> None:
+        """Let a task in that proves that it is one, and prove that this is its driver."""
+        task, nonce = message.number("task"), str(message.head["nonce"])
+        if message.kind != "proof" or not proven(self._secret, "task", caller.nonce, message.head.get("proof")):
+            raise ChannelError("it does not know the job's secret")
+        caller.task = task
+        self._tasks.add(task)
+        caller.channel.send("welcome", proof=proof(self._secret, "driver", nonce))
+
+    def _part(self, caller: _Caller) -> None:
+        """A connection has ended: a task that has not told its end before is lost."""
+        if caller.channel.out.descriptor in self._selector.get_map():
+            self._selector.unregister(caller.channel.out.descriptor)
+        caller.channel.close()
+        self._callers.remove(caller)
+        if caller.rank is not None:
+            self._flush(caller)
+            how = "its task was killed, or its executor was lost"
+            end = End(caller.rank, -signal.SIGKILL, time.time(), by_launcher=bool(self._why), lost=how)
+            self.lost[caller.rank] = Record(caller.rank, caller.host, end, {})
+            self._end(f"after the task of rank {caller.rank} was lost")
+
+    def _end(self, why: str) -> None:
+        """Have all other tasks end their ranks, once."""
+        if not self._why:
+            self._why = why
+            for caller in self._callers:
+                if caller.rank is not None:
+                    caller.channel.send("end", why=why)
+
+    # ---- what is shown
+
+    def say(self, line: str) -> None:
+        """Show a line of the engine's own."""
+        self._write("stderr", f"enginerun: {line}\n")
+
+    def _show(self, caller: _Caller, name: str, data: bytes) -> None:
+        whole = caller.lines.setdefault(name, Lines()).feed(data)
+        if whole:
+            self._write(name, self._prefixed(caller, name, whole))
+
+    def _flush(self, caller: _Caller) -> None:
+        for name, lines in caller.lines.items():
+            if rest := lines.flush():
+                self._write(name, self._prefixed(caller, name, rest))
+        caller.lines.clear()
+
+    def _prefixed(self, caller: _Caller, name: str, whole: bytes) -> str:
+        now = f"{datetime.now():%Y-%m-%d %H:%M:%S}" if self._timestamps else ""
+        prefix = f"{now}[{caller.rank}]<{name}>:"
+        return "".join(f"{prefix}{line}\n" for line in whole.decode(errors="replace").split("\n")[:-1])
+
+    def _write(self, name: str, text: str) -> None:
+        stream = self._streams[name]
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it any more, or it was closed
+            stream.write(text)
+            stream.flush()

@@ -1,0 +1,151 @@
+"""The manifest of a data set: which files count, how many rows each row group has, and what each column is.
+
+It is what the tasks that wrote the files have given back. A file that it does not name does not count: one that a task
+wrote which was then repeated, or which was run twice.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+NAME = "manifest.json"
+TRAIN, VALIDATION = "train", "validation"
+
+
+class DataError(ValueError):
+    """Rows that cannot be trained on. The text names the column, and says how to mend it."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A Parquet file.
+
+    Attributes
+    ----------
+    name : str
+        Below the directory of the data set.
+    split : str
+        `TRAIN` or `VALIDATION`.
+    groups : tuple of int
+        Rows of each row group.
+    lengths : mapping of str to int
+        By column, how long each of its lists is; 0 for numbers.
+    """
+
+    name: str
+    split: str
+    groups: tuple[int, ...]
+    lengths: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A data set.
+
+    Attributes
+    ----------
+    parts : tuple of Part
+    lengths : mapping of str to int
+        By column; 0: a number a row.
+    """
+
+    parts: tuple[Part, ...]
+    lengths: Mapping[str, int]
+
+    def rows(self, split: str = TRAIN) -> int:
+        """How many rows a split has."""
+        return sum(sum(part.groups) for part in self.parts if part.split == split)
+
+    def groups(self, split: str = TRAIN) -> list[tuple[str, int, int]]:
+        """The row groups of a split: file, number in it, rows."""
+        return [
+            (part.name, number, rows)
+            for part in self.parts
+            if part.split == split
+            for number, rows in enumerate(part.groups)
+        ]
+
+    def text(self) -> str:
+        """The manifest as JSON, which `read` reads."""
+        return json.dumps({"parts": [asdict(part) for part in self.parts], "lengths": dict(self.lengths)})
+
+    @classmethod
+    def read(cls, text: str | bytes) -> Manifest:
+        """The manifest that `text` has written."""
+        found = json.loads(text)
+        parts = [Part(**part | {"groups": tuple(part["groups"])}) for part in found["parts"]]
+        return cls(tuple(parts), found["lengths"])
+
+    @classmethod
+    def of(cls, parts: Iterable[Part]) -> Manifest:
+        """Put together what the tasks have written.
+
+        Raises
+        ------
+        DataError
+            There is no row; or a column's lists are longer in one file than in another.
+        """
+        ordered = tuple(sorted(parts, key=lambda part: part.name))
+        if not any(part.groups for part in ordered):
+            raise DataError("the DataFrame has no rows to train on")
+        lengths: dict[str, int] = {}
+        for part in ordered:
+            for column, length in part.lengths.items():
+                check_length(column, lengths.setdefault(column, length), length)
+        return cls(ordered, lengths)
+
+
+def check_length(column: str, expected: int, found: int) -> None:
+    """Refuse lists of several lengths.
+
+    Raises
+    ------
+    DataError
+    """
+    if expected != found:
+        raise DataError(
+            f"column {column!r} has lists of {min(expected, found)} and of {max(expected, found)} values: all rows "
+            "need as many; pad or cut them"
+        )
+
+
+def of_parquet(fs: Any, path: str, columns: Sequence[str], split: str = TRAIN) -> Manifest:
+    """The manifest of Parquet files that something else has written.
+
+    Parameters
+    ----------
+    fs : fsspec.AbstractFileSystem
+    path : str
+        A directory of it; files whose names begin with `.` or `_` do not count.
+    columns : sequence of str
+    split : str
+
+    Raises
+    ------
+    DataError
+        There are no files, a column is missing, or it has something else than numbers and lists of numbers.
+    """
+    import pyarrow.parquet as pq
+
+    from .columns import lengths_of
+
+    parts = []
+    for file in sorted(fs.find(path)):
+        name = file[len(path.rstrip("/")) :].lstrip("/")
+        if not name.endswith(".parquet") or any(step.startswith((".", "_")) for step in name.split("/")):
+            continue
+        with fs.open(file, "rb") as opened:
+            parquet = pq.ParquetFile(opened)
+            groups = tuple(parquet.metadata.row_group(n).num_rows for n in range(parquet.num_row_groups))
+            missing = [column for column in columns if column not in parquet.schema_arrow.names]
+            if missing:
+                raise DataError(f"{file} has no column {missing[0]!r}; it has {', '.join(parquet.schema_arrow.names)}")
+            table = parquet.read_row_group(0, columns=list(columns)) if groups else None
+            if table is not None:
+                parts.append(Part(name, split, groups, lengths_of(table)))
+    if not parts:
+        raise DataError(f"there are no Parquet files with rows in {path}")
+    return Manifest.of(parts)

@@ -1,0 +1,137 @@
+"""A rank's part of a data set, epoch after epoch: every row once an epoch, equally many on each rank, in any order.
+
+Row groups are put into an order that follows from seed and epoch, and the rows in that order are cut into equal ranges:
+ranks differ by one row at most, however many there are, and however few row groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from .columns import arrays
+from .manifest import TRAIN, DataError, Manifest
+from .store import Store
+
+Batch = dict[str, np.ndarray[Any, Any]]
+
+
+class Reader:
+    """Reads the rows of one rank.
+
+    Parameters
+    ----------
+    store : Store
+    path : str
+        Of the data set, below the store.
+    manifest : Manifest
+    columns : list of str
+    split : str
+    rank, size : int
+    seed : int
+    shuffle : bool
+        False: rows come in the order of the files, in every epoch.
+
+    Raises
+    ------
+    DataError
+        There are fewer rows than ranks.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        path: str,
+        manifest: Manifest,
+        columns: list[str],
+        split: str = TRAIN,
+        *,
+        rank: int = 0,
+        size: int = 1,
+        seed: int = 0,
+        shuffle: bool = True,
+    ) -> None:
+        self._store = store
+        self._path = path
+        self._columns = [*dict.fromkeys(columns)]
+        self._groups = manifest.groups(split)
+        self._rank, self._size = rank, size
+        self._seed = seed
+        self._shuffle = shuffle
+        self.rows = sum(rows for _, _, rows in self._groups)
+        if self.rows < size:
+            raise DataError(f"{self.rows} {split} rows are too few for {size} ranks: each needs one")
+
+    def steps(self, batch_size: int) -> int:
+        """How many batches an epoch has: equally many on all ranks, so that none waits for another.
+
+        Parameters
+        ----------
+        batch_size : int
+            The most rows of a batch; with one row left over for some ranks a batch may have one more.
+        """
+        most, least = -(-self.rows // self._size), self.rows // self._size
+        return min(-(-most // batch_size), least)
+
+    def batches(self, epoch: int, batch_size: int) -> Iterator[Batch]:
+        """The batches of an epoch, of equal size but for a row.
+
+        Parameters
+        ----------
+        epoch : int
+        batch_size : int
+
+        Yields
+        ------
+        dict of str to numpy.ndarray
+            By column, [rows] or [rows, length].
+        """
+        begin, end = self._range()
+        steps = self.steps(batch_size)
+        bounds = [(end - begin) * step // steps for step in range(steps + 1)]
+        held: list[Batch] = []
+        there, step = 0, 0
+        for part in self._parts(epoch, begin, end):
+            held.append(part)
+            there += len(part[self._columns[0]])
+            while step < steps and there >= (wanted := bounds[step + 1] - bounds[step]):
+                joined = _joined(held)
+                yield {name: values[:wanted] for name, values in joined.items()}
+                held = [{name: values[wanted:] for name, values in joined.items()}]
+                there -= wanted
+                step += 1
+
+    def _range(self) -> tuple[int, int]:
+        """The rows of this rank, counted through the row groups in their order."""
+        return self._rank * self.rows // self._size, (self._rank + 1) * self.rows // self._size
+
+    def _parts(self, epoch: int, begin: int, end: int) -> Iterator[Batch]:
+        """Read the row groups that this rank has rows of."""
+        order = np.arange(len(self._groups))
+        if self._shuffle:
+            np.random.default_rng((self._seed, epoch)).shuffle(order)
+        at = 0
+        for number in order:
+            rows = self._groups[number][2]
+            if at < end and at + rows > begin:
+                group = self._read(int(number))
+                if self._shuffle:  # equally on the ranks that share it
+                    mixed = np.random.default_rng((self._seed, epoch, int(number))).permutation(rows)
+                    group = {name: values[mixed] for name, values in group.items()}
+                yield {name: values[max(0, begin - at) : end - at] for name, values in group.items()}
+            at += rows
+
+    def _read(self, number: int) -> Batch:
+        import pyarrow.parquet as pq
+
+        name, group, _ = self._groups[number]
+        with self._store.fs.open(self._store.get_full_path(f"{self._path}/{name}"), "rb") as file:
+            return arrays(pq.ParquetFile(file).read_row_group(group, columns=self._columns))
+
+
+def _joined(parts: list[Batch]) -> Batch:
+    if len(parts) == 1:
+        return parts[0]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

@@ -1,0 +1,115 @@
+"""Whether Spark has room for the ranks of a job, before it is asked: left to itself it waits for many minutes.
+
+A barrier stage starts when all its tasks can. Spark checks that by trying again 40 times, 15 seconds apart, and says
+nothing meanwhile.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ..launch.errors import LaunchError
+
+REGISTERING = 4.0  # seconds that executors have to tell Spark of themselves, before there are too few slots
+LOOK = 0.1
+SAID_EVERY = 30.0
+
+
+def default_size(session: Any) -> int:
+    """How many ranks a job has whose user does not say: as many as Spark has slots.
+
+    Raises
+    ------
+    LaunchError
+        Spark does not tell: a Spark Connect server has no interface for it.
+    """
+    context = context_of(session)
+    if context is None:
+        raise LaunchError("num_proc is not given, and Spark Connect does not tell how many slots there are: give it")
+    return int(context.defaultParallelism)
+
+
+def context_of(session: Any) -> Any:
+    """The SparkContext; None with Spark Connect, which has none."""
+    if type(session).__module__.startswith("pyspark.sql.connect."):
+        return None
+    return session.sparkContext
+
+
+def check(session: Any, size: int, seconds: float, say: Callable[[str], None]) -> None:
+    """Wait for free slots, and refuse a job for which there can be none.
+
+    Parameters
+    ----------
+    session : SparkSession
+    size : int
+        Number of ranks.
+    seconds : float
+        That other jobs of the application may take to free their slots.
+    say : callable
+        Shows a line.
+
+    Raises
+    ------
+    LaunchError
+        There are fewer slots than ranks, or too few became free in time; or Spark runs no barrier stages as it is
+        configured.
+    """
+    context = context_of(session)
+    if context is None:
+        return
+    conf = context.getConf()
+    if conf.get("spark.dynamicAllocation.enabled", "false").lower() == "true":
+        raise LaunchError(
+            "spark.dynamicAllocation.enabled is true, and Spark starts no barrier stage then: set it to false, with "
+            "spark.executor.instances as many as the ranks need"
+        )
+    if conf.get("spark.speculation", "false").lower() == "true":
+        say("spark.speculation is on: ranks are never started twice, since their tasks are barrier tasks")
+    if conf.get("spark.ssl.enabled", "false").lower() == "true":
+        say("spark.ssl.enabled is true: that does not concern what ranks send each other, which is not encrypted")
+    slots = _slots(context)
+    end = time.monotonic() + REGISTERING
+    while slots < size and time.monotonic() < end:
+        time.sleep(LOOK)
+        slots = _slots(context)
+    if slots < size:
+        raise LaunchError(
+            f"{size} ranks need as many slots at once, and Spark has {slots}: give num_proc={max(slots, 1)}, or more "
+            f"or larger executors (master is {context.master}; a slot is spark.task.cpus cores of an executor)"
+        )
+    _await_free(context, size, seconds, say)
+
+
+def _await_free(context: Any, size: int, seconds: float, say: Callable[[str], None]) -> None:
+    end, said = time.monotonic() + seconds, float("-inf")
+    while True:
+        slots, busy = _slots(context), _busy(context)
+        if slots - busy >= size:
+            return
+        now = time.monotonic()
+        if now > end:
+            raise LaunchError(
+                f"{size} ranks wait for slots since {seconds:g} s: other jobs of this application hold {busy} of "
+                f"{slots}; wait for those, or give a longer start_timeout"
+            )
+        if now - said > SAID_EVERY:
+            said = now
+            say(f"{size} ranks wait for slots: other jobs of this application hold {busy} of {slots}")
+        time.sleep(LOOK)
+
+
+def _slots(context: Any) -> int:
+    """Tasks that can run at once, as Spark's scheduler counts them for a barrier stage."""
+    scala = context._jsc.sc()
+    return int(scala.maxNumConcurrentTasks(scala.resourceProfileManager().defaultResourceProfile()))
+
+
+def _busy(context: Any) -> int:
+    tracker = context.statusTracker()
+    stages = {
+        stage for job in tracker.getActiveJobsIds() if (info := tracker.getJobInfo(job)) for stage in info.stageIds
+    }
+    return sum(info.numActiveTasks for stage in stages if (info := tracker.getStageInfo(stage)))

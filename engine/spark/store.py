@@ -1,0 +1,139 @@
+"""Where estimators keep data, models and checkpoints: a place that driver and executors reach alike, by fsspec."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from ..launch.errors import LaunchError
+
+__all__ = ["DBFSLocalStore", "FilesystemStore", "HDFSStore", "LocalStore", "Store"]
+
+
+class Store:
+    """A directory of a file system that fsspec knows.
+
+    Below it lie `data/NAME` with training data, and `runs/RUN` with what a run has made.
+
+    Parameters
+    ----------
+    prefix_path : str
+        A path, or a URL such as `s3://bucket/training`. What fsspec needs for it must be installed on driver and
+        executors (`s3fs` for s3).
+    **options
+        For fsspec: keys, endpoints.
+    """
+
+    def __init__(self, prefix_path: str, **options: Any) -> None:
+        try:
+            from fsspec.core import url_to_fs
+        except ModuleNotFoundError as error:
+            raise LaunchError("a Store needs fsspec: pip install 'enginerun[spark]'") from error
+        self.prefix_path = self._normalized(prefix_path).rstrip("/")
+        self.options = options
+        self._url_to_fs = url_to_fs
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _made, (type(self), self.prefix_path, self.options)
+
+    @staticmethod
+    def _normalized(path: str) -> str:
+        return path
+
+    @staticmethod
+    def create(prefix_path: str, **options: Any) -> Store:
+        """Make the store that a path asks for.
+
+        Parameters
+        ----------
+        prefix_path : str
+            `hdfs://...`: an `HDFSStore`; `/dbfs/...`, `dbfs:/...` or `/Volumes/...`: a `DBFSLocalStore`; another URL:
+            a `FilesystemStore`; a path: a `LocalStore`.
+        **options
+            As of the class.
+        """
+        for kind in (HDFSStore, DBFSLocalStore):
+            if kind.matches(prefix_path):
+                return kind(prefix_path, **options)
+        plain = FilesystemStore if "://" in prefix_path else LocalStore
+        return plain(prefix_path, **options)
+
+    @property
+    def fs(self) -> Any:
+        """The file system of fsspec."""
+        return self._url_to_fs(self.prefix_path, **self.options)[0]
+
+    def get_full_path(self, path: str) -> str:
+        """A path of the file system, of one below the store."""
+        root: str = self._url_to_fs(self.prefix_path, **self.options)[1]
+        return f"{root.rstrip('/')}/{path}" if path else root
+
+    def get_data_path(self, name: str) -> str:
+        """Where a data set lies, below the store."""
+        return f"data/{name}"
+
+    def get_run_path(self, run_id: str) -> str:
+        """Where lies what a run has made, below the store."""
+        return f"runs/{run_id}"
+
+    def get_checkpoint_path(self, run_id: str) -> str:
+        """Where the newest model of a run lies, below the store."""
+        return f"{self.get_run_path(run_id)}/checkpoint"
+
+    def exists(self, path: str) -> bool:
+        """Whether there is such a file or directory below the store."""
+        return bool(self.fs.exists(self.get_full_path(path)))
+
+    def read(self, path: str) -> bytes:
+        """The content of a file below the store."""
+        data: bytes = self.fs.cat_file(self.get_full_path(path))
+        return data
+
+    def write(self, path: str, data: bytes) -> None:
+        """Write a file below the store, whole or not at all as far as the file system can: others may read it."""
+        full, fs = self.get_full_path(path), self.fs
+        fs.makedirs(full.rpartition("/")[0], exist_ok=True)
+        fs.pipe_file(f"{full}.new", data)
+        fs.mv(f"{full}.new", full)
+
+    def remove(self, path: str) -> None:
+        """Remove a file or a directory below the store, if it is there."""
+        if self.exists(path):
+            self.fs.rm(self.get_full_path(path), recursive=True)
+
+
+def _made(kind: type[Store], path: str, options: dict[str, Any]) -> Store:
+    return kind(path, **options)
+
+
+class FilesystemStore(Store):
+    """A store at a URL of any file system that fsspec knows."""
+
+
+class LocalStore(FilesystemStore):
+    """A store in a directory that driver and executors have in common: one machine, or a shared file system."""
+
+
+class HDFSStore(FilesystemStore):
+    """A store in HDFS. fsspec reaches it by pyarrow, which needs libhdfs and Hadoop's class path on every host."""
+
+    @staticmethod
+    def matches(path: str) -> bool:
+        """Whether a path is one of HDFS."""
+        return path.startswith("hdfs://")
+
+
+class DBFSLocalStore(LocalStore):
+    """A store in Databricks' file system, which driver and executors see as a directory.
+
+    Files there are written in one go from their beginning to their end, which is all that such directories promise.
+    """
+
+    @staticmethod
+    def matches(path: str) -> bool:
+        """Whether a path is one of Databricks'."""
+        return re.match(r"dbfs:/|file:/+dbfs/|/dbfs/|/Volumes/", path) is not None
+
+    @staticmethod
+    def _normalized(path: str) -> str:
+        return re.sub(r"^(dbfs:/+|file:/+dbfs/|/dbfs/)", "/dbfs/", path)

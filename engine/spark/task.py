@@ -1,0 +1,338 @@
+"""A task of a Spark job that has one rank: it starts the rank as a child process, watches it, and says how it ended.
+
+Spark kills the Python process of a task without a word: when another task fails, when the job is cancelled, when the
+executor goes. So the rank is tied to it (PR_SET_PDEATHSIG), and a guardian, which outlives both for a moment, ends what
+the rank has started. The rank is a process of its own, and never this one: Spark uses its Python processes again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import select
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..host import network, processes
+from ..host.patience import Patience
+from ..host.signals import caught
+from ..launch import leftovers, remote_files, spawn
+from ..launch.channel import Channel, ChannelError
+from ..launch.cpu_binding import Allotment
+from ..launch.errors import LaunchError
+from ..launch.guardian import Guardian
+from ..launch.output import Stream
+from ..launch.plan import Job, RankPlan, plan, without_places
+from ..launch.report import TAIL_BYTES
+from ..launch.spawn import Rank
+from ..launch.supervisor import SIGNALS, Supervisor
+from ..launch.verdict import End, claim_of, describe
+from .line import reach_driver
+from .places import Card, Place, arrange
+from .record import STDERR, Record
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+NOWHERE = "-"  # the number of no host: another task's ranks are not this one's guardian's
+CONSEQUENCE = 5.0  # seconds that a rank which failed because of another one leaves the first word to that
+FAREWELL = 10.0  # seconds in which the driver has to take the last of what a rank wrote
+FIRST, LAST = "[[rank", "rank]]"  # around what a task says of its rank in an exception, which Spark wraps in others
+
+
+class RankFailedError(RuntimeError):
+    """A rank has failed, and the driver cannot be told in another way."""
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What every task of a job is told.
+
+    Attributes
+    ----------
+    size : int
+        Number of ranks.
+    name : str
+        The job's, unique.
+    secret : str
+    addresses : tuple of (str, int)
+        Where the driver listens.
+    call : bytes
+        The pickled function with its arguments.
+    settings : mapping of str to str
+        Variables of the ranks, over the executor's own.
+    executable : str
+        Their Python; empty: the executor's.
+    horovod : bool
+        Whether they are scripts written for Horovod.
+    grace : float
+        Seconds between the stages of an ending.
+    """
+
+    size: int
+    name: str
+    secret: str = field(repr=False)
+    addresses: tuple[tuple[str, int], ...]
+    call: bytes = field(repr=False)
+    settings: Mapping[str, str] = field(repr=False)
+    executable: str = ""
+    horovod: bool = False
+    grace: float = 5.0
+
+
+def serve(orders: Orders, batches: Iterable[Any]) -> Iterator[pa.RecordBatch]:
+    """Run this task's rank; the function that Spark calls in a barrier stage.
+
+    Parameters
+    ----------
+    orders : Orders
+    batches : iterable of pyarrow.RecordBatch
+        The task's part of the range of tasks, in which nothing stands that is needed.
+
+    Yields
+    ------
+    pyarrow.RecordBatch
+        How the rank ended, by the schema of `record`.
+    """
+    import pyarrow as pa
+    from pyspark import BarrierTaskContext
+
+    for _ in batches:
+        pass
+    context = BarrierTaskContext.get()
+    task = context.partitionId()
+    channel = reach_driver(orders.addresses, orders.secret, task)
+    with network.listen(None, 0, backlog=256) as hub:
+        address = context.getTaskInfos()[task].address.rpartition(":")[0].strip("[]")
+        card = Card.of_this_process(address, hub.getsockname()[1])
+        cards = [Card.read(text) for text in context.allGather(card.text())]
+        place = arrange(cards)[task]
+        try:
+            record = Keeper(orders, place, card.name, channel).run(hub)
+        except LaunchError as error:
+            raise RankFailedError(f"{FIRST}rank {place.rank} on {card.name} cannot start: {error}{LAST}") from error
+    if channel is None and record.end.failed:
+        _leave_the_first_word(record)
+        raise RankFailedError(f"{FIRST}{_account(record)}{LAST}")
+    for name, data in record.rows():
+        yield pa.RecordBatch.from_pydict({"name": [name], "data": pa.array([data], pa.binary())})
+
+
+def _leave_the_first_word(record: Record) -> None:
+    """Wait, if another rank is to blame, for the task of that one to fail first: then Spark ends this one."""
+    claim = claim_of(record.rank, record.files.get(STDERR, b"").decode(errors="replace").split("\n"), record.end.time)
+    if claim is not None and claim.culprit is not None:
+        time.sleep(CONSEQUENCE)
+
+
+def _account(record: Record) -> str:
+    """What the user is told of a failed rank, where nothing else comes to the driver."""
+    said = record.files.get(leftovers.ERROR) or record.files.get(STDERR, b"")
+    how = describe(record.end.code)
+    return f"rank {record.rank} on {record.host} failed ({how}):\n{said.decode(errors='replace')}"
+
+
+class Keeper:
+    """One rank, from its start to its end.
+
+    Parameters
+    ----------
+    orders : Orders
+    place : Place
+    host : str
+        The name of this host.
+    channel : Channel or None
+        To the driver; None: the driver cannot be reached.
+    """
+
+    def __init__(self, orders: Orders, place: Place, host: str, channel: Channel | None) -> None:
+        self.orders = orders
+        self.place = place
+        self.host = host
+        self.channel = channel
+        self.home = Path(tempfile.mkdtemp(prefix=leftovers.PREFIX))
+        self._lock = leftovers.lock(self.home)
+        self._ends: list[End] = []
+        self._stderr = Tail(TAIL_BYTES)
+        self._dismissed = False
+
+    def run(self, hub: socket.socket) -> Record:
+        """Start the rank and stay until nothing of it is left, whatever happens.
+
+        Parameters
+        ----------
+        hub : socket.socket
+            Listens for the other hosts, if this is the task of rank 0.
+        """
+        try:
+            own = self.home / f"rank.{self.place.rank}"
+            own.mkdir(mode=0o700)
+            rank_plan = self._plan()
+            if self.channel is not None:
+                self.channel.send("hello", rank=self.place.rank, host=self.host)
+            guardian = Guardian(self.orders.name, self._sweep, NOWHERE)
+            processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
+            try:
+                with caught(SIGNALS, lambda *_: None) as wakeup:
+                    self._supervise(
+                        Supervisor(guardian, wakeup, self._out(), self.orders.grace, self._say, self._ended),
+                        rank_plan,
+                        hub,
+                    )
+            finally:
+                guardian.dismiss()
+                processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 0)
+            record = Record.of(self.host, self._ends[0], own, bytes(self._stderr))
+            self._tell(record)
+            return record
+        finally:
+            shutil.rmtree(self.home, ignore_errors=True)
+            os.close(self._lock)
+            if self.channel is not None:
+                self.channel.close()
+
+    def _plan(self) -> RankPlan:
+        """Lay out this rank, and write down the call that it will make."""
+        orders, place = self.orders, self.place
+        call = pickle.dumps((sys.path, sys.executable, orders.call))
+        remote_files.write_new(self.home / remote_files.ENCLOSED, call)
+        job = Job(
+            size=orders.size,
+            name=orders.name,
+            secret=orders.secret,
+            port=place.port,
+            directory=self.home,
+            settings=orders.settings,
+            horovod=orders.horovod,
+            address=place.address,
+            hub=place.hub,
+        )
+        # Spark has said how many threads a task has; CPUs are shared out by whoever started the executor.
+        plans = plan(job, Allotment(None, None, ""), without_places(os.environ), place.crew)
+        self._command = [
+            orders.executable or sys.executable,
+            "-P",
+            "-m",
+            "engine.runner.rank",
+            hashlib.sha256(call).hexdigest(),
+        ]
+        return next(each for each in plans if each.rank == place.rank)
+
+    def _supervise(self, supervisor: Supervisor, rank_plan: RankPlan, hub: socket.socket) -> None:
+        channel = self.channel
+        if channel is not None:
+            supervisor.hear(channel.reading, lambda: self._hear(supervisor, channel))
+        inherited: list[int] = []
+        if self.place.hub and self.place.rank == 0:
+            inherited.append(hub.fileno())
+            rank_plan.environment["ENGINE_HUB_FD"] = str(hub.fileno())
+        program = spawn.find_command(self._command, rank_plan.environment)
+        rank = spawn.start(rank_plan, self._command, program, spawn.raise_descriptor_limit(1), inherited)
+        hub.close()
+        supervisor.add(rank)
+        for name, pipe in (("stdout", rank.stdout), (STDERR, rank.stderr)):
+            supervisor.listen(Stream(rank.number, pipe, _Relay(self, name)))
+        self._dismissed = supervisor.run().signum is not None
+
+    def _out(self) -> tuple[Any, ...]:
+        return () if self.channel is None else (self.channel.out,)
+
+    def _hear(self, supervisor: Supervisor, channel: Channel) -> None:
+        """End the rank when the driver says so, and kill it when the driver is gone."""
+        descriptor = channel.reading
+        try:
+            for message in channel.receive():
+                if message.kind == "end":
+                    supervisor.end(str(message.head.get("why")))
+        except ChannelError:
+            channel.close()
+        if channel.ended:
+            supervisor.forget(descriptor)
+            channel.out.give_up()
+            supervisor.kill()
+
+    def take(self, name: str, data: bytes) -> None:
+        """Pass on what the rank writes; executors' logs have it where the driver cannot be reached."""
+        if name == STDERR:
+            self._stderr.add(data)
+        if self.channel is not None:
+            self.channel.send("output", data, stream=name)
+        else:
+            sys.stderr.buffer.write(data)
+            sys.stderr.flush()
+
+    def _say(self, line: str) -> None:
+        if self.channel is not None:
+            self.channel.send("say", line=line)
+
+    def _ended(self, rank: Rank, end: End) -> None:
+        self._ends.append(end)
+
+    def _tell(self, record: Record) -> None:
+        """Tell the driver at once: it has other tasks to end, and Spark may not let this one come to its own end."""
+        channel = self.channel
+        if channel is None or channel.ended or self._dismissed:
+            return  # Spark ends this process, as it does when its executor has gone: the driver takes it for lost
+        channel.send("end", record.explanation(), **record.head())
+        patience, poll = Patience(FAREWELL), select.poll()
+        poll.register(channel.out.descriptor, select.POLLOUT)
+        while channel.out.waiting and not channel.out.broken and patience.left():
+            poll.poll(1000 * patience.wait())
+            channel.out.pump()
+
+    def _sweep(self) -> None:
+        """End what the rank has started, wherever it has moved; in the guardian, once this process was killed."""
+        rank = str(self.place.rank)
+        for process in processes.processes():
+            ours = processes.job_of(process.pid) == self.orders.name and process.pid != os.getpid()
+            if ours and processes.variable_of(process.pid, "ENGINE_RANK") == rank:
+                processes.send(process.pid, signal.SIGKILL)
+        shutil.rmtree(self.home, ignore_errors=True)
+
+
+class _Relay:
+    """Takes what a rank writes to one of its streams."""
+
+    def __init__(self, keeper: Keeper, name: str) -> None:
+        self._keeper = keeper
+        self._name = name
+
+    def take(self, data: bytes) -> None:
+        self._keeper.take(self._name, data)
+
+    def flush(self) -> None:
+        """The driver shows the unfinished line when it learns of the end."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Tail:
+    """The last bytes of a stream.
+
+    Parameters
+    ----------
+    most : int
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._held = bytearray()
+
+    def add(self, data: bytes) -> None:
+        """Take more of the stream."""
+        self._held += data
+        if len(self._held) > 2 * self._most:
+            del self._held[: -self._most]
+
+    def __bytes__(self) -> bytes:
+        return bytes(self._held[-self._most :])

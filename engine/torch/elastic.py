@@ -1,0 +1,158 @@
+"""Elastic training with torch: `engine.torch.elastic.TorchState`, and what goes with it."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Hashable, Iterator
+from typing import Any
+
+import torch
+
+from ..elastic.copies import Memory, Place
+from ..elastic.samplers import ElasticBatchSampler, ElasticSampler
+from ..elastic.state import HostsUpdatedInterrupt, ObjectState, State
+from ..elastic.worker.batches import loop
+from ..elastic.worker.gate import JobOver
+from ..elastic.worker.run import leave, run
+
+__all__ = [
+    "ElasticBatchSampler",
+    "ElasticSampler",
+    "HostsUpdatedInterrupt",
+    "JobOver",
+    "ObjectState",
+    "State",
+    "TorchState",
+    "leave",
+    "loop",
+    "run",
+]
+
+
+class TorchArrays:
+    """Dense tensors that need no gradient, on whatever device; all copies lie in the host's memory."""
+
+    def owns(self, value: Any) -> bool:
+        """Whether a value is such a tensor."""
+        if type(value) is not torch.Tensor or value.requires_grad or value.layout is not torch.strided:
+            return False
+        return not value.is_quantized and value.device.type != "meta"
+
+    def key(self, tensor: torch.Tensor) -> Hashable:
+        """Equal for tensors that are the same memory, seen in the same way, as those of tied weights."""
+        if not tensor.numel():
+            return id(tensor)
+        signs = tensor.is_neg(), tensor.is_conj()
+        return tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), signs
+
+    def place(self, tensor: torch.Tensor, start: int) -> Place:
+        """What is kept of a tensor, at a place."""
+        nbytes = tensor.numel() * tensor.element_size()
+        return Place(start, nbytes, tensor.dtype, tuple(tensor.shape), "" if tensor.is_cpu else tensor.device.type)
+
+    def memory(self, nbytes: int) -> Memory:
+        """Memory for copies; page-locked where there is a GPU, so that it copies at full speed."""
+        pinned = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        memory: Memory = torch.empty(nbytes, dtype=torch.uint8, pin_memory=pinned).numpy()
+        return memory
+
+    def write(self, tensors: list[torch.Tensor], views: list[torch.Tensor]) -> None:
+        """Copy tensors into views; those of GPUs all at the same time."""
+        devices = set()
+        for tensor, view in zip(tensors, views, strict=True):
+            view.copy_(tensor, non_blocking=tensor.is_cuda)
+            if tensor.is_cuda:
+                devices.add(tensor.device)
+        for device in devices:
+            torch.cuda.current_stream(device).synchronize()
+
+    def view(self, memory: Memory, place: Place) -> torch.Tensor:
+        """The tensor at a place of memory."""
+        if not place.nbytes:
+            return torch.empty(place.shape, dtype=place.dtype)
+        count = math.prod(place.shape)
+        return torch.frombuffer(memory, dtype=place.dtype, count=count, offset=place.start).view(place.shape)
+
+    def own(self, view: torch.Tensor, place: Place) -> torch.Tensor:
+        """A copy of such a view, on the kind of device that it came from: of GPUs, the current one."""
+        return view.to(place.origin) if place.origin else view.clone()
+
+
+class TorchState(ObjectState):
+    """A model, an optimizer, and whatever else a training goes on from.
+
+    Modules keep their parameters and buffers, and optimizers as much of their state as fits, where they are: values are
+    copied into them. So views of them, shared gradients and wrapped optimizers stay what they are.
+
+    Commits lie in the host's memory, two of them, of which one is whole at any time. On a GPU, where Horovod keeps its
+    one copy, they would take twice the room of model and optimizer from what is trained.
+
+    Parameters
+    ----------
+    model : torch.nn.Module, optional
+    optimizer : torch.optim.Optimizer, optional
+        Wrapped or not. Commits are put off while one that takes several passes for a step has gradients in hand.
+    **values
+        More modules and optimizers; schedulers, gradient scalers, samplers: all with `state_dict` and
+        `load_state_dict`. Anything else is pickled, but for tensors, which are copied.
+
+    Raises
+    ------
+    TypeError
+        A value that cannot be pickled, by name.
+    ValueError
+        A name that the state has for something else.
+
+    Examples
+    --------
+    >>> state = TorchState(model, optimizer, scheduler=scheduler, sampler=sampler, epoch=0)
+    """
+
+    arrays = TorchArrays()
+
+    def __init__(self, model: Any = None, optimizer: Any = None, **values: Any) -> None:
+        given = {"model": model, "optimizer": optimizer}
+        super().__init__(**{name: value for name, value in given.items() if value is not None}, **values)
+        self.register_in_hand(self._passes_in_hand)
+
+    def reset(self) -> None:
+        """Forget gradients of a step that was not made."""
+        for optimizer in self._optimizers():
+            optimizer.zero_grad()
+
+    def _optimizers(self) -> Iterator[Any]:
+        present = (getattr(self, name) for name in self._names)
+        return (value for value in present if isinstance(value, torch.optim.Optimizer))
+
+    def _passes_in_hand(self) -> bool:
+        wrappings = (getattr(optimizer, "_engine", None) for optimizer in self._optimizers())
+        return any(wrapping is not None and getattr(wrapping.reducer.group, "touched", False) for wrapping in wrappings)
+
+    def _lent(self, present: Any) -> bool:
+        return isinstance(present, torch.nn.Module | torch.optim.Optimizer)
+
+    def _load(self, name: str, present: Any, kept: Any) -> None:
+        if isinstance(present, torch.optim.Optimizer):
+            kept = _into(present.state_dict(), kept)
+        elif isinstance(present, torch.nn.Module):
+            # What a module calls its extra state it may hold on to; all else it copies.
+            extra = {key: _into(None, value) for key, value in kept.items() if key.endswith("_extra_state")}
+            kept.update(extra)
+        super()._load(name, present, kept)
+
+
+def _into(present: Any, kept: Any) -> Any:
+    """What was kept, in tensors of the present state where there are some that fit, and else in new ones."""
+    if isinstance(kept, torch.Tensor):
+        if not isinstance(present, torch.Tensor) or present.shape != kept.shape or present.dtype != kept.dtype:
+            return kept.clone()
+        with torch.no_grad():
+            return present.copy_(kept)
+    if isinstance(kept, dict):
+        old = present if isinstance(present, dict) else {}
+        return {key: _into(old.get(key), value) for key, value in kept.items()}
+    if type(kept) in (list, tuple):
+        known = present if isinstance(present, list | tuple) and len(present) == len(kept) else [None] * len(kept)
+        return type(kept)(_into(old, value) for old, value in zip(known, kept, strict=True))
+    return copy.deepcopy(kept)

@@ -1,0 +1,238 @@
+"""Where a process of an elastic job is before its first world, and between the end of one and the start of the next.
+
+Nothing communicates here. `rank()`, `size()` and their like give planned numbers: those that the launcher has told
+before the first world, and afterwards those of the world that was to be entered.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+from . import config, logs
+from .errors import ConfigError
+from .frameworks import moving
+from .launchers import LAUNCHERS
+from .metrics.export.in_process import InProcess, listen
+from .native import core
+from .process_sets import ProcessSet, global_process_set
+from .rendezvous import CallOff
+from .running import Running, Told
+from .world import World
+
+GATE = "ENGINE_GATE"
+"""The variable that every process of an elastic job has: where it asks for its place in a world."""
+MOST_SEARCHES = 3
+"""Worlds of a job in which the tuner may begin to search."""
+HOROVOD = ("HOROVOD_RANK", "HOROVOD_LOCAL_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_SIZE")
+"""Variables that tell a place to programs that are written for Horovod."""
+_SHORTEST, _LONGEST = 0.0005, 0.02  # seconds between two looks at whether all have come
+
+
+@dataclass
+class WaitingRoom:
+    """What a process takes into its next world.
+
+    Attributes
+    ----------
+    world : World
+        As planned, or the one that this process was told to enter.
+    given : dict
+        The settings that the user has chosen, by name.
+    sets : list of ProcessSet
+        In the order in which they were added.
+    told : Told
+        What the process knows of the world before.
+    serving : InProcess or None
+        The service of metrics, which goes on.
+    """
+
+    world: World
+    given: dict[str, Any]
+    sets: list[ProcessSet] = field(default_factory=list)
+    told: Told = field(default_factory=Told)
+    serving: InProcess | None = None
+
+    def __post_init__(self) -> None:
+        self.pid = os.getpid()
+        self.settings = config.Config(**self.given)
+        self.await_world(self.world)
+
+    @staticmethod
+    def carried(running: Running) -> tuple[dict[str, Any], list[ProcessSet], Told, InProcess | None]:
+        """What a process takes out of a world that it is about to leave: all but the first of these fields."""
+        tuning, serving = running.tuning, running.serving
+        running.serving = None
+        knobs = running.engine.knobs() if tuning is None else tuning.best
+        told = Told(
+            last=running.generation,
+            # Of knobs that are being tuned only the tuner knows whether they are good.
+            knobs=None if running.searching and tuning is None else knobs,
+            searches=running.told.searches,
+            searched=running.told.searched or (tuning is not None and tuning.concluded),
+        )
+        return running.given, [*running.sets.added, *running.lost], told, serving
+
+    def await_world(self, world: World) -> None:
+        """Have this process wait for a world."""
+        self.world = world
+        global_process_set._await(world.rank, tuple(range(world.size)))
+        for each in self.sets:
+            each._await(world.rank, each.ranks)
+
+    def add(self, chosen: ProcessSet | Iterable[int]) -> ProcessSet:
+        """Take note of a process set, to be formed in the next world."""
+        added = chosen if isinstance(chosen, ProcessSet) else ProcessSet(chosen)
+        if not added.ranks:
+            raise ValueError("a process set of an elastic job is given by its ranks, at least one")
+        if any(added is each or added.ranks == each.ranks for each in self.sets):
+            raise ValueError(f"there is a process set with the ranks {list(added.ranks)} already")
+        added._await(self.world.rank, added.ranks)
+        self.sets.append(added)
+        return added
+
+    def remove(self, process_set: ProcessSet) -> bool:
+        """Forget a process set; False if it was not there."""
+        if process_set not in self.sets:
+            return False
+        self.sets.remove(process_set)
+        process_set._leave()
+        return True
+
+    def tell_children(self) -> None:
+        """Have the launcher's variables tell of the present world: processes that are spawned read them."""
+        numbers = self.world.rank, self.world.local_rank, self.world.size, self.world.local_size
+        told = [str(number) for number in numbers]
+        for names in (*(launcher.place for launcher in LAUNCHERS), HOROVOD):
+            if names[0] in os.environ:
+                os.environ.update(zip(names, told, strict=True))
+
+    def begin_numbers(self) -> None:
+        """Have the names of a new world counted anew: its newcomers have seen none of the worlds before."""
+        for each in (global_process_set, *self.sets):
+            each._begin_numbers()
+
+    def close(self) -> None:
+        """Nothing waits any more."""
+        for each in (global_process_set, *self.sets):
+            each._leave()
+        if self.serving is not None:
+            self.serving.stop()
+
+
+def meet(engine: core.Engine, told: Told, called_off: CallOff | None) -> list[Told]:
+    """Learn what all ranks of a new world tell, by rank. When it returns, the engines of all ranks run. Collective.
+
+    Raises
+    ------
+    CalledOff
+        The world is called off before all ranks have come here: one of those that were to may never come.
+    """
+    handle = engine.allgather(array("b", pickle.dumps(told)), "engine.enter", called_off is None)
+    pause = _SHORTEST
+    while called_off is not None and not handle.done:
+        called_off.expect_none(pause)
+        pause = min(2 * pause, _LONGEST)
+    handle.wait()
+    data, counts = handle.gathered
+    ends = list(accumulate(counts))
+    return [pickle.loads(bytes(data[end - count : end])) for end, count in zip(ends, counts, strict=True)]
+
+
+def settle(running: Running, room: WaitingRoom, everybody: Sequence[Told]) -> None:
+    """Bring into a new world what of those before goes on. Collective.
+
+    Parameters
+    ----------
+    running : Running
+        The new world.
+    room : WaitingRoom
+        In which this process has waited for it.
+    everybody : sequence of Told
+        What all ranks have told, by rank.
+    """
+    world = running.world
+    room.begin_numbers()
+    knobs = _common_knobs(everybody, running.engine)
+    running.searching = _may_search(everybody, running.settings)
+    running.told.searches = max(told.searches for told in everybody) + running.searching
+    running.told.searched = any(told.searched for told in everybody)
+    if world.rank == 0 and knobs and not running.searching:
+        running.engine.set_knobs(**knobs)
+    for process_set in _in_order(room.sets, everybody):
+        why = _missing(process_set, world, everybody)
+        if why:
+            process_set._lose(why)
+            running.lost.append(process_set)
+        else:
+            process_set._leave()
+            running.show(running.sets.add(process_set))
+    moving.move(min(told.optimizers for told in everybody), _newest(everybody))
+    _serve(running, room)
+    if world.rank == 0 and (running.searching or not (running.settings.autotune or knobs)):
+        running.tune(running, knobs)
+
+
+def _serve(running: Running, room: WaitingRoom) -> None:
+    """Go on to serve metrics, or begin, if this rank is the one that does."""
+    serving = room.serving
+    if serving is None:
+        try:
+            serving = listen(running.settings, running.world.local_rank)
+        except ConfigError as error:  # the world has met: it is no reason to end it
+            logs.logger.warning("%s", error)
+    if serving is not None:
+        running.serving = serving
+        serving.start(running.pids)
+
+
+def _newest(everybody: Sequence[Told]) -> int | None:
+    """The lowest rank of those that come from the newest of the worlds before; None if nobody has been in one."""
+    last = max((told.last for told in everybody if told.last is not None), default=None)
+    return next((rank for rank, told in enumerate(everybody) if last is not None and told.last == last), None)
+
+
+def _common_knobs(everybody: Sequence[Told], engine: core.Engine) -> dict[str, Any]:
+    """The knobs with which a new world goes on, as far as its hosts have a use for them; none if nobody knows any."""
+    known = [told for told in everybody if told.knobs is not None]
+    if not known:
+        return {}
+    best = max(known, key=lambda told: -1 if told.last is None else told.last)  # the first of several
+    knobs = {name: value for name, value in (best.knobs or {}).items() if name in config.knobs()}
+    if not engine.chainable:
+        knobs.pop("between_hosts", None)
+    if "sockets_per_lane" in knobs:
+        knobs["sockets_per_lane"] = min(knobs["sockets_per_lane"], engine.sockets_per_lane or 1)
+    return {name: value for name, value in knobs.items() if value != engine.knobs()[name]}
+
+
+def _may_search(everybody: Sequence[Told], settings: config.Config) -> bool:
+    """Whether the tuner begins to search in a new world: not once a search has ended, nor in a fourth world."""
+    return (
+        settings.autotune
+        and not any(told.searched for told in everybody)
+        and max(told.searches for told in everybody) < MOST_SEARCHES
+    )
+
+
+def _in_order(sets: Sequence[ProcessSet], everybody: Sequence[Told]) -> list[ProcessSet]:
+    """Process sets in an order that is the same on all ranks, as far as all have them: that of rank 0's."""
+    first = {ranks: place for place, ranks in enumerate(everybody[0].sets)}
+    return sorted(sets, key=lambda each: first.get(each.ranks, len(first)))
+
+
+def _missing(process_set: ProcessSet, world: World, everybody: Sequence[Told]) -> str:
+    """Why a set of an earlier world cannot be formed in a new one; empty: it can."""
+    ranks = process_set.ranks
+    text = f"{process_set} is not in world {world.number}, which has {world.size} ranks"
+    if ranks == tuple(range(world.size)):
+        return f"{text}: all of them are in it, so global_process_set takes its place"
+    if ranks[-1] >= world.size:
+        return f"{text}: it comes back in a world that has all of its ranks"
+    lacking = [rank for rank, told in enumerate(everybody) if ranks not in told.sets]
+    return f"{text}: rank {lacking[0]} has not added it. Add it before elastic.run, on every rank" if lacking else ""

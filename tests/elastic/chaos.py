@@ -1,0 +1,353 @@
+"""A training under random failures, compared with an undisturbed one: `python -m tests.elastic.chaos --help`.
+
+The job runs under enginerun, on hosts that are namespaces of this machine or on this machine alone. Faults are drawn
+one after the other:
+
+| fault | what happens |
+|---|---|
+| kill | a worker is killed, any of them: also rank 0, the coordinator |
+| stop | a worker is stopped, and wakes up again some time after it was given up |
+| leave | a worker gets SIGTERM, as before a preemption |
+| agent | the agent of a host is killed, and with it the host is lost |
+| host | the discovery script no longer names a host, and names it again later |
+| cable | all that ranks of a host and others send each other is lost, for up to 12 s; the launcher still reaches it |
+
+The training is right if the final parameters are those of an undisturbed run, and each sample of each epoch has counted
+once; and if no fault holds it up for longer than allowed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from ..netns import Hosts
+from ..waiting import NotWithin, let_pass, until
+from . import chaos_program
+
+ROOT = Path(__file__).parents[2]
+LONGEST = {"kill": 3.0, "stop": 20.0, "leave": 3.0, "agent": 30.0, "host": 5.0, "cable": 60.0}
+"""Seconds from a fault to the next step in a later world."""
+WEIGHTS = {"kill": 10, "stop": 1, "leave": 3, "agent": 1, "host": 1, "cable": 1}
+HERE = ("kill", "leave")  # faults for which one host is enough; a stop costs its limit each time
+STALL_LIMIT = 4.0
+
+
+@dataclass(frozen=True)
+class Step:
+    """A line of a worker's."""
+
+    time: float
+    world: int
+    step: int
+    rank: int
+    size: int
+
+
+@dataclass
+class Chaos:
+    """A job, and what is done to it.
+
+    Parameters
+    ----------
+    directory : Path
+        Empty; for the job's files.
+    seed : int
+    hosts : Hosts or None
+        None: all is on this machine.
+    slots : int
+        Of each host.
+    """
+
+    directory: Path
+    seed: int
+    hosts: Hosts | None = None
+    slots: int = 3
+    seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def __post_init__(self) -> None:
+        self.mark = uuid.uuid4().hex
+        self.random = random.Random(self.seed)
+        self.names = ["here"] if self.hosts is None else [self.hosts.address(host) for host in range(self.hosts.count)]
+        self.log = self.directory / "log"
+
+    def start(self) -> None:
+        """Start the job, and see it train."""
+        self._name_hosts(self.names)
+        (self.directory / "discover").write_text(f"#!/bin/sh\ncat {self.directory}/hosts\n")
+        (self.directory / "discover").chmod(0o755)
+        most = self.slots * len(self.names)
+        command = [sys.executable, "-m", "engine.launch", "-np", str(most), "--min-np", "1", "--max-np", str(most)]
+        command += ["--blacklist-cooldown-range", "1", "5"]
+        if self.hosts is not None:
+            command += ["--host-discovery-script", str(self.directory / "discover")]
+            command += [
+                "--launch-agent",
+                f"{sys.executable} -m tests.elastic.chaos_entering {self._entries()} {{host}}",
+            ]
+        command += [sys.executable, "-m", chaos_program.__name__, str(self.directory)]
+        environment = os.environ | {"CHAOS": self.mark, "ENGINE_STALL_LIMIT": str(STALL_LIMIT)}
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT)
+        self.await_step(0, 60.0)
+
+    def _entries(self) -> str:
+        assert self.hosts is not None
+        return ",".join(f"{name}={pid}" for name, pid in zip(self.names, self.hosts.pids, strict=True))
+
+    def _name_hosts(self, names: list[str]) -> None:
+        """Have the discovery script print these, from one moment to the next."""
+        new = self.directory / "hosts.new"
+        new.write_text("".join(f"{name}:{self.slots}\n" for name in names))
+        new.rename(self.directory / "hosts")
+
+    # ---- what is seen
+
+    def steps(self) -> Iterator[Step]:
+        """All steps of all workers, of each worker in their order."""
+        for path in self.directory.glob("steps.*"):
+            for line in path.read_text().splitlines():
+                words = line.split()
+                if len(words) == 5:  # a killed worker may have written half a line
+                    yield Step(float(words[0]), *map(int, words[1:]))
+
+    def newest(self) -> int:
+        """The newest world in which there was a step."""
+        return max((step.world for step in self.steps()), default=0)
+
+    def await_step(self, world: int, seconds: float, after: float = 0.0) -> float:
+        """Wait for a step in a later world than that, and after that time; when the first was."""
+
+        def first() -> float | None:
+            if self.process.poll() is not None:
+                raise AssertionError(f"the job has ended with {self.process.returncode}:\n{self.tail()}")
+            return min((step.time for step in self.steps() if step.world > world and step.time > after), default=None)
+
+        try:
+            found = until(first, f"a step in a world after {world}", seconds, 0.01)
+        except NotWithin as error:
+            raise AssertionError(f"{error}\n{self.tail()}") from None
+        assert found is not None
+        return found
+
+    def tail(self) -> str:
+        """The end of what the job has printed."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-40:])
+
+    def workers(self) -> dict[int, int]:
+        """The processes of workers, by their numbers, that have made a step or are about to."""
+        return dict(self._marked("ENGINE_WORKER"))
+
+    def agents(self) -> dict[int, int]:
+        """The processes of agents, by host: the oldest that is no worker's. What it has forked guards it."""
+        oldest: dict[int, int] = {}
+        workers = set(self.workers().values())
+        for host, pid in sorted(self._marked("CHAOS_AGENT"), key=lambda each: _began(each[1])):
+            if pid not in workers:
+                oldest.setdefault(host, pid)
+        return oldest
+
+    def _marked(self, variable: str) -> Iterator[tuple[int, int]]:
+        for path in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                words = (path / "environ").read_bytes().split(b"\0")
+                told = dict(word.partition(b"=")[::2] for word in words)
+                state = (path / "stat").read_text().rpartition(")")[2].split()[0]
+                if told.get(b"CHAOS") == self.mark.encode() and variable.encode() in told and state != "Z":
+                    yield int(told[variable.encode()]), int(path.name)
+
+    # ---- what is done
+
+    def fault(self, kind: str) -> None:
+        """Do something to the job, and wait until it goes on."""
+        world = self.newest()
+        began = time.monotonic()
+        undo = getattr(self, f"_{kind}")()
+        if undo is None:
+            return
+        if kind == "cable":  # a short cut ends no world
+            world, began = 0, time.monotonic()
+        try:
+            self.seconds[kind].append(self.await_step(world, LONGEST[kind], began) - began)
+        except AssertionError as error:
+            error.add_note(f"the fault: {kind}")
+            raise
+        finally:
+            undo()
+
+    def _training(self) -> list[int]:
+        """The processes of workers that train in the newest world, by their numbers."""
+        world = self.newest()
+        trains = {
+            int(path.suffix[1:])
+            for path in self.directory.glob("steps.*")
+            if (lines := path.read_text().splitlines()) and lines[-1].split()[1:2] == [str(world)]
+        }
+        return [pid for number, pid in sorted(self.workers().items()) if number in trains]
+
+    def _any_worker(self) -> int | None:
+        """The process of some worker that trains, unless it is the only one."""
+        found = self._training()
+        return self.random.choice(found) if len(found) > 1 else None
+
+    def _signal(self, number: signal.Signals) -> int | None:
+        pid = self._any_worker()
+        if pid is not None:
+            os.kill(pid, number)
+        return pid
+
+    def _kill(self) -> Callable[[], None] | None:
+        return None if self._signal(signal.SIGKILL) is None else lambda: None
+
+    def _leave(self) -> Callable[[], None] | None:
+        return None if self._signal(signal.SIGTERM) is None else lambda: None
+
+    def _stop(self) -> Callable[[], None] | None:
+        pid = self._signal(signal.SIGSTOP)
+        if pid is None:
+            return None
+
+        def wake() -> None:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+        return wake
+
+    def _agent(self) -> Callable[[], None] | None:
+        hosts = {host for host, pid in self._marked("CHAOS_AGENT") if pid in self._training()}
+        agents = {host: pid for host, pid in self.agents().items() if hosts - {host}}  # some commit has to be left
+        if not agents:
+            return None
+        os.kill(agents[self.random.choice(sorted(agents))], signal.SIGKILL)
+        return lambda: None
+
+    def _host(self) -> Callable[[], None] | None:
+        if len(self.names) < 2:
+            return None
+        gone = self.random.choice(self.names)
+        self._name_hosts([name for name in self.names if name != gone])
+        return lambda: self._name_hosts(self.names)
+
+    def _cable(self) -> Callable[[], None] | None:
+        if self.hosts is None:
+            return None
+        host = self.random.randrange(self.hosts.count)
+        self.hosts.cut(host)
+        let_pass(self.random.uniform(1.0, 12.0))  # hosts that lose each other say so after about 6 s
+        self.hosts.restore(host)
+        return lambda: None
+
+    # ---- the end
+
+    def finish(self) -> int:
+        """Let the training come to its end, and see that it is right; the number of its steps."""
+        (self.directory / "enough").touch()
+        try:
+            code = self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the job does not come to its end:\n{self.tail()}") from None
+        assert code == 0, self.tail()
+        results = sorted(self.directory.glob("result.*.npz"))
+        assert results, self.tail()
+        for path in results:
+            with np.load(path) as result:
+                steps, epoch, seen, weights = (
+                    int(result["step"]),
+                    int(result["epoch"]),
+                    result["seen"],
+                    result["weights"],
+                )
+            assert np.array_equal(seen, np.full(chaos_program.SAMPLES, epoch)), f"of {epoch} epochs: {seen}"
+            expected = chaos_program.undisturbed(steps)
+            assert np.allclose(weights, expected, rtol=0, atol=1e-9), np.abs(weights - expected).max()
+        left = until(lambda: not self.workers() and not self.agents(), "the end of all processes", 20)
+        assert left
+        return steps
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        self.process.kill()
+        self.process.wait()
+        for pid in (*self.workers().values(), *self.agents().values()):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _began(pid: int) -> int:
+    """When a process was started, in ticks of the system."""
+    with suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    return sys.maxsize
+
+
+@contextmanager
+def chaos(directory: Path, seed: int, hosts: Hosts | None = None, slots: int = 3) -> Iterator[Chaos]:
+    """A job that trains, and of which nothing is left behind."""
+    job = Chaos(directory, seed, hosts, slots)
+    try:
+        job.start()
+        yield job
+    finally:
+        job.close()
+
+
+def play(job: Chaos, count: float, minutes: float, kinds: Sequence[str], show: Callable[[str], None] = print) -> int:
+    """Draw faults of some kinds until there were so many, or the time is over; how many there were."""
+    end, done = time.monotonic() + 60 * minutes, 0
+    while done < count and time.monotonic() < end:
+        kind = job.random.choices(kinds, [WEIGHTS[kind] for kind in kinds])[0]
+        before = len(job.seconds[kind])
+        job.fault(kind)
+        done += len(job.seconds[kind]) - before
+        if len(job.seconds[kind]) > before and done % 10 == 0:
+            show(f"{done} faults, {job.newest()} worlds; the last: {kind}, {job.seconds[kind][-1]:.2f} s")
+        let_pass(job.random.uniform(0.0, 0.8))
+    return done
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=10.0, help="play for so long (default 10)")
+    parser.add_argument("--count", type=float, default=float("inf"), help="or until there were so many faults")
+    parser.add_argument("--seed", type=int, default=1, help="draw others with another (default 1)")
+    parser.add_argument("--hosts", type=int, default=3, help="namespaces as hosts; 0: this machine alone (default 3)")
+    parser.add_argument("--slots", type=int, default=2, help="ranks of a host (default 2)")
+    parser.add_argument("--faults", metavar="KIND,KIND", help="draw these alone (default: all that can be)")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="chaos-") as name:
+        made = Hosts(options.hosts) if options.hosts else None
+        try:
+            with chaos(Path(name), options.seed, made, options.slots) as job:
+                kinds = options.faults.split(",") if options.faults else [*WEIGHTS] if made else HERE
+                done = play(job, options.count, options.minutes, kinds, lambda text: print(text, flush=True))
+                steps = job.finish()
+                worlds = job.newest()
+        finally:
+            if made is not None:
+                made.close()
+    print(
+        f"seed {options.seed}: {done} faults, {worlds} worlds, {steps} steps; the model is that of an undisturbed run"
+    )
+    print("| fault | times | seconds to the next step: median | longest |\n|---|---|---|---|")
+    for kind, seconds in sorted(job.seconds.items()):
+        if seconds:
+            print(f"| {kind} | {len(seconds)} | {median(seconds):.2f} | {max(seconds):.2f} |")
+
+
+if __name__ == "__main__":
+    main()

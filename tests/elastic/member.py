@@ -1,0 +1,117 @@
+"""A process that goes from world to world: what `elastic.run` does, in as few lines as tests of worlds need.
+
+It is forked from a process that has imported what the tests need (`tests/elastic/worlds.py`), and told its places over
+a socket. What a world's members do is a function of `tests/elastic/programs.py`.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from engine import runtime
+from engine.errors import CalledOff, EngineError, RendezvousError
+from engine.rendezvous import CallOff
+from engine.world import World
+
+LIMIT = 1 << 20
+
+
+class Member:
+    """One end of a socket of packets, at the other end of which is the test.
+
+    Attributes
+    ----------
+    number : int
+        The worker's.
+    worlds : int
+        How many worlds it has entered.
+    """
+
+    def __init__(self, number: int, connection: socket.socket) -> None:
+        self.number = number
+        self.worlds = 0
+        self.world: World | None = None
+        self._connection = connection
+        self._void: set[int] = set()
+        self._places: list[dict[str, Any]] = []
+
+    def say(self, kind: str, **told: Any) -> None:
+        """Tell the test something, with the time at which it is said."""
+        self._connection.send(json.dumps({"kind": kind, "time": time.monotonic(), **told}).encode())
+
+    def run(self, body: Callable[[Member], Any]) -> None:
+        """Call `body` in each world until it returns, or the test has no more places."""
+        while (world := self._place()) is not None:
+            self.world = world
+            call_off = CallOff(self._connection.fileno(), lambda number=world.number: self._called_off(number))
+            self.say("entering", world=world.number)
+            try:
+                runtime.enter(world, call_off)
+                self.worlds += 1
+                self.say("entered", world=world.number)
+                self.say("returned", world=world.number, value=body(self))
+            except CalledOff:
+                self.say("called_off", world=world.number)
+            except BaseException as error:
+                failure = runtime.failure(2.0)
+                if failure is None and not isinstance(error, RendezvousError):
+                    self.say("raised", text=f"{type(error).__name__}: {error}")
+                    raise
+                told = None if failure is None else failure.culprit
+                self.say(
+                    "failed", world=world.number, culprit=told, text=str(error) if failure is None else failure.text
+                )
+                traceback.clear_frames(error.__traceback__)
+            gc.collect()
+
+    def _place(self) -> World | None:
+        """The next place; None: there is none."""
+        while not self._places:
+            if not self._read():
+                return None
+        return World(**{**(place := self._places.pop(0)), "workers": tuple(place["workers"])})
+
+    def _called_off(self, number: int) -> bool:
+        while number not in self._void and self._read(socket.MSG_DONTWAIT):
+            pass
+        return number in self._void
+
+    def _read(self, flags: int = 0) -> bool:
+        """Take one packet; whether there was one."""
+        try:
+            data = self._connection.recv(LIMIT, flags)
+        except BlockingIOError:
+            return False
+        if not data:
+            if flags:
+                raise EngineError("the test has ended")
+            return False
+        message = json.loads(data)
+        if "void" in message:
+            self._void.add(message["void"])
+        else:
+            self._places.append(message)
+        return True
+
+
+def main(number: int, connection: socket.socket, program: str, environ: dict[str, str]) -> None:
+    """Be a member until there are no more places."""
+    from tests.elastic import programs
+
+    os.environ.update(environ)
+    member = Member(number, connection)
+    try:
+        getattr(programs, program)(member)
+        runtime.shutdown()
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        raise

@@ -1,0 +1,103 @@
+"""A worker's program for `tests/elastic/test_run.py`: `run_program.py TASK`; it prints what it has seen, a line each.
+
+The directory in `RUN_TEST` has files by which the test holds workers up, or sees how far they are.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+
+import engine
+from engine.elastic.state import ObjectState
+from engine.elastic.worker.gate import JobOver
+from engine.elastic.worker.run import run
+from engine.errors import WorldError
+
+from ..waiting import until_files
+
+STEPS = 60
+WORKER = int(os.environ.get("ENGINE_WORKER", "0"))
+PLACE = Path(os.environ["RUN_TEST"])
+
+
+def say(*words: object) -> None:
+    print(*words, flush=True)
+
+
+def reduced(state: ObjectState) -> None:
+    """A step: each rank gives 1, so that the total tells how many ranks there were in each."""
+    state.total += float(engine.allreduce(np.ones(4), op=engine.Sum)[0])
+    state.step += 1
+
+
+def steps(state: ObjectState) -> int:
+    """Commit in every fifth step; held up in the twentieth until the test has seen that."""
+    while state.step < STEPS:
+        reduced(state)
+        if state.step % 5 == 0:
+            state.commit()
+        if state.step == 22:
+            (PLACE / f"half.{WORKER}").touch()
+            until_files(PLACE / "go")
+    return state.step
+
+
+def endless(state: ObjectState) -> int:
+    """Step and commit until told to come."""
+    while True:
+        reduced(state)
+        state.commit()
+        (PLACE / f"half.{WORKER}").touch()
+
+
+def other_exception(state: ObjectState) -> int:
+    """Have the failure of the world come as something else, without the engine's exception behind it."""
+    try:
+        return steps(state)
+    except WorldError:
+        pass
+    raise ValueError("a loader gives up")
+
+
+def program_error(state: ObjectState) -> int:
+    """Worker 1 has an error of its own."""
+    reduced(state)
+    state.commit()
+    if WORKER == 1:
+        raise ValueError("batch 7 is bad")
+    return steps(state)
+
+
+def ends_late(state: ObjectState) -> int:
+    """Worker 0 returns; the others do not come to an end until the test lets them."""
+    while state.step < 5:
+        reduced(state)
+        state.commit()
+    if WORKER != 0 and state.world == 1:
+        (PLACE / f"half.{WORKER}").touch()
+        until_files(PLACE / "go")
+    return state.step
+
+
+TASKS = {each.__name__: each for each in (steps, endless, other_exception, program_error, ends_late)}
+
+
+def main() -> None:
+    state = ObjectState(step=0, total=0.0)
+    resets: list[int] = []
+    state.register_reset_callbacks([lambda: resets.append(engine.size())])
+    try:
+        result = run(TASKS[sys.argv[1]])(state)
+    except JobOver as over:
+        say("over", over.good, over.why, state.step)
+        raise SystemExit(7) from None
+    variables = [os.environ[name] for name in ("ENGINE_RANK", "ENGINE_SIZE")]
+    say("result", result, state.total, engine.rank(), engine.size(), *variables, *resets)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""The agents of an elastic job: hosts that leave, are lost or stand still, and what they may not do."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from ..launch.conftest import launcher as launcher
+from ..launch.host_jobs import agent_of
+from ..launch.test_launch_metrics import scrape
+from ..waiting import until
+from .elastic_jobs import job as job
+from .elastic_jobs import worlds
+
+TWO_HOSTS = ("-H", "a:1,b:1", "--launch-agent", "env STAND_IN={host}")
+
+
+def test_workers_of_two_hosts_are_told_where_rank_0_listens(job):
+    done = job.run(
+        *("-np", 2, "--min-np", 1, *TWO_HOSTS),
+        body="def body(t): print('hub', t.told.hub, t.told.hosts, t.told.listener is not None, flush=True)\n",
+    )
+    assert done.code == 0, done.err
+    (first,), (second,) = ([line for line in done.lines(rank) if line.startswith("hub")] for rank in (0, 1))
+    assert first.startswith("hub a:") and first.endswith("('a', 'b') True")
+    assert second == first.removesuffix("True") + "False"
+
+
+def test_a_host_that_is_told_to_go_loses_nothing(job):
+    """SIGTERM at an agent: its workers leave at a commit, and the others go on."""
+    process = job.start("-np", 2, "--min-np", 1, *TWO_HOSTS)
+    job.world(1, 2)
+    os.kill(agent_of(job.launcher, "b"), signal.SIGTERM)
+    job.world(2, 1)
+    done = job.finish(process)
+    assert done.code == 0, done.err
+    assert "enginerun: b is about to go (SIGTERM): its workers leave" in done.err
+    assert worlds(done) == ["1: 2 ranks", "2: 1 rank, because host b leaves"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_host_whose_agent_is_lost_or_stands_still_has_no_worker_when_the_others_go_on(job, signum):
+    """Problem 13: what the driver hears no more of is dead before the next world begins, and not in that world."""
+    process = job.start("-np", 2, "--min-np", 1, *TWO_HOSTS)
+    job.world(1, 2)
+    agent, worker = agent_of(job.launcher, "b"), job.pid(1)
+    os.kill(agent, signum)
+    until(lambda: not os.path.exists(f"/proc/{worker}"), "the worker is dead, by the agent's death or its lease")
+    assert not list(job.home.glob("met.2.*"))
+    job.world(2, 1)
+    done = job.finish(process)
+    assert done.code == 0, done.err
+    assert "enginerun: b was lost: its agent" in done.err
+    assert worlds(done)[1].startswith("2: 1 rank, because host b: its agent")
+
+
+def test_only_agents_start_workers_and_they_have_one_thread(job):
+    """Problem 18: metrics are served by threads of the launcher, while workers are started."""
+    process = job.start("-np", 2, "--min-np", 1, "--max-np", 4, "--slots-per-host", 2, "--metrics-port", 0)
+    job.world(1, 2)
+    where = re.search(r"http://(\S+)/metrics", job.said())
+    assert where is not None
+    up = {name for name, value in scrape(where[1]).items() if name.startswith("engine_rank_up{") and value == "1.0"}
+    assert len(up) == 2 == sum(name.startswith("engine_rank_up{") for name in scrape(where[1]))
+    agent = parent_of(job.pid(0))
+    os.kill(job.pid(1), signal.SIGKILL)
+    job.world(3, 2)
+    assert parent_of(job.pid(2)) == agent and parent_of(agent) == process.pid
+    assert len(os.listdir(f"/proc/{agent}/task")) == 1
+    assert len(os.listdir(f"/proc/{process.pid}/task")) > 1
+    assert job.finish(process).code == 0
+
+
+def test_resets_leave_no_descriptor_behind(job):
+    """Problem 17: of the launcher and its agent."""
+    process = job.start("-np", 2, "--min-np", 2)
+    job.world(1, 2)
+    watched = (process.pid, parent_of(job.pid(0)))
+    counts = []
+    for world in (1, 2, 3):
+        job.world(world, 2)
+        job.commits(world)  # so that the slot is not charged for what was before
+        counts.append([len(os.listdir(f"/proc/{pid}/fd")) for pid in watched])
+        os.kill(job.pid(world), signal.SIGKILL)
+    job.world(4, 2)
+    counts.append([len(os.listdir(f"/proc/{pid}/fd")) for pid in watched])
+    assert counts[1:] == counts[:-1]
+    assert job.finish(process).code == 0
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[1])

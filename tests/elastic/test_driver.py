@@ -1,0 +1,247 @@
+"""Elastic jobs of real processes, without worlds of the engine: the driver, and what it does when workers end."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from ..launch.conftest import launcher as launcher
+from ..waiting import until
+from .elastic_jobs import UNTIL_STOP, worlds
+from .elastic_jobs import job as job
+
+
+def test_a_job_without_trouble_is_as_any_other(job):
+    done = job.run("-np", 2, "--min-np", 1, body="def body(t):\n    for _ in range(3): t.step()\n")
+    assert done.code == 0, done.err
+    assert worlds(done) == ["1: 2 ranks"]
+    assert done.lines(0) == ["world 1 rank 0 of 2: the job begins"]
+    assert job.launcher.kept() == []
+
+
+def test_a_killed_worker_is_replaced_and_the_others_go_on(job):
+    """A survivor keeps its process, the newcomer has another number and the same slot."""
+    process = job.start("-np", 2, "--min-np", 1)
+    job.world(1, 2)
+    survivor = job.pid(0)
+    os.kill(job.pid(1), signal.SIGKILL)
+    job.world(3, 2)
+    assert job.pid(0) == survivor
+    done = job.finish(process)
+    assert done.code == 0, done.err
+    assert worlds(done) == [
+        "1: 2 ranks",
+        "2: 1 rank, because rank 1 (worker 1 on localhost) was killed by SIGKILL",
+        "3: 2 ranks, because there are newcomers",
+    ]
+    assert done.lines(1)[-1].startswith("world 3 rank 1 of 2")
+    assert "enginerun: the job had 2 resets" in done.err
+
+
+def test_output_goes_by_slot_and_is_kept_over_workers(job, tmp_path):
+    process = job.start("-np", 2, "--min-np", 1, "--output-dir", tmp_path / "out")
+    job.world(1, 2)
+    os.kill(job.pid(1), signal.SIGKILL)
+    job.world(3, 2)
+    job.finish(process)
+    lines = (tmp_path / "out" / "rank.1" / "stdout").read_text().splitlines()
+    assert [line.split(":")[0] for line in lines] == ["world 1 rank 1 of 2", "world 3 rank 1 of 2"]
+
+
+def test_below_the_minimum_survivors_wait_for_the_newcomer(job):
+    """Problem 11: no world of fewer is formed; the newcomer comes, and the survivor goes on with it."""
+    process = job.start("-np", 2, "--min-np", 2, "--max-np", 3)
+    job.world(1, 2)
+    os.kill(job.pid(0), signal.SIGKILL)
+    job.world(2, 2)
+    done = job.finish(process)
+    assert done.code == 0, done.err
+    assert worlds(done)[1] == "2: 2 ranks, because rank 0 (worker 0 on localhost) was killed by SIGKILL"
+
+
+def test_below_the_minimum_for_too_long_is_the_end_with_the_first_cause(job):
+    """Problem 11: the survivor is told, and may save; the exit code is that of who failed first."""
+    process = job.start(
+        *("-np", 2, "--min-np", 2, "--elastic-timeout", 3, "--blacklist-cooldown-range", 60, 60),
+        body="if there('broken') and os.environ['ENGINE_SLOT'] == '1': sys.exit(7)\n" + UNTIL_STOP,
+        after="touch(f'saved.{t.worker}')",
+    )
+    job.world(1, 2)
+    (job.home / "broken").touch()
+    os.kill(job.pid(1), signal.SIGKILL)
+    done = job.wait(process)
+    assert done.code == 128 + signal.SIGKILL
+    assert (job.home / "saved.0").exists()
+    assert done.verdict[0].startswith(
+        "enginerun: first failure: worker 1 in slot 1 of localhost: was killed by SIGKILL"
+    )
+    assert "The job ends: for 3 s there were too few workers" in done.err
+
+
+def test_a_script_tells_of_more_slots_and_of_fewer(job):
+    """Problem 12: a job grows, shrinks, and outlives a script that fails; the order of lines means nothing."""
+    (job.home / "hosts").write_text("localhost:1\n")
+    script = "sh -c 'test -e hosts && cat hosts'"
+    process = job.start("-np", 1, "--max-np", 2, "--host-discovery-script", script)
+    job.world(1, 1)
+    replace_text(job.home / "hosts", "127.0.0.1\nlocalhost:1\n")
+    job.world(2, 2)
+    replace_text(job.home / "hosts", "\nlocalhost:1\n127.0.0.1:1\n")  # the same
+    (job.home / "hosts").rename(job.home / "away")
+    assert until(lambda: "its last answer counts" in job.said(), "a line")
+    replace_text(job.home / "hosts", "localhost:1\n")
+    job.world(3, 1)
+    done = job.finish(process)
+    assert done.code == 0, done.err
+    assert worlds(done) == [
+        "1: 1 rank",
+        "2: 2 ranks, because there are newcomers",
+        "3: 1 rank, because host localhost has 1 slots now",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("false", "'false' tells no hosts: exit code 1"),
+        ("./nothing-here", "it cannot be started: No such file"),
+        ("echo a:b", "it printed 'a:b', and 'name:slots' or 'name' is expected"),
+    ],
+)
+def test_a_script_that_fails_at_first_is_the_end(job, script, said):
+    done = job.run("-np", 1, "--host-discovery-script", script)
+    assert done.code == 2 and said in done.err
+
+
+def test_a_slot_that_fails_again_and_again_blacklists_its_host(job):
+    """Problem 16: bad luck of a slot; who trains goes on, and nothing more is started there."""
+    process = job.start(
+        *("-np", 1, "--max-np", 2, "--slots-per-host", 2),
+        body="if os.environ['ENGINE_SLOT'] == '1': touch(f'bad.{os.environ[\"ENGINE_WORKER\"]}'); sys.exit(5)\n"
+        + UNTIL_STOP,
+    )
+    job.world(1, 1)
+    until(lambda: "is blacklisted" in job.said(), "the host is blacklisted")
+    done = job.finish(process)
+    assert done.code == 0, done.err
+    assert len(list(job.home.glob("bad.*"))) == 3
+    assert worlds(done) == ["1: 1 rank"]
+
+
+def test_a_program_that_is_not_elastic_is_told_so(job):
+    done = job.launcher.run("-np", 1, "--min-np", 1, "--max-np", 2, "true")
+    assert done.code == 1
+    assert "ended with exit code 0, and never came to elastic.run" in done.verdict[0]
+    assert "all hosts are blacklisted for good" in done.err
+
+
+def test_resets_have_a_limit(job):
+    process = job.start("-np", 2, "--min-np", 1, "--reset-limit", 0)
+    job.world(1, 2)
+    os.kill(job.pid(1), signal.SIGKILL)
+    done = job.wait(process)
+    assert done.code == 128 + signal.SIGKILL
+    assert "0 resets were allowed (reset_limit)" in done.err
+    assert "  reset 1: worker 1 in slot 1 of localhost: was killed by SIGKILL" in done.err
+    assert done.verdict[0].startswith("enginerun: first failure: worker 1")
+
+
+def test_an_error_of_the_program_ends_the_job_at_the_second_time(job):
+    """Problem 16: the same exception at the same line, without a commit between, is no bad luck."""
+    done = job.run(
+        *("-np", 2, "--min-np", 2),
+        body="def body(t):\n    if t.rank == 1: raise ValueError('no such column')\n    while True: t.step()\n",
+    )
+    assert done.code == 1
+    assert len(worlds(done)) == 2
+    assert "worker 1 in slot 1 of localhost: ended with exit code 1" in done.verdict[0]
+    assert done.verdict[-1] == "  | ValueError: no such column"
+    assert "raised the same: ValueError in" in done.err
+
+
+def test_a_death_before_the_last_barrier_costs_one_more_world(job):
+    """Problem 15: all results, after one more reset; a newcomer that is late gets no world of its own."""
+    done = job.run(
+        *("-np", 2, "--min-np", 1),
+        body="def body(t):\n    if t.commit < 3:\n        while t.commit < 3: t.step()\n"
+        "    if t.world == 1 and t.rank == 1: os.kill(os.getpid(), signal.SIGKILL)\n",
+        after="touch(f'result.{t.worker}')",
+    )
+    assert done.code == 0, done.err
+    assert (job.home / "result.0").exists() and not (job.home / "result.1").exists()
+    assert len(worlds(done)) == 2
+
+
+def test_a_failure_after_the_last_barrier_is_the_jobs(job):
+    """Problem 15: the training is complete, and a process of it still fails; the job does not look as if it had not."""
+    done = job.run(
+        *("-np", 2, "--min-np", 1),
+        body="def body(t):\n    t.step()\n",
+        after="if t.rank == 1: sys.exit(9)",
+    )
+    assert done.code == 9
+    assert "first failure: worker 1 in slot 1 of localhost: ended with exit code 9" in done.verdict[0]
+
+
+def test_a_worker_that_is_told_to_go_loses_nothing(job):
+    """SIGTERM at a worker: the others come to the gate at a commit, it is let go, and its slot is used again."""
+    process = job.start("-np", 2, "--min-np", 1)
+    job.world(1, 2)
+    os.kill(job.pid(1), signal.SIGTERM)
+    job.world(3, 2)
+    done = job.finish(process)
+    assert done.code == 0, done.err
+    assert worlds(done)[1:] == [
+        "2: 1 rank, because it has asked to leave",
+        "3: 2 ranks, because there are newcomers",
+    ]
+    assert done.lines(1)[1] == "worker 1 is told: it has asked to leave"
+
+
+def test_a_worker_that_stands_still_is_dead_before_the_others_go_on(job):
+    """Problem 13: it is stopped for longer than the limits, and runs no line of the program when it is woken."""
+    process = job.start("-np", 2, "--min-np", 1, "--stall-check-shutdown-time-seconds", 1)
+    job.world(1, 2)
+    stopped = job.pid(1)
+    os.kill(stopped, signal.SIGSTOP)
+    job.world(2, 1)
+    assert not os.path.exists(f"/proc/{stopped}")
+    done = job.finish(process)
+    assert done.code == 0, done.err
+    assert worlds(done)[1].startswith("2: 1 rank, because")
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_signal_to_the_launcher_ends_the_job(job, again):
+    """As in any other job: workers have the signal and a grace; what does not end is killed."""
+    process = job.start("-np", 2, "--min-np", 1, "--grace-period", 60 if again else 0.5)
+    job.world(1, 2)
+    process.send_signal(signal.SIGTERM)
+    if again:
+        until(lambda: "passed on to the ranks" in job.said(), "the first signal")
+        process.send_signal(signal.SIGTERM)
+    done = job.wait(process)
+    assert done.code == 128 + signal.SIGTERM
+    assert "enginerun: ended by SIGTERM" in done.err
+    assert done.err.count("passed on to the ranks") == 1
+
+
+def test_nothing_is_left_of_a_launcher_that_was_killed(job):
+    process = job.start(
+        *("-np", 2, "--min-np", 1), body="(HERE / 'gate').write_text(os.environ['ENGINE_GATE'])\n" + UNTIL_STOP
+    )
+    job.world(1, 2)
+    process.kill()
+    process.communicate(timeout=30)
+    job.launcher.nothing_left()
+    with open("/proc/net/unix") as sockets:
+        assert (job.home / "gate").read_text() not in sockets.read()
+
+
+def replace_text(path, text: str) -> None:
+    """Have a file hold another text, whole at any time."""
+    draft = path.with_name("draft")
+    draft.write_text(text)
+    draft.rename(path)

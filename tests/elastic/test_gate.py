@@ -1,0 +1,270 @@
+"""The gate of a worker, against a driver that says what a test wants."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
+
+import pytest
+
+from engine.elastic.events import Why
+from engine.elastic.worker.gate import Assigned, Gate, JobOver
+from engine.elastic.worker.messages import Talk, TalkError
+from engine.errors import ConfigError, RendezvousError
+
+from ..waiting import until
+from .fake_driver import SECRET, FakeDriver
+
+
+@pytest.fixture
+def driver() -> Iterator[FakeDriver]:
+    with FakeDriver() as made:
+        yield made
+
+
+@contextmanager
+def waiting(gate: Gate, *what: object) -> Iterator[Future[Assigned]]:
+    """Have a worker wait at the gate on another thread."""
+    with ThreadPoolExecutor(1) as pool:
+        yield pool.submit(gate.wait, *(what or (0, Why.NEW)))  # type: ignore[arg-type]
+
+
+def test_a_worker_is_told_its_place(driver):
+    with closing(Gate.open(driver.environment(7, slot=3))) as gate, waiting(gate) as place:
+        assert (gate.worker, gate.slot) == (7, 3)
+        ready = driver.wait_for("ready", 7)
+        assert ready["world"] == 0 and ready["why"] == "NEW" and ready["commit"] is None and ready["port"] == 0
+        driver.place(1, [4, 7])
+        told = place.result(10)
+    assert (told.place.world, told.place.rank, told.place.size, told.place.slot.host) == (1, 1, 2, "here")
+    assert told.members == (4, 7) and told.hosts == ("here", "here") and told.hub == "" and told.listener is None
+    assert told.reason == "the test wants it"
+
+
+def test_what_a_worker_tells_comes_in_order(driver):
+    with closing(Gate.open(driver.environment(1))) as gate, waiting(gate, 3, Why.FAILURE, "rank 2 died", 5, 9) as place:
+        ready = driver.wait_for("ready", 1)
+        assert [ready[name] for name in ("world", "why", "text", "culprit", "commit")] == [
+            3,
+            "FAILURE",
+            "rank 2 died",
+            5,
+            9,
+        ]
+        driver.place(4, [1])
+        place.result(10)
+        gate.joined(4)
+        gate.committed(4, 10)
+        gate.leave()
+        gate.done(4)
+        driver.wait_for("done", 1)
+    assert [message["kind"] for _, message in driver.heard] == ["ready", "joined", "committed", "leaving", "done"]
+
+
+@pytest.mark.parametrize("good", [True, False])
+def test_end_is_the_end_of_every_call(driver, good):
+    with closing(Gate.open(driver.environment(1))) as gate, waiting(gate) as place:
+        driver.wait_for("ready", 1)
+        driver.tell(1, "end", why="enough is enough", good=good)
+        with pytest.raises(JobOver, match="enough is enough") as caught:
+            place.result(10)
+        assert caught.value.good is good
+        for call in (lambda: gate.updated(1), lambda: gate.joined(1), lambda: gate.wait(0, Why.NEW)):
+            with pytest.raises(JobOver, match="enough is enough"):
+                call()
+        gate.leave()  # a handler of signals may say so at any time
+
+
+def test_a_world_is_called_off_while_its_members_gather(driver):
+    """Problem 1: who meets looks at the gate's descriptor beside the sockets of the others."""
+    with closing(Gate.open(driver.environment(1))) as gate, waiting(gate) as place:
+        driver.wait_for("ready", 1)
+        driver.place(5, [1, 2])
+        place.result(10)
+        assert not gate.called_off(5)
+        driver.tell(1, "void", world=5)
+        until(lambda: gate.called_off(5), "the world is void")
+        assert gate.called_off(4) and not gate.called_off(6)
+
+
+def test_what_came_before_a_place_is_of_earlier_worlds(driver):
+    with closing(Gate.open(driver.environment(1))) as gate, waiting(gate, 2, Why.HOSTS) as place:
+        driver.wait_for("ready", 1)
+        driver.tell(1, "update", world=2, count=1, kinds=["x"])
+        driver.tell(1, "void", world=2)
+        driver.place(3, [1])
+        place.result(10)
+        assert not gate.updated(3) and not gate.called_off(3)
+        driver.tell(1, "update", world=3, count=2, kinds=["x"])
+        until(lambda: gate.updated(3), "the members shall come")
+
+
+def test_the_gates_descriptor_tells_that_something_has_come(driver):
+    with closing(Gate.open(driver.environment(1))) as gate, waiting(gate) as place:
+        driver.wait_for("ready", 1)
+        driver.place(1, [1])
+        place.result(10)
+        poll = select.poll()
+        poll.register(gate, select.POLLIN)
+        assert poll.poll(0) == []
+        driver.tell(1, "void", world=1)
+        assert poll.poll(10_000)
+        assert gate.called_off(1)
+        assert poll.poll(0) == []
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda gate: gate.wait(0, Why.NEW),
+        lambda gate: gate.updated(1),
+        lambda gate: gate.called_off(1),
+        lambda gate: gate.committed(1, 1),
+    ],
+)
+def test_an_agent_that_is_gone_is_the_end(driver, call: Callable[[Gate], object]):
+    with closing(Gate.open(driver.environment(1))) as gate:
+        driver.vanish()
+        with pytest.raises(JobOver, match="the agent of this host is gone") as caught:
+            call(gate)
+        assert not caught.value.good
+
+
+def test_an_agent_that_goes_ends_the_wait(driver):
+    with closing(Gate.open(driver.environment(1))) as gate, waiting(gate) as place:
+        driver.wait_for("ready", 1)
+        driver.vanish()
+        with pytest.raises(JobOver, match="is gone"):
+            place.result(10)
+
+
+def test_another_secret_is_turned_away(driver):
+    with pytest.raises(RendezvousError, match="turned it away"):
+        Gate.open(driver.environment(1) | {"ENGINE_SECRET": "another"})
+    until(lambda: driver.said, "a line")
+    assert "does not know the secret" in driver.said[0]
+    assert driver.heard == []
+
+
+def test_a_second_process_of_one_number_is_turned_away(driver):
+    with closing(Gate.open(driver.environment(1))) as gate, waiting(gate) as place:
+        driver.wait_for("ready", 1)
+        with pytest.raises(RendezvousError, match="no other process that speaks for the same worker"):
+            Gate.open(driver.environment(1))
+        driver.place(1, [1])
+        assert place.result(10).place.rank == 0
+    until(lambda: 1 not in driver.gatehouse._workers, "the worker has left")
+    Gate.open(driver.environment(1)).close()
+
+
+def test_an_agent_without_the_secret_is_not_believed():
+    """Who listens at the name, and cannot sign, gets a greeting of the worker and nothing more."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        name = f"engine-gate-test-{os.getpid()}"
+        listener.bind(f"\0{name}")
+        listener.listen()
+
+        def pretend() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                talk = Talk("guessed", "agent", "worker")
+                connection.recv(1 << 16)
+                connection.sendall(talk.welcome({"nonce": "0"}, False))
+                connection.recv(1 << 16)
+
+        thread = threading.Thread(target=pretend)
+        thread.start()
+        with pytest.raises(RendezvousError, match="turned it away"):
+            Gate.open({"ENGINE_GATE": name, "ENGINE_SECRET": SECRET, "ENGINE_WORKER": "0", "ENGINE_SLOT": "0"})
+        thread.join(10)
+
+
+def test_half_messages_and_strangers_leave_the_others_alone(driver):
+    """Bytes of nobody, half a greeting, more connections than may be open: a worker still comes through."""
+    strangers = []
+    try:
+        for number in range(80):
+            stranger = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            stranger.connect(f"\0{driver.gatehouse.name}")
+            strangers.append(stranger)
+            greeting = Talk(SECRET, "worker", "agent").hello(number)
+            with_what = (greeting[: len(greeting) // 2], b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0", b"")
+            stranger.sendall(with_what[number % 4])
+        with closing(Gate.open(driver.environment(1))) as gate, waiting(gate) as place:
+            driver.wait_for("ready", 1)
+            driver.place(1, [1])
+            assert place.result(10).place.size == 1
+        assert len(driver.gatehouse._strangers) <= 32
+    finally:
+        for stranger in strangers:
+            stranger.close()
+
+
+def test_what_was_sent_cannot_be_sent_again(driver):
+    """A message that is repeated, or sent back to who has sent it, proves nothing."""
+    mine, theirs = Talk(SECRET, "worker", "agent"), Talk(SECRET, "agent", "worker")
+    (hello,) = theirs.feed(mine.hello(3))
+    list(mine.feed(theirs.welcome(hello, False)))
+    first = mine.message("done", world=1)
+    assert [message["world"] for message in theirs.feed(first)] == [1]
+    for forged in (first, theirs.message("void", world=1)):
+        with pytest.raises(TalkError, match="does not know the secret"):
+            list(theirs.feed(forged))
+
+
+def test_a_message_may_come_in_parts():
+    mine, theirs = Talk(SECRET, "worker", "agent"), Talk(SECRET, "agent", "worker")
+    (hello,) = [message for byte in mine.hello(3) for message in theirs.feed(bytes([byte]))]
+    (welcome,) = [message for byte in theirs.welcome(hello, True) for message in mine.feed(bytes([byte]))]
+    assert welcome["several"] is True and mine.proven and not theirs.proven
+
+
+def test_a_handler_of_signals_may_say_that_the_worker_leaves(driver):
+    """Preemption comes at any time, also within another message; none of the two is damaged."""
+    with closing(Gate.open(driver.environment(1))) as gate:
+        before = signal.signal(signal.SIGUSR1, lambda *_: gate.leave())
+        try:
+            message = gate._talk.message
+
+            def interrupted(kind, /, **fields):
+                data = message(kind, **fields)
+                if kind == "done":
+                    signal.raise_signal(signal.SIGUSR1)
+                return data
+
+            gate._talk.message = interrupted
+            gate.done(1)
+            driver.wait_for("leaving", 1)
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+    assert [message["kind"] for _, message in driver.heard] == ["done", "leaving"]
+
+
+def test_workers_of_several_hosts_say_where_they_listen():
+    with FakeDriver(several=True) as driver, closing(Gate.open(driver.environment(1))) as first:
+        with closing(Gate.open(driver.environment(2))) as second, waiting(first) as one, waiting(second) as two:
+            port = driver.wait_for("ready", 1)["port"]
+            driver.wait_for("ready", 2)
+            driver.place(1, [1, 2], {1: "a", 2: "b"}, hub=f"127.0.0.1:{port}")
+            told, other = one.result(10), two.result(10)
+        assert told.hub == other.hub == f"127.0.0.1:{port}" and other.listener is None
+        assert told.listener is not None
+        with socket.create_connection(("127.0.0.1", port), 10), socket.socket(fileno=told.listener) as listener:
+            listener.accept()[0].close()
+
+
+@pytest.mark.parametrize("name", ["ENGINE_GATE", "ENGINE_SECRET", "ENGINE_WORKER", "ENGINE_SLOT"])
+def test_what_is_missing_is_named(driver, name):
+    with pytest.raises(ConfigError, match=f"{name} is not set"):
+        Gate.open(driver.environment(1) | {name: ""})
+
+
+def test_nobody_at_the_gate_is_told_at_once(driver):
+    with pytest.raises(RendezvousError, match="does not answer at ENGINE_GATE=engine-nobody"):
+        Gate.open(driver.environment(1) | {"ENGINE_GATE": "engine-nobody"})

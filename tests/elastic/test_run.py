@@ -1,0 +1,215 @@
+"""`elastic.run`, in real processes at the gate of a pretended driver."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from ..waiting import until
+from .fake_driver import FakeDriver
+
+PROGRAM = "tests.elastic.run_program"
+STEPS = 60
+
+
+class Workers:
+    """Workers of a pretended driver, by number."""
+
+    def __init__(self, driver: FakeDriver, directory: Path) -> None:
+        self.driver = driver
+        self.directory = directory
+        self.processes: dict[int, subprocess.Popen[str]] = {}
+
+    def start(self, task: str, workers: Sequence[int], size: int) -> None:
+        """Start workers, which plan with a world of that size, and see them come to the gate."""
+        for worker in workers:
+            place = {"RANK": worker % size, "SIZE": size, "LOCAL_RANK": worker % size, "LOCAL_SIZE": size}
+            environment = os.environ | self.driver.environment(worker) | {"RUN_TEST": str(self.directory)}
+            environment |= {f"ENGINE_{name}": str(value) for name, value in place.items()}
+            environment |= {"ENGINE_JOB": f"run-{os.getpid()}-{self.directory.name}"}
+            self.processes[worker] = subprocess.Popen(
+                [sys.executable, "-m", PROGRAM, task],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        for worker in workers:
+            self.driver.wait_for("ready", worker)
+
+    def begin(self, world: int, workers: Sequence[int]) -> None:
+        """Let workers form a world."""
+        self.driver.place(world, workers)
+        for worker in workers:
+            until(lambda worker=worker: self._joined(worker, world), f"worker {worker} in world {world}")
+
+    def _joined(self, worker: int, world: int) -> bool:
+        return any(
+            number == worker and said["kind"] == "joined" and said["world"] == world
+            for number, said in self.driver.heard
+        )
+
+    def half(self, workers: Sequence[int]) -> None:
+        """Wait until workers are in the middle of what they do."""
+        for worker in workers:
+            until((self.directory / f"half.{worker}").exists, f"the middle of worker {worker}")
+
+    def let_go(self) -> None:
+        """Hold nobody up any more."""
+        (self.directory / "go").touch()
+
+    def end(self, worker: int, code: int = 0) -> tuple[list[str], str]:
+        """Wait for a worker's end: the words that it has printed, and its stderr."""
+        process = self.processes.pop(worker)
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == code, err
+        return out.split(), err
+
+
+@pytest.fixture
+def workers(tmp_path: Path) -> Iterator[Workers]:
+    with FakeDriver() as driver:
+        made = Workers(driver, tmp_path)
+        try:
+            yield made
+        finally:
+            for process in made.processes.values():
+                process.kill()
+                process.communicate()
+
+
+def test_survivors_go_on_from_the_commit_and_a_newcomer_joins_them(workers: Workers) -> None:
+    workers.start("steps", range(3), 3)
+    workers.begin(1, [0, 1, 2])
+    workers.half([0, 1, 2])
+    workers.processes[0].kill()
+    workers.let_go()
+    for worker in (1, 2):
+        ready = workers.driver.wait_for("ready", worker, 2)
+        assert (ready["why"], ready["world"], ready["culprit"], ready["commit"]) == ("FAILURE", 1, 0, 4)
+    workers.start("steps", [3], 3)
+    workers.begin(2, [2, 3])  # worker 1 has no place in it: nothing depends on who was who
+    workers.driver.tell(1, "end", why="there is no place for it", good=False, over=False)
+    assert workers.end(1)[0] == []
+    for rank, worker in enumerate((2, 3)):
+        words, err = workers.end(worker)
+        # 20 steps of three ranks were committed, and 40 of two follow
+        assert words[:7] == ["result", str(STEPS), "140.0", str(rank), "2", str(rank), "2"], err
+        assert words[7:] == ["2"]  # reset callbacks: of the survivor, and of one that has planned with three ranks
+    assert workers.driver.wait_for("done", 3)["world"] == 2
+
+
+def test_a_change_of_hosts_loses_nothing(workers: Workers) -> None:
+    workers.start("steps", [0, 1], 2)
+    workers.begin(1, [0, 1])
+    workers.half([0, 1])
+    workers.start("steps", [2], 3)
+    for worker in (0, 1):
+        workers.driver.tell(worker, "update", world=1)
+    workers.let_go()
+    for worker in (0, 1):
+        ready = workers.driver.wait_for("ready", worker, 2)
+        assert (ready["why"], ready["commit"]) == ("HOSTS", 6)  # that of step 25, and one at the interrupt
+    workers.begin(2, [0, 1, 2])
+    for worker in (0, 1, 2):
+        assert workers.end(worker)[0][1:3] == [str(STEPS), str(25 * 2.0 + 35 * 3)]
+
+
+def test_what_the_program_makes_of_a_failure_does_not_matter(workers: Workers) -> None:
+    """Problem 5: the engine is asked what has happened, and not the type of an exception."""
+    workers.start("other_exception", [0, 1], 2)
+    workers.begin(1, [0, 1])
+    workers.half([0, 1])
+    workers.processes[1].kill()
+    workers.let_go()
+    ready = workers.driver.wait_for("ready", 0, 2)
+    assert ready["why"] == "FAILURE" and "rank 1 died" in ready["text"]
+    workers.begin(2, [0])
+    assert workers.end(0)[0][:3] == ["result", str(STEPS), "80.0"]
+
+
+def test_an_error_of_the_program_in_a_healthy_world_ends_the_worker(workers: Workers) -> None:
+    workers.start("program_error", [0, 1], 2)
+    workers.begin(1, [0, 1])
+    _, err = workers.end(1, 1)
+    assert "ValueError: batch 7 is bad" in err
+    ready = workers.driver.wait_for("ready", 0, 2)
+    assert ready["culprit"] == 1 and "batch 7 is bad" in ready["text"]
+
+
+@pytest.mark.parametrize("passed", [True, False])
+def test_one_decision_ends_the_training(workers: Workers, passed: bool) -> None:
+    """Problem 15: a rank that has returned when another dies trains on with the others, or is done if they are."""
+    workers.start("ends_late", [0, 1], 2)
+    workers.begin(1, [0, 1])
+    workers.half([1])
+    workers.processes[1].kill()
+    assert workers.driver.wait_for("ready", 0, 2)["commit"] == 5
+    if passed:
+        workers.driver.tell(0, "end", why="the training is complete", good=True)
+        assert workers.end(0)[0][:2] == ["result", "5"]
+        return
+    workers.start("ends_late", [2], 2)
+    workers.begin(2, [0, 2])
+    for worker in (0, 2):
+        assert workers.end(worker)[0][:3] == ["result", "5", "10.0"]
+
+
+def test_who_comes_when_all_is_done_ends_well(workers: Workers) -> None:
+    workers.start("steps", [0], 1)
+    workers.driver.tell(0, "end", why="the training is complete", good=True)
+    words, _ = workers.end(0)
+    assert words == []
+
+
+def test_the_end_of_the_job_is_an_exception_with_the_state_as_it_was_committed(workers: Workers) -> None:
+    workers.start("steps", [0, 1], 2)
+    workers.begin(1, [0, 1])
+    workers.half([0, 1])
+    workers.processes[1].kill()
+    workers.let_go()
+    workers.driver.wait_for("ready", 0, 2)
+    workers.driver.tell(0, "end", why="no-workers", good=False)
+    assert workers.end(0, 7)[0] == ["over", "False", "no-workers", "20"]
+
+
+def test_sigterm_lets_a_worker_leave_in_good_order(workers: Workers) -> None:
+    workers.start("endless", [0, 1], 2)
+    workers.begin(1, [0, 1])
+    workers.half([0, 1])
+    workers.processes[1].send_signal(signal.SIGTERM)
+    workers.driver.wait_for("leaving", 1)
+    for worker in (0, 1):
+        workers.driver.tell(worker, "update", world=1)
+    commits = {workers.driver.wait_for("ready", worker, 2)["commit"] for worker in (0, 1)}
+    assert len(commits) == 1
+    workers.driver.tell(1, "end", why="it has left", good=False, over=False)
+    assert workers.end(1)[0] == []
+
+
+def test_sigterm_ends_a_worker_that_the_agent_has_given_up(workers: Workers) -> None:
+    workers.start("steps", [0, 1], 2)
+    workers.begin(1, [0, 1])
+    workers.half([0, 1])
+    workers.driver.vanish()
+    workers.processes[1].send_signal(signal.SIGTERM)
+    workers.end(1, -signal.SIGTERM)
+
+
+def test_outside_an_elastic_job_the_function_is_called_once(tmp_path: Path) -> None:
+    (tmp_path / "go").touch()
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("ENGINE_")}
+    done = subprocess.run(
+        [sys.executable, "-m", PROGRAM, "steps"],
+        env=environment | {"RUN_TEST": str(tmp_path), "ENGINE_RANK": "0", "ENGINE_SIZE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.split() == ["result", "60", "60.0", "0", "1", "0", "1"], done.stderr

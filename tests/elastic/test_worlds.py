@@ -1,0 +1,305 @@
+"""Worlds that follow each other in one process: `runtime.enter`, and what goes from one into the next."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.metrics import page
+from engine.trace.postmortem import report
+from engine.trace.reading import files_of
+from tests.elastic.worlds import Nursery, Worker, Worlds
+from tests.waiting import be_late, until
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    with Nursery() as begun:
+        yield begun
+
+
+def test_survivors_and_a_newcomer_meet_in_the_next_world(nursery: Nursery) -> None:
+    """Problems 1 and 2: newcomers have counted other worlds, or none."""
+    with Worlds(nursery, "counting") as worlds:
+        members = worlds.start(3)
+        worlds.place(members)
+        for worker in members:
+            assert worker.heard("reduced")["value"] == 3.0
+        members[0].kill()
+        for worker in members[1:]:
+            assert worker.heard("failed")["culprit"] == 0
+        members = [*worlds.start(), *members[1:]]
+        worlds.place(members)
+        for rank, worker in enumerate(members):
+            said = worker.heard("reduced")
+            assert (said["value"], said["rank"]) == (3.0, rank)
+
+
+@pytest.mark.parametrize("count", [12, pytest.param(50, marks=pytest.mark.slow)])
+def test_many_worlds_leave_nothing_behind(nursery: Nursery, count: int) -> None:
+    """Problems 2, 3 and 17: optimizer and scheduler go from world to world, with a newcomer in each."""
+    drawn = random.Random(1)
+    held = []
+    with Worlds(nursery, "adam") as worlds:
+        veteran, *others = worlds.start(3)
+        for _ in range(count):
+            members = [veteran, *others]
+            drawn.shuffle(members)
+            train_in_one_world(worlds, members)
+            if veteran.worlds > 1:
+                held.append(veteran.heard("resources"))
+            victim = drawn.choice(others)
+            victim.kill()
+            for worker in members:
+                if worker is not victim:
+                    assert worker.heard("failed")["culprit"] == members.index(victim)
+            others = [*(worker for worker in others if worker is not victim), *worlds.start()]
+    assert {(each["Engine"], each["GradientGroup"], each["TorchReducer"]) for each in held} == {(1, 1, 1)}
+    early, late = held[5], held[-1]
+    assert (late["descriptors"], late["threads"]) == (early["descriptors"], early["threads"])
+    assert late["maps"] <= early["maps"] + 5, f"{early['maps']} maps have become {late['maps']}"
+
+
+def train_in_one_world(worlds: Worlds, members: list[Worker]) -> None:
+    """Have members enter the next world and train there: all have made equally many steps, with the same result."""
+    worlds.place(members)
+    told = [worker.heard("trained") for worker in members]
+    for worker in members:
+        worker.worlds += 1
+    assert len({(each["steps"], each["rate"]) for each in told}) == 1, told
+    assert all(each["same"] for each in told)
+
+
+@pytest.mark.parametrize(
+    "program", ["views", "two_optimizers", "powersgd", "frozen", "sparse", "passes", "batch_norm", "adasum"]
+)
+def test_training_goes_on_with_newcomers(nursery: Nursery, program: str) -> None:
+    """Problem 3: each kind of wrapping moves into the next world, where it meets those that newcomers have made."""
+    with Worlds(nursery, program) as worlds:
+        members = worlds.start(2 if program == "adasum" else 3)
+        for world in range(5):
+            train_in_one_world(worlds, members)
+            victim = members[world % len(members)]
+            victim.kill()
+            members = [worker for worker in members if worker is not victim]
+            for worker in members:
+                worker.heard("failed")
+            members = [*worlds.start(), *members] if world % 2 else [*members, *worlds.start()]
+
+
+@pytest.mark.parametrize("lacking", [0, 1, 2])
+def test_a_world_that_is_called_off_ends_at_once(nursery: Nursery, lacking: int) -> None:
+    """Problem 1: who waits for a rank that never comes is in the next world within a second."""
+    with Worlds(nursery, "counting") as worlds:
+        members = worlds.start(3)
+        worlds.place(members)
+        before = [worker.heard("resources") for worker in members]
+        members[lacking].kill()
+        there = [worker for worker in members if worker is not members[lacking]]
+        for worker in there:
+            worker.heard("failed")
+        worlds.number += 1
+        for rank in range(3):
+            if rank != lacking:
+                worlds.place_one(members, rank)
+        for worker in there:
+            worker.heard("entering")
+        be_late(0.2)  # all that can come have come
+        called = worlds.void(there)
+        worlds.place(there)
+        for worker in there:
+            assert worker.heard("called_off")["time"] < called + 0.5
+        for worker in there:
+            held = worker.heard("resources")
+            assert held["time"] < called + 1.5
+            assert held["descriptors"] == before[members.index(worker)]["descriptors"] - 1  # one rank fewer to watch
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("moment", [0.0, 0.002, 0.01, 0.03])
+def test_a_rank_that_dies_while_ranks_gather_costs_one_world(nursery: Nursery, victim: int, moment: float) -> None:
+    """Problem 1: at any moment between a place and the first collective, for whoever leads and whoever follows."""
+    with Worlds(nursery, "counting") as worlds:
+        members = worlds.start(3)
+        worlds.place(members)
+        for worker in members:
+            worker.heard("reduced")
+        members[2].kill()
+        members = [members[0], members[1], *worlds.start()]
+        for worker in members[:2]:
+            worker.heard("failed")
+        worlds.place(members)
+        be_late(moment)
+        members[victim].kill()
+        there = [worker for worker in members if worker is not members[victim]]
+        called = worlds.void(there)
+        worlds.place(there)
+        for worker in there:
+            said = worker.heard("called_off", "failed", "reduced")
+            while said.get("size") != 2:
+                said = worker.heard("called_off", "failed", "reduced")
+            assert said["time"] < called + 1.5
+
+
+def test_survivors_are_in_the_next_world_soon(nursery: Nursery) -> None:
+    """The time from a kill to the first allreduce of the next world, on all survivors."""
+
+    def reset() -> float:
+        with Worlds(nursery, "counting") as worlds:
+            members = worlds.start(4)
+            worlds.place(members)
+            for worker in members:
+                worker.heard("reduced")
+            killed = members.pop().kill()
+            for worker in members:
+                worker.heard("failed")
+            worlds.place(members)
+            return max(worker.heard("reduced")["time"] for worker in members) - killed
+
+    assert min(reset() for _ in range(3)) < 1.0
+
+
+def test_nothing_communicates_in_the_waiting_room(nursery: Nursery) -> None:
+    """Problem 4: collectives before `elastic.run` are refused by one text, but for those that give all a state."""
+    with Worlds(nursery, "waiting_room") as worlds:
+        (worker,) = worlds.start()
+        told = worker.heard("waited")
+        assert (told["rank"], told["size"], told["initialized"]) == (0, 2, True)
+        assert told["equal"]
+        for text in told["refused"]:
+            assert text.startswith("NotInitializedError: this is an elastic job")
+            assert text.endswith("move this call into that function")
+
+
+def test_process_sets_come_back_where_their_ranks_fit(nursery: Nursery) -> None:
+    """A set of ranks that a world lacks says since when it is gone, and is there again when they are."""
+    with Worlds(nursery, "process_sets") as worlds:
+        members = worlds.start(4)
+        worlds.place(members)
+        for rank, worker in enumerate(members):
+            said = worker.heard("sums")
+            assert said["low"] == (1.0 if rank < 2 else None)
+            assert said["high"] == (5.0 if rank >= 2 else None)
+        members[3].kill()
+        for worker in members[:3]:
+            worker.heard("failed")
+        worlds.place(members[:3])
+        for rank, worker in enumerate(members[:3]):
+            said = worker.heard("sums")
+            assert said["low"] == (1.0 if rank < 2 else None)
+            assert "is not in world 2, which has 3 ranks" in said["high"]
+        members[2].kill()
+        for worker in members[:2]:
+            worker.heard("failed")
+        members = [*members[:2], *worlds.start(2)]
+        worlds.place(members)
+        for rank, worker in enumerate(members):
+            assert worker.heard("sums")["high"] == (5.0 if rank >= 2 else None)
+
+
+def test_an_optimizer_that_newcomers_lack_is_left_behind(nursery: Nursery) -> None:
+    """One that was wrapped in a world does not hold up the next; who uses it is told what to do."""
+    with Worlds(nursery, "late_wrapping") as worlds:
+        members = worlds.start(2)
+        worlds.place(members)
+        for worker in members:
+            assert worker.heard("stepped")["old"] is None
+        members[0].kill()
+        members[1].heard("failed")
+        members = [*worlds.start(), members[1]]
+        worlds.place(members)
+        assert members[0].heard("stepped")["old"] is None
+        assert "some rank of world 2 has not wrapped it" in members[1].heard("stepped")["old"]
+
+
+def test_the_page_of_counters_goes_on_and_says_when_there_is_no_world(nursery: Nursery) -> None:
+    """Problem 21 in part: a survivor's counters never jump, and its page never says that the job has failed."""
+    with Worlds(nursery, "counting", ENGINE_METRICS="1") as worlds:
+        members = worlds.start(2)
+        worlds.place(members)
+        path = [worker.heard("resources")["page"] for worker in members][1]
+        members[1].heard("reduced")
+        members[0].kill()
+        members[1].heard("failed")
+        between = page.read(path)
+        assert between is not None
+        assert between.state == "resetting"
+        worlds.place(members[1:])
+        members[1].heard("reduced")
+        after = page.read(path)
+        assert after is not None
+        assert (after.state, after["worlds"], after["rank"], after["size"]) == ("running", 2, 0, 1)
+        assert after["submitted"] > between["submitted"] > 0
+
+
+def test_each_world_has_files_of_its_own(nursery: Nursery, tmp_path: Path) -> None:
+    """The next world's rank of a number overwrites nothing of the last one's; tools read the newest."""
+    places = {"ENGINE_OUTPUT_DIR": str(tmp_path), "ENGINE_TIMELINE": str(tmp_path)}
+    with Worlds(nursery, "counting", **places) as worlds:
+        members = worlds.start(3)
+        for number in (1, 2):
+            worlds.place(members)
+            for worker in members:
+                worker.heard("reduced")
+            members.pop(0).kill()
+            for worker in members:
+                worker.heard("failed")
+            record = tmp_path / f"world.{number}" / "rank.1" / "failure.json"
+            until(record.exists, "the failure is written down")
+            assert json.loads(record.read_text())["rank"] == 0
+            assert (tmp_path / f"world.{number}" / "rank.1.trace.json").exists()
+    text, _ = report(tmp_path)
+    assert "rank 0" in text
+    assert {path.parent.name for path in files_of([tmp_path])} == {"world.2"}
+
+
+def test_a_forked_child_holds_nothing_of_a_dead_world(nursery: Nursery) -> None:
+    """Problem 17: a worker that loads data, forked in the first world, keeps none of its files."""
+    with Worlds(nursery, "forking") as worlds:
+        members = worlds.start(2)
+        worlds.place(members)
+        for worker in members:
+            assert worker.heard("forked")["held"] == []
+
+
+def test_knobs_go_on_and_a_search_does_not_begin_for_ever(nursery: Nursery) -> None:
+    """Problem 19: what the program has set is in force in the next world, also if rank 0 is a newcomer."""
+    with Worlds(nursery, "knobs") as worlds:
+        members = worlds.start(2)
+        worlds.place(members)
+        assert {worker.heard("knobs")["threshold"] for worker in members} == {12345}
+        members[0].kill()
+        members[1].heard("failed")
+        members = [*worlds.start(), members[1]]
+        worlds.place(members)
+        assert {worker.heard("knobs")["threshold"] for worker in members} == {12345}
+
+
+def test_a_job_searches_in_three_worlds_at_most(nursery: Nursery) -> None:
+    """Problem 19: and leaves no process of the tuner behind."""
+    with Worlds(nursery, "tuned", ENGINE_AUTOTUNE="1") as worlds:
+        veteran, other = worlds.start(2)
+        for number in range(1, 6):
+            worlds.place([veteran, other])
+            assert veteran.heard("tuning")["searching"] == (number <= 3)
+            other.kill()
+            veteran.heard("failed")
+            (other,) = worlds.start()
+        worlds.place([veteran])
+        assert veteran.heard("tuning")["children"] == []
+
+
+def test_a_world_ends_without_a_failure_when_hosts_change(nursery: Nursery) -> None:
+    """All leave a healthy world at one step, each in its own time; newcomers and those who stay make the next."""
+    with Worlds(nursery, "leaving") as worlds:
+        members = worlds.start(2)
+        for size in range(2, 6):
+            worlds.place(members)
+            for rank, worker in enumerate(members):
+                told = worker.heard("returned")["value"]
+                assert told == {"total": float(size), "size": str(size), "rank": str(rank)}
+            members = [*worlds.start(), *reversed(members)]

@@ -1,0 +1,42 @@
+"""A cluster of Ray on this machine: three nodes with four CPUs and two GPUs that are none, for all tests here."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from ..waiting import MARK, marked, until
+
+MEMORY = 80 * 2**20  # bytes of each node for objects: the least that Ray takes
+SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
+    "RAY_TRAIN_METRICS_ENABLED": "0",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+@pytest.fixture(scope="package")
+def cluster() -> Iterator[None]:
+    """The cluster, to which this process is connected. Of its processes none is left."""
+    ray = pytest.importorskip("ray", reason="needs ray: pip install 'ray[train]'")
+    from ray.cluster_utils import Cluster
+
+    mark = uuid.uuid4().hex
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        for name, value in {**SETTINGS, MARK: mark}.items():
+            patch.setenv(name, value)
+        nodes = Cluster()
+        try:
+            for resources in ({"num_cpus": 2, "num_gpus": 2}, {"num_cpus": 1}, {"num_cpus": 1}):
+                nodes.add_node(object_store_memory=MEMORY, include_dashboard=False, **resources)
+            ray.init(nodes.address, log_to_driver=False, logging_level="ERROR")
+            assert marked(mark)
+            yield
+        finally:
+            ray.shutdown()
+            nodes.shutdown()
+    until(lambda: not marked(mark), "no process of the cluster is left", 30, pause=0.1)

@@ -1,0 +1,45 @@
+"""The examples of docs/ray.md run as they are written, on the cluster of the tests."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray", reason="needs ray: pip install 'ray[train]'")
+pytest.importorskip("torch", reason="needs torch")
+
+import ray
+
+PAGE = Path(__file__).parents[2] / "docs" / "ray.md"
+
+pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.timeout(180)]
+
+
+def run(name: str, directory: Path) -> str:
+    """Run one example as a program of its own, as a user does; what it printed."""
+    (program,) = re.findall(rf"<!-- {name}: a test runs it -->\n```python\n(.*?)^```", PAGE.read_text(), re.S | re.M)
+    script = directory / "train_on_ray.py"
+    script.write_text(program)
+    environment = os.environ | {"RAY_ADDRESS": ray.get_runtime_context().gcs_address, "HOME": str(directory)}
+    command = [sys.executable, str(script)]
+    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_example_of_the_executor_trains_one_model_on_two_ranks(tmp_path: Path) -> None:
+    lines = re.findall(r"rank (\d) of 2: loss ([0-9.]+), weights ([0-9.]+)", run("executor", tmp_path))
+    assert [rank for rank, _, _ in lines] == ["0", "1"]
+    assert lines[0][2] == lines[1][2] and all(float(loss) < 0.5 for _, loss, _ in lines), lines
+
+
+@pytest.mark.slow  # a group of workers of Ray Train imports much
+def test_the_example_of_ray_train_trains(tmp_path: Path) -> None:
+    said = run("train", tmp_path)
+    found = re.search(r"\{'loss': ([0-9.]+), 'epoch': 4\}", said)
+    assert found is not None and float(found[1]) < 0.5, said

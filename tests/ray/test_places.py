@@ -1,0 +1,103 @@
+"""What `engine.ray` decides without a cluster: who shares a host, which rank is where, who failed first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray", reason="needs ray: pip install 'ray[train]'")
+
+from ray.exceptions import RayTaskError
+
+from engine.errors import MismatchError, RankDiedError, RankRaisedError, RendezvousError
+from engine.ray import RayExecutor
+from engine.ray.actor import Standing
+from engine.ray.failures import culprit
+from engine.ray.placement import Request
+from engine.ray.seating import in_order, layout_of, seat
+
+
+def standing(machine: str, node: str, *gpus: str, network: int = 1, user: int = 0) -> Standing:
+    """A process that all others share address and name with."""
+    return Standing((machine, network, user), node, "10.0.0.1", 7, gpus)
+
+
+def test_a_host_is_who_can_share_memory_and_no_name_or_address() -> None:
+    one = [standing("a", "n1"), standing("a", "n2"), standing("a", "n3")]
+    assert layout_of(one).crews == [[0, 1, 2]]
+    pods = [standing("a", "n", network=1), standing("a", "n", network=2), standing("a", "n", user=5)]
+    assert layout_of(pods).crews == [[0], [1], [2]]
+
+
+def test_ranks_count_through_hosts_and_nodes_as_they_first_occur() -> None:
+    found = [standing("b", "n2"), standing("a", "n1"), standing("b", "n3"), standing("a", "n1"), standing("b", "n2")]
+    assert in_order(found) == [0, 4, 2, 1, 3]
+
+
+def test_two_hosts_are_told_of_the_hub_and_each_rank_of_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The secret is an argument, and the port that of the process of rank 0."""
+    calls: list[tuple[Any, ...]] = []
+
+    def answers(refs: list[Any], seconds: float, doing: str) -> list[Any]:
+        return [("10.0.0.1", 99, "10.0.0.1:4711")] if "meet" in doing else [None] * len(refs)
+
+    monkeypatch.setattr("engine.ray.seating.answers", answers)
+    found = [standing("a", "n", "0"), standing("a", "n", "1"), standing("b", "m", "0")]
+    seat(lambda *call: calls.append(call), found, 1, {"ENGINE_START_TIMEOUT": "9"}, {"WORD": "x"})
+    (door, *told) = calls
+    assert door[0] == 0 and door[2] is True
+    crews = [(crew.host, crew.ranks, crew.sizes) for _, _, _, crew, _, _ in told]
+    assert crews == [(0, (0, 1), (2, 1)), (0, (0, 1), (2, 1)), (1, (2,), (2, 1))]
+    jobs = [job for _, _, job, _, _, _ in told]
+    assert {(job.hub, job.size, job.port) for job in jobs} == {("10.0.0.1:4711", 3, 99)}
+    assert len({job.secret for job in jobs}) == 1 and jobs[0].secret not in repr(jobs[0])
+    assert [list(job.devices) for job in jobs] == [["0,1"] * 2, ["0,1"] * 2, ["0"]]
+
+
+def raised(error: Exception) -> RayTaskError:
+    """What Ray raises for an exception of a rank."""
+    return RayTaskError("run", "Traceback ...", error).as_instanceof_cause()
+
+
+@pytest.mark.parametrize(
+    ("failed", "first"),
+    [
+        ({0: raised(RankRaisedError("rank 1 failed: x", 1)), 1: raised(ValueError("x"))}, 1),
+        ({0: raised(RankDiedError("rank 2 died", 2)), 1: raised(RankDiedError("rank 2 died", 2))}, 2),
+        ({0: raised(RendezvousError("rank 2 died before all ranks had come")), 2: raised(ValueError("x"))}, 2),
+        ({0: raised(MismatchError("ranks disagree")), 1: raised(MismatchError("ranks disagree"))}, 0),
+        ({0: raised(RankRaisedError("rank 1 failed: x", 1)), 1: raised(RankRaisedError("rank 1 failed: x", 1))}, 1),
+    ],
+    ids=["raised", "not-heard-of", "gathering", "all-alike", "later-call"],
+)
+def test_who_failed_first_is_who_has_an_error_of_its_own(failed: dict[int, BaseException], first: int) -> None:
+    assert culprit(failed) == first
+
+
+def test_a_bundle_for_each_rank_or_for_each_host() -> None:
+    each = Request(4, {"CPU": 2, "GPU": 1})
+    assert each.bundles == [{"CPU": 2, "GPU": 1}] * 4 and str(each) == "4 ranks, each with 2 CPU and 1 GPU"
+    assert Request(4, {"CPU": 2}, hosts=2).bundles == [{"CPU": 4}] * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "words"),
+    [
+        ({"min_workers": 1, "max_workers": 4}, NotImplementedError, "min_workers, max_workers: elastic jobs on Ray"),
+        ({"num_workers": 2, "reset_limit": 3}, NotImplementedError, "reset_limit: elastic jobs on Ray are not there"),
+        ({}, ValueError, "either num_workers, or num_hosts"),
+        ({"num_workers": 2, "num_hosts": 2}, ValueError, "either num_workers, or num_hosts"),
+        ({"num_workers": 0}, ValueError, "at least 1"),
+        ({"num_workers": 2, "gpus_per_worker": 1}, ValueError, "set use_gpu=True"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(options: dict[str, int], kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind, match=words):
+        RayExecutor(RayExecutor.create_settings(), **options)  # type: ignore[arg-type]
+
+
+def test_settings_of_horovod_are_taken(caplog: pytest.LogCaptureFixture) -> None:
+    made = RayExecutor.create_settings(timeout_s=5, ssh_str="KEY", placement_group_timeout_s=7, nics={"eth1", "eth0"})
+    assert (made.timeout_s, made.placement_group_timeout_s, list(made.nics)) == (5, 7, ["eth0", "eth1"])
+    assert "KEY" not in repr(made)

@@ -1,0 +1,96 @@
+"""Spark in tests: one application at a time in a process, kept as long as the next test wants the same."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import engine
+
+CONF = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+}
+
+
+def skip_without_spark() -> None:
+    """Skip where Spark cannot be started, and say what it needs."""
+    pytest.importorskip("pyspark", reason="needs pyspark 4", exc_type=ImportError)
+    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
+        pytest.skip("needs Java 17 or newer")
+
+
+class Spark:
+    """The application that runs, and its JVM."""
+
+    def __init__(self) -> None:
+        self._master = ""
+        self._session: Any = None
+        self._directory = ""
+        self._patch = pytest.MonkeyPatch()
+
+    def session(self, master: str, conf: Mapping[str, str] | None = None) -> Any:
+        """A session of an application with that master; another one is ended.
+
+        Parameters
+        ----------
+        master : str
+            `local[N]` or `local-cluster[...]`.
+        conf : mapping, optional
+            More of Spark's settings, the same wherever the master is.
+        """
+        skip_without_spark()
+        if self._master != master:
+            self.end()
+            self._start(master, conf or {})
+        return self._session
+
+    def _start(self, master: str, conf: Mapping[str, str]) -> None:
+        from pyspark.sql import SparkSession
+
+        self._directory = tempfile.mkdtemp(prefix="spark-test-")
+        root = str(Path(engine.__file__).parents[1])
+        path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+        # Workers of a local cluster write below the directory of Spark itself unless told otherwise.
+        for name, value in {
+            "SPARK_WORKER_DIR": self._directory,
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "PYSPARK_PYTHON": sys.executable,  # of the executors; else what PATH calls python3
+            "PYTHONPATH": path,
+        }.items():
+            self._patch.setenv(name, value)
+        builder = SparkSession.builder.master(master).config("spark.local.dir", self._directory)
+        for name, value in (CONF | dict(conf)).items():
+            builder = builder.config(name, value)
+        self._session = builder.getOrCreate()
+        self._session.sparkContext.setLogLevel("OFF")
+        self._master = master
+
+    def end(self) -> None:
+        """End the application and its JVM, if there is one."""
+        if not self._master:
+            return
+        from pyspark import SparkContext
+
+        self._master = ""
+        gateway = SparkContext._gateway
+        assert gateway is not None
+        try:
+            self._session.stop()
+        finally:
+            SparkContext._gateway, SparkContext._jvm = None, None
+            gateway.shutdown()
+            gateway.proc.stdin.close()
+            gateway.proc.wait(30)
+            shutil.rmtree(self._directory, ignore_errors=True)
+            self._patch.undo()

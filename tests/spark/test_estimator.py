@@ -1,0 +1,233 @@
+"""Estimators: what is written, what each rank reads of it, and training, transforming, saving and loading."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pyarrow", reason="needs pyarrow")
+
+from engine.spark.manifest import NAME, TRAIN, VALIDATION, DataError, Manifest, Part, of_parquet
+from engine.spark.reader import Reader
+from engine.spark.store import DBFSLocalStore, FilesystemStore, HDFSStore, LocalStore, Store
+
+pytestmark = pytest.mark.timeout(300)  # the first test of a session starts a JVM, and Spark in it
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.create(str(tmp_path / "store"))
+
+
+def files(store: Store, path: str, rows: list[int]) -> Manifest:
+    """Files with so many rows, and row groups of 64; their column counts through."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    home = Path(store.get_full_path(path))
+    home.mkdir(parents=True)
+    parts, at = [], 0
+    for number, count in enumerate(rows):
+        table = pa.table({"x": np.arange(at, at + count)})
+        pq.write_table(table, home / f"{number}.parquet", row_group_size=64)
+        groups = tuple(min(64, count - begin) for begin in range(0, count, 64))
+        parts.append(Part(f"{number}.parquet", TRAIN, groups, {"x": 0}))
+        at += count
+    return Manifest.of(parts)
+
+
+@pytest.mark.parametrize(("rows", "size"), [([500, 3, 500], 7), ([1003], 1), ([10], 7), ([64, 64], 3), ([3], 3)])
+@pytest.mark.parametrize("batch_size", [1, 10, 4096])
+def test_ranks_read_every_row_once_and_equally_many_batches(store, rows, size, batch_size):
+    """Problem 25: 1003 rows or other numbers, fewer row groups than ranks."""
+    manifest = files(store, "data/a", rows)
+    orders = []
+    for epoch in range(2):
+        readers = [Reader(store, "data/a", manifest, ["x"], rank=rank, size=size, seed=5) for rank in range(size)]
+        read = [[batch["x"] for batch in reader.batches(epoch, batch_size)] for reader in readers]
+        assert {len(batches) for batches in read} == {readers[0].steps(batch_size)}
+        counts = [sum(map(len, batches)) for batches in read]
+        assert max(counts) - min(counts) <= 1
+        assert all(0 < len(batch) <= batch_size + 1 for batches in read for batch in batches)
+        orders.append([int(value) for batches in read for batch in batches for value in batch])
+        assert sorted(orders[-1]) == list(range(sum(rows)))
+    assert sum(rows) < 64 or orders[0] != orders[1]
+
+
+def test_too_few_rows_for_the_ranks_are_an_error(store):
+    with pytest.raises(DataError, match="2 train rows are too few for 3 ranks"):
+        Reader(store, "data/a", files(store, "data/a", [2]), ["x"], size=3)
+
+
+def frame(spark: Any, rows: list[tuple[Any, ...]], schema: str, partitions: int = 2) -> Any:
+    return spark.createDataFrame(rows, schema).repartition(partitions)
+
+
+def test_what_is_written_is_what_the_manifest_says(spark, store):
+    """Problem 25: empty partitions, duplicate files, vectors, and a split in the same pass."""
+    from pyspark.ml.functions import array_to_vector
+    from pyspark.sql import functions
+
+    from engine.spark.writer import write
+
+    data = spark.range(200).repartition(5).filter("id < 100 and id % 5 < 4")
+    data = data.withColumn(
+        "v", array_to_vector(functions.array(functions.col("id").cast("double"), functions.lit(1.0)))
+    )
+    data = data.withColumn("w", functions.array("id", "id")).withColumn("late", functions.col("id") >= 60)
+    manifest = write(data, store, "data/b", ["id", "v", "w"], "late", rows_per_group=7)
+    assert (manifest.rows(TRAIN), manifest.rows(VALIDATION)) == (48, 32)
+    assert manifest.lengths == {"id": 0, "v": 2, "w": 2}
+    assert max(rows for _, _, rows in manifest.groups()) <= 7
+    store.write("data/b/train-00000-1-repeated.parquet", b"of a task that was run twice")
+    found = Manifest.read(store.read(f"data/b/{NAME}"))
+    assert found == manifest
+    (batch,) = Reader(store, "data/b", found, ["id", "v"], VALIDATION).batches(0, 100)
+    assert sorted(batch["id"]) == [each for each in range(60, 100) if each % 5 < 4]
+    assert batch["v"].dtype == np.float32 and batch["v"].tolist() == [[each, 1] for each in batch["id"]]
+
+
+def test_a_frame_that_differs_at_each_evaluation_is_written_once(spark, store):
+    """Problem 25: training and validation share no row, and lack none."""
+    from pyspark.sql import functions
+
+    from engine.spark.writer import write
+
+    data = spark.range(400).withColumn("x", functions.rand())
+    manifest = write(data, store, "data/c", ["id", "x"], 0.25)
+    assert manifest.rows(TRAIN) + manifest.rows(VALIDATION) == 400 and 50 < manifest.rows(VALIDATION) < 150
+    read = [
+        int(each)
+        for split in (TRAIN, VALIDATION)
+        for batch in Reader(store, "data/c", manifest, ["id"], split).batches(0, 50)
+        for each in batch["id"]
+    ]
+    assert sorted(read) == list(range(400))
+
+
+@pytest.mark.parametrize(
+    ("rows", "schema", "said"),
+    [
+        ([(1.0, [1.0]), (2.0, [1.0, 2.0])], "y double, x array<double>", "column 'x' has lists of 1 and of 2 values"),
+        ([(1.0, [1.0]), (None, [1.0])], "y double, x array<double>", "column 'y' has 1 rows without a value"),
+        (
+            [(1.0, [1.0]), (1.0, [None])],
+            "y double, x array<double>",
+            "column 'x' has lists in which a value is missing",
+        ),
+        ([(1.0, "a")], "y double, x string", "column 'x' is of string: expected numbers"),
+        ([], "y double, x array<double>", "has no rows"),
+        ([(1.0,)], "y double", "has no column 'x'; it has y"),
+    ],
+)
+def test_rows_that_cannot_be_trained_on_are_told_by_their_column(spark, store, rows, schema, said):
+    """Problem 25: ragged lists within a partition and between two, nulls, strings."""
+    from engine.spark.writer import write
+
+    for partitions in (1, 2):
+        with pytest.raises(DataError, match=said):
+            write(frame(spark, rows, schema, partitions), store, "data/d", ["x", "y"])
+
+
+def test_a_path_says_which_store_it_is(tmp_path):
+    assert type(Store.create(str(tmp_path))) is LocalStore
+    assert type(Store.create("memory://a")) is FilesystemStore
+    assert type(HDFSStore.create("hdfs://name/a")) is HDFSStore
+    for path in ("dbfs:/a", "/dbfs/a", "file:///dbfs/a"):
+        store = Store.create(path)
+        assert type(store) is DBFSLocalStore and store.prefix_path == "/dbfs/a"
+    assert type(Store.create("/Volumes/a/b")) is DBFSLocalStore
+
+
+def linear() -> tuple[Any, Any]:
+    import torch
+
+    torch.manual_seed(1)
+    model = torch.nn.Linear(2, 1)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+@pytest.fixture(scope="module")
+def points(spark: Any) -> Any:
+    """Rows of y = 2 a - 3 b + 1, and of these as a vector."""
+    from pyspark.ml.feature import VectorAssembler
+
+    draw = random.Random(3)
+    rows = [(a, b, 2 * a - 3 * b + 1) for a, b in ((draw.random(), draw.random()) for _ in range(203))]
+    found = frame(spark, rows, "a double, b double, y double", 3)
+    return VectorAssembler(inputCols=["a", "b"], outputCol="x").transform(found)
+
+
+def test_a_model_is_trained_saved_and_loaded_in_a_pipeline(spark, store, points, tmp_path):
+    torch = pytest.importorskip("torch", reason="needs torch")
+    from pyspark.ml import Pipeline, PipelineModel
+    from pyspark.ml.feature import VectorAssembler
+
+    from engine.spark.torch import TorchEstimator
+
+    model, optimizer = linear()
+    estimator = TorchEstimator(
+        num_proc=2,
+        model=model,
+        optimizer=optimizer,
+        loss=torch.nn.functional.mse_loss,
+        store=store,
+        feature_cols=["x"],
+        label_cols=["y"],
+        validation=0.2,
+        batch_size=8,
+        epochs=10,
+        verbose=0,
+    )
+    pipeline = Pipeline(stages=[VectorAssembler(inputCols=["a", "b"], outputCol="x"), estimator])
+    pipeline.write().overwrite().save(str(tmp_path / "pipeline"))
+    fitted = Pipeline.load(str(tmp_path / "pipeline")).fit(points.drop("x"))
+    history = fitted.stages[-1].getHistory()
+    assert len(history) == 10 and history[-1]["loss"] < 0.05 < history[0]["loss"]
+    assert history[-1]["val_loss"] < 0.05
+    assert not store.fs.ls(store.get_full_path("data"))
+    fitted.write().overwrite().save(str(tmp_path / "fitted"))
+    loaded = PipelineModel.load(str(tmp_path / "fitted"))
+    first, second = (each.transform(points.drop("x")).collect() for each in (fitted, loaded))
+    assert first == second
+    assert np.mean([(row.y__output - row.y) ** 2 for row in first]) < 0.05
+    assert torch.equal(loaded.stages[-1].getModel().weight, fitted.stages[-1].getModel().weight)
+
+
+def test_parquet_that_is_there_already_is_trained_on_and_vectors_come_back_as_vectors(spark, store, points):
+    torch = pytest.importorskip("torch", reason="needs torch")
+    from pyspark.ml.functions import vector_to_array
+    from pyspark.ml.linalg import VectorUDT
+
+    from engine.spark.torch import TorchEstimator
+
+    points.select(vector_to_array("x", "float32").alias("x"), "y").write.parquet(store.get_full_path("data/there"))
+    assert of_parquet(store.fs, store.get_full_path("data/there"), ["x"]).rows() == 203
+    model, optimizer = linear()
+    common = {"num_proc": 2, "store": store, "feature_cols": ["x"], "batch_size": 8, "epochs": 2, "verbose": 0}
+    loss = torch.nn.functional.mse_loss
+    trained = TorchEstimator(model=model, optimizer=optimizer, loss=loss, label_cols=["y"], **common)
+    history = trained.fit_on_parquet("data/there").getHistory()
+    assert history[1]["loss"] < history[0]["loss"]
+    copy = torch.nn.Linear(2, 2)
+    again = TorchEstimator(
+        model=copy, optimizer=torch.optim.SGD(copy.parameters(), lr=0.1), loss=loss, label_cols=["x"], **common
+    )
+    found = again.fit(points).setOutputCols(["out"]).transform(points)
+    assert isinstance(found.schema["out"].dataType, VectorUDT) and len(found.first().out) == 2
+
+
+def test_what_an_estimator_lacks_is_told(store):
+    pytest.importorskip("torch", reason="needs torch")
+    from engine.spark.torch import TorchEstimator
+
+    model, optimizer = linear()
+    whole = {"model": model, "optimizer": optimizer, "loss": len, "store": store, "feature_cols": ["x"]}
+    with pytest.raises(Exception, match="TorchEstimator needs label_cols="):
+        TorchEstimator(**whole).fit_on_parquet("data/a")
+    with pytest.raises(Exception, match="loss has 1 functions, label_cols 2 columns"):
+        TorchEstimator(**whole, label_cols=["a", "b"]).fit_on_parquet("data/a")

@@ -1,0 +1,138 @@
+"""Places of ranks, the line to the driver, and what is refused beforehand: without Spark."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import engine
+from engine.host import network
+from engine.launch import LaunchError
+from engine.launch.channel import pack
+from engine.launch.cpu_binding import Allotment
+from engine.launch.plan import Job, plan
+from engine.spark import slots
+from engine.spark.line import reach_driver
+from engine.spark.listener import Listener
+from engine.spark.places import Card, arrange, host_here
+
+PROGRAM = """
+import numpy, engine
+engine.init()
+total = engine.allreduce(numpy.ones(1000), op=engine.Sum)
+print(engine.rank(), engine.local_rank(), engine.cross_rank(), int(total[0]))
+"""
+
+
+def cards(hosts: str) -> list[Card]:
+    return [Card(host, f"node-{host}", f"10.0.0.{ord(host)}", 1000 + n, 2000 + n) for n, host in enumerate(hosts)]
+
+
+def test_ranks_of_a_host_follow_each_other_and_the_first_task_has_rank_0():
+    places = arrange(cards("abcab"))
+    assert [place.rank for place in places] == [0, 2, 4, 1, 3]
+    assert [place.crew.ranks for place in places] == [(0, 1), (2, 3), (4,), (0, 1), (2, 3)]
+    assert {place.crew.sizes for place in places} == {(2, 2, 1)}
+    assert {place.hub for place in places} == {"10.0.0.97:1000"}
+    assert {(place.address, place.port) for place in places} == {("10.0.0.97", 2000)}
+
+
+def test_on_one_host_there_is_no_hub():
+    assert {(place.hub, place.address) for place in arrange(cards("aaa"))} == {("", "127.0.0.1")}
+
+
+def test_a_card_survives_its_way():
+    card = Card.of_this_process("fd00::1", 5)
+    assert Card.read(card.text()) == card and card.host == host_here()
+    assert arrange([card, *cards("b")])[1].hub == "[fd00::1]:5"
+
+
+def test_tasks_on_two_hosts_make_a_world(tmp_path: Path):
+    """The hosts are pretended: rank 0's task listens, and hands the socket on."""
+    with network.listen("127.0.0.1", 0, backlog=4) as hub:
+        port = hub.getsockname()[1]
+        given = [Card(host, host, "127.0.0.1", port, 1) for host in "aba"]
+        ranks = []
+        for place in arrange(given):
+            (tmp_path / f"rank.{place.rank}").mkdir()
+            job = Job(3, f"test-{port}", "secret", place.port, tmp_path, {}, address=place.address, hub=place.hub)
+            plans = plan(job, Allotment(None, None, ""), os.environ, place.crew)
+            env = next(each.environment for each in plans if each.rank == place.rank)
+            passed = (hub.fileno(),) if place.rank == 0 else ()
+            env |= {"ENGINE_HUB_FD": str(hub.fileno())} if passed else {}
+            env["PYTHONPATH"] = str(Path(engine.__file__).parents[1])
+            command = [sys.executable, "-P", "-c", PROGRAM]
+            ranks.append(subprocess.Popen(command, env=env, pass_fds=passed, stdout=subprocess.PIPE, text=True))
+    said = [rank.communicate(timeout=60)[0].strip() for rank in ranks]
+    assert said == ["0 0 0 3", "2 0 1 3", "1 1 0 3"]
+
+
+def test_only_who_knows_the_secret_is_heard():
+    err = io.StringIO()
+    with Listener(1, "secret", "127.0.0.1", (io.StringIO(), err)) as listener:
+        address = ("127.0.0.1", listener.port)
+        assert reach_driver([address], "another", 0) is None
+        with socket.create_connection(address, 5) as stranger:
+            stranger.sendall(b"\0" * 64)
+            with contextlib.suppress(ConnectionResetError):
+                while stranger.recv(4096):  # the challenge, and then the end
+                    pass
+        assert listener.came == 0
+        channel = reach_driver([("127.0.0.1", 1), address], "secret", 0)
+        assert channel is not None and listener.came == 1
+        channel.send("hello", rank=0, host="node")
+        channel.close()
+        listener.settle(10)
+    assert listener.lost[0].host == "node" or not listener.lost
+
+
+@pytest.mark.parametrize("says", [(), ("challenge",), ("challenge", "welcome")])
+def test_a_pretended_driver_is_told_nothing(says: tuple[str, ...]):
+    """It says nothing, or what a driver says, without the secret."""
+    with network.listen("127.0.0.1", 0, backlog=4) as pretended:
+        pretended.setblocking(True)
+
+        def pretend() -> None:
+            connection, _ = pretended.accept()
+            with connection:
+                for kind in says:
+                    connection.sendall(pack(kind, nonce="0", proof="0" * 64))
+                    connection.recv(4096)
+
+        thread = threading.Thread(target=pretend)
+        thread.start()
+        assert reach_driver([("127.0.0.1", pretended.getsockname()[1])], "secret", 0) is None
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("spark.dynamicAllocation.enabled", "Spark starts no barrier stage"),
+        ("spark.speculation", "ranks are never started twice"),
+        ("spark.ssl.enabled", "is not encrypted"),
+    ],
+)
+def test_what_spark_would_not_do_is_told_beforehand(name: str, said: str, monkeypatch: pytest.MonkeyPatch):
+    conf = {name: "true"}
+    context = SimpleNamespace(getConf=lambda: conf, master="yarn")
+    session: Any = SimpleNamespace(sparkContext=context)
+    monkeypatch.setattr(slots, "_slots", lambda context: 2)
+    monkeypatch.setattr(slots, "_busy", lambda context: 0)
+    lines: list[str] = []
+    if name == "spark.dynamicAllocation.enabled":
+        with pytest.raises(LaunchError, match=said):
+            slots.check(session, 2, 1.0, lines.append)
+    else:
+        slots.check(session, 2, 1.0, lines.append)
+        assert len(lines) == 1 and said in lines[0]

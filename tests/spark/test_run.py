@@ -1,0 +1,201 @@
+"""`engine.spark.run` in one process of Spark: places, output, slots, and who is blamed for a failure."""
+
+from __future__ import annotations
+
+import functools
+import io
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.host import processes
+from engine.launch import JobError, LaunchError
+
+from ..waiting import until
+from . import called
+
+SOON = 8.0  # seconds in which a job ends whose rank or task is gone; a rank that does not listen has a grace of 5
+
+pytestmark = pytest.mark.timeout(300)  # the first test of a session starts a JVM, and Spark in it
+
+
+@pytest.fixture
+def run(spark: Any) -> Any:
+    from engine.spark import run
+
+    return functools.partial(run, num_proc=2, stdout=io.StringIO(), stderr=io.StringIO())
+
+
+def gone(pid: int) -> bool:
+    found = processes.look(pid)
+    return found is None or found.state == "Z"
+
+
+def test_results_come_by_rank_and_output_as_it_is_written(run):
+    out = io.StringIO()
+    results = run(called.place, ("a",), {"key": 3}, stdout=out, env={"ENGINE_TEST_WORD": "word"})
+    assert results == [(rank, 2, rank, 2, 2.0, ("a",), {"key": 3}, "word") for rank in range(2)]
+    assert sorted(out.getvalue().splitlines()) == [f"[{rank}]<stdout>:rank {rank} was here" for rank in range(2)]
+
+
+def test_a_function_of_the_caller_is_enough(run):
+    word = "word"
+
+    def rank():
+        import engine
+
+        engine.init()
+        return word, engine.rank()
+
+    assert run(rank) == [("word", 0), ("word", 1)]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_failing_ranks_traceback_comes_first(run, rank):
+    with pytest.raises(JobError) as caught:
+        run(called.raises_on, (rank,))
+    lines = str(caught.value).splitlines()
+    assert lines[0].startswith(f"rank {rank} on ") and lines[0].endswith(" failed first:")
+    assert lines[1] == "Traceback (most recent call last):"
+    assert lines[-1] == f"ValueError: rank {rank} does not like it"
+    assert caught.value.rank == rank
+
+
+def test_a_failing_rank_ends_those_that_do_not_look(run):
+    began = time.monotonic()
+    with pytest.raises(JobError, match="ValueError: rank 1 does not like it"):
+        run(called.alone_and_raises_on, (1,))
+    assert time.monotonic() - began < 2 * SOON
+
+
+def test_a_killed_rank_is_named(run):
+    with pytest.raises(JobError, match=r"(?s)^rank 1 on .* failed first\n.*killed by SIGKILL") as caught:
+        run(called.killed_on, (1,))
+    assert caught.value.rank == 1
+
+
+def test_a_rank_that_ends_without_a_result_is_an_error(run):
+    with pytest.raises(JobError, match="rank 0 ended before the function returned"):
+        run(called.exits, (0,))
+
+
+def test_a_killed_task_ends_the_job_and_leaves_nothing(run, tmp_path):
+    """Problem 24: Spark's Python process is killed; twice, since Spark starts a new one."""
+    for time_ in range(2):
+        home = tmp_path / str(time_)
+        home.mkdir()
+        killed: list[float] = []
+
+        def kill(home: Path = home, killed: list[float] = killed) -> None:
+            pids = told(home)
+            killed.append(time.monotonic())
+            os.kill(pids[1][1], signal.SIGKILL)
+
+        thread = threading.Thread(target=kill)
+        thread.start()
+        with pytest.raises(JobError, match=r"^rank 1 on .* was lost: its task was killed") as caught:
+            run(called.tells_and_waits, (str(home), True))
+        assert time.monotonic() - killed[0] < SOON
+        thread.join()
+        assert caught.value.rank == 1
+        left = [pid for rank in told(home) for pid in (rank[0], rank[2])]
+        until(lambda left=left: all(map(gone, left)), f"{left} are gone", 10)
+
+
+def told(home: Path) -> list[tuple[int, int, int]]:
+    """By rank: its process, that of its task, and a child of its own that has left its session."""
+    paths = [home / f"rank.{rank}.there" for rank in range(2)]
+    until(lambda: all(path.exists() for path in paths), "both ranks have told")
+    return [tuple(map(int, path.read_text().split())) for path in paths]  # type: ignore[misc]
+
+
+def test_too_few_slots_are_told_at_once(run):
+    """Problem 24: left to itself, Spark would wait for minutes."""
+    began = time.monotonic()
+    with pytest.raises(LaunchError, match="5 ranks need as many slots at once, and Spark has 2"):
+        run(called.place, num_proc=5)
+    assert time.monotonic() - began < 5
+
+
+class Watched(io.StringIO):
+    """A stream that does something when a text is written to it."""
+
+    def __init__(self, text: str, act: Any) -> None:
+        super().__init__()
+        self._text, self._act = text, act
+
+    def write(self, text: str) -> int:
+        if self._text in text:
+            self._act()
+        return super().write(text)
+
+
+def test_a_job_waits_for_slots_that_another_one_holds_and_says_so(spark, run, tmp_path):
+    """Problem 24."""
+    begun, release = tmp_path / "begun", tmp_path / "release"
+
+    def hold(_: Any) -> None:
+        from tests.waiting import until
+
+        begun.touch()
+        until(release.exists, "the slot may be freed")
+
+    thread = threading.Thread(target=lambda: spark.sparkContext.parallelize([0], 1).foreach(hold))
+    thread.start()
+    until(begun.exists, "the slot is held")
+    err = Watched("hold 1 of 2", release.touch)
+    assert len(run(called.place, stderr=err)) == 2
+    thread.join()
+    assert "2 ranks wait for slots: other jobs of this application hold 1 of 2" in err.getvalue()
+
+
+def test_slots_that_do_not_become_free_are_an_error(spark, run, monkeypatch):
+    from engine.spark import slots
+
+    monkeypatch.setattr(slots, "_busy", lambda context: 1)
+    with pytest.raises(LaunchError, match=r"wait for slots since 0\.2 s: .* hold 1 of 2"):
+        run(called.place, start_timeout=0.2)
+
+
+def test_tasks_that_do_not_come_are_told_by_our_own_deadline(run, monkeypatch):
+    """Problem 24, with Spark Connect: nobody tells of slots there."""
+    from engine.spark import job
+
+    monkeypatch.setattr(job, "check", lambda *_: None)
+    with pytest.raises(LaunchError, match="0 of 3 tasks came within 1 s"):
+        run(called.place, num_proc=3, start_timeout=1)
+
+
+def test_where_the_driver_cannot_be_reached_the_first_cause_still_comes(run, monkeypatch):
+    from engine.spark import job
+
+    monkeypatch.setattr(job, "Orders", functools.partial(job.Orders))
+    whole = job.Orders.func
+    monkeypatch.setattr(job, "Orders", lambda **fields: whole(**{**fields, "addresses": ()}))
+    err = io.StringIO()
+    assert [found[0] for found in run(called.place, stderr=err)] == [0, 1]
+    assert "the executors do not reach this process" in err.getvalue()
+    with pytest.raises(JobError, match=r"(?s)^rank 1 on .*ValueError: rank 1 does not like it") as caught:
+        run(called.raises_on, (1,))
+    assert caught.value.rank == 1
+
+
+@pytest.mark.parametrize(("np", "size"), [(2, 2), (-2, 2)])
+def test_horovod_runner_gives_what_rank_0_returned(spark, np, size):
+    from engine.spark import HorovodRunner
+
+    assert HorovodRunner(np=np).run(called.place, key=1)[:2] == (0, size)
+
+
+def test_what_cannot_be_is_refused_before_anything_starts(run):
+    with pytest.raises(LaunchError, match="num_proc is 0"):
+        run(called.place, num_proc=0)
+    with pytest.raises(TypeError, match="not a function"):
+        run("called.place")
+    with pytest.raises(TypeError, match="cannot pickle"):
+        run(called.place, (threading.Lock(),))
