@@ -19,6 +19,7 @@ from .host.patience import Patience
 from .logs import logger
 
 if TYPE_CHECKING:
+    from .gpu.freezing import Frozen, FrozenPass, Reduction
     from .gpu.plane import Plane
     from .native import core
 
@@ -96,6 +97,14 @@ class Device:
                 member.used = True
             assert self._plane is not None
             self._plane.expect(ordinal)
+
+    def freeze(self, ordinal: int, tensors: list[Frozen], reduction: Reduction) -> FrozenPass:
+        """Make a frozen pass of the world. Collective. Errors as of `FrozenPass`, and of `_open`."""
+        from .gpu.freezing import FrozenPass
+
+        self._open(self._engine, self._members[self._engine], ordinal)
+        assert self._plane is not None
+        return FrozenPass(self._engine, self._plane, tensors, reduction, self._settings)
 
     def _connect(self, engine: core.Engine, member: _Member, ordinal: int) -> Plane:
         """The plane, on which the ranks of an engine are connected then."""

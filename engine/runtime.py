@@ -17,6 +17,7 @@ from typing import Any, Never
 
 from . import config, logs
 from . import waiting_room as waiting
+from .device import Device
 from .errors import ConfigError, EngineError, ForkedError, NotInitializedError, WorldError
 from .frameworks import moving
 from .host import linux
@@ -460,6 +461,13 @@ def engine() -> core.Engine:
         In a forked child.
     """
     return _current().engine
+
+
+def device() -> Device:
+    """The GPU of this rank. Errors as of `engine`."""
+    running_device = _current().device
+    assert running_device is not None
+    return running_device
 
 
 def settings() -> config.Config:

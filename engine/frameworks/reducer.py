@@ -78,6 +78,8 @@ class Reducer(ABC):
         Of the framework's tensors.
     names : list of str
         Of the parameters, by index.
+    wire : str or None
+        Dtype to which the engine casts gradients on the way.
     rounds : Rounds
         Has the indices of those that a scheme reduces.
     copies : list of (tensor, tensor)
@@ -91,6 +93,7 @@ class Reducer(ABC):
         self.engine = process_set.engine if process_set.included() else runtime.engine()
         self.options = options
         wire, scheme = scheme_of(options.compression, op)
+        self.wire = wire
         self.rounds = Rounds(self, scheme, options, wire)
         self.group = gradients.GradientGroup(
             self.engine, self, int(op), options.prescale, options.postscale, wire, number

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from ..frameworks.reducer import Reducer
 from ..native import gradients
 from . import sparse
 from .adapter import Room, check, tensor_over
+from .freezing import FrozenSteps
 from .places import Places
 
 ALIGNMENT = 64  # bytes: a cache line, so that no two gradients share one
@@ -41,7 +42,70 @@ class TorchReducer(Reducer):
 
     def __init__(self, options: Options, number: int = 0) -> None:
         self._places: dict[int, Places] = {}
+        self.frozen: FrozenSteps | None = None
         super().__init__(options, number)
+
+    # While steps are frozen, backward alone reduces, and what is below leaves it to that.
+
+    def freeze(self) -> None:
+        """From now on each step brings the same gradients. Collective; errors as of `FrozenSteps`."""
+        if self.frozen is None:
+            self.frozen = FrozenSteps(self)
+            self.group.paused = True
+
+    def unfreeze(self) -> None:
+        """Go back to steps in which ranks agree on what they bring."""
+        if self.frozen is not None:
+            self.frozen.finish()
+            self.frozen.remove()
+            self._due, self.group.paused, self.frozen = not self.frozen.reduced, False, None
+
+    def before_step(self, thawed: Sequence[int] = ()) -> None:
+        if self.frozen is None:
+            super().before_step(thawed)
+        else:
+            self.frozen.finish()
+
+    def around(self, closure: Callable[[], Any], step: str) -> Callable[[], Any]:
+        return super().around(closure, step) if self.frozen is None else closure
+
+    def after_step(self) -> None:
+        if self.frozen is None:
+            super().after_step()
+        else:
+            self.frozen.reduced = False
+
+    def before_zero(self) -> None:
+        if self.frozen is None:
+            super().before_zero()
+        else:
+            self.frozen.finish()
+            self.frozen.reduced = False
+
+    def synchronize(self) -> None:
+        if self.frozen is None:
+            super().synchronize()
+        else:
+            self.frozen.finish()
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Accumulate locally."""
+        if self.frozen is None:
+            with super().pause():
+                yield
+            return
+        frozen, self.frozen.paused = self.frozen, True
+        try:
+            yield
+        finally:
+            frozen.paused = False
+
+    def remove(self) -> None:
+        if self.frozen is not None:
+            self.frozen.remove()
+            self.frozen, self.group.paused = None, False
+        super().remove()
 
     def check(self, tensor: torch.Tensor, what: str) -> None:
         check(tensor, what)

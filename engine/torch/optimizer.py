@@ -27,10 +27,35 @@ class _Distributed(Distributed):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As the optimizer's own; finishes a pass that an exception has cut short."""
         self._engine.reducer.before_zero()
+        set_to_none = set_to_none and not self._engine.is_frozen
         super().zero_grad(set_to_none)  # type: ignore[misc]
         self._engine.reducer.forget()
         if set_to_none:
             self._engine.reducer.renew()
+
+    def freeze(self) -> None:
+        """Declare that from now on each backward brings the same gradients, where they are now. Collective.
+
+        Then ranks agree on nothing: a backward enqueues its reductions behind itself on the current stream, and may be
+        captured into a CUDA graph with them. `zero_grad()` keeps gradients where they are, and `step()` reduces
+        nothing. What is frozen twice stays frozen. See `docs/gpu.md`.
+
+        Raises
+        ------
+        EngineError
+            No step has been run yet, or what the optimizer does cannot be frozen.
+        UnsupportedTensorError
+            A gradient is sparse, in the host's memory, or of a dtype that is not floating.
+        MismatchError
+            The ranks have different gradients.
+        DeviceError, WorldError
+            A GPU, or a rank, has failed.
+        """
+        self._engine.freeze()
+
+    def unfreeze(self) -> None:
+        """Go back to steps in which ranks agree on what they bring. All ranks must do the same."""
+        self._engine.unfreeze()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As the optimizer's own; the new parameters are reduced too. Collective."""
@@ -69,6 +94,25 @@ class _Wrapping(Wrapping):
 
     def expect_alone(self, named: dict[str, Any]) -> None:
         expect_no_rival(named)
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether each step brings the same gradients."""
+        return isinstance(self.reducer, TorchReducer) and self.reducer.frozen is not None
+
+    def freeze(self) -> None:
+        """As `_Distributed.freeze`."""
+        if not isinstance(self.reducer, TorchReducer):
+            raise EngineError("freeze(): an optimizer with op=Adasum cannot be frozen: use Average or Sum")
+        if not self._begun:
+            raise EngineError("freeze(): run a step first, with zero_grad(set_to_none=False) behind it")
+        self.reducer.freeze()
+        self._first = None  # What it compares may have yet to come, and would be captured.
+
+    def unfreeze(self) -> None:
+        """As `_Distributed.unfreeze`."""
+        if isinstance(self.reducer, TorchReducer):
+            self.reducer.unfreeze()
 
     def hang_on(self, optimizer: torch.optim.Optimizer) -> None:
         """Be called before and after each step, and end with the optimizer."""

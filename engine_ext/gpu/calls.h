@@ -43,6 +43,20 @@ int lane_launch(lane *l, const device_item *item);
 /* Connect `at` the ranks that have its id, with its first uses; end it when all its ranks do. */
 int lane_connect_ranks(lane *l);
 int lane_part_ranks(lane *l);
+/* Make a communicator over the ranks that have the id of `at`. */
+int lane_join_ranks(lane *l, int blocking);
+/* What an item does among the ranks, on the lane's stream as it is now; and sum, of the slab as it is, so many bytes. */
+int lane_run(lane *l, const device_item *item);
+int lane_try_sum(lane *l, uint64_t bytes, int wire);
+int lane_await_connections(lane *l);
+
+/* ---- frozen passes (freezing.c) ---- */
+
+int lane_make_pass(lane *l, frozen_pass *p);
+int lane_enqueue_pass(lane *l, frozen_pass *p);
+/* Until the device has passed all of them, at most so long; whether it has. */
+int lane_passes_are_over(lane *l, uint64_t limit);
+void lane_release_passes(lane *l);
 /* Enqueue what parcels bring (moving.c), and use once what that uses. */
 int lane_move(lane *l, const device_item *item);
 int lane_warm_up_moves(lane *l);

@@ -74,7 +74,7 @@ typedef struct device_parcel {
   uint64_t *sent, *received; /* bytes by rank; of an allgather, which sends the same to all, `sent` is not looked at */
 } device_parcel;
 
-/* What an item does. The last three move nothing, and have no ticket. */
+/* What an item does. Those from DEVICE_TURN on have no ticket. */
 enum {
   DEVICE_REDUCE,   /* every rank gets the reduction of what all have */
   DEVICE_SPREAD,   /* every rank gets the tensors of `root` */
@@ -83,7 +83,9 @@ enum {
   DEVICE_EXCHANGE, /* every rank gets what each has for it: one parcel */
   DEVICE_TURN,     /* the lane's own: in the order of the world's items, the place of the next one of a process set */
   DEVICE_CONNECT,  /* likewise: connect the ranks of a process set, or part them */
-  DEVICE_PART
+  DEVICE_PART,
+  DEVICE_FREEZE,   /* the lane's own: make what a frozen pass needs, or enqueue one on the program's stream */
+  DEVICE_REPEAT
 };
 
 /* The items of a process set. Each has its turn among those of the world and of other sets, where the world's schedule says so. */

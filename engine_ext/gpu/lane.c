@@ -138,14 +138,23 @@ static int enqueue(lane *l, device_item *item) {
   return lane_launch(l, item);
 }
 
+/* Do what has no ticket. */
+static int manage(lane *l, device_item *item) {
+  switch (item->work) {
+    case DEVICE_CONNECT: return lane_connect_ranks(l);
+    case DEVICE_PART: return lane_part_ranks(l);
+    case DEVICE_FREEZE: return lane_make_pass(l, (frozen_pass *)item);
+    default: return lane_enqueue_pass(l, (frozen_pass *)item);
+  }
+}
+
 /* Enqueue an item, or let it go if something has failed. */
 static void end_item(lane *l, device_item *item) {
   char text[DEVICE_WHY];
   int moves = item->work < DEVICE_TURN, failed;
   l->at = lane_communicator(l, item);
   if (moves) item->ticket = ++l->tickets;
-  if (moves) failed = enqueue(l, item);
-  else failed = item->work == DEVICE_CONNECT ? lane_connect_ranks(l) : lane_part_ranks(l);
+  failed = moves ? enqueue(l, item) : manage(l, item);
   l->at = &l->world;
   item->ended(item, failed ? why_not(l, text, sizeof text) : NULL);
   store_release(&l->d.ended, l->tickets); /* pairs with whoever waits until the lane is done with all */
@@ -173,7 +182,7 @@ static void *run(void *argument) {
       lane_quieten(l);
     } else {
       int well = l->world.connected && !l->quiet, busy = load_relaxed(&l->d.passed) < load_relaxed(&l->d.enqueued);
-      int waiting = well && (busy || lane_has_samples(l));
+      int waiting = well && (busy || lane_has_samples(l) || l->graphs.connected); /* nobody tells when a graph runs */
       if (well && !waiting && lane_compare_clocks(l)) continue;
       store_pointer(&l->d.call, (void *)lane_awaited(l));
       door_sleep(&l->door, count, waiting ? TICK_NS : 0);

@@ -6,7 +6,7 @@
  * thread (`device.push`), and ends them in the order in which they were pushed.
  *
  * lane.c is the thread, turns.c the order of its items, opening.c its jobs, launching.c its items, moving.c those of them that
- * only move, sampling.c how long samples of them take, streams.c what other threads may call.
+ * only move, freezing.c frozen passes, sampling.c how long samples of them take, streams.c what other threads may call.
  */
 #ifndef ENGINE_GPU_LANE_H
 #define ENGINE_GPU_LANE_H
@@ -117,6 +117,21 @@ typedef struct communicator {
   struct communicator *before; /* the owner's: the one that it made before */
 } communicator;
 
+/* A frozen pass: a reduction of the same tensors each time, which the lane enqueues on a stream of the program's. That may be
+ * captured into a CUDA graph, so what its work reads stays as it is, at the same addresses, until the lane is closed. */
+typedef struct frozen_pass {
+  device_item item;        /* first */
+  struct frozen_pass *next; /* the lane's list */
+  CUstream stream;         /* on which it is enqueued this time */
+  CUdeviceptr slab, device_tables;
+  char *tables;
+  uint64_t slab_bytes, table_bytes;
+  CUevent done;            /* recorded behind each that is not captured */
+  int ran, captured;       /* whether any ever was enqueued for the device to run at once, or into a graph */
+  uint32_t ended;          /* the last job with it has; atomic */
+  char why[DEVICE_WHY];    /* "": that went well */
+} frozen_pass;
+
 typedef struct lane {
   device d; /* first: what others have of the lane */
   lane_functions f;
@@ -162,6 +177,8 @@ typedef struct lane {
   uint64_t table_head, table_tail;           /* bytes of the ring ever used, and those that the device has passed */
   uint64_t table_ends[DEVICE_OUTSTANDING];     /* by ticket, in turn: `table_head` behind the item */
   communicator world;
+  communicator graphs;     /* all ranks' again, for frozen passes: it blocks, so that a capture has all when a call returns */
+  frozen_pass *passes;     /* the lane's list of those that were made */
   communicator *communicators; /* those that it works with, whole or not: the last one first */
   communicator *at;        /* the one among whose ranks is worked now */
   int quiet;               /* after a failure: the communicators were ended, and the stream is empty or was given up */
@@ -186,5 +203,18 @@ void lane_connect(lane *l, communicator *c);
 void lane_part(lane *l, communicator *c);
 /* Wait at most so long until a communicator is so far, or has failed; what it has come to. */
 uint32_t lane_await_stage(lane *l, communicator *c, uint32_t stage, uint64_t ns);
+
+/* ---- frozen passes (freezing.c). One thing at a time is done with each. ---- */
+
+/* A pass over these tensors, in parts as an item has them; NULL without memory. The owner frees it, after the lane's end. */
+frozen_pass *lane_new_pass(const lane *l, int op, double prescale, double postscale, const device_part *parts, int n_parts,
+                           const device_row *rows, int n_rows);
+void lane_free_pass(frozen_pass *p);
+/* Have the lane make what it needs, together with the other ranks, which have this id. */
+void lane_freeze(lane *l, frozen_pass *p, const ncclUniqueId *id);
+/* Have the lane enqueue it on a stream of the program's, behind what is there. */
+void lane_repeat(lane *l, frozen_pass *p, void *stream);
+/* Wait at most so long until that has ended; whether it has. */
+int lane_await_pass(lane *l, frozen_pass *p, uint64_t ns);
 
 #endif

@@ -1,7 +1,7 @@
 """The lane's thread, for whoever hands it work: lane.h."""
 from libc.stdint cimport uint32_t, uint64_t
 
-from engine_ext.gpu.device cimport device, device_queue
+from engine_ext.gpu.device cimport DEVICE_WHY, device, device_part, device_queue, device_row
 
 
 cdef extern from "engine_ext/gpu/lane.h" nogil:
@@ -71,6 +71,16 @@ cdef extern from "engine_ext/gpu/lane.h" nogil:
         lane_identity identity
         int left
 
+    ctypedef struct frozen_pass:
+        char[DEVICE_WHY] why
+
+    frozen_pass* lane_new_pass(const lane* l, int op, double prescale, double postscale, const device_part* parts, int n_parts,
+                               const device_row* rows, int n_rows)
+    void lane_free_pass(frozen_pass* p)
+    void lane_freeze(lane* l, frozen_pass* p, const ncclUniqueId* id)
+    void lane_repeat(lane* l, frozen_pass* p, void* stream)
+    bint lane_await_pass(lane* l, frozen_pass* p, uint64_t ns)
+
     const lane_function* lane_function_list
     int lane_start(lane* l)
     void lane_begin(lane* l, uint32_t job)
@@ -87,5 +97,6 @@ cdef class Lane:
         lane* state
         bytes image
         list names
+        list passes             # addresses of frozen passes, to be freed with the lane
         communicator* made      # the last of those of process sets, to be freed with the lane
         bint ended

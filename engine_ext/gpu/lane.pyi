@@ -47,6 +47,22 @@ class Lane:
         """Wait until a communicator is `connected`, or `parted`, at most so long and without the GIL: that, or
         `failed`; None: it is not so far.
         """
+    def freeze(
+        self,
+        op: int,
+        prescale: float,
+        postscale: float,
+        parts: list[tuple[int, int, int, int, int]],
+        rows: list[tuple[int, int, int]],
+        id: bytes,
+    ) -> int:
+        """Have a frozen pass made, with the ranks that have this id: its address. `parts`: dtype, the one that travels,
+        first row and the one behind the last, bytes that travel. `rows`: address, offset and bytes in what travels.
+        """
+    def repeat(self, pass_at: int, stream: int) -> None:
+        """Have a frozen pass enqueued on a stream of the program's. What was done with it before has ended."""
+    def pass_ended(self, pass_at: int, seconds: float) -> str | None:
+        """Wait until that has ended, at most so long and without the GIL: "", or why it failed; None: it has not."""
     @property
     def device(self) -> int:
         """The address of its `device` (device.h)."""

@@ -4,6 +4,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, strerror
 
 from engine_ext.errors import EngineError
+from engine_ext.gpu.device cimport device_part, device_row
 from engine_ext.kernels.kernels cimport ENGINE_DTYPE_NAMES, ENGINE_DTYPES
 from engine_ext.platform.atomics cimport load_acquire, load_pointer
 from engine_ext.platform.clock cimport seconds_ns
@@ -41,6 +42,27 @@ cdef int find_kernels(lane_kernels* known, list kernels) except -1:
     return 0
 
 
+cdef frozen_pass* new_pass(lane* l, int op, double prescale, double postscale, list parts, list rows) except NULL:
+    cdef device_part* all_parts = <device_part*>calloc(len(parts) + 1, sizeof(device_part))
+    cdef device_row* all_rows = <device_row*>calloc(len(rows) + 1, sizeof(device_row))
+    cdef frozen_pass* made = NULL
+    try:
+        if all_parts == NULL or all_rows == NULL:
+            raise MemoryError()
+        for k, (dtype, wire, begin, end, size) in enumerate(parts):
+            all_parts[k].dtype, all_parts[k].wire, all_parts[k].begin, all_parts[k].end = dtype, wire, begin, end
+            all_parts[k].bytes = size
+        for k, (tensor, offset, size) in enumerate(rows):
+            all_rows[k].tensor, all_rows[k].offset, all_rows[k].bytes = tensor, offset, size
+        made = lane_new_pass(l, op, prescale, postscale, all_parts, <int>len(parts), all_rows, <int>len(rows))
+        if made == NULL:
+            raise MemoryError()
+        return made
+    finally:
+        free(all_parts)
+        free(all_rows)
+
+
 cdef class Lane:
     def __init__(self, list addresses, int ordinal, int rank, int size, bytes image, list kernels, *, uint64_t slab,
                  uint64_t tables, bint ordered=False):
@@ -49,7 +71,7 @@ cdef class Lane:
         cdef int status
         if len(addresses) != LANE_FUNCTIONS or len(kernels) > LANE_KERNELS:
             raise ValueError(f"{len(addresses)} functions, {len(kernels)} kernels")
-        self.image, self.names = image, kernels
+        self.image, self.names, self.passes = image, kernels, []
         self.state = <lane*>calloc(1, sizeof(lane))
         if self.state == NULL:
             raise MemoryError()
@@ -80,6 +102,8 @@ cdef class Lane:
                 c = self.made
                 self.made = c.before
                 free(c)
+            for address in self.passes:
+                lane_free_pass(<frozen_pass*><uintptr_t>address)
             free(self.state.names)
             free(self.state)
 
@@ -127,6 +151,24 @@ cdef class Lane:
         with nogil:
             found = lane_await_stage(self.state, <communicator*>communicator_at, wanted, limit if limit else 1)
         return "failed" if found == COMMUNICATOR_FAILED else stage if found == wanted else None
+
+    def freeze(self, int op, double prescale, double postscale, list parts, list rows, bytes id):
+        cdef frozen_pass* made = new_pass(self.state, op, prescale, postscale, parts, rows)
+        cdef ncclUniqueId its
+        memcpy(&its, <const char*>id, min(<size_t>len(id), sizeof(its)))
+        self.passes.append(<uintptr_t>made)
+        lane_freeze(self.state, made, &its)
+        return <uintptr_t>made
+
+    def repeat(self, uintptr_t pass_at, uintptr_t stream):
+        lane_repeat(self.state, <frozen_pass*>pass_at, <void*>stream)
+
+    def pass_ended(self, uintptr_t pass_at, double seconds):
+        cdef uint64_t limit = seconds_ns(seconds)
+        cdef bint ended
+        with nogil:
+            ended = lane_await_pass(self.state, <frozen_pass*>pass_at, limit if limit else 1)
+        return (<frozen_pass*>pass_at).why.decode("utf-8", "replace") if ended else None
 
     @property
     def device(self):

@@ -159,6 +159,8 @@ static int all_reduce(lane *l, CUdeviceptr from, CUdeviceptr to, uint64_t bytes,
   return settle(l, "ncclAllReduce");
 }
 
+int lane_try_sum(lane *l, uint64_t bytes, int wire) { return all_reduce(l, l->slab, l->slab, bytes, wire); }
+
 static int broadcast(lane *l, CUdeviceptr from, CUdeviceptr to, uint64_t bytes, int root) {
   NCCL_STEP(ncclBroadcast, (void *)(uintptr_t)from, (void *)(uintptr_t)to, bytes, ncclUint8, root, l->at->comm, l->stream);
   return settle(l, "ncclBroadcast");
@@ -328,7 +330,7 @@ static int run_part(lane *l, const device_item *item, const device_part *part) {
   return item->work == DEVICE_REDUCE ? sum_part(l, item, part) : spread_part(l, item, part);
 }
 
-static int run(lane *l, const device_item *item) {
+int lane_run(lane *l, const device_item *item) {
   int scatters = item->work == DEVICE_SCATTER;
   if (item->n_parcels != 0) return lane_move(l, item);
   for (int k = 0; k < item->n_parts; k += scatters ? l->at->size : 1)
@@ -337,7 +339,7 @@ static int run(lane *l, const device_item *item) {
 }
 
 /* A network that does not work shows only while the first kernels run, which then do not end: NCCL says so. */
-static int await_connections(lane *l) {
+int lane_await_connections(lane *l) {
   ncclResult_t state = ncclSuccess;
   for (;;) {
     CUresult code = IN_CALL(cuStreamQuery, l->stream);
@@ -363,7 +365,7 @@ int lane_warm_up(lane *l) {
   STEP(reduce_scatter(l, l->slab, l->slab + (uint64_t)l->at->rank * VECTOR, VECTOR, ENGINE_FLOAT32));
   STEP(reduce_scatter(l, l->slab, l->slab + (uint64_t)l->at->rank * stride, stride, ENGINE_FLOAT32));
   STEP(lane_warm_up_moves(l));
-  return await_connections(l);
+  return lane_await_connections(l);
 }
 
 static int enqueue(lane *l, const device_item *item) {
@@ -373,7 +375,7 @@ static int enqueue(lane *l, const device_item *item) {
   for (int k = 0; k < item->n_ready; k++) CUDA_STEP(cuStreamWaitEvent, l->stream, item->ready[k]->event, 0);
   CUDA_STEP(cuEventRecord, l->begun[turn], l->stream);
   STEP(lane_sample_begins(l, item));
-  STEP(run(l, item));
+  STEP(lane_run(l, item));
   l->table_ends[turn] = l->table_head;
   CUDA_STEP(cuEventRecord, l->done[turn], l->stream);
   store_release(&l->d.enqueued, item->ticket); /* pairs with has_passed: the event is recorded */

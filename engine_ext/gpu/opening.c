@@ -120,13 +120,13 @@ static int warm_up(lane *l) {
   return -1;
 }
 
-int lane_connect_ranks(lane *l) {
+int lane_join_ranks(lane *l, int blocking) {
   communicator *c = l->at;
   ncclConfig_t config = {
       .size = sizeof config,
       .magic = NCCL_API_MAGIC,
       .version = NCCL_CONFIG_VERSION,
-      .blocking = 0, /* the one mode in which a communicator can be aborted at any time */
+      .blocking = blocking, /* 0: the one mode in which a communicator can be aborted at any time */
       .cgaClusterSize = NCCL_CONFIG_UNDEF_INT,
       .minCTAs = NCCL_CONFIG_UNDEF_INT,
       .maxCTAs = NCCL_CONFIG_UNDEF_INT,
@@ -135,9 +135,13 @@ int lane_connect_ranks(lane *l) {
   };
   STEP(l->failure.call != NULL);
   NCCL_STEP(ncclCommInitRankConfig, &c->comm, c->size, c->id, c->rank, &config);
-  STEP(lane_settle(l, "ncclCommInitRankConfig"));
+  return lane_settle(l, "ncclCommInitRankConfig");
+}
+
+int lane_connect_ranks(lane *l) {
+  STEP(lane_join_ranks(l, 0));
   STEP(warm_up(l));
-  c->connected = 1;
+  l->at->connected = 1;
   return 0;
 }
 
@@ -179,6 +183,7 @@ static void release_context(lane *l) {
     l->begun[k] = l->done[k] = NULL;
   }
   lane_release_timers(l);
+  lane_release_passes(l);
   release_marks(l);
   if (l->tables != NULL) CUDA(cuMemFreeHost, l->tables);
   if (l->device_tables != 0) CUDA(cuMemFree_v2, l->device_tables);
@@ -225,10 +230,11 @@ static void close_all(lane *l) {
   int whole = l->world.comm != NULL && l->world.connected && !l->quiet, well = l->failure.call == NULL && !load32_acquire(&l->cancelled);
   if (whole && !well) lane_quieten(l);
   if (l->stream != NULL && lane_drain(l, DRAIN_NS)) well = 0;
+  if (whole && well && !lane_passes_are_over(l, DRAIN_NS)) well = 0;
   if (whole && well) lane_look(l); /* the last samples */
   if (whole && well) finish_communicators(l);
   end_communicators(l);
-  l->left = l->stream != NULL && lane_drain(l, DRAIN_NS) == 1;
+  l->left = l->stream != NULL && (lane_drain(l, DRAIN_NS) == 1 || !lane_passes_are_over(l, DRAIN_NS));
   if (!l->left) store_release(&l->d.passed, UINT64_MAX); /* pairs with has_passed: tensors may go */
   if (l->context != NULL && !l->left) release_context(l);
 }

@@ -52,6 +52,20 @@ API unsigned glue_reached(lane *l, communicator *c, unsigned stage, unsigned lon
   return lane_await_stage(l, c, stage, ns);
 }
 
+API void *glue_freeze(lane *l, int op, const double *factors, const device_part *parts, int n_parts, const device_row *rows,
+                      int n_rows, const void *id) {
+  ncclUniqueId its;
+  frozen_pass *p = lane_new_pass(l, op, factors[0], factors[1], parts, n_parts, rows, n_rows);
+  memcpy(&its, id, sizeof its);
+  lane_freeze(l, p, &its);
+  return p;
+}
+
+API void glue_repeat(lane *l, frozen_pass *p, void *stream) { lane_repeat(l, p, stream); }
+API const char *glue_pass_ended(lane *l, frozen_pass *p, unsigned long long ns) {
+  return lane_await_pass(l, p, ns) ? p->why : NULL;
+}
+
 API void glue_join(lane *l) { lane_join(l); }
 API const char *glue_call(lane *l) { return load_pointer(&l->d.call); }
 API lane_failure *glue_failure(lane *l) { return &l->failure; }

@@ -11,6 +11,7 @@ import ctypes
 import importlib
 import importlib.util
 import os
+import struct
 import subprocess
 import sys
 import sysconfig
@@ -20,7 +21,7 @@ from typing import Any
 from ..standins import LIBRARY, ROOT, compiled
 
 SOURCES = sorted((ROOT / "engine_ext/gpu").glob("*.c"))
-LANE, LAUNCHING, MOVING, OPENING, SAMPLING, STREAMS, TURNS = SOURCES
+FREEZING, LANE, LAUNCHING, MOVING, OPENING, SAMPLING, STREAMS, TURNS = SOURCES
 PLANE = ROOT / "engine/gpu/plane.py"
 CONTROL = ROOT / "engine_ext/control"
 FROZEN, COORDINATOR, HANDOVER = (CONTROL / f"{name}.pyx" for name in ("frozen", "coordinator", "handover"))
@@ -35,6 +36,12 @@ MUTANTS: dict[str, tuple[Path, str, str]] = {
         "STEP(NCCL(ncclCommGetAsyncError, l->at->comm, &state));",
     ),
     "calls_not_given_up": (LANE, "return load32_acquire(&l->cancelled) ? lane_failed", "return 0 ? lane_failed"),
+    "pass_not_ordered": (FREEZING, "if (p->ran) CUDA_STEP(cuStreamWaitEvent, p->stream, p->done, 0);", ""),
+    "pass_not_recorded": (FREEZING, "  CUDA_STEP(cuEventRecord, p->done, p->stream);\n", ""),
+    "close_does_not_await_passes": (FREEZING, "while (p->ran) {", "while (0) {"),
+    "close_does_not_await_graphs": (FREEZING, "return CUDA(cuCtxSynchronize) == 0;", "return 1;"),
+    "captures_without_blocking": (OPENING, ".blocking = blocking,", ".blocking = 0,"),
+    "capture_is_not_asked_for": (FREEZING, "if (capturing != CU_STREAM_CAPTURE_STATUS_NONE) {", "if (0) {"),
     "launches_not_awaited": (OPENING, "  return lane_drain(l, 0);", "  return 0;"),
     "drain_does_not_wait": (LANE, "if (code != CUDA_ERROR_NOT_READY) return", "return"),
     "drain_not_given_up": (LANE, 'now_ns() - begun > limit : lane_cancelled(l, "cuStreamQuery")', "0 : 0"),
@@ -70,10 +77,10 @@ MUTANTS: dict[str, tuple[Path, str, str]] = {
     "broadcast_not_polled": (LAUNCHING, 'return settle(l, "ncclBroadcast");', "return 0;"),
     "done_before_the_work": (
         LAUNCHING,
-        "  STEP(run(l, item));\n  l->table_ends[turn] = l->table_head;\n"
+        "  STEP(lane_run(l, item));\n  l->table_ends[turn] = l->table_head;\n"
         "  CUDA_STEP(cuEventRecord, l->done[turn], l->stream);\n",
         "  CUDA_STEP(cuEventRecord, l->done[turn], l->stream);\n"
-        "  STEP(run(l, item));\n"
+        "  STEP(lane_run(l, item));\n"
         "  l->table_ends[turn] = l->table_head;\n",
     ),
     "caller_does_not_wait": (
@@ -300,6 +307,8 @@ def _glue(library: str) -> ctypes.CDLL:
         "new": ctypes.c_void_p,
         "add": ctypes.c_void_p,
         "device": ctypes.c_void_p,
+        "freeze": ctypes.c_void_p,
+        "pass_ended": ctypes.c_char_p,
         "call": ctypes.c_char_p,
         "failure": ctypes.POINTER(Failure),
         "identity": ctypes.POINTER(Identity),
@@ -371,6 +380,30 @@ class Lane:
         wanted, limit = ["connected", "parted"].index(stage) + 1, ctypes.c_ulonglong(int(seconds * 1e9) or 1)
         found = self.glue.glue_reached(self.state, ctypes.c_void_p(communicator_at), wanted, limit)
         return "failed" if found == 3 else stage if found == wanted else None
+
+    def freeze(
+        self,
+        op: int,
+        prescale: float,
+        postscale: float,
+        parts: list[tuple[int, int, int, int, int]],
+        rows: list[tuple[int, int, int]],
+        id: bytes,
+    ) -> int:
+        factors = (ctypes.c_double * 2)(prescale, postscale)
+        their_parts = b"".join(struct.pack("=4i3Q", *part, 0, 0) for part in parts)
+        their_rows = b"".join(struct.pack("=3Q", *row) for row in rows)
+        return int(
+            self.glue.glue_freeze(self.state, op, factors, their_parts, len(parts), their_rows, len(rows), bytes(id))
+        )
+
+    def repeat(self, pass_at: int, stream: int) -> None:
+        self.glue.glue_repeat(self.state, ctypes.c_void_p(pass_at), ctypes.c_void_p(stream))
+
+    def pass_ended(self, pass_at: int, seconds: float) -> str | None:
+        limit = ctypes.c_ulonglong(int(seconds * 1e9) or 1)
+        found = self.glue.glue_pass_ended(self.state, ctypes.c_void_p(pass_at), limit)
+        return None if found is None else found.decode()
 
     @property
     def pending(self) -> bool:

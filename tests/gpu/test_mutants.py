@@ -7,6 +7,7 @@ import pytest
 from ..parallel.test_frozen_runs import KILLERS as OF_FROZEN
 from .mutants import MUTANTS, VARIANTS
 from .test_allreduce import KILLERS as OF_REDUCING
+from .test_freeze import KILLERS as OF_FREEZING
 from .test_metrics import KILLERS as OF_METRICS
 from .test_moving import KILLERS as OF_MOVING
 from .test_plane import KILLERS as OF_OPENING
@@ -16,7 +17,7 @@ from .test_views import KILLERS as OF_VIEWS
 
 
 def test_every_mutant_has_a_killer() -> None:
-    of = (OF_OPENING, OF_REDUCING, OF_MOVING, OF_SUMS, OF_SETS, OF_METRICS, OF_VIEWS, OF_FROZEN)
+    of = (OF_OPENING, OF_REDUCING, OF_MOVING, OF_SUMS, OF_SETS, OF_METRICS, OF_VIEWS, OF_FROZEN, OF_FREEZING)
     assert set().union(*of) == set(MUTANTS)
 
 

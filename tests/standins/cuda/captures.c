@@ -44,6 +44,7 @@ CUresult capture_put(stream *s, const stand_operation *what) {
   }
   c->nodes = realloc(c->nodes, sizeof *c->nodes * (size_t)(c->n_nodes + 1));
   c->nodes[c->n_nodes] = *what;
+  c->nodes[c->n_nodes].what = strdup(what->what);
   if (what->n_accesses) {
     stand_access *own = malloc(sizeof *own * (size_t)what->n_accesses);
     memcpy(own, what->accesses, sizeof *own * (size_t)what->n_accesses);
@@ -186,7 +187,8 @@ STAND_API CUresult cuGraphLaunch(CUgraphExec which, CUstream handle) {
   if (s->capture) LEAVE(CUDA_ERROR_NOT_SUPPORTED);
   for (int i = 0; i < g->n_nodes && !wrong; i++) {
     stand_operation node = g->nodes[MUTANT(capture_forgets_order) ? g->n_nodes - 1 - i : i];
-    node.drop = NULL;
+    if (node.again) node.data = node.again(node.data);
+    else node.drop = NULL;
     wrong = stream_put(s, &node, NULL, NULL);
   }
   LEAVE(wrong);

@@ -82,11 +82,14 @@ typedef struct stand_operation {
   void (*want)(void *data);
   void (*describe)(void *data, char *text, size_t size); /* what it waits for */
   void (*drop)(void *data);
+  /* In a graph: the data of one launch of it, which `drop` frees. What meets peers cannot be captured without. */
+  void *(*again)(void *data);
   void *data;
   const stand_access *accesses;
   int n_accesses;
 } stand_operation;
 STAND_API CUresult stand_enqueue(CUstream stream, const stand_operation *operation);
+STAND_API int stand_captures(CUstream stream); /* whether what is enqueued there becomes a node of a graph */
 
 /* ---- for the stand-in for libnccl ---- */
 

@@ -132,11 +132,22 @@ CUresult stand_enqueue(CUstream handle, const stand_operation *what) {
   stream *s;
   stand_lock();
   s = stream_of(handle, &wrong);
-  if (s && s->capture && what->wanted)
-    wrong = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED; /* what meets peers is not in graphs here */
+  if (s && s->capture && what->wanted && !what->again)
+    wrong = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED; /* each launch of it meets its peers anew */
   else if (s) wrong = stream_put(s, what, NULL, NULL);
   stand_unlock();
   return wrong;
+}
+
+int stand_captures(CUstream handle) {
+  CUresult wrong;
+  stream *s;
+  int yes;
+  stand_lock();
+  s = stream_of(handle, &wrong);
+  yes = s && s->capture;
+  stand_unlock();
+  return yes;
 }
 
 /* ---- the driver's functions ---- */

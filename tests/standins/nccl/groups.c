@@ -28,13 +28,25 @@ static void number_tasks(launch *l) {
   }
 }
 
-static ncclResult_t enqueue(launch *l) {
+/* A launch of a graph meets those of the peers' graphs: it is numbered when it is launched, and not in the capture. */
+static void *launch_again(void *data) {
+  const launch *captured = data;
+  size_t size = sizeof *captured + sizeof(task) * (size_t)captured->n;
+  launch *l = malloc(size);
+  memcpy(l, captured, size);
+  number_tasks(l);
+  l->comm->pending++;
+  return l;
+}
+
+static ncclResult_t enqueue(launch *l, int captured) {
   stand_access *accesses = malloc(sizeof *accesses * 2 * (size_t)l->n);
   stand_operation what = {.step = launch_step,
                           .wanted = launch_wanted,
                           .want = launch_want,
                           .describe = launch_describe,
                           .drop = free,
+                          .again = launch_again,
                           .data = l,
                           .accesses = accesses};
   struct ncclComm *c = l->comm;
@@ -52,9 +64,9 @@ static ncclResult_t enqueue(launch *l) {
   snprintf(name, sizeof name, l->n > 1 ? "group of %s" : "%s", function_names[l->tasks[0].what.function]);
   what.what = name;
   stand_lock();
-  c->pending++;
+  c->pending += !captured;
   failed = stand_enqueue(l->tasks[0].stream, &what);
-  if (failed) c->pending--;
+  if (failed) c->pending -= !captured;
   stand_unlock();
   free(accesses);
   return failed ? refuse(c, ncclUnhandledCudaError, "Cuda failure %u", (unsigned)failed) : ncclSuccess;
@@ -67,7 +79,7 @@ static void *launch_later(void *argument) {
   stand_sleep((double)(stand_random() % 5000) / 1e3);
   cuCtxSetCurrent(c->context);
   result = connect_ranks(l);
-  if (!result) result = enqueue(l);
+  if (!result) result = enqueue(l, 0);
   STORE(c->state, (int)result);
   return NULL;
 }
@@ -78,10 +90,13 @@ static ncclResult_t start(launch *l) {
   for (int i = 1; i < l->n; i++)
     if (l->tasks[i].stream != l->tasks[0].stream)
       return refuse(c, ncclInvalidUsage, "the stand-in has one stream a group");
-  number_tasks(l);
+  int captured = stand_captures(l->tasks[0].stream);
+  if (captured && !c->blocking)
+    return refuse(c, ncclInvalidUsage, "the stand-in captures with communicators that block");
+  if (!captured) number_tasks(l);
   if (c->blocking) {
     result = connect_ranks(l);
-    return result ? result : enqueue(l);
+    return result ? result : enqueue(l, captured);
   }
   STORE(c->state, ncclInProgress);
   in_background(launch_later, l);

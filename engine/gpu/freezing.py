@@ -1,0 +1,179 @@
+"""Frozen passes: the same tensors are reduced each time, so that ranks need not agree on anything while they are.
+
+What the lane enqueues for one may be captured into a CUDA graph, and is launched with it.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from .. import objects
+from ..config import Config
+from ..errors import DeviceError, MismatchError
+from ..host.patience import Patience
+from ..native import core
+from .plane import OLDEST_FOR_SETS, TICK, Plane
+
+DTYPES = {"float16": (0, 2), "bfloat16": (1, 2), "float32": (2, 4), "float64": (3, 8)}  # number and bytes, of kernels.h
+ALIGNMENT = 16  # bytes, of what the kernels read at once
+FREEZING = "engine.gpu.freeze"  # of what ranks tell each other
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """A tensor of a frozen pass."""
+
+    name: str
+    dtype: str
+    count: int
+    """Elements, which lie side by side."""
+    address: int
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """What a frozen pass does with all of its tensors."""
+
+    op: int
+    prescale: float
+    postscale: float
+    wire: str | None
+    """The dtype that travels in place of a wider one."""
+
+
+class FrozenPass:
+    """A reduction of the same tensors each time. Collective to make and to repeat.
+
+    Parameters
+    ----------
+    engine : core.Engine
+        Of the world.
+    plane : Plane
+    tensors : list of Frozen
+        In the same order on all ranks.
+    reduction : Reduction
+        A sum or an average.
+    settings : Config
+        `start_timeout` limits the making, `stall_limit` the time in which the lane enqueues a pass.
+
+    Raises
+    ------
+    MismatchError
+        The ranks freeze different things; on all ranks alike.
+    DeviceError
+        A call failed on some rank; on all ranks alike.
+    WorldError
+        A rank died.
+    """
+
+    def __init__(
+        self, engine: core.Engine, plane: Plane, tensors: list[Frozen], reduction: Reduction, settings: Config
+    ) -> None:
+        self._engine = engine
+        self._plane = plane
+        self._limit = settings.stall_limit
+        _expect_agreement(tensors, reduction)
+        _expect_several_communicators(plane)
+        with plane.jobs:
+            its = self._id(settings.start_timeout)
+            parts, rows = _laid_out(tensors, reduction.wire)
+            self._at = plane.lane.freeze(
+                reduction.op, reduction.prescale, reduction.postscale, parts, rows, bytes.fromhex(its)
+            )
+            why = self._wait(settings.start_timeout, "freeze a pass")
+        told = objects.allgather_object(why, FREEZING)
+        for rank, text in enumerate(told):
+            if text:
+                raise DeviceError(f"rank {rank} cannot freeze a pass on its GPU: {text}")
+
+    def repeat(self, stream: int) -> None:
+        """Enqueue the reduction on a stream, behind what is there; or capture it, if the stream is being captured.
+
+        Raises
+        ------
+        DeviceError
+            A call failed, or does not return.
+        WorldError
+            The world has failed.
+        """
+        self._plane.lane.repeat(self._at, stream)
+        if why := self._wait(self._limit, "enqueue a frozen pass"):
+            raise DeviceError(f"rank {self._engine.rank} cannot enqueue a frozen pass: {why}")
+
+    def _id(self, seconds: float) -> str:
+        """Rank 0's lane is asked for an id, and all hear of it."""
+        lane, patience = self._plane.lane, Patience(seconds)
+        if self._engine.rank == 0:
+            lane.begin("name")
+            while not lane.wait(TICK) and patience.left() and self._engine.failure is None:
+                pass
+        told: list[str] = objects.allgather_object(lane.id.hex(), FREEZING)
+        return told[0]
+
+    def _wait(self, seconds: float, what: str) -> str:
+        """Why what the lane does with the pass has failed; "" if it has not."""
+        begun = time.monotonic()
+        while (why := self._plane.lane.pass_ended(self._at, TICK)) is None and self._engine.failure is None:
+            if seconds and time.monotonic() - begun > seconds:
+                call = self._plane.lane.call or "a call"
+                self._engine.abort(f"{call} has not returned for {seconds:g} s, in which its GPU had to {what}")
+        if self._engine.failure is not None:
+            raise self._engine.failure
+        return why or ""
+
+
+def _expect_agreement(tensors: list[Frozen], reduction: Reduction) -> None:
+    """Compare what the ranks freeze, and in which order. Collective.
+
+    Raises
+    ------
+    MismatchError
+    """
+    own = [str(reduction), *(f"{each.name!r}: {each.count} x {each.dtype}" for each in tensors)]
+    told: list[list[str]] = objects.allgather_object(own, FREEZING)
+    for rank, theirs in enumerate(told):
+        if theirs == told[0]:
+            continue
+        k = next(
+            (k for k, (a, b) in enumerate(zip(theirs, told[0], strict=False)) if a != b), min(len(theirs), len(told[0]))
+        )
+        has, wants = (lines[k] if k < len(lines) else "nothing more" for lines in (theirs, told[0]))
+        raise MismatchError(
+            f"the ranks freeze different gradients: at place {k} rank {rank} has {has}, and rank 0 has {wants}: run "
+            "the same step on all ranks before freeze(), in which the same parameters get gradients"
+        )
+
+
+def _expect_several_communicators(plane: Plane) -> None:
+    """Frozen passes have a communicator of their own, which is ended with the world's. All ranks have one NCCL.
+
+    Raises
+    ------
+    DeviceError
+    """
+    nccl = plane.gpus[0]["nccl"]
+    if tuple(map(int, nccl.split("."))) < OLDEST_FOR_SETS:
+        raise DeviceError(
+            f"NCCL {nccl} cannot end several communicators at once, and frozen passes have their own: install "
+            f"{'.'.join(map(str, OLDEST_FOR_SETS))} or newer, or do not freeze()"
+        )
+
+
+def _laid_out(
+    tensors: list[Frozen], wire: str | None
+) -> tuple[list[tuple[int, int, int, int, int]], list[tuple[int, int, int]]]:
+    """Parts and rows, as `Lane.freeze` takes them: those of a dtype side by side, in their order."""
+    parts: list[tuple[int, int, int, int, int]] = []
+    rows: list[tuple[int, int, int]] = []
+    for dtype in dict.fromkeys(each.dtype for each in tensors):
+        number, width = DTYPES[dtype]
+        travels, travelling = DTYPES[wire] if wire is not None and DTYPES[wire][1] < width else (number, width)
+        begin, offset, end = len(rows), 0, 0
+        for each in tensors:
+            if each.dtype == dtype:
+                rows.append((each.address, offset, each.count * travelling))
+                end = offset + each.count * travelling
+                offset = -(-end // ALIGNMENT) * ALIGNMENT
+        parts.append((number, travels, begin, len(rows), end))
+    return parts, rows

@@ -1,0 +1,182 @@
+"""Frozen steps: each brings the same gradients where they were, so ranks agree on nothing, and graphs can have it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .. import runtime
+from ..errors import EngineError, UnsupportedTensorError
+from ..process_sets import global_process_set
+from ..types import Average, Sum
+
+if TYPE_CHECKING:
+    from .hooks import TorchReducer
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+WIRES = (None, "float16", "bfloat16")
+KEPT = "zero_grad(set_to_none=False) before freeze(); zero_grad() of a frozen optimizer keeps gradients where they are"
+
+
+class FrozenSteps:
+    """Reduces the gradients of a reducer at the end of each backward pass, by one frozen pass.
+
+    Collective to make.
+
+    Parameters
+    ----------
+    reducer : TorchReducer
+        Whose own hooks are paused meanwhile.
+
+    Attributes
+    ----------
+    paused : bool
+        Backward passes accumulate on this rank.
+    reduced : bool
+        The gradients were reduced since the last step or `zero_grad`.
+
+    Raises
+    ------
+    EngineError
+        There are no gradients yet, or what the optimizer does cannot be frozen.
+    UnsupportedTensorError
+        A gradient cannot be.
+    MismatchError, DeviceError, WorldError
+        As `engine.gpu.freezing.FrozenPass`.
+    """
+
+    def __init__(self, reducer: TorchReducer) -> None:
+        self.paused = False
+        self.reduced = False
+        self._reducer = reducer
+        self._begun = False
+        self._handles: list[Any] = []
+        wire = _expect_plain(reducer)
+        self._members = {
+            name: parameter
+            for name, parameter in zip(reducer.names, reducer._parameters, strict=True)
+            if parameter.grad is not None
+        }
+        if not self._members:
+            raise EngineError(
+                "freeze(): no parameter has a gradient yet: run a step first, and keep its gradients by " + KEPT
+            )
+        for name, parameter in self._members.items():
+            _expect_freezable(name, parameter)
+        from ..gpu.freezing import Frozen, Reduction
+
+        self._addresses = {name: address_of(each.grad) for name, each in self._members.items()}
+        frozen = [
+            Frozen(name, str(each.grad.dtype).removeprefix("torch."), each.grad.numel(), self._addresses[name])
+            for name, each in self._members.items()
+            if each.grad.numel()
+        ]
+        self._device = next(iter(self._members.values())).device
+        options = reducer.options
+        reduction = Reduction(int(options.op), options.prescale, options.postscale, wire)
+        self._pass = runtime.device().freeze(self._device.index or 0, frozen, reduction)
+        for name, parameter in zip(reducer.names, reducer._parameters, strict=True):
+            self._handles.append(parameter.register_post_accumulate_grad_hook(self._hook(name)))
+
+    def finish(self) -> None:
+        """Reduce what a pass that an exception has cut short has left: the other ranks wait for it."""
+        if self._begun:
+            self._end()
+
+    def remove(self) -> None:
+        """Take the hooks away."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _hook(self, name: str) -> Any:
+        member = name in self._members
+
+        def fired(_: torch.Tensor) -> None:
+            if self.paused:
+                return
+            if not member:
+                self._fail(f"the gradient of {name!r}, of which there was none when it was frozen, has come")
+            if not self._begun:
+                self._begun = True
+                self._reducer.queue(self.finish)
+
+        return fired
+
+    def _end(self) -> None:
+        """Enqueue the reduction behind what the current stream has; if that is captured, it is, too."""
+        self._begun = False
+        for name, parameter in self._members.items():
+            if parameter.grad is None or address_of(parameter.grad) != self._addresses[name]:
+                self._fail(f"the gradient of {name!r} is {'gone' if parameter.grad is None else 'elsewhere'}")
+        if self.reduced and self._reducer.options.op is not Average:
+            self._fail("gradients are reduced a second time before a step, by which a sum would count them twice")
+        self._pass.repeat(stream_of(self._device))
+        self.reduced = True
+
+    def _fail(self, what: str) -> None:
+        """End the job: the other ranks' GPUs wait for this one in passes of which their hosts hear nothing."""
+        engine = self._reducer.engine
+        engine.abort(
+            f"rank {engine.rank}: a frozen optimizer has the same gradients in each step, where they were, and {what}: "
+            f"unfreeze() before that changes, and keep gradients by {KEPT}"
+        )
+        raise engine.failure or EngineError(what)
+
+
+def is_on_gpu(tensor: torch.Tensor) -> bool:
+    """Whether a graph can have it."""
+    return tensor.is_cuda
+
+
+def address_of(tensor: torch.Tensor) -> int:
+    """Where it lies on its GPU."""
+    return tensor.data_ptr()
+
+
+def stream_of(device: torch.device) -> int:
+    """The current stream."""
+    return int(torch.cuda.current_stream(device).cuda_stream)
+
+
+def _expect_plain(reducer: TorchReducer) -> str | None:
+    """Refuse what cannot be frozen of an optimizer; the dtype that its gradients travel as."""
+    options, group = reducer.options, reducer.group
+    said = "freeze(): {}, which cannot be frozen: {}"
+    wire = reducer.wire
+    if options.process_set is not global_process_set:
+        raise EngineError(said.format("the optimizer has a process set", "use one of all ranks"))
+    if options.op not in (Average, Sum):
+        raise EngineError(said.format(f"the operation is {options.op.name.title()}", "use Average or Sum"))
+    if any(k in reducer.rounds for k in range(len(reducer.names))) or wire not in WIRES:
+        raise EngineError(
+            said.format("gradients are compressed by Python, or as is tuned", "use Compression.none, fp16 or bf16")
+        )
+    if group.passes != 1:
+        raise EngineError(
+            said.format("backward_passes_per_step is not 1", "run the passes but the last in optimizer.no_sync()")
+        )
+    if runtime.settings().device_sums == "ordered":
+        raise EngineError(said.format("device_sums is ordered", "use device_sums=nccl"))
+    if group.active:
+        raise EngineError("freeze() in the middle of a backward pass: call it between two steps")
+    return wire
+
+
+def _expect_freezable(name: str, parameter: torch.Tensor) -> None:
+    gradient = parameter.grad
+    assert gradient is not None
+    what = f"freeze(): the gradient of {name!r}"
+    if not is_on_gpu(gradient):
+        raise UnsupportedTensorError(f"{what} is in the host's memory, and graphs are of GPUs: move the model there")
+    if gradient.layout is not torch.strided:
+        raise UnsupportedTensorError(
+            f"{what} is sparse, so its size changes: make it dense, as Embedding(sparse=False)"
+        )
+    if gradient.dtype not in DTYPES:
+        raise UnsupportedTensorError(
+            f"{what} is of {gradient.dtype}, and only floating dtypes can be frozen: unfreeze()"
+        )
+    if gradient.stride() != torch.empty_like(gradient).stride() or gradient.stride() != parameter.stride():
+        raise UnsupportedTensorError(f"{what} has gaps, or is not in the order of the parameter: make it contiguous")
