@@ -13,7 +13,7 @@ from libc.string cimport memcmp, memcpy, memset
 
 from engine_ext.bindings.arguments cimport may_share, wire_number, wire_of
 from engine_ext.bindings.devices cimport device_of, follow, is_known_passed, mark_ready, unmark
-from engine_ext.bindings.extents cimport Extent, first_overlap
+from engine_ext.bindings.extents cimport Extent, find_overlap
 from engine_ext.bindings.groups cimport group_add, group_gather, group_open, group_parts, group_sparse
 from engine_ext.bindings.marking cimport mark_step
 from engine_ext.bindings.memory cimport take_memory
@@ -46,6 +46,14 @@ cdef enum:                          # what a call touches of each, from its begi
 
 cdef enum:
     WATCHED_PASSES = 2              # in which gradients are asked whether they share memory: the first, and in a new order
+
+
+cdef int note(Extent* extent, const char* begin, uint64_t nbytes, int index, bint reads) noexcept:
+    """Fill in an extent, if it is not empty; how many that is."""
+    if begin == NULL or not nbytes:
+        return 0
+    extent.begin, extent.end, extent.index, extent.reads = begin, begin + nbytes, index, reads
+    return 1
 
 
 @cython.no_gc_clear                  # __dealloc__ needs the engine, also when the collector breaks the cycle with the group
@@ -148,8 +156,8 @@ cdef class GradientHook:
         cdef object keeper = None
         cdef bint fits = False
         cdef GradientGroup group = self.group
-        if self.view is None and not self.placed and (
-                self.apart or (group.watched and group.fresh and group.binding.shares_memory(gradient))):
+        if self.apart or (self.view is None and not self.placed and group.watched and group.fresh
+                          and group.binding.shares_memory(gradient)):
             self.apart = True
             gradient = group.binding.separate(parameter, gradient)
         if self.op == NULL:
@@ -330,6 +338,20 @@ cdef class GradientHook:
                 refuse(e, status, self.label)
             make_room(e, &self.target, status)
 
+    cdef int extents_of(self, Extent* extents) noexcept:
+        """What this pass has written of private memory, and what it has only read; how many pieces."""
+        cdef Op* op = self.op
+        cdef int count = 0
+        if op == NULL:
+            return note(extents, self.place if self.flying else NULL, self.nbytes, self.index, False)
+        if op.placed:
+            count = note(extents, self.place, self.nbytes, self.index, False)
+            if op.source != op.target:
+                count += note(&extents[count], op.source, op.nbytes, self.index, True)
+        elif self.view is None and not self.sparse:
+            count = note(extents, op.source, op.nbytes, self.index, False)
+        return count
+
     cdef int raise_error(self) except -1:
         """The operation is finished: raise what went wrong with it."""
         cdef Op* op = self.op
@@ -460,32 +482,24 @@ cdef class GradientGroup:
         return 0
 
     cdef int expect_apart(self) except -1:
-        """Raise if two private gradients of this pass had memory in common: each was reduced in place, one after the other."""
+        """Raise if private gradients of this pass had memory in common, and one of them was reduced there."""
         cdef GradientHook hook, other
-        cdef Py_ssize_t count = 0, k
+        cdef Py_ssize_t count = 0
+        cdef int first = 0, second = 0
+        cdef bint found
         cdef Extent* extents
-        cdef const char* begin
-        cdef uint64_t nbytes
         if not self.moved:
             return 0
         self.moved = False
-        extents = <Extent*>malloc((<size_t>len(self.hooks) + 1) * sizeof(Extent))
+        extents = <Extent*>malloc((2 * <size_t>len(self.hooks) + 1) * sizeof(Extent))
         if extents == NULL:
             raise MemoryError("no memory to compare gradients")
         for hook in self.hooks:
-            if hook.op == NULL:
-                begin, nbytes = hook.place if hook.flying else NULL, hook.nbytes
-            else:
-                begin = hook.op.source if hook.view is None and not hook.sparse else NULL
-                nbytes = hook.op.nbytes
-            if begin != NULL and nbytes:
-                extents[count].begin, extents[count].end, extents[count].index = begin, begin + nbytes, hook.index
-                count += 1
-        k = first_overlap(extents, count)
-        if k >= 0:
-            hook, other = self.hooks[extents[k].index], self.hooks[extents[k - 1].index]
+            count += hook.extents_of(&extents[count])
+        found = find_overlap(extents, count, &first, &second)
         free(extents)
-        if k >= 0:
+        if found:
+            hook, other = self.hooks[second], self.hooks[first]
             hook.apart = other.apart = True
             raise EngineError(
                 f"the gradients of '{other.label}' and '{hook.label}' share memory, which they did not in the first passes, when "

@@ -47,7 +47,7 @@ def test_whether_a_rank_packs_is_its_own_affair(ranks: Start) -> None:
 
 def test_other_ways(ranks: Start) -> None:
     """The programs say what each is."""
-    ranks(3, "ordered+sparse+joins").succeeds()
+    ranks(3, "ordered+sparse+joins+shared").succeeds()
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -128,6 +128,19 @@ def grows() -> None:
     assert later.weight.grad is not None and later.weight.grad.data_ptr() not in places
 
 
+def moved_by_hand() -> None:
+    """A program lets a gradient have other memory: the result is in its place all the same, and the gradient, too."""
+    model, x = Model(), torch.ones(1)
+    optimizer = wrapped(model)
+    places = train(model, x)
+    for _ in range(2):
+        for parameter in used(model):
+            parameter.grad.data = torch.full_like(parameter, 7.0)
+        optimizer.zero_grad(set_to_none=False)
+        assert train(model, x) == places
+        optimizer.step()
+
+
 def goes() -> None:
     """The memory goes with the optimizer and its gradients."""
     model, x = Model(), torch.ones(1)
@@ -153,7 +166,7 @@ if __name__ == "__main__":
     TorchReducer.rooms_for = lambda _self, _index: list  # type: ignore[method-assign, assignment, return-value]
     engine.init(cycle_time_ms=1.0)
     gpu = PretendedGpu(runtime.engine())
-    for program in (steps, accumulates, grows, goes):
+    for program in (steps, accumulates, grows, moved_by_hand, goes):
         program()
     engine.shutdown()
     gpu.end()

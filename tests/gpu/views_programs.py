@@ -18,7 +18,9 @@ from collections.abc import Collection, Sequence  # noqa: E402
 from typing import Any  # noqa: E402
 
 import numpy as np  # noqa: E402
+import pytest  # noqa: E402
 
+from engine.errors import EngineError  # noqa: E402
 from engine.native import gradients  # noqa: E402
 
 from ..waiting import until  # noqa: E402
@@ -63,6 +65,10 @@ class Keeping(Binding):
         place = self.buffer.slice(begin, begin + parameter.count)
         self.places[index] = place.at.value
         return place
+
+    def separate(self, parameter: Parameter, gradient: DeviceTensor) -> DeviceTensor:
+        parameter.grad = DeviceTensor(gradient.numpy())
+        return parameter.grad
 
     def replace(self, _index: int, _parameter: Parameter, gradient: Any) -> Any:
         return (*gradient, [1 << 20], None) if isinstance(gradient, tuple) else gradient
@@ -267,6 +273,25 @@ def sparse(me: Rank) -> None:
             optimizer.parameters[0].grad = None
 
 
+def shared(me: Rank) -> None:
+    """A program gives a parameter the gradient of another: both are named, and separated from the next pass on."""
+    with me.world("shared", cycle_time_ms=1.0):
+        optimizer = Optimizer([100] * 4)
+        optimizer.train(me)
+        optimizer.train(me)
+        one, other = optimizer.parameters[1:3]
+        other.grad = one.grad
+        for k, parameter in enumerate(optimizer.parameters):
+            optimizer.hooks[k](parameter)
+        number = Optimizer.made
+        with pytest.raises(EngineError, match=f"the gradients of '{number}.1' and '{number}.2' share memory"):
+            optimizer.finish()
+        for _ in range(2):
+            optimizer.train(me)
+        optimizer.forget()
+        optimizer.train(me)
+
+
 def dropped(me: Rank) -> None:
     """Problem 10: an optimizer goes while the device works on its gradients, whoever has waited for them."""
     me.cuda.stand_hosts_are_one(1)  # that the lane has seen the device pass is told in memory
@@ -289,7 +314,7 @@ def dropped(me: Rank) -> None:
         until(released, "what was given up is freed")
 
 
-PROGRAMS = {program.__name__: program for program in (kept, launches, apart, ordered, joins, sparse, dropped)}
+PROGRAMS = {program.__name__: program for program in (kept, launches, apart, ordered, joins, sparse, shared, dropped)}
 
 
 if __name__ == "__main__":
