@@ -1,0 +1,21 @@
+"""The tuner, with gradients on GPUs, which are the stand-ins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from autotune import journal
+
+from .jobs import Job
+
+
+def test_search_turns_knobs_of_the_gpu_alone_and_ends(libraries: Path, registered: Path, tmp_path: Path) -> None:
+    """It begins when it is known where the bytes are, and what is about host memory is not in its space."""
+    log = tmp_path / "log.jsonl"
+    told = ("searches", str(registered), str(log))
+    Job(libraries, tmp_path, 2, *told, module="tuning_programs", one_thread=1).succeeds()
+    rows = journal.read(log)
+    assert rows[0]["space"].keys() == {"fusion_threshold", "cycle_time_ms"}
+    asked = [row["knobs"] for row in rows if row["row"] == "ask"]
+    assert len(asked) > 1 and all(knobs.keys() == rows[0]["space"].keys() for knobs in asked)
+    assert any(row.get("final") for row in rows if row["row"] == "decide")
