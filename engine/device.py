@@ -137,12 +137,15 @@ class Device:
     def stay(self, seconds: float) -> None:
         """Rank 0 gives process sets their turns on GPUs: it goes when nobody may need one any more, or time is over.
 
-        So do those of its host, which carry what other hosts' ranks ask for and their farewells.
+        So do those of its host, which carry what other hosts' ranks ask for and their farewells; and the leader of
+        another host, which carries those of its own ranks.
         """
-        if self._plane is None or 0 not in self._crew:
-            return
         rank, patience = self._engine.rank, Patience(seconds)
+        if self._plane is None or (0 not in self._crew and rank != min(self._crew)):
+            return
         mine = {0} if rank == 0 else set(self._crew)
+        if 0 not in self._crew:  # who waits for it waits for none that waits for this one
+            mine = {each["rank"] for each in self._engine.ranks()} - set(self._crew) | {rank}
         while self._engine.failure is None:
             there = [each["rank"] for each in self._engine.ranks() if not each["left"] and each["rank"] not in mine]
             if not there:

@@ -59,8 +59,10 @@ class Rank:
         runtime._generation = 0  # ranks that have seen different numbers of worlds meet
         os.environ.update({"RANK": rank, "LOCAL_RANK": rank, "ENGINE_JOB": f"{job} in {Path.cwd()}"})
         os.environ.update({"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)})
-        if "ENGINE_HUB" in os.environ:  # each rank stands for a host
-            os.environ.update({"GROUP_RANK": rank, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"})
+        if "ENGINE_HUB" in os.environ:  # ranks stand for hosts
+            each = int(os.environ.get("RANKS_PER_HOST", "1"))
+            host, local = divmod(int(rank), each)
+            os.environ.update({"GROUP_RANK": str(host), "LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(each)})
         engine.init(**{"stall_warning": 0, "shutdown_timeout": 2.0, **settings})
         try:
             yield
