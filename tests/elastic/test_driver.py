@@ -204,6 +204,7 @@ def test_what_a_worker_has_started_may_write_when_it_has_ended(job):
     late = "['sh', '-c', f'sleep 1; echo late; touch {HERE}/late']"
     after = f"""
 import subprocess
+from tests.waiting import until
 if t.worker == 1:
     subprocess.Popen({late}, start_new_session=True)
 else:
