@@ -155,7 +155,7 @@ def elastic_of(given: argparse.Namespace, hosts: Sequence[tuple[str, int]] | Non
     there = [slots] if hosts is None else [each for _, each in hosts]
     if not script and sum(there) < least:
         raise LaunchError(
-            f"there are {sum(there)} slots, and --min-np is {least}: name more hosts or slots, or go on with fewer ranks"
+            f"there are {sum(there)} slots, and --min-np is {least}: name more, or go on with fewer ranks"
         )
     cooldown = given.blacklist_cooldown_range
     if given.slow_time is not None and given.slow_limit is None:
