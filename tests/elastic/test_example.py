@@ -10,12 +10,10 @@ from pathlib import Path
 
 import pytest
 
-import engine.elastic
-
 pytest.importorskip("torch")
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-NEEDS_RUN = pytest.mark.skipif(not hasattr(engine.elastic, "run"), reason="there is no engine.elastic.run yet")
+PAGE = EXAMPLES.parent / "docs" / "elastic.md"
 
 
 def lines(name: str) -> list[str]:
@@ -30,9 +28,17 @@ def test_five_lines_make_a_training_elastic() -> None:
     assert len([each for each in changes if each.startswith("-")]) == 4
 
 
-@pytest.mark.parametrize("name", ["torch_fixed", pytest.param("elastic_torch", marks=NEEDS_RUN)])
-def test_it_learns_on_two_ranks(name: str) -> None:
-    command = [sys.executable, "-m", "engine.launch", "-np", "2", "--", sys.executable, str(EXAMPLES / f"{name}.py")]
+def test_the_page_has_the_example() -> None:
+    text = (EXAMPLES / "elastic_torch.py").read_text().split('"""\n\n', 1)[1]
+    assert text.replace("  # type: ignore[no-untyped-def]", "") in PAGE.read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("torch_fixed", ()), ("elastic_torch", ()), ("elastic_torch", ("--min-np", "1"))]
+)
+def test_it_learns_on_two_ranks(name: str, options: tuple[str, ...]) -> None:
+    script = str(EXAMPLES / f"{name}.py")
+    command = [sys.executable, "-m", "engine.launch", "-np", "2", *options, "--", sys.executable, script]
     environ = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
