@@ -6,6 +6,7 @@ the first counts, as long as it stays. Nothing here knows what messages mean but
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import select
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from ..elastic.worker.messages import Talk, TalkError
+from ..host import linux
 from ..rendezvous.messages import peer_uid
 
 STRANGERS = 32  # connections that may be open and have proven nothing yet; beyond, the oldest of them is closed
@@ -73,6 +75,7 @@ class Gatehouse:
         self._say = say
         self._strangers: list[_Visitor] = []
         self._workers: dict[int, _Visitor] = {}
+        self._deaf = False  # whether there were no descriptors left for another visitor
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
         self._listener.bind(f"\0{self.name}")
         self._listener.listen(128)
@@ -94,7 +97,8 @@ class Gatehouse:
 
     def close(self) -> None:
         """Close everything, at which workers that are still there end."""
-        self._selects.forget(self._listener.fileno())
+        if not self._deaf:
+            self._selects.forget(self._listener.fileno())
         self._listener.close()
         for visitor in [*self._strangers, *self._workers.values()]:
             self._close(visitor)
@@ -107,8 +111,12 @@ class Gatehouse:
     def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()
-        except OSError:  # it has gone again
-            return
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):  # the listener stays readable until there are some
+                self._say(f"no worker can come to the gate: {linux.refusal('accept', error)}")
+                self._selects.forget(self._listener.fileno())
+                self._deaf = True
+            return  # else it has gone again
         if peer_uid(connection) != os.getuid():
             connection.close()
             return
@@ -168,6 +176,9 @@ class Gatehouse:
             return
         self._selects.forget(visitor.connection.fileno())
         visitor.connection.close()
+        if self._deaf and self._listener.fileno() >= 0:
+            self._deaf = False
+            self._selects.hear(self._listener.fileno(), self._accept)
         if visitor in self._strangers:
             self._strangers.remove(visitor)
         elif visitor.worker is not None and self._workers.get(visitor.worker) is visitor:
