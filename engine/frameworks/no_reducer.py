@@ -40,6 +40,10 @@ class NoReducer:
         """Raise NotInitializedError."""
         self._refuse()
 
+    def freeze(self) -> Never:
+        """Raise NotInitializedError."""
+        self._refuse()
+
     def add(self, named: dict[str, Any]) -> None:
         """Parameters are hooked in a world."""
 

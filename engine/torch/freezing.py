@@ -33,6 +33,8 @@ class FrozenSteps:
     ----------
     paused : bool
         Backward passes accumulate on this rank.
+    owed : bool
+        Gradients have been accumulated that no reduction has followed.
     reduced : bool
         The gradients were reduced since the last step or `zero_grad`.
 
@@ -48,6 +50,7 @@ class FrozenSteps:
 
     def __init__(self, reducer: TorchReducer) -> None:
         self.paused = False
+        self.owed = False
         self.reduced = False
         self._reducer = reducer
         self._begun = False
@@ -76,13 +79,24 @@ class FrozenSteps:
         options = reducer.options
         reduction = Reduction(int(options.op), options.prescale, options.postscale, wire)
         self._pass = runtime.device().freeze(self._device.index or 0, frozen, reduction)
-        for name, parameter in zip(reducer.names, reducer._parameters, strict=True):
-            self._handles.append(parameter.register_post_accumulate_grad_hook(self._hook(name)))
+        for parameter in reducer._parameters:
+            self._handles.append(parameter.register_post_accumulate_grad_hook(self._fired))
 
     def finish(self) -> None:
         """Reduce what a pass that an exception has cut short has left: the other ranks wait for it."""
         if self._begun:
             self._end()
+
+    def complete(self) -> None:
+        """Reduce what no pass has, before a step uses it."""
+        if self._begun or self.owed:
+            self._end()
+        else:
+            self._expect_nothing_new()
+
+    def forget(self) -> None:
+        """Note that the gradients have been used, or are about to be zeroed."""
+        self.owed = self.reduced = False
 
     def remove(self) -> None:
         """Take the hooks away."""
@@ -90,23 +104,18 @@ class FrozenSteps:
             handle.remove()
         self._handles.clear()
 
-    def _hook(self, name: str) -> Any:
-        member = name in self._members
-
-        def fired(_: torch.Tensor) -> None:
-            if self.paused:
-                return
-            if not member:
-                self._fail(f"the gradient of {name!r}, of which there was none when it was frozen, has come")
-            if not self._begun:
-                self._begun = True
-                self._reducer.queue(self.finish)
-
-        return fired
+    def _fired(self, _: torch.Tensor) -> None:
+        """A backward pass has made a gradient."""
+        if self.paused:
+            self.owed = True
+        elif not self._begun:
+            self._begun = True
+            self._reducer.queue(self.finish)
 
     def _end(self) -> None:
         """Enqueue the reduction behind what the current stream has; if that is captured, it is, too."""
-        self._begun = False
+        self._begun = self.owed = False
+        self._expect_nothing_new()
         for name, parameter in self._members.items():
             if parameter.grad is None or address_of(parameter.grad) != self._addresses[name]:
                 self._fail(f"the gradient of {name!r} is {'gone' if parameter.grad is None else 'elsewhere'}")
@@ -114,6 +123,14 @@ class FrozenSteps:
             self._fail("gradients are reduced a second time before a step, by which a sum would count them twice")
         self._pass.repeat(stream_of(self._device))
         self.reduced = True
+
+    def _expect_nothing_new(self) -> None:
+        """End the job if there is a gradient that frozen passes leave out, of whatever parameter the optimizer has."""
+        reducer = self._reducer
+        hooked = zip(reducer.names, reducer._parameters, strict=True)
+        for name, parameter in (*hooked, *reducer._frozen.items()):
+            if name not in self._members and parameter.requires_grad and parameter.grad is not None:
+                self._fail(f"the gradient of {name!r}, of which there was none when it was frozen, has come")
 
     def _fail(self, what: str) -> None:
         """End the job: the other ranks' GPUs wait for this one in passes of which their hosts hear nothing."""
@@ -159,6 +176,8 @@ def _expect_plain(reducer: TorchReducer) -> str | None:
         )
     if runtime.settings().device_sums == "ordered":
         raise EngineError(said.format("device_sums is ordered", "use device_sums=nccl"))
+    if group.paused:
+        raise EngineError("freeze() within no_sync(): call it behind that, between two steps")
     if group.active:
         raise EngineError("freeze() in the middle of a backward pass: call it between two steps")
     return wire
@@ -178,5 +197,11 @@ def _expect_freezable(name: str, parameter: torch.Tensor) -> None:
         raise UnsupportedTensorError(
             f"{what} is of {gradient.dtype}, and only floating dtypes can be frozen: unfreeze()"
         )
-    if gradient.stride() != torch.empty_like(gradient).stride() or gradient.stride() != parameter.stride():
+    dense = torch.ops.aten.is_non_overlapping_and_dense(gradient)
+    if not dense or _steps(gradient) != _steps(parameter):
         raise UnsupportedTensorError(f"{what} has gaps, or is not in the order of the parameter: make it contiguous")
+
+
+def _steps(tensor: torch.Tensor) -> list[int]:
+    """Strides, but those of dimensions of one element, which say nothing about where elements lie."""
+    return [stride for stride, length in zip(tensor.stride(), tensor.shape, strict=True) if length > 1]

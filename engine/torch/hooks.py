@@ -55,38 +55,52 @@ class TorchReducer(Reducer):
 
     def unfreeze(self) -> None:
         """Go back to steps in which ranks agree on what they bring."""
-        if self.frozen is not None:
-            self.frozen.finish()
-            self.frozen.remove()
-            self._due, self.group.paused, self.frozen = not self.frozen.reduced, False, None
+        if self.frozen is None:
+            return
+        if self.frozen.paused:
+            raise EngineError("unfreeze() within no_sync(): call it behind that")
+        self.frozen.finish()
+        self.frozen.remove()
+        self._due = self.frozen.owed or not self.frozen.reduced
+        self.group.paused, self.frozen = False, None
 
     def before_step(self, thawed: Sequence[int] = ()) -> None:
         if self.frozen is None:
             super().before_step(thawed)
-        else:
+        elif self._skipping:
             self.frozen.finish()
+        else:
+            self.frozen.complete()
 
     def around(self, closure: Callable[[], Any], step: str) -> Callable[[], Any]:
-        return super().around(closure, step) if self.frozen is None else closure
+        if self.frozen is None:
+            return super().around(closure, step)
+
+        def reduced() -> Any:
+            result = closure()
+            self.before_step()
+            return result
+
+        return reduced
 
     def after_step(self) -> None:
         if self.frozen is None:
             super().after_step()
         else:
-            self.frozen.reduced = False
+            self.frozen.forget()
 
     def before_zero(self) -> None:
         if self.frozen is None:
             super().before_zero()
         else:
             self.frozen.finish()
-            self.frozen.reduced = False
+            self.frozen.forget()
 
     def synchronize(self) -> None:
         if self.frozen is None:
             super().synchronize()
         else:
-            self.frozen.finish()
+            self.frozen.complete()
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -95,11 +109,12 @@ class TorchReducer(Reducer):
             with super().pause():
                 yield
             return
-        frozen, self.frozen.paused = self.frozen, True
+        frozen, before = self.frozen, self.frozen.paused
+        frozen.paused = True
         try:
             yield
         finally:
-            frozen.paused = False
+            frozen.paused = before
 
     def remove(self) -> None:
         if self.frozen is not None:

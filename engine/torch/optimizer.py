@@ -10,6 +10,7 @@ import torch
 
 from ..compression import Compression
 from ..errors import EngineError
+from ..frameworks.no_reducer import NoReducer
 from ..frameworks.optimizer import Distributed, Wrapping, expect_unwrapped
 from ..frameworks.options import Options
 from ..process_sets import ProcessSet, global_process_set
@@ -38,12 +39,14 @@ class _Distributed(Distributed):
 
         Then ranks agree on nothing: a backward enqueues its reductions behind itself on the current stream, and may be
         captured into a CUDA graph with them. `zero_grad()` keeps gradients where they are, and `step()` reduces
-        nothing. What is frozen twice stays frozen. See `docs/gpu.md`.
+        only what `no_sync()` has left. What is frozen twice stays frozen. See `docs/gpu.md`.
 
         Raises
         ------
         EngineError
-            No step has been run yet, or what the optimizer does cannot be frozen.
+            No step has been run yet, or what the optimizer does cannot be frozen; or this is within `no_sync()`.
+        NotInitializedError
+            This process is in no world.
         UnsupportedTensorError
             A gradient is sparse, in the host's memory, or of a dtype that is not floating.
         MismatchError
@@ -54,7 +57,13 @@ class _Distributed(Distributed):
         self._engine.freeze()
 
     def unfreeze(self) -> None:
-        """Go back to steps in which ranks agree on what they bring. All ranks must do the same."""
+        """Go back to steps in which ranks agree on what they bring. All ranks must do the same.
+
+        Raises
+        ------
+        EngineError
+            This is within `no_sync()`.
+        """
         self._engine.unfreeze()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -102,6 +111,8 @@ class _Wrapping(Wrapping):
 
     def freeze(self) -> None:
         """As `_Distributed.freeze`."""
+        if isinstance(self.reducer, NoReducer):
+            self.reducer.freeze()
         if not isinstance(self.reducer, TorchReducer):
             raise EngineError("freeze(): an optimizer with op=Adasum cannot be frozen: use Average or Sum")
         if not self._begun:
