@@ -96,8 +96,15 @@ class FrozenPass:
             A call failed, or does not return.
         WorldError
             The world has failed.
+        NotInitializedError, ForkedError
+            The world of the pass has ended; or this is a child of the process that was in it.
         """
+        self._expect_enqueued()  # An interrupt may have ended the wait for the last time.
         self._plane.lane.repeat(self._at, stream)
+        self._expect_enqueued()
+
+    def _expect_enqueued(self) -> None:
+        """Wait until the lane has done what it was given."""
         if why := self._wait(self._limit, "enqueue a frozen pass"):
             raise DeviceError(f"rank {self._engine.rank} cannot enqueue a frozen pass: {why}")
 
@@ -114,7 +121,9 @@ class FrozenPass:
     def _wait(self, seconds: float, what: str) -> str:
         """Why what the lane does with the pass has failed; "" if it has not."""
         begun = time.monotonic()
+        self._plane.expect_open()
         while (why := self._plane.lane.pass_ended(self._at, TICK)) is None and self._engine.failure is None:
+            self._plane.expect_open()  # Another thread may close it.
             if seconds and time.monotonic() - begun > seconds:
                 call = self._plane.lane.call or "a call"
                 self._engine.abort(f"{call} has not returned for {seconds:g} s, in which its GPU had to {what}")

@@ -22,7 +22,7 @@ from engine_ext.gpu.lane import Lane
 
 from .. import readable
 from ..config import Config
-from ..errors import DeviceError, ForkedError, UnsupportedTensorError, WorldError
+from ..errors import DeviceError, ForkedError, NotInitializedError, UnsupportedTensorError, WorldError
 from ..host.patience import Patience
 from ..logs import logger
 from ..native import core
@@ -111,6 +111,27 @@ class Plane:
                 f"rank {self.rank}: a tensor on cuda:{ordinal}, but the engine works on cuda:{self.ordinal} "
                 f"({self.gpus[self.rank]['name']}), where the first tensor was: a rank uses one GPU; move the tensor "
                 "there, or call torch.cuda.set_device() before the first collective"
+            )
+
+    def expect_open(self) -> None:
+        """Refuse work for a lane that does none any more.
+
+        Raises
+        ------
+        ForkedError
+            The GPU was opened by the parent of this process.
+        NotInitializedError
+            It was closed.
+        """
+        if os.getpid() != self._pid:
+            raise ForkedError(
+                f"process {self._pid} had opened the GPU, and this is its forked child {os.getpid()}, in which CUDA "
+                "does not work: use the start method 'spawn' or 'forkserver' for processes that use a GPU"
+            )
+        if not self._open:
+            raise NotInitializedError(
+                f"rank {self.rank}: the world for which the GPU was opened has ended, by engine.shutdown() or for "
+                "another one: what was frozen in it has to be wrapped and frozen anew"
             )
 
     def join(self, engine: core.Engine, number: int, ordinal: int, settings: Config) -> int:
