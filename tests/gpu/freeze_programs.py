@@ -13,12 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-import engine.torch
 from engine import runtime
-from engine.errors import EngineError, MismatchError, RankDiedError, WorldError
-from engine.torch import freezing
+from engine.errors import ForkedError, MismatchError, NotInitializedError, RankDiedError, WorldError
 
 from ..waiting import until
 from .allreduce_programs import OPS, allreduce, main
@@ -210,107 +207,69 @@ def dies(me: Rank) -> None:
         Framework.device.synchronize()  # which would not return otherwise
 
 
-class Model:
-    """A model of torch whose gradients lie on the stand-ins' device, which computes nothing: the host does, at once."""
+class Interrupted:
+    """A lane; the first wait for what is enqueued is interrupted before the lane has ended it."""
 
-    def __init__(self, me: Rank) -> None:
-        self.me = me
-        me.cuda.stand_pointer.restype, me.cuda.stand_pointer.argtypes = ctypes.c_void_p, [ctypes.c_uint64]
-        self.addresses: dict[int, int] = {}
-        self.layers = torch.nn.Linear(3, 5)
-        with torch.no_grad():
-            for parameter in self.layers.parameters():
-                parameter.copy_(torch.arange(parameter.numel()).reshape(parameter.shape) / 8)
-        freezing.address_of = lambda tensor: self.addresses.get(tensor.data_ptr(), 0)  # type: ignore[assignment]
-        freezing.is_on_gpu = lambda _tensor: True  # type: ignore[assignment]
-        freezing.stream_of = lambda _device: Framework.stream.value  # type: ignore[assignment]
-        sgd = torch.optim.SGD(self.layers.parameters(), lr=0.125)
-        self.optimizer = engine.torch.DistributedOptimizer(sgd, self.layers.named_parameters())
+    def __init__(self, lane: Any) -> None:
+        self.lane, self.interrupted, self.busy = lane, False, False
 
-    def place(self) -> None:
-        """Have the gradients on the device."""
-        for parameter in self.layers.parameters():
-            at = Framework.device.put(np.zeros(parameter.shape, np.float32)).value
-            memory = (ctypes.c_char * (4 * parameter.numel())).from_address(self.me.cuda.stand_pointer(at))
-            parameter.grad = torch.frombuffer(memory, dtype=torch.float32).view(parameter.shape)
-            self.addresses[parameter.grad.data_ptr()] = at
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.lane, name)
 
-    def loss(self, step: int, rank: int) -> torch.Tensor:
-        """Of a rank's samples."""
-        return (self.layers(torch.full((2, 3), float(step + rank))) ** 2).sum() / 64
+    def repeat(self, at: int, stream: int) -> None:
+        """Take an item, if there is none."""
+        assert not self.busy, "the lane has the item still"
+        self.busy = True
+        self.lane.repeat(at, stream)
 
-    def backward(self, step: int) -> None:
-        """This rank's pass."""
-        Framework.device.synchronize()
-        self.loss(step, self.me.rank).backward()
-
-    def wanted(self, steps: list[int], everywhere: bool = True) -> list[np.ndarray]:
-        """The gradients of some steps, over all ranks or of this one alone."""
-        ranks = range(self.me.size) if everywhere else [self.me.rank]
-        parts = [
-            torch.autograd.grad(self.loss(step, rank), list(self.layers.parameters()))
-            for step in steps
-            for rank in ranks
-        ]
-        return [sum(part.double().numpy() for part in each) / len(ranks) for each in zip(*parts, strict=True)]
-
-    def check(self, *steps: int, everywhere: bool = True) -> None:
-        """The gradients are those."""
-        Framework.device.synchronize()
-        for parameter, wanted in zip(self.layers.parameters(), self.wanted(list(steps), everywhere), strict=True):
-            np.testing.assert_allclose(parameter.grad.numpy(), wanted, rtol=1e-5, err_msg=str(steps))
+    def pass_ended(self, at: int, seconds: float) -> str | None:
+        """Be interrupted, or wait."""
+        if self.busy and not self.interrupted:
+            self.interrupted = True
+            raise KeyboardInterrupt
+        why: str | None = self.lane.pass_ended(at, seconds)
+        self.busy = self.busy and why is None
+        return why
 
 
-def optimizer(me: Rank) -> None:
-    """An optimizer is frozen, steps, is captured, accumulates, is unfrozen, and told of a gradient that has moved."""
-    with me.world("optimizer"):
-        model = Model(me)
-        with pytest.raises(EngineError, match="run a step first"):
-            model.optimizer.freeze()
-        model.backward(0)
-        model.optimizer.step()
-        model.place()
-        model.optimizer.freeze()
-        made = me.calls("cuMemAlloc")
-        model.optimizer.freeze()
-        assert me.calls("cuMemAlloc") == made, "it was frozen twice"
-        for step in range(1, 4):
-            model.optimizer.zero_grad()
-            model.backward(step)
-            model.check(step)
-            model.optimizer.step()
-        model.optimizer.zero_grad()
-        with Graph(me) as graph:
-            model.loss(4, me.rank).backward()
-        model.check(4, everywhere=False)
-        for _ in range(2):
-            graph.launch()
-            model.check(4)  # an average of averages, the second time
-        model.optimizer.zero_grad()
-        with model.optimizer.no_sync():
-            model.backward(5)
-        model.check(5, everywhere=False)
-        model.backward(6)
-        model.check(5, 6)
-        model.optimizer.unfreeze()
-        model.optimizer.step()
-        model.optimizer.zero_grad(set_to_none=False)
-        model.backward(7)
-        model.check(7)
-
-        def move() -> None:
-            """The rank that notices it last may still be in the first of these."""
-            model.optimizer.freeze()
-            model.optimizer.zero_grad()
-            parameter = next(iter(model.layers.parameters()))
-            parameter.grad = parameter.grad.clone()
-            model.backward(8)
-
-        with pytest.raises(WorldError, match=r"gradient of 'gradient\.weight' is elsewhere.*unfreeze\(\) before"):
-            move()
+def interrupted(me: Rank) -> None:
+    """What an interrupt has left in the lane is waited for before the pass is repeated."""
+    with me.world("interrupted"):
+        gradients = Gradients(me)
+        gradients.frozen._plane.lane = Interrupted(gradients.frozen._plane.lane)  # type: ignore[assignment]
+        gradients.put(0)
+        with pytest.raises(KeyboardInterrupt):
+            gradients.repeat()
+        gradients.repeat()
+        gradients.check(0)  # an average of averages
 
 
-PROGRAMS = {each.__name__: each for each in (eager, graphs, streams, differ, shuts_down, dies, optimizer)}
+def ended(me: Rank) -> None:
+    """A pass whose world has ended is refused, and so it is in a forked child: nobody would enqueue it."""
+    with me.world("ended"):
+        gradients = Gradients(me)
+        gradients.put(0)
+        gradients.repeat()
+        gradients.check(0)
+        child = os.fork()
+        if not child:
+            signal.alarm(20)
+            try:
+                gradients.repeat()
+            except ForkedError:
+                os._exit(0)
+            os._exit(1)
+        _, status = until(lambda: (told := os.waitpid(child, os.WNOHANG))[0] and told, "the child's end")
+        assert status == 0, "the child was not refused"
+    for number in range(2):
+        with pytest.raises(NotInitializedError, match="frozen anew"):
+            gradients.repeat()
+        if not number:
+            with me.world("another"):
+                Gradients(me).repeat()
+
+
+PROGRAMS = {each.__name__: each for each in (eager, graphs, streams, differ, shuts_down, dies, interrupted, ended)}
 
 if __name__ == "__main__":
     main(PROGRAMS)

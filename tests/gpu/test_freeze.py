@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,14 +15,16 @@ from .test_plane import EVERY_CALL
 
 Start = Callable[..., Job]
 
+OPTIMIZERS = "frozen_optimizer_programs"
+
 
 @pytest.fixture
 def ranks(libraries: Path, registered: Path, tmp_path: Path) -> Start:
-    """Starts a program of freeze_programs.py on ranks."""
+    """Starts a program of freeze_programs.py, or of another module, on ranks."""
 
-    def begin(size: int, program: str, *rest: str, **settings: object) -> Job:
+    def begin(size: int, program: str, *rest: str, **settings: Any) -> Job:
         told = (program, str(registered), *rest)
-        return Job(libraries, tmp_path, size, *told, module="freeze_programs", **{"one_thread": 1, **settings})
+        return Job(libraries, tmp_path, size, *told, **{"one_thread": 1, "module": "freeze_programs", **settings})
 
     return begin
 
@@ -32,7 +35,7 @@ def test_frozen_passes_reduce_what_comes(program: str, size: int, ranks: Start) 
     ranks(size, program).succeeds()
 
 
-@pytest.mark.parametrize("program", ["streams", "differ", "shuts_down"])
+@pytest.mark.parametrize("program", ["streams", "differ", "shuts_down", "interrupted", "ended"])
 def test_frozen_passes_go_with_all_else(program: str, ranks: Start) -> None:
     ranks(2, program).succeeds()
 
@@ -40,7 +43,41 @@ def test_frozen_passes_go_with_all_else(program: str, ranks: Start) -> None:
 @pytest.mark.parametrize("size", [1, 2])
 def test_frozen_optimizer_reduces_its_gradients(size: int, ranks: Start) -> None:
     pytest.importorskip("torch")
-    ranks(size, "optimizer").succeeds()
+    ranks(size, "optimizer", module=OPTIMIZERS).succeeds()
+
+
+@pytest.mark.parametrize("program", ["no_sync", "new_gradients", "homeless"])
+def test_frozen_optimizer_leaves_nothing_out(program: str, ranks: Start) -> None:
+    pytest.importorskip("torch")
+    ranks(2, program, module=OPTIMIZERS).succeeds()
+
+
+def test_gradients_are_frozen_as_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of which memory has a hole, or another order than the parameter's, are refused, and no others."""
+    torch = pytest.importorskip("torch")
+    from engine.errors import UnsupportedTensorError
+    from engine.torch import freezing
+
+    monkeypatch.setattr(freezing, "is_on_gpu", lambda _tensor: True)
+
+    def expect(parameter: Any, gradient: Any) -> None:
+        parameter.grad = gradient
+        freezing._expect_freezable("x", parameter)
+
+    kernel = torch.empty(64, 32, 1, 1).to(memory_format=torch.channels_last)
+    expect(kernel, torch.empty(64, 32, 1, 1))
+    expect(torch.empty(64, 32, 1, 1), torch.empty_strided(kernel.shape, (32, 1, 7, 9)))
+    expect(torch.empty(4, 3).t(), torch.empty(4, 3).t())
+    expect(torch.empty(()), torch.empty(()))
+    expect(torch.empty(0, 3), torch.empty(0, 3))
+    for parameter, gradient in (
+        (torch.empty(4, 3), torch.empty(3, 4).t()),
+        (torch.empty(2, 3, 4, 5), torch.empty(2, 3, 4, 5).to(memory_format=torch.channels_last)),
+        (torch.empty(8)[::2], torch.empty(8)[::2]),
+        (torch.ones(3).expand(3, 3), torch.ones(3).expand(3, 3)),
+    ):
+        with pytest.raises(UnsupportedTensorError, match="has gaps, or is not in the order of the parameter"):
+            expect(parameter, gradient)
 
 
 @pytest.mark.parametrize("size", [2, 3])

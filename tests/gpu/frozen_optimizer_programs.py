@@ -1,0 +1,246 @@
+"""What ranks do in tests of frozen optimizers of torch, on the stand-ins.
+
+python -m tests.gpu.frozen_optimizer_programs NAME RANK SIZE KERNELS ...
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import engine.torch
+from engine.errors import EngineError, NotInitializedError, WorldError
+from engine.torch import freezing
+
+from .allreduce_programs import main
+from .device_tensors import Framework
+from .freeze_programs import Graph
+from .plane_programs import Rank
+
+
+class Model:
+    """A model of torch whose gradients lie on the stand-ins' device, which computes nothing: the host does, at once."""
+
+    def __init__(self, me: Rank, extra: bool | None = None) -> None:
+        """`extra`: the optimizer has one more parameter, and whether that requires a gradient from the beginning."""
+        self.me = me
+        me.cuda.stand_pointer.restype, me.cuda.stand_pointer.argtypes = ctypes.c_void_p, [ctypes.c_uint64]
+        self.addresses: dict[int, int] = {}
+        self.layers = torch.nn.Linear(3, 5)
+        self.extra = torch.nn.Parameter(torch.ones(2), requires_grad=extra is not False)
+        with torch.no_grad():
+            for parameter in self.layers.parameters():
+                parameter.copy_(torch.arange(parameter.numel()).reshape(parameter.shape) / 8)
+        freezing.address_of = lambda tensor: self.addresses.get(tensor.data_ptr(), 0)  # type: ignore[assignment]
+        freezing.is_on_gpu = lambda _tensor: True  # type: ignore[assignment]
+        freezing.stream_of = lambda _device: Framework.stream.value  # type: ignore[assignment]
+        parameters = [*self.layers.parameters(), *([] if extra is None else [self.extra])]
+        named = [*self.layers.named_parameters(), ("extra", self.extra)]
+        self.optimizer = engine.torch.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.125), named)
+        # It is on the host that a step is computed.
+        self.optimizer.register_step_pre_hook(lambda *_: Framework.device.synchronize())
+
+    def place(self) -> None:
+        """Have the gradients on the device."""
+        for parameter in self.layers.parameters():
+            at = Framework.device.put(np.zeros(parameter.shape, np.float32)).value
+            memory = (ctypes.c_char * (4 * parameter.numel())).from_address(self.me.cuda.stand_pointer(at))
+            parameter.grad = torch.frombuffer(memory, dtype=torch.float32).view(parameter.shape)
+            self.addresses[parameter.grad.data_ptr()] = at
+
+    def loss(self, step: int, rank: int) -> torch.Tensor:
+        """Of a rank's samples."""
+        return (self.layers(torch.full((2, 3), float(step + rank))) ** 2).sum() / 64
+
+    def backward(self, step: int) -> None:
+        """This rank's pass."""
+        Framework.device.synchronize()
+        self.loss(step, self.me.rank).backward()
+
+    def wanted(self, steps: list[int], everywhere: bool = True) -> list[np.ndarray]:
+        """The gradients of some steps, over all ranks or of this one alone."""
+        ranks = range(self.me.size) if everywhere else [self.me.rank]
+        parts = [
+            torch.autograd.grad(self.loss(step, rank), list(self.layers.parameters()))
+            for step in steps
+            for rank in ranks
+        ]
+        return [sum(part.double().numpy() for part in each) / len(ranks) for each in zip(*parts, strict=True)]
+
+    def check(self, *steps: int, everywhere: bool = True) -> None:
+        """The gradients are those."""
+        self.compare(self.wanted(list(steps), everywhere))
+
+    def compare(self, gradients: list[np.ndarray]) -> None:
+        """The gradients are these."""
+        Framework.device.synchronize()
+        for parameter, wanted in zip(self.layers.parameters(), gradients, strict=True):
+            np.testing.assert_allclose(parameter.grad.numpy(), wanted, rtol=1e-5)
+
+    def step(self, *steps: int, everywhere: bool = True, closure: Any = None) -> None:
+        """Make a step, which has the gradients of some passes."""
+        wanted = self.wanted(list(steps), everywhere)
+        self.optimizer.step(closure)
+        self.compare(wanted)
+
+    def freeze(self) -> None:
+        """Run a step, and freeze the optimizer."""
+        self.backward(0)
+        self.optimizer.step()
+        self.place()
+        self.optimizer.freeze()
+
+
+def optimizer(me: Rank) -> None:
+    """An optimizer is frozen, steps, is captured, accumulates, is unfrozen, and told of a gradient that has moved."""
+    with me.world("optimizer"):
+        model = Model(me)
+        with pytest.raises(EngineError, match="run a step first"):
+            model.optimizer.freeze()
+        model.backward(0)
+        model.optimizer.step()
+        model.place()
+        model.optimizer.freeze()
+        made = me.calls("cuMemAlloc")
+        model.optimizer.freeze()
+        assert me.calls("cuMemAlloc") == made, "it was frozen twice"
+        for step in range(1, 4):
+            model.optimizer.zero_grad()
+            model.backward(step)
+            model.check(step)
+            model.optimizer.step()
+        model.optimizer.zero_grad()
+        with Graph(me) as graph:
+            model.loss(4, me.rank).backward()
+        model.check(4, everywhere=False)
+        for _ in range(2):
+            graph.launch()
+            model.check(4)  # an average of averages, the second time
+        model.optimizer.zero_grad()
+        with model.optimizer.no_sync():
+            model.backward(5)
+        model.check(5, everywhere=False)
+        model.backward(6)
+        model.check(5, 6)
+        model.optimizer.unfreeze()
+        model.optimizer.step()
+        model.optimizer.zero_grad(set_to_none=False)
+        model.backward(7)
+        model.check(7)
+
+        def move() -> None:
+            """The rank that notices it last may still be in the first of these."""
+            model.optimizer.freeze()
+            model.optimizer.zero_grad()
+            parameter = next(iter(model.layers.parameters()))
+            parameter.grad = parameter.grad.clone()
+            model.backward(8)
+
+        with pytest.raises(WorldError, match=r"gradient of 'gradient\.weight' is elsewhere.*unfreeze\(\) before"):
+            move()
+
+
+def no_sync(me: Rank) -> None:
+    """What has been accumulated within no_sync() is reduced before a step uses it, and nothing is frozen there."""
+    with me.world("no_sync"):
+        model = Model(me)
+        optimizer = model.optimizer
+        with optimizer.no_sync(), pytest.raises(EngineError, match=r"run a step first"):
+            optimizer.freeze()
+        model.backward(0)
+        optimizer.step()
+        model.place()
+        with optimizer.no_sync(), pytest.raises(EngineError, match=r"freeze\(\) within no_sync\(\)"):
+            optimizer.freeze()
+        optimizer.freeze()
+        with optimizer.no_sync():
+            with optimizer.no_sync():
+                model.backward(1)
+            model.backward(2)
+            with pytest.raises(EngineError, match=r"unfreeze\(\) within no_sync\(\)"):
+                optimizer.unfreeze()
+            model.check(1, 2, everywhere=False)
+        model.step(1, 2)
+        optimizer.zero_grad()
+        with optimizer.no_sync():
+            model.backward(3)
+        optimizer.synchronize()
+        model.check(3)
+        model.step(3)
+        optimizer.zero_grad()
+        with optimizer.no_sync():
+            model.backward(4)
+        optimizer.zero_grad()
+        sums = me.calls("ncclAllReduce")
+        optimizer.step()
+        assert me.calls("ncclAllReduce") == sums, "what has been zeroed was reduced"
+        with optimizer.no_sync():
+            model.backward(5)
+        optimizer.unfreeze()
+        model.step(5)
+        model.optimizer.freeze()
+
+        def closure() -> None:
+            optimizer.zero_grad()
+            with optimizer.no_sync():
+                model.backward(6)
+
+        model.step(6, closure=closure)
+        optimizer.zero_grad()
+        with optimizer.no_sync():
+            model.backward(7)
+        with optimizer.skip_synchronize():
+            model.step(7, everywhere=False)
+
+
+def new_gradients(me: Rank) -> None:
+    """A parameter that had no gradient when the optimizer was frozen ends the job by its first one, with its name."""
+
+    def added(model: Model) -> None:
+        model.optimizer.add_param_group({"params": [model.extra]})
+        (model.loss(1, me.rank) + model.extra.sum()).backward()
+
+    def alone(model: Model) -> None:
+        model.optimizer.add_param_group({"params": [model.extra]})
+        model.extra.sum().backward()
+        model.optimizer.step()
+
+    def thawed(model: Model) -> None:
+        model.extra.requires_grad_(True)
+        (model.loss(1, me.rank) + model.extra.sum()).backward()
+
+    def apart(model: Model) -> None:
+        with model.optimizer.no_sync():
+            model.extra.sum().backward()
+        model.backward(1)
+
+    for extra, act in ((None, added), (None, alone), (False, thawed), (True, apart)):
+        with me.world(act.__name__):
+            model = Model(me, extra)
+
+            def come(model: Model = model, act: Any = act) -> None:
+                """The rank that notices it last may still be in the first of these."""
+                model.freeze()
+                act(model)
+
+            with pytest.raises(WorldError, match=r"gradient of '\w+\.extra', of which there was none .* has come"):
+                come()
+
+
+def homeless(me: Rank) -> None:
+    """An optimizer that is in no world says why when it is to be frozen."""
+    with me.world("homeless"):
+        optimizer = Model(me).optimizer
+        optimizer._engine.leave_behind()
+        with pytest.raises(NotInitializedError, match="wrapped in an earlier world"):
+            optimizer.freeze()
+
+
+PROGRAMS = {each.__name__: each for each in (optimizer, no_sync, new_gradients, homeless)}
+
+if __name__ == "__main__":
+    main(PROGRAMS)
