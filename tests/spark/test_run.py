@@ -142,6 +142,8 @@ class Watched(io.StringIO):
 
 def test_a_job_waits_for_slots_that_another_one_holds_and_says_so(spark, run, tmp_path):
     """Problem 24."""
+    from engine.spark import slots
+
     begun, release = tmp_path / "begun", tmp_path / "release"
 
     def hold(_: Any) -> None:
@@ -153,6 +155,7 @@ def test_a_job_waits_for_slots_that_another_one_holds_and_says_so(spark, run, tm
     thread = threading.Thread(target=lambda: spark.sparkContext.parallelize([0], 1).foreach(hold))
     thread.start()
     until(begun.exists, "the slot is held")
+    until(lambda: slots._busy(spark.sparkContext) == 1, "Spark's status tells of that")
     err = Watched("hold 1 of 2", release.touch)
     assert len(run(called.place, stderr=err)) == 2
     thread.join()
