@@ -23,6 +23,7 @@ import engine.spark
 from engine.launch import JobError, LaunchError
 from engine.spark import job
 from tests.spark import called
+from tests.waiting import be_late
 
 spark = SparkSession.builder.remote("local[2]").getOrCreate()
 print([found[:2] for found in engine.spark.run(called.place, num_proc=2)])
@@ -39,7 +40,7 @@ for wrong in ({"num_proc": 5, "start_timeout": 3}, {}):
 print(time.monotonic() - began < 30)
 
 def outlasts_the_start():
-    time.sleep(12)
+    be_late(12)
     return called.place()
 
 whole = job.Orders
