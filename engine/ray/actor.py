@@ -104,6 +104,7 @@ def take_place(job: Job, crew: Crew | None, rank: int, variables: Mapping[str, s
     variables : mapping of str to str
         The user's, which go before all others.
     """
+    global _door
     if job.interface and crew is not None:
         variables = {"ENGINE_INTERFACE": network_of(job.interface)[0], **variables}
     if job.horovod:
@@ -112,7 +113,8 @@ def take_place(job: Job, crew: Crew | None, rank: int, variables: Mapping[str, s
     (environment,) = [each.environment for each in plan(job, unbound, os.environ, crew) if each.rank == rank]
     del environment["ENGINE_OUTPUT_DIR"]  # Nobody collects files here; a user who wants them says where.
     if rank == 0 and _door is not None:
-        environment["ENGINE_HUB_FD"] = str(_door.fileno())
+        environment["ENGINE_HUB_FD"] = str(_door.detach())  # The engine closes it.
+        _door = None
     environment |= variables
     for name in os.environ.keys() - environment.keys():
         del os.environ[name]

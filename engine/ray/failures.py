@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from .. import errors, readable
 from ..launch.errors import JobError
@@ -89,10 +89,10 @@ def _first(failed: dict[int, BaseException], standings: Sequence[Standing]) -> B
         because += f"; {readable.ranks(besides)} failed, too"
     where = f"rank {rank} of {len(standings)} failed first, on {standings[rank]}"
     error = failed.get(rank)
-    if isinstance(error, RayTaskError):
+    if isinstance(error, RayActorError) and not isinstance(error, RayTaskError):
+        return JobError(f"{where}{because}. Its process ended: {error}", rank)
+    if error is not None:  # The user's own; Ray gives one of its own classes as it was raised.
         error.add_note(f"{where}{because}")
         return error
-    if error is not None:
-        return JobError(f"{where}{because}. Its process ended: {error}", rank)
     told = next(iter(failed.values()))
     return JobError(f"{where}{because}. Ray has not told of it for {GRACE:g} s, but they say: {told}", rank)

@@ -8,9 +8,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import ray
+from ray.exceptions import RayActorError
 from ray.train.backend import Backend, BackendConfig
 
 from .. import runtime
+from ..launch.errors import LaunchError
 from .actor import leave, stand, telling_others
 from .seating import answers, seat
 
@@ -70,15 +72,20 @@ class EngineBackend(Backend):
     def on_start(self, worker_group: Any, backend_config: EngineConfig) -> None:
         """Tell each worker its place: Ray's rank is the engine's. A group that replaces another meets anew."""
         seconds = backend_config.start_timeout
-        seat(
-            worker_group.execute_single_async,
-            answers(worker_group.execute_async(stand), seconds, "tell where it runs"),
-            seconds,
-            {"ENGINE_START_TIMEOUT": str(seconds)},
-            backend_config.environment,
-            backend_config.interfaces,
-            share_gpus=False,  # Ray Train does that itself, before.
-        )
+        try:
+            seat(
+                worker_group.execute_single_async,
+                answers(worker_group.execute_async(stand), seconds, "tell where it runs"),
+                seconds,
+                {"ENGINE_START_TIMEOUT": str(seconds)},
+                backend_config.environment,
+                backend_config.interfaces,
+                share_gpus=False,  # Ray Train does that itself, before.
+            )
+        except LaunchError as error:
+            if isinstance(error.__cause__, RayActorError):  # A dead worker: for this alone Ray Train tries again.
+                raise error.__cause__ from None
+            raise
 
     def on_shutdown(self, worker_group: Any, backend_config: EngineConfig) -> None:
         """Have the workers leave the world. One that is dead or busy is not waited for any longer than is set."""

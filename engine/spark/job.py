@@ -25,6 +25,7 @@ from ..launch.verdict import End
 from ..runner.function import check_call
 from .collecting import Collecting, Late
 from .listener import Listener
+from .progress import Progress
 from .record import SCHEMA, Record, read_rows
 from .slots import check, context_of, default_size
 from .task import FIRST, LAST, Orders, serve
@@ -143,6 +144,7 @@ class _Job:
         self._listener = listener
         self._say = say
         self._late = threading.Event()
+        self._progress = Progress(orders.size)
 
     def run(self, seconds: float) -> list[Any]:
         """Run it, and give what its ranks returned."""
@@ -155,7 +157,8 @@ class _Job:
         began = time.time()
         self._listener.expect(seconds, self._late.set)
         try:
-            rows = Collecting(session, frame, orders.name).rows(self._late, self._runs_unseen)
+            with self._progress.followed(session):
+                rows = Collecting(session, frame, orders.name).rows(self._late, self._runs_unseen)
         except Exception as error:
             raise self._failure(error, seconds, began) from error
         records = read_rows((row.name, row.data) for row in rows)
@@ -167,12 +170,12 @@ class _Job:
 
     def _runs_unseen(self) -> bool:
         """Whether Spark runs tasks of the job that cannot reach this process: those are not late."""
-        context = context_of(self._session)
-        if context is None or self._listener.came:
-            return False
+        context, size = context_of(self._session), self._orders.size
+        if context is None:
+            return self._progress.all_began
         tracker = context.statusTracker()
         stages = [info for stage in tracker.getActiveStageIds() if (info := tracker.getStageInfo(stage))]
-        return any(info.numActiveTasks == self._orders.size for info in stages)
+        return any(info.numTasks == size == info.numActiveTasks + info.numCompletedTasks for info in stages)
 
     def _failure(self, error: Exception, seconds: float, began: float) -> Exception:
         """What the user is told when Spark has given the job up."""
@@ -184,13 +187,16 @@ class _Job:
             )
         told = self._listener.records
         lost = self._listener.lost
-        if any(record.end.failed for record in (*told.values(), *lost.values())):
-            found = self._verdict({**lost, **told}, began)
-            return JobError(f"{found}\nSpark: {reason(error)}", found.rank) if found.rank in lost else found
+        failed = any(record.end.failed for record in (*told.values(), *lost.values()))
+        found = self._verdict({**lost, **told}, began) if failed else None
+        if found is not None and found.rank not in lost:
+            return found
         said = re.search(f"{re.escape(FIRST)}(.*?){re.escape(LAST)}", str(error), re.DOTALL)
         if said is not None:
             number = re.search(r"rank (\d+)", said[1])
             return JobError(said[1], int(number[1]) if number else None)
+        if found is not None:
+            return JobError(f"{found}\nSpark: {reason(error)}", found.rank)
         return JobError(f"Spark has ended the job: {reason(error)}")
 
     def _verdict(self, records: Mapping[int, Record], began: float) -> JobError:

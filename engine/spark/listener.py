@@ -27,6 +27,7 @@ from .record import Record
 
 LOOK = 0.25  # seconds from one look at the deadline to the next
 UNPROVEN = 64  # connections that may be unproven at once, beyond one per task
+PROVING = 5.0  # seconds that a connection has to prove itself
 
 
 @dataclass
@@ -35,6 +36,7 @@ class _Caller:
 
     channel: Channel
     nonce: str
+    proving: Patience
     task: int | None = None
     rank: int | None = None
     host: str = ""
@@ -124,8 +126,12 @@ class Listener:
                     key.data.channel.out.pump()
                 else:
                     self._hear(key.data)
-            for caller in self._callers:
-                self._await_room(caller)
+            for caller in [*self._callers]:
+                if caller.task is None and not caller.proving.left():
+                    self._selector.unregister(caller.channel.reading)
+                    self._part(caller)
+                else:
+                    self._await_room(caller)
             late = self._on_late
             if late is not None and self.came == self._size:
                 self._on_late = None
@@ -140,7 +146,7 @@ class Listener:
             if strangers >= UNPROVEN + self._size:
                 connection.close()
                 return
-            caller = _Caller(channel_over(connection), secrets.token_hex(16))
+            caller = _Caller(channel_over(connection), secrets.token_hex(16), Patience(PROVING))
             self._callers.append(caller)
             self._selector.register(caller.channel.reading, selectors.EVENT_READ, caller)
             caller.channel.send("challenge", nonce=caller.nonce)
@@ -159,7 +165,7 @@ class Listener:
             for message in caller.channel.receive():
                 self._act(caller, message)
             ended = caller.channel.ended
-        except (ChannelError, KeyError, TypeError, ValueError):  # it does not speak as a task does
+        except Exception:  # whatever somebody sends that does not speak as a task does, this thread goes on
             ended = True
         if ended:
             self._selector.unregister(descriptor)
@@ -240,6 +246,6 @@ class Listener:
 
     def _write(self, name: str, text: str) -> None:
         stream = self._streams[name]
-        with contextlib.suppress(OSError, ValueError):  # nobody reads it any more, or it was closed
+        with contextlib.suppress(Exception):  # the stream is the user's: no fault of it is one of the job
             stream.write(text)
             stream.flush()

@@ -60,12 +60,13 @@ class Manifest:
         return sum(sum(part.groups) for part in self.parts if part.split == split)
 
     def groups(self, split: str = TRAIN) -> list[tuple[str, int, int]]:
-        """The row groups of a split: file, number in it, rows."""
+        """The row groups of a split that have rows: file, number in it, rows."""
         return [
             (part.name, number, rows)
             for part in self.parts
             if part.split == split
             for number, rows in enumerate(part.groups)
+            if rows
         ]
 
     def text(self) -> str:
@@ -143,8 +144,9 @@ def of_parquet(fs: Any, path: str, columns: Sequence[str], split: str = TRAIN) -
             missing = [column for column in columns if column not in parquet.schema_arrow.names]
             if missing:
                 raise DataError(f"{file} has no column {missing[0]!r}; it has {', '.join(parquet.schema_arrow.names)}")
-            table = parquet.read_row_group(0, columns=list(columns)) if groups else None
-            if table is not None:
+            first = next((number for number, rows in enumerate(groups) if rows), None)
+            if first is not None:
+                table = parquet.read_row_group(first, columns=list(columns))
                 parts.append(Part(name, split, groups, lengths_of(table)))
     if not parts:
         raise DataError(f"there are no Parquet files with rows in {path}")

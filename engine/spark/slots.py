@@ -28,7 +28,7 @@ def default_size(session: Any) -> int:
     context = context_of(session)
     if context is None:
         raise LaunchError("num_proc is not given, and Spark Connect does not tell how many slots there are: give it")
-    return int(context.defaultParallelism)
+    return max(1, _slots(context))
 
 
 def context_of(session: Any) -> Any:

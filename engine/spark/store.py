@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any
 
@@ -112,6 +113,11 @@ class FilesystemStore(Store):
 
 class LocalStore(FilesystemStore):
     """A store in a directory that driver and executors have in common: one machine, or a shared file system."""
+
+    @staticmethod
+    def _normalized(path: str) -> str:
+        """Executors have another working directory than the driver."""
+        return path if "://" in path else os.path.abspath(os.path.expanduser(path))
 
 
 class HDFSStore(FilesystemStore):

@@ -32,6 +32,7 @@ from ..launch.errors import LaunchError
 from ..launch.guardian import Guardian
 from ..launch.output import Stream
 from ..launch.plan import Job, RankPlan, plan, without_places
+from ..launch.reach import network_of
 from ..launch.report import TAIL_BYTES
 from ..launch.spawn import Rank
 from ..launch.supervisor import SIGNALS, Supervisor
@@ -118,8 +119,9 @@ def serve(orders: Orders, batches: Iterable[Any]) -> Iterator[pa.RecordBatch]:
         place = arrange(cards)[task]
         try:
             record = Keeper(orders, place, card.name, channel).run(hub)
-        except LaunchError as error:
-            raise RankFailedError(f"{FIRST}rank {place.rank} on {card.name} cannot start: {error}{LAST}") from error
+        except Exception as error:
+            why = error if isinstance(error, LaunchError) else f"{type(error).__name__}: {error}"
+            raise RankFailedError(f"{FIRST}rank {place.rank} on {card.name} cannot be run: {why}{LAST}") from error
     if channel is None and record.end.failed:
         _leave_the_first_word(record)
         raise RankFailedError(f"{FIRST}{_account(record)}{LAST}")
@@ -203,6 +205,10 @@ class Keeper:
     def _plan(self) -> RankPlan:
         """Lay out this rank, and write down the call that it will make."""
         orders, place = self.orders, self.place
+        settings = dict(orders.settings)
+        interfaces = settings.pop("ENGINE_INTERFACE", "")
+        if interfaces and place.hub:
+            settings["ENGINE_INTERFACE"] = network_of(interfaces)[0]
         call = pickle.dumps((sys.path, sys.executable, orders.call))
         remote_files.write_new(self.home / remote_files.ENCLOSED, call)
         job = Job(
@@ -211,7 +217,7 @@ class Keeper:
             secret=orders.secret,
             port=place.port,
             directory=self.home,
-            settings=orders.settings,
+            settings=settings,
             horovod=orders.horovod,
             address=place.address,
             hub=place.hub,

@@ -112,7 +112,7 @@ def _with_split(frame: Any, columns: list[str], validation: str) -> Any:
 
     if validation not in frame.columns:
         raise DataError(f"validation is {validation!r}, and the DataFrame has no such column")
-    split = functions.col(f"`{validation}`").cast("float") > 0
+    split = functions.coalesce(functions.col(f"`{validation}`").cast("float") > 0, functions.lit(False))
     return prepared(frame.withColumn(SPLIT, split), [*columns, SPLIT])
 
 

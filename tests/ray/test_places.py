@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import gc
+import os
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 pytest.importorskip("ray", reason="needs ray: pip install 'ray[train]'")
 
-from ray.exceptions import RayTaskError
+from ray.exceptions import ActorDiedError, GetTimeoutError, RayTaskError
 
 from engine.errors import MismatchError, RankDiedError, RankRaisedError, RendezvousError
-from engine.ray import RayExecutor
+from engine.host import network
+from engine.launch import JobError, LaunchError
+from engine.launch.plan import Job
+from engine.ray import RayExecutor, actor, failures
 from engine.ray.actor import Standing
 from engine.ray.failures import culprit
 from engine.ray.placement import Request
@@ -101,3 +108,43 @@ def test_settings_of_horovod_are_taken(caplog: pytest.LogCaptureFixture) -> None
     made = RayExecutor.create_settings(timeout_s=5, ssh_str="KEY", placement_group_timeout_s=7, nics={"eth1", "eth0"})
     assert (made.timeout_s, made.placement_group_timeout_s, list(made.nics)) == (5, 7, ["eth0", "eth1"])
     assert "KEY" not in repr(made)
+
+
+def test_an_error_of_rays_own_classes_that_a_rank_raised_is_given_as_it_is() -> None:
+    error = GetTimeoutError("the user's own wait")
+    assert failures._first({0: error}, [standing("a", "n")]) is error
+    assert error.__notes__ == ["rank 0 of 1 failed first, on node 10.0.0.1 (n), pid 7"]
+    lost = failures._first({0: ActorDiedError()}, [standing("a", "n")])
+    assert isinstance(lost, JobError) and "Its process ended" in str(lost)
+
+
+def test_a_worker_that_dies_while_places_are_told_is_what_ray_train_starts_again_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    train = pytest.importorskip("engine.ray.train", reason="needs what ray[train] brings", exc_type=ImportError)
+    died = ActorDiedError()
+
+    def answers(cause: Exception | None) -> Any:
+        def fail(*_: Any) -> None:
+            raise LaunchError("process 1 of 2 failed to tell where it runs") from cause
+
+        return fail
+
+    group = SimpleNamespace(execute_single_async=None, execute_async=lambda function: [])
+    for cause, kind in ((died, ActorDiedError), (None, LaunchError), (ValueError("x"), LaunchError)):
+        monkeypatch.setattr(train, "answers", answers(cause))
+        with pytest.raises(kind):
+            train.EngineBackend().on_start(group, train.EngineConfig())
+
+
+def test_the_socket_that_the_engine_takes_over_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its number, which may be another file's by then, would be closed with the object."""
+    for name, value in os.environ.items():
+        monkeypatch.setenv(name, value)  # and give back what take_place changes
+    monkeypatch.setattr(actor, "_door", network.listen("127.0.0.1", 0, 4))
+    actor.take_place(Job(1, "test", "secret", 1, Path(), {}), None, 0, {})
+    gc.collect()
+    assert actor._door is None
+    descriptor = int(os.environ["ENGINE_HUB_FD"])
+    os.fstat(descriptor)  # it is still open
+    os.close(descriptor)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import re
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -14,6 +17,7 @@ import pytest
 
 import engine
 
+JAVA = 17  # the oldest that Spark 4 takes
 CONF = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -26,8 +30,22 @@ CONF = {
 def skip_without_spark() -> None:
     """Skip where Spark cannot be started, and say what it needs."""
     pytest.importorskip("pyspark", reason="needs pyspark 4", exc_type=ImportError)
-    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
-        pytest.skip("needs Java 17 or newer")
+    version = java_version()
+    if version < JAVA:
+        pytest.skip(f"needs Java {JAVA} or newer, and there is {version or 'none'}")
+
+
+@functools.cache
+def java_version() -> int:
+    """The number of the Java that Spark would start; 0: there is none."""
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home, "bin", "java")) if home else "java"
+    try:
+        said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60).stderr
+    except OSError:
+        return 0
+    found = re.search(r'version "(?:1\.)?(\d+)', said)
+    return int(found[1]) if found else 0
 
 
 class Spark:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 pytest.importorskip("pyarrow", reason="needs pyarrow")
 
+from engine.launch import LaunchError
 from engine.spark.manifest import NAME, TRAIN, VALIDATION, DataError, Manifest, Part, of_parquet
 from engine.spark.reader import Reader
 from engine.spark.store import DBFSLocalStore, FilesystemStore, HDFSStore, LocalStore, Store
@@ -23,7 +25,7 @@ def store(tmp_path: Path) -> Store:
     return Store.create(str(tmp_path / "store"))
 
 
-def files(store: Store, path: str, rows: list[int]) -> Manifest:
+def files(store: Store, path: str, rows: list[int], kind: type = int) -> Manifest:
     """Files with so many rows, and row groups of 64; their column counts through."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -32,7 +34,7 @@ def files(store: Store, path: str, rows: list[int]) -> Manifest:
     home.mkdir(parents=True)
     parts, at = [], 0
     for number, count in enumerate(rows):
-        table = pa.table({"x": np.arange(at, at + count)})
+        table = pa.table({"x": np.arange(at, at + count).astype(kind)})
         pq.write_table(table, home / f"{number}.parquet", row_group_size=64)
         groups = tuple(min(64, count - begin) for begin in range(0, count, 64))
         parts.append(Part(f"{number}.parquet", TRAIN, groups, {"x": 0}))
@@ -58,6 +60,25 @@ def test_ranks_read_every_row_once_and_equally_many_batches(store, rows, size, b
     assert sum(rows) < 64 or orders[0] != orders[1]
 
 
+def test_row_groups_without_rows_are_passed_over(store):
+    """Others write such files; the first group of one is empty, all of another."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    home = Path(store.get_full_path("data/e"))
+    home.mkdir(parents=True)
+    for name, counts in (("a", (0, 3, 0, 2)), ("b", (0,))):
+        with pq.ParquetWriter(
+            home / f"{name}.parquet", pa.schema({"x": pa.int64(), "v": pa.list_(pa.int64())})
+        ) as file:
+            for count in counts:
+                file.write_table(pa.table({"x": range(count), "v": [[1, 2]] * count}, file.schema))
+    manifest = of_parquet(store.fs, store.get_full_path("data/e"), ["x", "v"])
+    assert [part.groups for part in manifest.parts] == [(0, 3, 0, 2)] and manifest.lengths == {"x": 0, "v": 2}
+    batches = Reader(store, "data/e", manifest, ["x"], shuffle=False).batches(0, 4)
+    assert [int(value) for batch in batches for value in batch["x"]] == [0, 1, 2, 0, 1]
+
+
 def test_too_few_rows_for_the_ranks_are_an_error(store):
     with pytest.raises(DataError, match="2 train rows are too few for 3 ranks"):
         Reader(store, "data/a", files(store, "data/a", [2]), ["x"], size=3)
@@ -78,7 +99,8 @@ def test_what_is_written_is_what_the_manifest_says(spark, store):
     data = data.withColumn(
         "v", array_to_vector(functions.array(functions.col("id").cast("double"), functions.lit(1.0)))
     )
-    data = data.withColumn("w", functions.array("id", "id")).withColumn("late", functions.col("id") >= 60)
+    data = data.withColumn("w", functions.array("id", "id"))
+    data = data.withColumn("late", functions.when(functions.col("id") >= 60, True))  # the others have no value
     manifest = write(data, store, "data/b", ["id", "v", "w"], "late", rows_per_group=7)
     assert (manifest.rows(TRAIN), manifest.rows(VALIDATION)) == (48, 32)
     assert manifest.lengths == {"id": 0, "v": 2, "w": 2}
@@ -141,6 +163,14 @@ def test_a_path_says_which_store_it_is(tmp_path):
         store = Store.create(path)
         assert type(store) is DBFSLocalStore and store.prefix_path == "/dbfs/a"
     assert type(Store.create("/Volumes/a/b")) is DBFSLocalStore
+
+
+def test_a_local_store_is_the_same_directory_wherever_a_task_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    store = Store.create("store")
+    store.write("a", b"a")
+    monkeypatch.chdir("/")
+    assert pickle.loads(pickle.dumps(store)).read("a") == b"a"
 
 
 def linear() -> tuple[Any, Any]:
@@ -231,3 +261,52 @@ def test_what_an_estimator_lacks_is_told(store):
         TorchEstimator(**whole).fit_on_parquet("data/a")
     with pytest.raises(Exception, match="loss has 1 functions, label_cols 2 columns"):
         TorchEstimator(**whole, label_cols=["a", "b"]).fit_on_parquet("data/a")
+    store.write("runs/mine/checkpoint/state.pt", b"of another run")
+    with pytest.raises(LaunchError, match=r"run_id is 'mine', and .* has such a run: give another"):
+        TorchEstimator(**whole, label_cols=["y"], run_id="mine").fit_on_parquet("data/a")
+
+
+def test_gradients_of_several_batches_are_added_up_for_a_step(store):
+    """The gradients of five batches, which are the means of 0, 1 and so on, make steps of 2, 2 and 1, in each epoch."""
+    torch = pytest.importorskip("torch", reason="needs torch")
+    pytest.importorskip("pyspark", reason="needs pyspark 4", exc_type=ImportError)
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    from engine.spark.torch.training import START, Training, dump, train
+
+    manifest = files(store, "data/f", [10], float)
+    model = torch.nn.Linear(1, 1, bias=False)
+    dump(
+        store,
+        f"runs/f/{START}",
+        (model, torch.optim.SGD(model.parameters(), lr=0.0), [(lambda output, label: output.mean(), 1.0)]),
+    )
+    training = Training(
+        store=store,
+        run="runs/f",
+        data="data/f",
+        manifest=manifest,
+        features=("x",),
+        labels=("x",),
+        shapes=((1,),),
+        batch_size=2,
+        val_batch_size=2,
+        epochs=2,
+        steps=None,
+        val_steps=None,
+        shuffle=False,
+        seed=0,
+        options={"backward_passes_per_step": 2},
+        verbose=0,
+    )
+    seen: list[float] = []
+
+    def note(optimizer: Any, args: Any, kwargs: Any) -> None:
+        seen.append(float(optimizer.param_groups[0]["params"][0].grad))
+
+    hook = register_optimizer_step_post_hook(note)
+    try:
+        train(training)
+    finally:
+        hook.remove()
+    assert seen == [0.5 + 2.5, 4.5 + 6.5, 8.5] * 2

@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -21,10 +22,13 @@ from engine.launch import LaunchError
 from engine.launch.channel import pack
 from engine.launch.cpu_binding import Allotment
 from engine.launch.plan import Job, plan
+from engine.spark import listener as listening
 from engine.spark import slots
 from engine.spark.line import reach_driver
 from engine.spark.listener import Listener
 from engine.spark.places import Card, arrange, host_here
+
+from ..waiting import until
 
 PROGRAM = """
 import numpy, engine
@@ -92,8 +96,42 @@ def test_only_who_knows_the_secret_is_heard():
         assert channel is not None and listener.came == 1
         channel.send("hello", rank=0, host="node")
         channel.close()
-        listener.settle(10)
-    assert listener.lost[0].host == "node" or not listener.lost
+        until(lambda: listener.lost, "the listener knows that the task has gone")
+    assert listener.lost[0].host == "node"
+
+
+def test_a_stranger_who_says_nothing_is_not_kept(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(listening, "PROVING", 0.2)
+    with (
+        Listener(1, "secret", "127.0.0.1", (io.StringIO(), io.StringIO())) as listener,
+        socket.create_connection(("127.0.0.1", listener.port), 30) as stranger,
+    ):
+        while stranger.recv(4096):  # the challenge, and then the end
+            pass
+        until(lambda: not listener._callers, "the connection is forgotten")
+
+
+def test_neither_a_strangers_message_nor_a_streams_exception_ends_the_listening():
+    class Broken(io.StringIO):
+        def write(self, text: str) -> int:
+            raise RuntimeError("the notebook has gone")
+
+    head = b"[" * 200_000  # deeper than a parser goes
+    with Listener(1, "secret", "127.0.0.1", (Broken(), Broken())) as listener:
+        address = ("127.0.0.1", listener.port)
+        with socket.create_connection(address, 30) as stranger:
+            stranger.sendall(struct.pack(">II", len(head), len(head)) + head)
+            with contextlib.suppress(ConnectionResetError):
+                while stranger.recv(4096):
+                    pass
+        channel = reach_driver([address], "secret", 0)
+        assert channel is not None
+        channel.send("hello", rank=0, host="node")
+        channel.send("output", b"a line\n", stream="stdout")
+        channel.send("end", b"{}", rank=0, host="node", code=0, age=0, by_launcher=False)
+        until(lambda: listener.records, "the listener knows the end")
+        assert not listener.lost
+        channel.close()
 
 
 @pytest.mark.parametrize("says", [(), ("challenge",), ("challenge", "welcome")])

@@ -19,7 +19,7 @@ from engine.launch import JobError, LaunchError
 from ..waiting import until
 from . import called
 
-SOON = 8.0  # seconds in which a job ends whose rank or task is gone; a rank that does not listen has a grace of 5
+SOON = 60.0  # seconds in which a job ends whose rank or task is gone, on a machine that does something else
 
 pytestmark = pytest.mark.timeout(300)  # the first test of a session starts a JVM, and Spark in it
 
@@ -70,13 +70,18 @@ def test_a_failing_rank_ends_those_that_do_not_look(run):
     began = time.monotonic()
     with pytest.raises(JobError, match="ValueError: rank 1 does not like it"):
         run(called.alone_and_raises_on, (1,))
-    assert time.monotonic() - began < 2 * SOON
+    assert time.monotonic() - began < SOON
 
 
 def test_a_killed_rank_is_named(run):
     with pytest.raises(JobError, match=r"(?s)^rank 1 on .* failed first\n.*killed by SIGKILL") as caught:
         run(called.killed_on, (1,))
     assert caught.value.rank == 1
+
+
+def test_a_rank_that_cannot_be_started_says_why(run):
+    with pytest.raises(JobError, match=r"^rank [01] on .* cannot be run: .*/nowhere/python"):
+        run(called.place, executable="/nowhere/python")
 
 
 def test_a_rank_that_ends_without_a_result_is_an_error(run):
@@ -119,7 +124,7 @@ def test_too_few_slots_are_told_at_once(run):
     began = time.monotonic()
     with pytest.raises(LaunchError, match="5 ranks need as many slots at once, and Spark has 2"):
         run(called.place, num_proc=5)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < SOON
 
 
 class Watched(io.StringIO):
@@ -137,6 +142,8 @@ class Watched(io.StringIO):
 
 def test_a_job_waits_for_slots_that_another_one_holds_and_says_so(spark, run, tmp_path):
     """Problem 24."""
+    from engine.spark import slots
+
     begun, release = tmp_path / "begun", tmp_path / "release"
 
     def hold(_: Any) -> None:
@@ -148,6 +155,7 @@ def test_a_job_waits_for_slots_that_another_one_holds_and_says_so(spark, run, tm
     thread = threading.Thread(target=lambda: spark.sparkContext.parallelize([0], 1).foreach(hold))
     thread.start()
     until(begun.exists, "the slot is held")
+    until(lambda: slots._busy(spark.sparkContext) == 1, "Spark's status tells of that")
     err = Watched("hold 1 of 2", release.touch)
     assert len(run(called.place, stderr=err)) == 2
     thread.join()

@@ -59,14 +59,16 @@ class TorchEstimator(Estimator[TorchModel], Stage):
     random_seed : int
         Of the order, the split and PyTorch.
     run_id : str, optional
-        The name of the run in the store; a new one for each `fit` by default.
-    backward_passes_per_step, compression
-        As of `engine.torch.DistributedOptimizer`.
+        The name of the run in the store, which has none of that name; a new one for each `fit` by default.
+    backward_passes_per_step : int
+        Batches whose gradients are added up for a step; 1 by default. The last step of an epoch may have fewer.
+    gradient_compression
+        The `compression` of `engine.torch.DistributedOptimizer`.
     verbose : int
         0: show nothing but what the model itself writes and what goes wrong.
     """
 
-    OBJECT_NAMES = ("model", "optimizer", "loss", "store", "compression")
+    OBJECT_NAMES = ("model", "optimizer", "loss", "store", "gradient_compression")
     num_proc = _param("num_proc", "number of ranks", TypeConverters.toInt)
     loss_weights = _param("loss_weights", "weights of the losses, by label", TypeConverters.toListFloat)
     feature_cols = _param("feature_cols", "columns that the model takes", TypeConverters.toListString)
@@ -108,7 +110,7 @@ class TorchEstimator(Estimator[TorchModel], Stage):
         random_seed: int | None = None,
         run_id: str | None = None,
         backward_passes_per_step: int | None = None,
-        compression: Any = None,
+        gradient_compression: Any = None,
         verbose: int | None = None,
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
@@ -174,6 +176,12 @@ class TorchEstimator(Estimator[TorchModel], Stage):
         if len(losses) != len(labels):
             raise LaunchError(f"loss has {len(losses)} functions, label_cols {len(labels)} columns: one for each")
         assert isinstance(self._store, Store)
+        run = self._value(self.run_id)
+        if run and self._store.exists(path := self._store.get_run_path(run)):
+            raise LaunchError(
+                f"run_id is {run!r}, and {self._store.prefix_path} has such a run: give another run_id, or remove it "
+                f"by store.remove({path!r})"
+            )
         return self._store
 
     def _losses(self) -> list[tuple[Callable[..., Any], float]]:
@@ -190,8 +198,8 @@ class TorchEstimator(Estimator[TorchModel], Stage):
         home = store.get_run_path(value(self.run_id) or f"torch-{uuid.uuid4().hex[:12]}")
         shapes = value(self.input_shapes) or [None] * len(value(self.feature_cols))
         options: Mapping[str, Any] = {"backward_passes_per_step": value(self.backward_passes_per_step)}
-        if self._compression is not None:
-            options = {**options, "compression": self._compression}
+        if self._gradient_compression is not None:
+            options = {**options, "compression": self._gradient_compression}
         dump(store, f"{home}/{START}", (self._model, self._optimizer, self._losses()))
         training = Training(
             store=store,

@@ -36,7 +36,7 @@ class Training:
     shuffle : bool
     seed : int
     options : mapping
-        More arguments of `engine.torch.DistributedOptimizer`.
+        More arguments of `engine.torch.DistributedOptimizer`, `backward_passes_per_step` among them.
     verbose : int
     """
 
@@ -96,15 +96,18 @@ def train(training: Training) -> list[dict[str, float]]:
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), **training.options)
     readers = {split: _reader(training, split, hvd.rank(), hvd.size()) for split in _splits(training)}
+    passes = training.options["backward_passes_per_step"]
+
+    def step(loss: Any, number: int, last: bool) -> None:
+        if number % passes == 0:
+            optimizer.zero_grad()
+        loss.backward()
+        if number % passes == passes - 1 or last:
+            optimizer.step()
+
     history = []
     for epoch in range(training.epochs):
         model.train()
-
-        def step(loss: Any) -> None:
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-
         found = {"loss": _pass(training, readers[TRAIN], TRAIN, epoch, model, losses, device, step)}
         if VALIDATION in readers:
             model.eval()
@@ -144,9 +147,12 @@ def _pass(
     model: Any,
     losses: Sequence[tuple[Callable[..., Any], float]],
     device: Any,
-    step: Callable[[Any], None] = lambda loss: None,
+    step: Callable[[Any, int, bool], None] = lambda loss, number, last: None,
 ) -> float:
-    """Go once through this rank's rows; the average loss of the rows of all ranks."""
+    """Go once through this rank's rows; the average loss of the rows of all ranks.
+
+    `step` is called with the loss of a batch, the batch's number, and whether it is the last of the epoch.
+    """
     import torch
 
     from ... import torch as hvd
@@ -154,10 +160,9 @@ def _pass(
     size, most = (
         (training.batch_size, training.steps) if split == TRAIN else (training.val_batch_size, training.val_steps)
     )
+    steps = reader.steps(size) if most is None else min(most, reader.steps(size))
     sums = torch.zeros(2, dtype=torch.float64)
-    for number, batch in enumerate(reader.batches(epoch, size)):
-        if number == most:
-            break
+    for number, batch in zip(range(steps), reader.batches(epoch, size), strict=False):
         outputs = model(*inputs_of(batch, training.features, training.shapes, device))
         outputs = outputs if isinstance(outputs, tuple | list) else (outputs,)
         labels = inputs_of(batch, training.labels, (None,) * len(training.labels), device)
@@ -165,7 +170,7 @@ def _pass(
             weight * function(output.reshape(label.shape) if output.numel() == label.numel() else output, label)
             for (function, weight), output, label in zip(losses, outputs, labels, strict=True)
         )
-        step(loss)
+        step(loss, number, number == steps - 1)
         rows = len(batch[training.labels[0]])
         sums += torch.tensor([float(loss.detach()) * rows, rows], dtype=torch.float64)
     total, rows = hvd.allreduce(sums, op=hvd.Sum, name=f"engine.spark.{split}.loss").tolist()

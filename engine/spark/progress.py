@@ -1,0 +1,45 @@
+"""Whether the tasks of a job have begun, as a Spark Connect server tells: its clients have no status tracker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from .slots import context_of
+
+
+class Progress:
+    """Listens to what the server tells of the session's operations, every 2 s unless it is configured otherwise.
+
+    Parameters
+    ----------
+    size : int
+        Number of tasks of the job's only stage, which begin together.
+
+    Attributes
+    ----------
+    all_began : bool
+    """
+
+    def __init__(self, size: int) -> None:
+        self.all_began = False
+        self._size = size
+
+    @contextmanager
+    def followed(self, session: Any) -> Iterator[None]:
+        """Listen as long as the context lasts, if the session is one of Spark Connect."""
+        if context_of(session) is not None:
+            yield
+            return
+        session.registerProgressHandler(self)
+        try:
+            yield
+        finally:
+            session.removeProgressHandler(self)
+
+    def __call__(self, stages: Iterable[Any] | None, inflight_tasks: int, operation_id: str | None, done: bool) -> None:
+        """Take a report, as PySpark's progress handlers do."""
+        for stage in stages or ():
+            if stage.num_tasks == self._size == inflight_tasks + stage.num_completed_tasks:
+                self.all_began = True
