@@ -188,9 +188,9 @@ def test_where_the_driver_cannot_be_reached_the_first_cause_still_comes(run, mon
     err = io.StringIO()
     assert [found[0] for found in run(called.place, stderr=err)] == [0, 1]
     assert "the executors do not reach this process" in err.getvalue()
-    with pytest.raises(JobError, match=r"(?s)^rank 1 on .*ValueError: rank 1 does not like it") as caught:
+    with pytest.raises(JobError, match=r"(?s)^rank [01] on .*ValueError: rank 1 does not like it") as caught:
         run(called.raises_on, (1,))
-    assert caught.value.rank == 1
+    assert caught.value.rank in (0, 1)  # Spark tells of one task alone: rank 0's names rank 1's error, too
 
 
 @pytest.mark.parametrize(("np", "size"), [(2, 2), (-2, 2)])
