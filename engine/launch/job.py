@@ -176,12 +176,8 @@ class JobRun:
 
         def run(job: Job, metrics: Metrics) -> Outcome:
             spawn.raise_descriptor_limit(len(self._options.places))
-            guardian = Guardian(job.name, metrics.discard, NOWHERE)
-            try:
-                with caught(SIGNALS, lambda *_: None) as wakeup:
-                    return self._conduct(job, metrics, seconds, wakeup)
-            finally:
-                guardian.dismiss()
+            with _guarded(job, metrics) as wakeup:
+                return self._conduct(job, metrics, seconds, wakeup)
 
         return run
 
@@ -216,12 +212,8 @@ class JobRun:
         limits = elastic.limits(config.start_timeout, config.stall_limit, self._options.grace)
 
         def run(job: Job, metrics: Metrics) -> Outcome:
-            guardian = Guardian(job.name, metrics.discard, NOWHERE)
-            try:
-                with caught(SIGNALS, lambda *_: None) as wakeup:
-                    return self._drive(job, metrics, limits, wakeup)
-            finally:
-                guardian.dismiss()
+            with _guarded(job, metrics) as wakeup:
+                return self._drive(job, metrics, limits, wakeup)
 
         return run
 
@@ -382,6 +374,17 @@ class JobRun:
                 os.close(lock)
             if not self._keep:
                 shutil.rmtree(directory)
+
+
+@contextlib.contextmanager
+def _guarded(job: Job, metrics: Metrics) -> Iterator[socket.socket]:
+    """Catch signals, and guard what a killed launcher leaves here, where agents guard ranks; what gives the signals."""
+    guardian = Guardian(job.name, metrics.discard, NOWHERE)
+    try:
+        with caught(SIGNALS, lambda *_: None) as wakeup:
+            yield wakeup
+    finally:
+        guardian.dismiss()
 
 
 def _with_log(options: Options, chosen: Mapping[str, Any]) -> dict[str, str]:

@@ -96,7 +96,7 @@ class Gate:
         self._heard: list[dict[str, Any]] = []
         self._void = self._updated = 0  # worlds
         self._over: JobOver | None = None
-        self._leaves = False  # whether another one is to be, since a signal's handler has asked for it meanwhile
+        self._leaves = False  # whether it is still to be told that this worker wants to go
 
     @classmethod
     def open(cls, environ: Mapping[str, str]) -> Self:
