@@ -4,8 +4,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-# pip passes on more than one setting for the build since 23.1.
-BUILD_TOOLS := Cython meson meson-python ninja 'pip>=23.1'
+# pip passes on more than one setting for the build since 23.1. PySpark is built from its sources, without isolation; setuptools
+# makes wheels by itself since 70.1.
+BUILD_TOOLS := Cython meson meson-python ninja 'pip>=23.1' 'setuptools>=70.1'
 # Where an editable install builds: one directory for each version of Python.
 EDITABLE = $(CURDIR)/build/$$($(BIN)/python -c 'import sys; print("cp%d%d" % sys.version_info[:2])')
 BENCH ?= all
