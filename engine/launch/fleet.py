@@ -10,6 +10,7 @@ from ..host import network
 from ..host.patience import Patience
 from . import remote_files
 from .channel import Message
+from .cluster import Cluster
 from .conductor import FAREWELL, order
 from .console import Console
 from .discovery import Names
@@ -52,6 +53,8 @@ class Fleet:
         Called with a host and what keeps its agent from starting workers.
     say : callable
         Shows a line.
+    cluster : Cluster, optional
+        What starts agents, where they are not started by ssh or a command.
     """
 
     def __init__(
@@ -68,7 +71,9 @@ class Fleet:
         lost: Callable[[str, str], None],
         refused: Callable[[str, str], None],
         say: Callable[[str], None],
+        cluster: Cluster | None = None,
     ) -> None:
+        self._cluster = cluster
         self.board = Switchboard((), consoles, self._act, self._lose, self._heard)
         self._options, self._job, self._names, self._several = options, job, names, several
         self._environment = environment
@@ -169,8 +174,7 @@ class Fleet:
     # ---- agents
 
     def _start(self, host: str, slots: int) -> None:
-        place = Place(host, (), self._names.is_here(host))
-        agent = RemoteHost(self._numbered, place, agent_command(place, self._options.reach, self._seconds), tied=False)
+        agent = self._agent(host)
         self._numbered += 1
         self._agents[host] = agent
         self._patience[host] = Patience(self._seconds)
@@ -198,6 +202,12 @@ class Fleet:
         if self._options.enclosed:
             for head, part in remote_files.parts(self._job.directory / remote_files.ENCLOSED, self._job.directory):
                 self.board.send(agent, "file", part, **head)
+
+    def _agent(self, host: str) -> RemoteHost:
+        if self._cluster is not None:
+            return self._cluster.agent(self._numbered, host)
+        place = Place(host, (), self._names.is_here(host))
+        return RemoteHost(self._numbered, place, agent_command(place, self._options.reach, self._seconds), tied=False)
 
     def _act(self, agent: RemoteHost, message: Message) -> None:
         host = agent.name

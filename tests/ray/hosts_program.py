@@ -33,6 +33,7 @@ try:
     try:
         executor.run(programs.work_until_it_fails, (sys.argv[2],))
     except JobError as error:
+        print(error, file=sys.stderr)
         print("cut off:", error.rank, executor._standings[2].address in str(error).partition(";")[0], flush=True)
 finally:
     executor.shutdown()
