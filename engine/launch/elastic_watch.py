@@ -11,6 +11,7 @@ from ..elastic.causes import Kind
 from ..elastic.machine import Machine, Phase
 from ..metrics.elastic_job import KEPT, LONGEST, ElasticJob, Reset
 from .elastic_options import Elastic
+from .errors import LaunchError
 from .slow_watch import SlowWatch
 
 
@@ -30,15 +31,22 @@ class Watch:
     ----------
     elastic : Elastic
     pages : sequence of int
-        By the number of a slot, descriptors of copies of pages of counters; none: nothing is counted, and nobody found.
+        By the number of a slot, descriptors of copies of pages of counters; none: nothing is counted.
     publish : callable
         Takes what others may read of the job, whenever it has changed.
+
+    Raises
+    ------
+    LaunchError
+        Slow workers shall be found, and nothing is counted.
     """
 
     def __init__(self, elastic: Elastic, pages: Sequence[int], publish: Callable[[ElasticJob], None]) -> None:
         self._elastic = elastic
         self._publish = publish
-        self._slow = SlowWatch(*elastic.slow, pages) if elastic.slow is not None and pages else None
+        if elastic.slow is not None and not pages:
+            raise LaunchError("--slow-limit: who is slow is found by counters: leave --no-metrics out")
+        self._slow = None if elastic.slow is None else SlowWatch(*elastic.slow, pages)
         self._spans: list[_Span] = []
         self._slow_workers: set[int] = set()
         self._ran = self._worlds = 0  # the newest world that has run, and how many have
