@@ -1,4 +1,4 @@
-"""What a healthy elastic run of four ranks with the tuner would export: made up, but every family that the definitions have.
+"""What a healthy elastic run of four ranks with the tuner would export: made up, but every family that there is.
 
 A step takes 200 ms at first. The tuner waits for a minute, searches for twelve, finds a setting that takes 160 ms, and
 watches. Rank 2 is a little late for a while, too little for an alert.
