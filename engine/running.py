@@ -324,6 +324,7 @@ def _timeline(target: Path, world: World, generation: int, settings: config.Conf
             settings.timeline_mark_cycles,
             world.text(generation),
             world.number,
+            world.elastic,
         )
     except OSError as error:
         raise ConfigError(f"timeline is {str(target)!r}: {error.strerror} ({error.filename})") from None

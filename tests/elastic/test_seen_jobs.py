@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -12,6 +13,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+
+from engine.trace.merging import merge
 
 from ..launch.conftest import launcher as launcher
 from ..launch.launch_jobs import Launcher
@@ -55,7 +58,8 @@ def test_a_job_is_seen_through_its_resets(launcher: Launcher) -> None:
     errors, home = launcher.home / "errors", launcher.home
     command = (sys.executable, "-m", chaos_program.__name__, home)
     with errors.open("wb") as stderr:
-        process = launcher.start("-np", 2, "--min-np", 1, "--metrics-port", 0, *command, stderr=stderr)
+        options = ("-np", 2, "--min-np", 1, "--metrics-port", 0, "--timeline-filename", home / "timeline")
+        process = launcher.start(*options, *command, stderr=stderr)
     until(lambda: (home / "steps.1").exists(), "steps")
     (address,) = re.findall(r"http://\S+/metrics", errors.read_text())
     history = [scraped(address)]
@@ -93,3 +97,10 @@ def test_a_job_is_seen_through_its_resets(launcher: Launcher) -> None:
     (home / "enough").touch()
     done = launcher.finish(process)
     assert done.code == 0, errors.read_text()
+    assert merge([home / "timeline"], home / "all.json", []) > 100
+    events = json.loads((home / "all.json").read_text())
+    tracks = {event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert tracks == {"worker 0", "worker 1", "worker 2", "the job"}
+    resets = [event for event in events if event["name"].startswith("reset: ")]
+    assert [reset["name"].partition("was ")[2] for reset in resets] == ["killed by SIGKILL", ""]
+    assert resets[1]["name"] == "reset: there are newcomers" and all(0 <= reset["dur"] < 20e6 for reset in resets)
