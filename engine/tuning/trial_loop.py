@@ -149,8 +149,8 @@ class Tuning:
 
     @property
     def concluded(self) -> bool:
-        """Whether a search has come to its end."""
-        return self._concluded is not None
+        """Whether a search has come to its end. One that only rests would go on."""
+        return self._concluded is not None and not self._concluded[1]
 
     @property
     def spent(self) -> Spent:
