@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from .limits import Limits
+
+
+class Kind(Enum):
+    """What can end a world before the training is complete."""
+
+    FAILURE = "failure"  # a member has failed, or could not be reached
+    HOST_LOST = "host_lost"  # the agent of a member's host is lost
+    HOSTS = "hosts"  # a host goes, or has fewer slots
+    LEFT = "left"  # a member has asked to leave
+    SLOW = "slow"  # a member holds up the others
+    NEWCOMERS = "newcomers"  # there are workers for a larger world
 
 
 @dataclass
@@ -18,11 +30,13 @@ class Cause:
         Who is to blame.
     reported : bool
         Whether only another worker has said so; what its agent tells of its end takes the place of that.
+    kind : Kind
     """
 
     text: str
     worker: int | None = None
     reported: bool = False
+    kind: Kind = Kind.FAILURE
 
 
 class Causes:

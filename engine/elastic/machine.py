@@ -44,7 +44,7 @@ from enum import Enum
 from typing import Any
 
 from . import events, texts
-from .causes import Cause, Causes
+from .causes import Cause, Causes, Kind
 from .events import Action, Event, Why
 from .hosts import Hosts
 from .limits import Limits
@@ -104,6 +104,7 @@ class Machine:
         self._updates = 0
         self._updated = False  # whether the newest world was told to come
         self._kinds: tuple[str, ...] = ()  # why
+        self._kind = Kind.HOSTS  # the same in a word
         self._spoilt = ""  # DRAINING: the first failure
 
     @property
@@ -188,8 +189,9 @@ class Machine:
         if worker is None or not self.roster.is_member(worker) or due:
             return
         if self.limits.largest(len(self.roster.computing()) - 1):
-            worker.leaving = f"{worker} is slow: {event.why}"
-            self.hosts.exclude(worker.slot.host, self._now)
+            worker.leaving, worker.slow = f"{worker} is slow: {event.why}", True
+            alone = sum(other.slot.host == worker.slot.host for other in self.roster.computing()) == 1
+            self.hosts.cool(worker.slot, whole=alone, now=self._now)
             self._orders.do(events.Say(f"{worker.leaving}; it shall leave"))
 
     def _ended(self, event: events.Ended) -> None:
@@ -211,7 +213,7 @@ class Machine:
             return
         if event.why is Why.HOSTS:
             self._overcome()  # what each member has saved on its way to the gate is a commit
-            self._reset(Cause(", ".join(self._kinds) or "the hosts have changed"))
+            self._reset(Cause(", ".join(self._kinds) or "the hosts have changed", kind=self._kind))
         else:
             self._break(self._blame(worker, event))
 
@@ -279,7 +281,7 @@ class Machine:
         self.world += 1
         self.causes.begun()
         self._committed = self._updated = False
-        self._kinds = ()
+        self._kinds, self._kind = (), Kind.HOSTS
         self._grow_since = self._enough_since = None
         self._orders.gather(self.world, chosen)
         self._enter(Phase.GATHERING)
@@ -299,6 +301,7 @@ class Machine:
             kinds += ("there are newcomers",)
         if kinds and not self._updated:
             self._updated, self._kinds = True, kinds
+            self._kind = self.roster.kind(worker for worker in members if self.roster.departing(worker))
             self._updates += 1
             self._orders.do(events.Update(self.world, tuple(worker.number for worker in members), self._updates, kinds))
 
@@ -370,7 +373,7 @@ class Machine:
         """A host's agent is lost. Its workers run at most until their lease is over."""
         lost = self._orders.lose(host)
         self.hosts.exclude(host, self._now)
-        cause = Cause(f"host {host}: {why}")
+        cause = Cause(f"host {host}: {why}", kind=Kind.HOST_LOST)
         if any(self.roster.is_member(worker) for worker in lost) and self.phase is not Phase.OVER:
             self.causes.failed(cause)
             self._break(cause)

@@ -29,6 +29,7 @@ from .console import Console
 from .discovery import Discovery, Fixed, Names, Script, changes
 from .elastic_options import Elastic
 from .elastic_report import Last, Result, first_failure, how, last_of, reason, resets
+from .elastic_watch import Watch
 from .errors import LaunchError
 from .fleet import Fleet
 from .hosts import own_names
@@ -74,6 +75,7 @@ class Driver:
         That agents have to answer at first.
     used : callable
         Called with the number of a slot before a worker is started in it.
+    watch : Watch
 
     Attributes
     ----------
@@ -95,6 +97,7 @@ class Driver:
         wakeup: socket.socket,
         seconds: float,
         used: Callable[[int], None],
+        watch: Watch,
     ) -> None:
         assert options.elastic is not None
         self.displays: dict[tuple[int, str], Display] = {}
@@ -103,6 +106,7 @@ class Driver:
         self._say = say
         self._wakeup = wakeup
         self._used = used
+        self._watch = watch
         self._names = Names(None if options.reach.launch_agent else own_names())
         self._several = options.elastic.several(None if options.reach.launch_agent else own_names())
         self._clock = _Clock()
@@ -158,6 +162,8 @@ class Driver:
                 self._feed(events.Stop("all hosts are blacklisted for good, and no others will come"))
             if self._refusal:
                 raise LaunchError(self._refusal)
+            if (slow := self._watch.slow(self._machine, self._numbered(), now)) is not None:
+                self._feed(slow)
             if not self._machine.finished:
                 self._fleet.step(0.5 if deadline is None else max(0.0, deadline - now))
         self._fleet.finish()
@@ -198,6 +204,16 @@ class Driver:
             for action in self._machine.handle(self._clock.now(), self._events[0]):
                 _DEEDS[type(action)](self, action)
             self._events.popleft()
+        ranks = {worker.number: self._rank(number) for number, worker in self._workers.items()}
+        self._watch.saw(self._machine, ranks, len(self._places), self._clock.now())
+
+    def _numbered(self) -> dict[int, int]:
+        return {number: worker.number for number, worker in self._workers.items()}
+
+    def _rank(self, worker: int) -> int:
+        """In the newest world; -1: it has none there."""
+        place = self._places.get(worker)
+        return -1 if place is None else place.rank
 
     def _start(self, action: events.Start) -> None:
         worker, slot = action.worker, action.slot

@@ -16,6 +16,7 @@ from .plan import MOST_RANKS
 from .reach import Kept
 
 COUNT = Whole(1)
+SLOW_TIME = 60.0  # seconds
 TIMEOUT = 600.0  # seconds that a job waits for enough workers, as Horovod's
 SILENCE = (
     10.0  # seconds without a word of the launcher after which an agent's workers are ended, and the other way round
@@ -125,8 +126,8 @@ def add_elastic(parser: argparse.ArgumentParser) -> None:
         help="seconds for which a host that fails is left alone, at first and at most (default: for good)",
     )
     add("--np-multiple", type=number, metavar="N", help="numbers of ranks are multiples of this")
-    add("--slow-limit", type=time, metavar="S", help="accepted, without effect yet")
-    add("--slow-time", type=time, metavar="S", help="accepted, without effect yet")
+    add("--slow-limit", type=time, metavar="S", help="let a worker go for which the others wait so long in each step")
+    add("--slow-time", type=time, metavar="S", help=f"seconds for which it has to be so slow (default {SLOW_TIME:g})")
 
 
 def elastic_of(given: argparse.Namespace, hosts: Sequence[tuple[str, int]] | None) -> Elastic | None:
@@ -171,7 +172,7 @@ def elastic_of(given: argparse.Namespace, hosts: Sequence[tuple[str, int]] | Non
         timeout=TIMEOUT if given.elastic_timeout is None else given.elastic_timeout,
         reset_limit=given.reset_limit,
         cooldown=None if cooldown is None else (max(cooldown[0], math.ulp(1.0)), cooldown[1]),
-        slow=None if given.slow_limit is None else (given.slow_limit, given.slow_time or 60.0),
+        slow=None if given.slow_limit is None else (given.slow_limit, given.slow_time or SLOW_TIME),
     )
 
 

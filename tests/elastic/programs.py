@@ -10,6 +10,7 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -364,16 +365,31 @@ def knobs(member: Member) -> None:
 
 
 def tuned(member: Member) -> None:
-    """Worlds that are too short for a search."""
+    """Steps under the tuner, whose doings rank 0 tells: with what a world begins, and each trial."""
     engine.init()
+    model = perceptron()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 1e-4), model.named_parameters())
+
+    def children() -> list[str]:
+        found = []
+        for thread in os.listdir("/proc/self/task"):
+            with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/children") as of_thread:
+                found += of_thread.read().split()
+        return found
 
     def body(member: Member) -> None:
         engine.allreduce(np.ones(1))
-        tuning = runtime._current().tuning
-        with open(f"/proc/self/task/{threading.get_native_id()}/children") as children:
-            member.say("tuning", searching=tuning is not None, children=children.read().split())
-        while True:
-            engine.allreduce(np.ones(1))
+        begun, tuning = engine.knobs(), runtime._current().tuning
+        told = None
+        for number in count():
+            spent = None if tuning is None else tuning.spent.trials
+            if number in (0, 20) or spent != told:
+                told, searching = spent, tuning is not None and tuning.searching
+                best = {} if tuning is None else tuning.best
+                member.say("tuning", begun=begun, best=best, searching=searching, spent=spent, children=children())
+            optimizer.zero_grad()
+            model(torch.randn(4, 8)).square().mean().backward()
+            optimizer.step()
 
     member.run(body)
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.elastic import events, machine
-from engine.elastic.causes import Causes
+from engine.elastic.causes import Causes, Kind
 from engine.elastic.events import Action, Event, Why
 from engine.elastic.limits import Limits
 from engine.elastic.machine import Machine, Phase
@@ -217,6 +217,38 @@ def test_who_shall_leave_does_so_after_a_commit_and_is_gone_before_the_next_worl
 def test_a_slow_worker_stays_where_its_world_would_be_too_small() -> None:
     driver = Driver(Limits(2, 2, 2), a=2).train(0, 1).tell(events.Slow(1, "50 ms"))
     assert driver.taken(events.Update) == []
+
+
+@pytest.mark.parametrize("slots", [{"a": 1, "b": 1}, {"a": 2}], ids=["alone on its host", "beside others"])
+def test_where_a_slow_worker_was_nobody_is_started_for_a_while(slots: dict[str, int]) -> None:
+    """Its host is to blame if it was alone there, and else its slot: the others of the host were not slow."""
+    driver = Driver(Limits(2, 1, 2, cooldown=(5.0, 5.0)), **slots).train(0, 1, commit=1)
+    driver.tell(events.Slow(0, "50 ms")).ready(0, 1, world=1, why=Why.HOSTS, commit=2)
+    driver.tell(events.Ended(0, 1, "ended with exit code 1"))
+    assert driver.machine.causes.resets[-1].kind is Kind.SLOW
+    assert driver.members() == [1] and driver.taken(events.Start) == []
+    assert bool(driver.machine.hosts.blacklisted(driver.now)) is (len(slots) == 2)
+    assert driver.at(4.9).taken(events.Start) == []
+    assert [start.slot for start in driver.at(5.1).taken(events.Start)] == [Slot("a", 0)]
+
+
+@pytest.mark.parametrize(
+    ("event", "kind"),
+    [
+        (events.Found({"a": 2}), Kind.HOSTS),
+        (events.Leaves(2), Kind.LEFT),
+        (events.Slow(2, "50 ms"), Kind.SLOW),
+        (events.Ended(2, -9, "killed by SIGKILL"), Kind.FAILURE),
+        (events.AgentLost("b", "gone"), Kind.HOST_LOST),
+        (events.Found({"a": 2, "b": 2}), Kind.NEWCOMERS),
+    ],
+)
+def test_each_reset_is_told_in_a_word(event: Event, kind: Kind) -> None:
+    driver = Driver(Limits(3, 1, 4), a=2, b=1).train(0, 1, 2, commit=5).tell(event)
+    if kind is Kind.NEWCOMERS:
+        driver.ready(3).at(10.0)
+    driver.ready(0, 1, world=1, why=Why.FAILURE if kind is Kind.FAILURE else Why.HOSTS, commit=6)
+    assert [cause.kind for cause in driver.machine.causes.resets] == [kind]
 
 
 def test_a_host_that_comes_back_before_the_reset_keeps_its_workers() -> None:

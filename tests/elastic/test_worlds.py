@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -279,18 +280,50 @@ def test_knobs_go_on_and_a_search_does_not_begin_for_ever(nursery: Nursery) -> N
         assert {worker.heard("knobs")["threshold"] for worker in members} == {12345}
 
 
-def test_a_job_searches_in_three_worlds_at_most(nursery: Nursery) -> None:
-    """Problem 19: and leaves no process of the tuner behind."""
-    with Worlds(nursery, "tuned", ENGINE_AUTOTUNE="1") as worlds:
+def test_worlds_that_are_over_before_the_warm_up_start_no_tuner_and_use_up_no_search(nursery: Nursery) -> None:
+    """Problem 19: a job that resets every 20 steps; the search begins in whichever world lasts."""
+    with Worlds(nursery, "tuned", ENGINE_AUTOTUNE="1", ENGINE_AUTOTUNE_WARMUP="1000") as worlds:
         veteran, other = worlds.start(2)
-        for number in range(1, 6):
+        for _ in range(5):
             worlds.place([veteran, other])
-            assert veteran.heard("tuning")["searching"] == (number <= 3)
+            for _ in (0, 20):
+                told = veteran.heard("tuning")
+                assert told["searching"] and told["spent"] == 0 and told["children"] == []
             other.kill()
             veteran.heard("failed")
             (other,) = worlds.start()
-        worlds.place([veteran])
-        assert veteran.heard("tuning")["children"] == []
+
+
+def test_trials_are_those_of_the_job_and_not_of_each_world(nursery: Nursery) -> None:
+    """Problem 19: what was found is in force from the first entry of the next world; no tuner is left behind."""
+    most = 8
+    settings = {"AUTOTUNE": "1", "AUTOTUNE_STEPS": "3", "AUTOTUNE_TRIALS": str(most), "AUTOTUNE_CACHE": "off"}
+    with Worlds(nursery, "tuned", **{f"ENGINE_{name}": value for name, value in settings.items()}) as worlds:
+        first, second, third = worlds.start(3)
+
+        def search(tuner: Worker, until_spent: int) -> dict[str, Any]:
+            """What is told when so many trials have been made, or the search is over."""
+            told = tuner.heard("tuning")
+            while told["searching"] and told["spent"] < until_spent:
+                told = tuner.heard("tuning", seconds=100.0)  # its process has a low priority
+            assert told["spent"] <= most and len(told["children"]) <= 1
+            return told
+
+        worlds.place([first, second])
+        before = search(first, 3)
+        assert before["spent"] == 3 and len(before["children"]) == 1
+        second.kill()
+        first.heard("failed")
+        worlds.place([first, third])
+        told = first.heard("tuning")
+        assert told["spent"] == 3 and told["children"] == []
+        assert {name: told["begun"][name] for name in before["best"]} == before["best"]
+        spent = search(first, 6)["spent"]
+        first.kill()  # and with it what is known of its trials, but that knobs were turned
+        third.heard("failed")
+        (fourth,) = worlds.start()
+        worlds.place([third, fourth])
+        assert 3 <= third.heard("tuning")["spent"] <= spent
 
 
 def test_a_world_ends_without_a_failure_when_hosts_change(nursery: Nursery) -> None:

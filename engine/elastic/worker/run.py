@@ -230,6 +230,7 @@ def _world(assigned: Assigned) -> World:
         host_name=place.slot.host,
         number=place.world,
         workers=assigned.members,
+        reason=assigned.reason,
     )
 
 
