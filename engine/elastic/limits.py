@@ -33,8 +33,11 @@ class Limits:
     kill_wait : float
         That an agent has to tell of the end of a worker which it shall kill. It is more than the agent's own grace.
     lease : float
-        After which no worker runs whose agent is lost. It is more than the time after which an agent that hears nothing
-        of the driver kills its workers, by as much as news can take.
+        After which no worker runs whose agent is lost, unless `AgentLost` says when. It is more than the time after
+        which an agent that hears nothing of the driver kills its workers, by as much as that can take.
+    stalled_wait : float
+        That a member has to come to the gate when its world is over because it has stalled: the others have waited for
+        it before.
     reset_limit : int or None
         Resets, of whatever cause, after which the job ends with the next.
     barren_limit : int or None
@@ -60,6 +63,7 @@ class Limits:
     end_grace: float = 30.0
     kill_wait: float = 15.0
     lease: float = 30.0
+    stalled_wait: float = 1.0
     reset_limit: int | None = None
     barren_limit: int | None = 10
     cooldown: tuple[float, float] | None = None

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from pathlib import Path
 
 import pytest
+
+from engine.host import processes
 
 from ..launch.conftest import launcher as launcher
 from ..launch.host_jobs import agent_of
@@ -42,16 +45,23 @@ def test_a_host_that_is_told_to_go_loses_nothing(job):
     assert worlds(done) == ["1: 2 ranks", "2: 1 rank, because host b leaves"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_host_whose_agent_is_lost_or_stands_still_has_no_worker_when_the_others_go_on(job, signum):
-    """Problem 13: what the driver hears no more of is dead before the next world begins, and not in that world."""
-    process = job.start("-np", 2, "--min-np", 1, *TWO_HOSTS)
+@pytest.mark.parametrize(
+    ("signum", "whom", "seconds"),
+    [(signal.SIGKILL, "agent", 2.0), (signal.SIGKILL, "guarded", 2.0), (signal.SIGSTOP, "agent", 4.5)],
+    ids=["killed", "killed with its guardian", "stopped"],
+)
+def test_a_host_whose_agent_is_lost_has_no_worker_when_the_others_go_on(job, signum, whom, seconds):
+    """Problem 13: what the driver hears no more of is dead before the next world begins; that is seen, not waited for."""
+    process = job.start("-np", 2, "--min-np", 1, "--lease", 2, *TWO_HOSTS)
     job.world(1, 2)
     agent, worker = agent_of(job.launcher, "b"), job.pid(1)
+    began = time.monotonic()
+    if whom == "guarded":
+        os.kill(guardian_of(agent), signum)
     os.kill(agent, signum)
-    until(lambda: not os.path.exists(f"/proc/{worker}"), "the worker is dead, by the agent's death or its lease")
-    assert not list(job.home.glob("met.2.*"))
+    until(lambda: list(job.home.glob("met.2.*")), "world 2 trains")
+    assert time.monotonic() - began < seconds
+    assert not runs(worker)
     job.world(2, 1)
     done = job.finish(process)
     assert done.code == 0, done.err
@@ -95,3 +105,14 @@ def test_resets_leave_no_descriptor_behind(job):
 
 def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[1])
+
+
+def runs(pid: int) -> bool:
+    process = processes.look(pid)
+    return process is not None and process.state != "Z"
+
+
+def guardian_of(agent: int) -> int:
+    """The child of an agent that is no worker."""
+    (guardian,) = (each.pid for each in processes.processes() if each.parent == agent and each.name == "enginerun-guard")
+    return guardian
