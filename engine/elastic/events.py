@@ -46,8 +46,8 @@ class Found:
 
 @dataclass(frozen=True)
 class AgentLost:
-    """The agent of a host is gone, or out of reach: after its lease no worker runs there. Who looks there and finds none
-    tells so earlier, as the `Ended` of each.
+    """The agent of a host is gone, or out of reach: after its lease no worker runs there. If that is known for certain
+    before, each has `Ended`.
 
     Attributes
     ----------

@@ -15,7 +15,7 @@ newcomers that start were waited for, for `grow_wait`; nobody is unfenced | GATH
 | | a member shall leave: its host has gone or leaves, it asks for it, it is slow | UPDATE to all, once |
 | | a newcomer at the gate shall leave | END; one that was in a world is held until this one is over |
 | | there are newcomers for a larger world, since `grow_wait`, and the world has committed | UPDATE to all, once |
-| RESETTING | members still compute after `stall_limit`, or one that had stalled before after `stalled_wait` | they are killed |
+| RESETTING | members still compute after `stall_limit`; one that has stalled, after `stalled_wait` | they are killed |
 | | nobody computes any more, and enough are at the gate | END to those that leave; when nobody is unfenced, GATHERING |
 | | nobody computes any more, and too few are at the gate | WAITING |
 | | `reset_limit` or `barren_limit` is passed; or there was a commit, and nobody at the gate holds one | OVER |

@@ -277,9 +277,7 @@ class Fleet:
         inquiry = self._part(agent)
         said = agent.said()
         if not self._finishing:
-            self._lost(
-                host, f"its agent {how}" + (f"; it said: {said}" if said else ""), inquiry.patience.left()
-            )
+            self._lost(host, f"its agent {how}" + (f"; it said: {said}" if said else ""), inquiry.patience.left())
             self._inquire(inquiry)
 
     # ---- what is left of those that were lost
@@ -313,9 +311,7 @@ class Fleet:
             self._dismiss(witness)
             return
         workers = [process for process in inquiry.workers.values() if process]
-        self.board.send(
-            witness, "witness", job=self._job.name, host=agent.number, where=inquiry.where, workers=workers
-        )
+        self.board.send(witness, "witness", job=self._job.name, host=agent.number, where=inquiry.where, workers=workers)
 
     def _testified(self, witness: RemoteHost, message: Message) -> None:
         inquiry = self._inquiries[witness]

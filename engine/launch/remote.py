@@ -210,7 +210,7 @@ class RemoteHost:
             self._process.terminate()
 
     def give_up(self) -> None:
-        """Hang up; what is a process of this machine is killed, as it may be stopped, and its guardian ends its ranks."""
+        """Hang up; a process of this machine is killed, as it may be stopped, and its guardian ends its ranks."""
         self.hang_up()
         if self.place.local and self._process is not None and self._process.poll() is None:
             self._process.kill()

@@ -51,7 +51,7 @@ def test_a_host_that_is_told_to_go_loses_nothing(job):
     ids=["killed", "killed with its guardian", "stopped"],
 )
 def test_a_host_whose_agent_is_lost_has_no_worker_when_the_others_go_on(job, signum, whom, seconds):
-    """Problem 13: what the driver hears no more of is dead before the next world begins; that is seen, not waited for."""
+    """Problem 13: what the driver hears no more of is dead before the next world begins; somebody sees to that."""
     process = job.start("-np", 2, "--min-np", 1, "--lease", 2, *TWO_HOSTS)
     job.world(1, 2)
     agent, worker = agent_of(job.launcher, "b"), job.pid(1)
@@ -114,5 +114,7 @@ def runs(pid: int) -> bool:
 
 def guardian_of(agent: int) -> int:
     """The child of an agent that is no worker."""
-    (guardian,) = (each.pid for each in processes.processes() if each.parent == agent and each.name == "enginerun-guard")
+    (guardian,) = (
+        each.pid for each in processes.processes() if each.parent == agent and each.name == "enginerun-guard"
+    )
     return guardian
