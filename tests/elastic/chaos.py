@@ -400,9 +400,7 @@ def play(job: Chaos, count: float, minutes: float, kinds: Sequence[str], show: C
         done += len(job.seconds[kind]) - before
         if len(job.seconds[kind]) > before and done % 10 == 0:
             spent = (time.monotonic() - began) / 60
-            show(
-                f"{spent:.1f} min: {done} faults, {job.newest()} worlds; the last: {kind}, {job.seconds[kind][-1]:.2f} s"
-            )
+            show(f"{spent:.1f} min: {done} faults, {job.newest()} worlds; last {kind}: {job.seconds[kind][-1]:.2f} s")
         let_pass(job.random.uniform(0.0, 0.8))
     return done
 
