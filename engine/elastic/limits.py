@@ -21,7 +21,7 @@ class Limits:
     sizes : frozenset of int, optional
         Worlds have one of these sizes.
     start_timeout : float
-        That a worker has from its start to the gate, and all members of a world have to meet.
+        That a worker has from its start to the gate, and, unless `meeting` is less, all members of a world have to meet.
     elastic_timeout : float
         That the job waits for `min_size` workers.
     stall_limit : float
@@ -87,6 +87,11 @@ class Limits:
                 raise ValueError(f"{name} is {limit}; it must be at least 0, or None")
         if self.cooldown is not None and not 0 < self.cooldown[0] <= self.cooldown[1]:
             raise ValueError(f"cooldown is {self.cooldown}; it must be two positive times, the shorter first")
+
+    @property
+    def meeting(self) -> float:
+        """Seconds that the members of a world have to meet: no longer than a rank may keep others waiting, or 10."""
+        return min(self.start_timeout, max(self.stall_limit, 10.0))
 
     def largest(self, workers: int) -> int:
         """The size of the largest world that so many workers can form; 0 if they can form none."""

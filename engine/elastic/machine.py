@@ -10,7 +10,7 @@ newcomers that start were waited for, for `grow_wait`; nobody is unfenced | GATH
 | | too few after `elastic_timeout` | OVER, with the first cause |
 | | there was a commit, and nobody at the gate holds one | OVER |
 | GATHERING | all members have joined | RUNNING |
-| | a member has ended or come back, its agent is lost, or `start_timeout` is over | VOID to the others; RESETTING |
+| | a member has ended or come back, its agent is lost, or `meeting` is over | VOID to the others; RESETTING |
 | RUNNING | a member has ended, its agent is lost, or it has come to the gate | RESETTING |
 | | a member shall leave: its host has gone or leaves, it asks for it, it is slow | UPDATE to all, once |
 | | a newcomer at the gate shall leave | END; one that was in a world is held until this one is over |

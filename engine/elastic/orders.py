@@ -71,7 +71,7 @@ class Orders:
         self._roster.members = {worker.number for worker in chosen}
         for worker in chosen:
             worker.at, worker.world, worker.joined = At.WORLD, world, False
-        self.expect(self._limits.start_timeout)
+        self.expect(self._limits.meeting)
         slots = {worker.number: worker.slot for worker in chosen}
         self.do(events.Assign(world, assign(world, slots, self._hosts.age)))
 

@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -58,6 +59,7 @@ ALLOWED = {
     "lost": LEASE + 4.0,
 }
 """Seconds from a fault to the next step in a later world; for `cable`, from its end to the next step."""
+KEPT = 20  # worlds of which flight records are kept
 LONGEST = 120.0  # seconds after which the job is taken to hang
 WEIGHTS = dict.fromkeys(ALLOWED, 1) | {"kill": 10, "leave": 3, "agent": 2}
 HERE = ("kill", "leave")  # faults for which one host is enough; a stop costs its limit each time
@@ -115,6 +117,7 @@ class Chaos:
         most = self.slots * len(self.names)
         command = [sys.executable, "-m", "engine.launch", "-np", str(most), "--min-np", "1", "--max-np", str(most)]
         command += ["--blacklist-cooldown-range", "1", "5", "--lease", str(self.lease)]
+        command += ["--output-dir", str(self.directory / "job")]
         if self.hosts is not None:
             command += ["--host-discovery-script", str(self.directory / "discover")]
             command += [
@@ -153,7 +156,10 @@ class Chaos:
                 self._steps.append(self._last[worker])
 
     def _clear(self) -> None:
-        """Forget the steps that were, and remove files of workers that are no more: there are many in a long run."""
+        """Forget the steps that were, and remove what is left of workers and worlds that are no more."""
+        for path in self.directory.glob("job/world.*"):
+            if int(path.suffix[1:]) < self._newest - KEPT:
+                shutil.rmtree(path, ignore_errors=True)
         running = self.workers()
         self._look()
         self._steps.clear()
