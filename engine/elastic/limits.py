@@ -21,7 +21,7 @@ class Limits:
     sizes : frozenset of int, optional
         Worlds have one of these sizes.
     start_timeout : float
-        That a worker has from its start to the gate, and, unless `meeting` is less, all members of a world have to meet.
+        That a worker has from its start to the gate, and all members of a world have to meet, unless `meeting` is less.
     elastic_timeout : float
         That the job waits for `min_size` workers.
     stall_limit : float

@@ -18,7 +18,7 @@ from .reach import Kept
 COUNT = Whole(1)
 TIMEOUT = 600.0  # seconds that a job waits for enough workers, as Horovod's
 LEASE = 10.0  # seconds without a word of the launcher after which an agent's workers are ended, and the other way round
-LEAST_LEASE = 1.0
+LEAST_LEASE = 2.0
 MARGIN = 1.0  # seconds that a guardian may take to see that a lease is over, and to end what runs
 
 

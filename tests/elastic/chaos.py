@@ -46,7 +46,7 @@ from . import chaos_program
 
 ROOT = Path(__file__).parents[2]
 STALL_LIMIT = 4.0
-LEASE = 3.0
+LEASE = 10.0  # the default of enginerun
 ALLOWED = {
     "kill": 3.0,
     "stop": STALL_LIMIT + 5.0,
@@ -235,6 +235,16 @@ class Chaos:
         finally:
             undo()
 
+    def settle(self) -> None:
+        """Wait until two workers train in the newest world: some commit is to survive the next fault."""
+        now = time.monotonic()
+
+        def trains() -> bool:
+            world = self.newest()
+            return sum(step.world == world and step.time > now for step in self._last.values()) > 1
+
+        until(trains, "two workers that train", LONGEST, 0.01)
+
     def _training(self) -> list[int]:
         """The processes of workers that train in the newest world, by their numbers."""
         world = self.newest()
@@ -402,6 +412,7 @@ def play(job: Chaos, count: float, minutes: float, kinds: Sequence[str], show: C
     while done < count and time.monotonic() < end:
         kind = job.random.choices(kinds, [WEIGHTS[kind] for kind in kinds])[0]
         before = len(job.seconds[kind])
+        job.settle()
         job.fault(kind)
         done += len(job.seconds[kind]) - before
         if len(job.seconds[kind]) > before and done % 10 == 0:
