@@ -280,9 +280,9 @@ class Chaos:
         return wake
 
     def _spared(self) -> dict[int, int]:
-        """The agents of hosts without which a training is left, by host: some commit has to survive."""
+        """The agents of hosts on which there are members, and not all of them, by host: some commit has to survive."""
         hosts = {host for host, pid in self._marked("CHAOS_AGENT") if pid in self._training()}
-        return {host: pid for host, pid in self.agents().items() if hosts - {host}}
+        return {host: pid for host, pid in self.agents().items() if host in hosts and hosts - {host}}
 
     def _agent(self) -> Callable[[], None] | None:
         agents = self._spared()
