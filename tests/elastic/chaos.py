@@ -332,7 +332,10 @@ class Chaos:
     def _host(self) -> Callable[[], None] | None:
         if len(self.names) < 2:
             return None
-        gone = self.random.choice(self.names)
+        hosts = sorted({host for host, pid in self._marked("CHAOS_AGENT") if pid in self._training()})
+        if not hosts:
+            return None
+        gone = self.names[self.random.choice(hosts)]
         self._name_hosts([name for name in self.names if name != gone])
         return lambda: self._name_hosts(self.names)
 
