@@ -46,10 +46,20 @@ class Found:
 
 @dataclass(frozen=True)
 class AgentLost:
-    """The agent of a host is gone, or out of reach: after its lease no worker runs there."""
+    """The agent of a host is gone, or out of reach: after its lease no worker runs there. If that is known for certain
+    before, each has `Ended`.
+
+    Attributes
+    ----------
+    host : str
+    why : str
+    within : float or None
+        Seconds to the end of the lease; None: `Limits.lease`.
+    """
 
     host: str
     why: str
+    within: float | None = None
 
 
 @dataclass(frozen=True)
@@ -97,6 +107,8 @@ class Ready:
         Of a failure, the worker that is to blame, as far as is known.
     commit : int or None
         The newest commit that it holds.
+    stalled : bool
+        Of a failure, whether the culprit is to blame because it stood still for the stall limit.
     """
 
     worker: int
@@ -105,6 +117,7 @@ class Ready:
     text: str = ""
     culprit: int | None = None
     commit: int | None = None
+    stalled: bool = False
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ newcomers that start were waited for, for `grow_wait`; nobody is unfenced | GATH
 | | too few after `elastic_timeout` | OVER, with the first cause |
 | | there was a commit, and nobody at the gate holds one | OVER |
 | GATHERING | all members have joined | RUNNING |
-| | a member has ended or come back, its agent is lost, or `start_timeout` is over | VOID to the others; RESETTING |
+| | a member has ended or come back, its agent is lost, or `meeting` is over | VOID to the others; RESETTING |
 | RUNNING | a member has ended, its agent is lost, or it has come to the gate | RESETTING |
 | | a member shall leave: its host has gone or leaves, it asks for it, it is slow | UPDATE to all, once |
 | | a newcomer at the gate shall leave | END; one that was in a world is held until this one is over |
 | | there are newcomers for a larger world, since `grow_wait`, and the world has committed | UPDATE to all, once |
-| RESETTING | members still compute after `stall_limit` | they are killed |
+| RESETTING | members still compute after `stall_limit`; one that has stalled, after `stalled_wait` | they are killed |
 | | nobody computes any more, and enough are at the gate | END to those that leave; when nobody is unfenced, GATHERING |
 | | nobody computes any more, and too few are at the gate | WAITING |
 | | `reset_limit` or `barren_limit` is passed; or there was a commit, and nobody at the gate holds one | OVER |
@@ -30,7 +30,7 @@ newcomers that start were waited for, for `grow_wait`; nobody is unfenced | GATH
 | all | a worker that starts is not at the gate after `start_timeout` | it is killed |
 | | a worker that was told END runs after `end_grace` | it is killed |
 | | a worker that is killed has not ended after `kill_wait` | its host's agent is disowned |
-| | an agent is lost or disowned | its workers are dead when `lease` is over |
+| | an agent is lost or disowned | its workers are dead when `lease` is over, or when they are said to have ended |
 | | the user stops the job | all are killed; OVER |
 
 A worker is *unfenced* if it was in a world and may still run, but neither computes in the newest world nor stands at
@@ -172,7 +172,7 @@ class Machine:
 
     def _agent_lost(self, event: events.AgentLost) -> None:
         if self.hosts.knows(event.host):
-            self._lose(event.host, event.why)
+            self._lose(event.host, event.why, event.within)
 
     def _host_leaves(self, event: events.HostLeaves) -> None:
         if self.hosts.knows(event.host):
@@ -216,6 +216,7 @@ class Machine:
             self._reset(Cause(", ".join(self._kinds) or "the hosts have changed", kind=self._kind))
         else:
             self._break(self._blame(worker, event))
+            self._hurry(event)
 
     def _joined(self, event: events.Joined) -> None:
         worker = self.roster.get(event.worker)
@@ -369,9 +370,9 @@ class Machine:
             if earlier is not None:
                 self._end_job(f"workers {earlier} and {worker.number} raised the same: {exception}")
 
-    def _lose(self, host: str, why: str) -> None:
+    def _lose(self, host: str, why: str, within: float | None = None) -> None:
         """A host's agent is lost. Its workers run at most until their lease is over."""
-        lost = self._orders.lose(host)
+        lost = self._orders.lose(host, within)
         self.hosts.exclude(host, self._now)
         cause = Cause(f"host {host}: {why}", kind=Kind.HOST_LOST)
         if any(self.roster.is_member(worker) for worker in lost) and self.phase is not Phase.OVER:
@@ -386,6 +387,12 @@ class Machine:
         if culprit is not None and self.roster.is_member(culprit) and self._charge(culprit):
             self._orders.kill(culprit, "world after world has failed because of it")
         return cause
+
+    def _hurry(self, event: events.Ready) -> None:
+        """RESETTING: who has kept the others waiting for the stall limit is not waited for as long again."""
+        culprit = self.roster.get(event.culprit) if event.stalled else None
+        if self.phase is Phase.RESETTING and culprit is not None and culprit in self.roster.computing():
+            culprit.until = min(culprit.until or self._now, self._now + self.limits.stalled_wait)
 
     def _charge(self, worker: Worker) -> bool:
         """Charge a worker's slot, once for each world; whether its host was blacklisted for that."""

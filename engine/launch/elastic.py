@@ -27,7 +27,7 @@ from . import remote_files
 from .channel import ChannelError, Message
 from .console import Console
 from .discovery import Discovery, Fixed, Names, Script, changes
-from .elastic_options import Elastic
+from .elastic_options import MARGIN, Elastic
 from .elastic_report import Last, Result, first_failure, how, last_of, reason, resets
 from .elastic_watch import Watch
 from .errors import LaunchError
@@ -113,7 +113,7 @@ class Driver:
         self._machine = Machine(limits, self._clock.now())
         self._fleet = Fleet(
             options, job, self._names, self._several, environment, consoles, pages, seconds,
-            self._act, self._lost, self._refused, say,
+            self._act, self._lost, self._cleared, self._refused, say,
         )  # fmt: skip
         self._fleet.board.hear(wakeup.fileno(), self._signals)
         self._discovery = self._discover(options.elastic)
@@ -340,9 +340,9 @@ class Driver:
         if kind == "ready":
             ready = self._worker(host, message)
             ready.came, ready.port = True, int(said["port"])
-            event: events.Event = events.Ready(
-                worker, int(said["world"]), events.Why[said["why"]], str(said["text"]), said["culprit"], said["commit"]
-            )
+            told = {name: said[name] for name in ("culprit", "commit", "stalled")}
+            why = events.Why[said["why"]]
+            event: events.Event = events.Ready(worker, int(said["world"]), why, str(said["text"]), **told)
         elif kind == "committed":
             event = events.Committed(worker, int(said["world"]), int(said["commit"]))
         elif kind in ("joined", "done"):
@@ -378,18 +378,23 @@ class Driver:
                 f"{self._job.directory / f'rank.{worker.number}'}"
             )
 
-    def _lost(self, host: str, why: str) -> None:
+    def _lost(self, host: str, why: str, within: float) -> None:
         self._say(f"{host} was lost: {why}")
         self._forget_host(host)
         if self._machine.world == 0 and len(self._fleet) == 0:
             self._refusal = self._refusal or f"{host}: {why}"
-        self._feed(events.AgentLost(host, why))
+        self._feed(events.AgentLost(host, why, within))
+
+    def _cleared(self, workers: list[int]) -> None:
+        """Workers of a lost agent do not run any more, or never did."""
+        for worker in workers:
+            self._feed(events.Ended(worker, 0, "ended with its agent"))
 
     def _refused(self, host: str, text: str) -> None:
         if self._machine.world == 0:
             self._refusal = self._refusal or f"{host}: {text}"
         else:
-            self._lost(host, text)
+            self._lost(host, text, MARGIN)
 
     def _forget_host(self, host: str) -> None:
         """Nobody can tell any more what becomes of its workers."""

@@ -18,10 +18,9 @@ from .reach import Kept
 COUNT = Whole(1)
 SLOW_TIME = 60.0  # seconds
 TIMEOUT = 600.0  # seconds that a job waits for enough workers, as Horovod's
-SILENCE = (
-    10.0  # seconds without a word of the launcher after which an agent's workers are ended, and the other way round
-)
-LEASE = 2 * SILENCE  # seconds after which no worker runs whose agent is lost: it may have heard of the launcher last
+LEASE = 10.0  # seconds without a word of the launcher after which an agent's workers are ended, and the other way round
+LEAST_LEASE = 2.0
+MARGIN = 1.0  # seconds that a guardian may take to see that a lease is over, and to end what runs
 
 
 @dataclass(frozen=True)
@@ -44,6 +43,8 @@ class Elastic:
     cooldown : (float, float) or None
     slow : (float, float) or None
         Seconds a step for which the others wait for one worker, and for how many seconds, before it is let go.
+    lease : float
+        Seconds without a word of the launcher after which the workers of another host are ended.
     """
 
     size: int
@@ -57,6 +58,7 @@ class Elastic:
     reset_limit: int | None
     cooldown: tuple[float, float] | None
     slow: tuple[float, float] | None
+    lease: float = LEASE
 
     def several(self, names: Collection[str] | None) -> bool:
         """Whether ranks may be on several hosts; `names` as of `lay_out`."""
@@ -83,8 +85,8 @@ class Elastic:
                 start_timeout=start_timeout,
                 elastic_timeout=self.timeout,
                 stall_limit=stall_limit or Limits.stall_limit,
-                kill_wait=grace + SILENCE,
-                lease=LEASE,
+                kill_wait=grace + self.lease,
+                lease=self.lease + MARGIN,
                 reset_limit=self.reset_limit,
                 cooldown=self.cooldown,
             )
@@ -124,6 +126,12 @@ def add_elastic(parser: argparse.ArgumentParser) -> None:
         type=argument(seconds(0.0)),
         metavar=("LO", "HI"),
         help="seconds for which a host that fails is left alone, at first and at most (default: for good)",
+    )
+    add(
+        "--lease",
+        type=argument(seconds(LEAST_LEASE)),
+        metavar="S",
+        help=f"seconds without a word of the launcher after which ranks of another host are killed (default {LEASE:g})",
     )
     add("--np-multiple", type=number, metavar="N", help="numbers of ranks are multiples of this")
     add("--slow-limit", type=time, metavar="S", help="let a worker go for which the others wait so long in each step")
@@ -173,6 +181,7 @@ def elastic_of(given: argparse.Namespace, hosts: Sequence[tuple[str, int]] | Non
         reset_limit=given.reset_limit,
         cooldown=None if cooldown is None else (max(cooldown[0], math.ulp(1.0)), cooldown[1]),
         slow=None if given.slow_limit is None else (given.slow_limit, given.slow_time or SLOW_TIME),
+        lease=given.lease or LEASE,
     )
 
 

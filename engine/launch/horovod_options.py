@@ -46,7 +46,7 @@ FAR = dict.fromkeys(
 ELASTIC = dict.fromkeys(
     (
         *("--slots-per-host", "--elastic-timeout", "--reset-limit", "--blacklist-cooldown-range", "--np-multiple"),
-        *("--slow-limit", "--slow-time"),
+        *("--slow-limit", "--slow-time", "--lease"),
     ),
     _NOT_ELASTIC,
 )

@@ -293,6 +293,32 @@ def test_no_world_begins_beside_a_worker_that_may_run() -> None:
     assert driver.at(40).phase is Phase.GATHERING
 
 
+def test_a_lease_that_has_run_for_a_while_is_waited_for_as_long_as_it_lasts() -> None:
+    driver = Driver(Limits(3, 1, 3, lease=30), a=2, b=1).train(0, 1, 2)
+    driver.tell(events.AgentLost("b", "no word", 1.5)).ready(0, 1, world=1, why=Why.FAILURE)
+    assert driver.at(1.4).phase is Phase.RESETTING
+    assert driver.at(1.5).phase is Phase.GATHERING
+
+
+def test_who_is_known_to_run_no_more_is_not_waited_for() -> None:
+    """Somebody has looked at the host of the lost agent. Another of its workers may still run."""
+    driver = Driver(Limits(4, 1, 4, lease=30), a=2, b=2).train(0, 1, 2, 3)
+    driver.tell(events.AgentLost("b", "no word")).ready(0, 1, world=1, why=Why.FAILURE)
+    assert driver.tell(events.Ended(2, 0, "ended with its agent")).phase is Phase.RESETTING
+    assert driver.tell(events.Ended(3, 0, "ended with its agent")).phase is Phase.GATHERING
+    assert len(driver.machine.causes.resets) == 1
+
+
+def test_who_has_stalled_is_not_waited_for_as_long_again() -> None:
+    """One that others blame for something else has its time: it may be at work."""
+    blamed = {"world": 1, "why": Why.FAILURE, "text": "RankStalledError: rank 1", "culprit": 1}
+    driver = Driver(Limits(2, 1, 2, stall_limit=50, stalled_wait=1), a=1, b=1).train(0, 1)
+    assert driver.ready(0, **blamed, stalled=True).at(0.9).taken(events.Kill) == []
+    assert [kill.worker for kill in driver.at(1).taken(events.Kill)] == [1]
+    other = Driver(Limits(2, 1, 2, stall_limit=50, stalled_wait=1), a=1, b=1).train(0, 1)
+    assert other.ready(0, **blamed).at(49.9).taken(events.Kill) == []
+
+
 def test_an_agent_that_does_not_kill_is_disowned() -> None:
     driver = Driver(Limits(2, 1, 2, stall_limit=50, kill_wait=15, lease=30), a=1, b=1).train(0, 1)
     driver.ready(0, world=1, why=Why.FAILURE, text="RankStalledError: rank 1", culprit=1).at(64.9)

@@ -126,7 +126,13 @@ class Gate:
         return gate
 
     def wait(
-        self, world: int, why: Why, text: str = "", culprit: int | None = None, commit: int | None = None
+        self,
+        world: int,
+        why: Why,
+        text: str = "",
+        culprit: int | None = None,
+        commit: int | None = None,
+        stalled: bool = False,
     ) -> Assigned:
         """Come to the gate, and wait for a place. How long that may take the driver knows, which ends every wait.
 
@@ -141,6 +147,8 @@ class Gate:
             Of a failure, the worker that is to blame, as far as is known.
         commit : int or None
             The newest commit that this worker holds.
+        stalled : bool
+            Of a failure, whether who is to blame stood still.
 
         Returns
         -------
@@ -152,7 +160,8 @@ class Gate:
             There is no place for this worker any more, or the agent is gone.
         """
         port = self._listen() if self._several else 0
-        self._send("ready", world=world, why=why.name, text=text, culprit=culprit, commit=commit, port=port)
+        told = {"text": text, "culprit": culprit, "commit": commit, "stalled": stalled}
+        self._send("ready", world=world, why=why.name, port=port, **told)
         while True:
             self._receive(block=True)
             place = self._placed()

@@ -116,6 +116,7 @@ class _Worker:
         self._why = Why.NEW
         self._text = ""
         self._culprit: int | None = None
+        self._stalled = False
         self._failed = False  # whether the world has failed in which the function was called last
         self._renewed = False  # whether the present world is not the one that the program has planned with
         self._finished: list[Any] = []  # what the function has returned last
@@ -124,7 +125,9 @@ class _Worker:
         """Go from world to world, until the function has returned in one of them on all ranks."""
         while True:
             try:
-                assigned = self._gate.wait(self._world, self._why, self._text, self._culprit, self._state.committed)
+                assigned = self._gate.wait(
+                    self._world, self._why, self._text, self._culprit, self._state.committed, self._stalled
+                )
             except JobOver as over:
                 return self._last(over)
             if self._enter(assigned) and self._train(call, assigned):
@@ -148,7 +151,7 @@ class _Worker:
         """Meet the members of a world; whether that was possible."""
         world, place = assigned.place.world, assigned.place
         planned = runtime.rank(), runtime.size()
-        self._text, self._culprit = "", None
+        self._text, self._culprit, self._stalled = "", None, False
         try:
             called_off = CallOff(self._gate.fileno(), lambda: self._gate.called_off(world))
             runtime.enter(_world(assigned), called_off)
@@ -197,7 +200,7 @@ class _Worker:
         self._state.restore()
 
     def _note_failure(self, failure: runtime.Failure, assigned: Assigned) -> None:
-        self._why, self._text = Why.FAILURE, failure.text
+        self._why, self._text, self._stalled = Why.FAILURE, failure.text, failure.stalled
         self._culprit = None if failure.culprit is None else assigned.members[failure.culprit]
 
     def _tell_commit(self, assigned: Assigned) -> Callable[[int], None]:
