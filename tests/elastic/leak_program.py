@@ -1,7 +1,7 @@
 """A training for `tests/elastic/test_leaks.py`: `leak_program.py DIRECTORY WORLDS`, with all that a worker may hold.
 
-It ends in world number WORLDS. In each the ranks commit, and are held up until the test has looked at them. Then the world ends: by a failure
-that kills nobody, or by what the test does.
+It ends in world number WORLDS. In each the ranks commit, and are held up until the test has looked at them. Then the
+world ends: by a failure that kills nobody, or by what the test does.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Forks members of worlds, so that a newcomer needs milliseconds, and not the seconds in which torch is imported.
 
-Its arguments are modules that members use. Its standard input is a socket. A packet of JSON with one descriptor asks for a member; the answer is the number of the
-process.
+Its arguments are modules that members use. Its standard input is a socket. A packet of JSON with one descriptor asks
+for a member; the answer is the number of the process.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from .worlds import Nursery, Worlds  # noqa: E402
+from .worlds import Nursery, Worlds
 
 PROGRAM = "tests.elastic.reset_programs"
 WORLDS = 20
@@ -47,7 +47,7 @@ def trained(nursery: Nursery, restarted: bool, **environ: str) -> list[tuple[int
 
 
 def test_a_training_over_resets_is_that_of_runs_that_are_started_again(nursery: Nursery, tmp_path: Path) -> None:
-    """Problem 3: views, sparse gradients, Adasum, a layer that freezes, a scheduler, a scaler; a newcomer in each world."""
+    """Problem 3: views, sparse gradients, Adasum, a layer that freezes, scheduler, scaler; newcomers in each world."""
     over_resets = trained(nursery, restarted=False)
     again = trained(nursery, restarted=True, COMMITS=str(tmp_path))
     assert over_resets == again

@@ -1,4 +1,4 @@
-"""Workers that are started while the launcher's threads serve metrics: only agents start them, which have one thread."""
+"""Workers that are started while threads of the launcher serve metrics: by agents alone, which have one thread."""
 
 from __future__ import annotations
 

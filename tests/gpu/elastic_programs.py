@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import engine
+import engine.torch
 from engine import runtime
 from engine.errors import EngineError, NotInitializedError
 
@@ -131,32 +132,18 @@ def training(member: Member) -> None:
 
 
 def frozen(member: Member) -> None:
-    """An optimizer that is frozen and captured in each world; it comes into the next one as one that is not."""
+    """An optimizer that is frozen and captured in each world, and comes into the next one as one that is not."""
     me = Trainer(member)
     model = Model(me)
-    graphs: list[Graph] = []
-
-    def freeze_anew() -> None:
-        optimizer = model.optimizer
-        assert not optimizer._engine.is_frozen and not optimizer._engine.reducer.group.paused
-        with pytest.raises(EngineError, match="run a step first"):
-            optimizer.freeze()
-        hooks = [each._post_accumulate_grad_hooks for each in model.layers.parameters()]
-        assert all(len(each) == 1 for each in hooks), hooks
-        model.backward(0)
-        model.check(0)
-        optimizer.step()
-        model.addresses.clear()
-        model.place()
-        optimizer.freeze()
+    passes: list[Any] = []
 
     def body(_: Member) -> None:
         me.enter()
-        stale = model.optimizer._engine.reducer
-        with torch.no_grad():
-            for name, parameter in model.layers.named_parameters():
-                parameter.copy_(engine.torch.broadcast(parameter.detach(), 0, name))
-        freeze_anew()
+        for each in passes:
+            with pytest.raises(NotInitializedError, match="frozen anew"):
+                each.repeat(Framework.stream.value)
+        freeze_anew(model)
+        passes.append(model.optimizer._engine.reducer.frozen._pass)
         for step in (1, 2):
             model.optimizer.zero_grad()
             model.backward(step)
@@ -164,33 +151,34 @@ def frozen(member: Member) -> None:
         model.optimizer.zero_grad()
         with Graph(me) as graph:
             model.loss(3, me.rank).backward()
-        graphs.append(graph)
         graph.launch()
         model.check(3)
         me.trained(frozen=model.optimizer._engine.is_frozen)
-        assert model.optimizer._engine.reducer is stale
         try:
             while runtime.failure(0.0) is None:
                 graph.launch()
-                until(lambda: Framework.device.cuda.cuStreamQuery(Framework.stream) == 0, "the graph has ended")
+                until(lambda: Framework.device.cuda.cuStreamQuery(Framework.stream) == 0, "the end of the graph")
+            engine.barrier()
         finally:
             me.note()
-        old = model.optimizer._engine.reducer.frozen
-        runtime.engine().barrier("the world has failed").wait()
-        raise AssertionError(f"a barrier in a failed world, of {old}")
 
-    def refusing(_: Member) -> None:
-        """A pass of the world before is refused by an error; it is not enqueued on what is no more."""
-        held = passes[-1] if passes else None
-        if held is not None:
-            with pytest.raises(NotInitializedError, match="frozen anew"):
-                held.repeat(Framework.stream.value)
-        try:
-            body(_)
-        finally:
-            reducer = model.optimizer._engine.reducer
-            if reducer.frozen is not None:
-                passes.append(reducer.frozen._pass)
+    member.run(body)
 
-    passes: list[Any] = []
-    member.run(refusing)
+
+def freeze_anew(model: Model) -> None:
+    """Freeze an optimizer that has moved into this world: not before a step, and with no hook of the world before."""
+    optimizer = model.optimizer
+    with torch.no_grad():
+        for name, parameter in model.layers.named_parameters():
+            parameter.copy_(engine.torch.broadcast(parameter.detach(), 0, name))
+    assert not optimizer._engine.is_frozen
+    with pytest.raises(EngineError, match="run a step first"):
+        optimizer.freeze()
+    hooks = [each._post_accumulate_grad_hooks for each in model.layers.parameters()]
+    assert all(len(each) == 1 for each in hooks), hooks
+    model.backward(0)
+    model.check(0)
+    optimizer.step()
+    model.addresses.clear()
+    model.place()
+    optimizer.freeze()

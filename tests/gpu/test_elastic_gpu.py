@@ -15,6 +15,8 @@ pytest.importorskip("torch")
 PROGRAMS = "tests.gpu.elastic_programs"
 CALLS = ("ncclAllReduce", "cuLaunchKernel", "ncclCommInitRankConfig", "ncclCommGetAsyncError", "cuEventRecord")
 
+OWN = {"cuDevicePrimaryCtxRetain": 1, "cuStreamCreateWithPriority": 1}  # what the program has made
+
 
 @pytest.fixture(scope="module")
 def nursery(libraries: Path, registered: Path) -> Iterator[Nursery]:
@@ -24,35 +26,30 @@ def nursery(libraries: Path, registered: Path) -> Iterator[Nursery]:
         yield begun
 
 
-class Gpus:
-    """Worlds of which each member has the GPU of its slot."""
-
-    def __init__(self, worlds: Worlds) -> None:
-        self.worlds = worlds
-
-    def start(self, slot: int, killed_in: str = "") -> Worker:
-        (worker,) = self.worlds.start(CUDA_VISIBLE_DEVICES=str(slot), KILLED_IN=killed_in)
-        return worker
+def start(worlds: Worlds, slot: int, killed_in: str = "") -> Worker:
+    """Start a worker that has the GPU of its slot."""
+    return worlds.start(CUDA_VISIBLE_DEVICES=str(slot), KILLED_IN=killed_in)[0]
 
 
 def survive(nursery: Nursery, program: str, calls: tuple[str, ...], size: int = 3, captured: int = 0) -> None:
-    """A newcomer is killed within a call, world after world, and the others have what they had."""
+    """A newcomer is killed within a call, world after world, and the others have what they had.
+
+    `captured`: how many events of a failed world stay, because graphs may have them.
+    """
     with Worlds(nursery, f"{PROGRAMS}:{program}", ENGINE_SHUTDOWN_TIMEOUT="2") as worlds:
-        gpus = Gpus(worlds)
-        members = [gpus.start(slot) for slot in range(size - 1)]
+        members = [start(worlds, slot) for slot in range(size - 1)]
         freed = []
         for turn, call in enumerate(calls):
             place = turn % size
-            victim = gpus.start(size - 1, call)
+            victim = start(worlds, size - 1, call)
             world = [*members[:place], victim, *members[place:]]
             worlds.place(world)
             for worker in world:
                 told = worker.heard("left")
                 assert told["kept"], f"the memory of worker {worker.number} has changed, after {calls[:turn]}"
                 assert told["waits"] == 0, f"worker {worker.number} has waited for its device in the reset"
-                # What is the program's own: a context, and a stream. And what a graph may have still.
-                left = {"cuDevicePrimaryCtxRetain": 1, "cuStreamCreateWithPriority": 1}
-                left["cuEventCreate"] = captured * (turn if worker is not victim else 0)
+                worlds_before = 0 if worker is victim else turn
+                left = OWN | {"cuEventCreate": captured * worlds_before}
                 assert told["left"] == {made: left.get(made, 0) for made in told["left"]}, calls[:turn]
                 if worker is members[0]:
                     freed.append(told["freed"])
@@ -71,6 +68,7 @@ def survive(nursery: Nursery, program: str, calls: tuple[str, ...], size: int = 
 
 
 def test_survivors_keep_context_and_memory_and_open_new_communicators(nursery: Nursery) -> None:
+    """They wait for the device in no call that could not be given up, and free all that the engine has made there."""
     survive(nursery, "training", CALLS)
 
 
