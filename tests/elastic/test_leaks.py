@@ -50,7 +50,7 @@ class Held:
     ],
 )
 def test_resets_leave_nothing_in_any_process(launcher: Launcher, worlds: int, kills: set[int]) -> None:
-    """Problem 17: loaders with persistent processes, gradients side by side, and worlds that end by a kill or without."""
+    """Problem 17: loaders with persistent processes, gradients side by side; worlds that end by a kill, or without."""
     shared, home = set(os.listdir("/dev/shm")), launcher.home
     command = [sys.executable, "-m", "tests.elastic.leak_program", home, worlds]
     job = launcher.start("-np", 2, "--min-np", 2, "--metrics-port", 0, "--output-dir", home / "out", *command)
