@@ -172,7 +172,7 @@ def settle(running: Running, room: WaitingRoom, everybody: Sequence[Told]) -> No
             running.lost.append(process_set)
         else:
             process_set._leave()
-            running.show(running.sets.add(process_set))
+            running.show(running.sets.add(process_set, moved=True))
     moving.move(min(told.optimizers for told in everybody), _newest(everybody))
     _serve(running, room)
     if world.rank == 0 and (running.searching or not (running.settings.autotune or knobs)):
@@ -243,8 +243,6 @@ def _missing(process_set: ProcessSet, world: World, everybody: Sequence[Told]) -
     """Why a set of an earlier world cannot be formed in a new one; empty: it can."""
     ranks = process_set.ranks
     text = f"{process_set} is not in world {world.number}, which has {world.size} ranks"
-    if ranks == tuple(range(world.size)):
-        return f"{text}: all of them are in it, so global_process_set takes its place"
     if ranks[-1] >= world.size:
         return f"{text}: it comes back in a world that has all of its ranks"
     lacking = [rank for rank, told in enumerate(everybody) if ranks not in told.sets]

@@ -44,7 +44,7 @@ from __future__ import annotations
 import gc
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -213,8 +213,10 @@ class Reducer(ABC):
     def separate(self, parameter: Parameter, gradient: Tensor) -> Tensor:
         """Give a parameter a gradient of its own, with the same values."""
 
-    def add(self, named: dict[str, Parameter]) -> None:
+    def add(self, named: dict[str, Parameter], trained: Collection[str] = ()) -> None:
         """Hook parameters. Collective if gradients live in shared memory.
+
+        `trained`: some rank has a gradient for these, so they are hooked also where they require none at the moment.
 
         Raises
         ------
@@ -229,8 +231,8 @@ class Reducer(ABC):
                     f"parameter {name!r} belongs to another DistributedOptimizer, which reduces its gradient already; "
                     "unwrap() that one first"
                 )
-        active = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
-        self._frozen.update({name: parameter for name, parameter in named.items() if not parameter.requires_grad})
+        active = {name: each for name, each in named.items() if each.requires_grad or name in trained}
+        self._frozen.update({name: each for name, each in named.items() if name not in active})
         deferred = {name for name, parameter in active.items() if self.rounds.accepts(name, parameter)}
         views: dict[str, Tensor | None] = dict.fromkeys(active)
         kept = {name: each for name, each in active.items() if self.options.views and name not in deferred}

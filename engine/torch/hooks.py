@@ -130,7 +130,13 @@ class TorchReducer(Reducer):
         return any(isinstance(hook, gradients.GradientHook) for hook in hooks.values())
 
     def attach(self, parameter: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> Any:
-        handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+        required = parameter.requires_grad
+        try:
+            if not required:  # Autograd takes no hook of one that is frozen, and keeps those it has.
+                parameter.requires_grad_(True)
+            handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+        finally:
+            parameter.requires_grad_(required)
         if isinstance(hook, gradients.GradientHook):
             hook.found_in(parameter._post_accumulate_grad_hooks)
         return handle

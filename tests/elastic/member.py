@@ -1,12 +1,13 @@
 """A process that goes from world to world: what `elastic.run` does, in as few lines as tests of worlds need.
 
 It is forked from a process that has imported what the tests need (`tests/elastic/worlds.py`), and told its places over
-a socket. What a world's members do is a function of `tests/elastic/programs.py`.
+a socket. What a world's members do is a function of `tests/elastic/programs.py`, or of another module.
 """
 
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import socket
@@ -104,12 +105,11 @@ class Member:
 
 def main(number: int, connection: socket.socket, program: str, environ: dict[str, str]) -> None:
     """Be a member until there are no more places."""
-    from tests.elastic import programs
-
     os.environ.update(environ)
+    module, _, function = program.rpartition(":")
     member = Member(number, connection)
     try:
-        getattr(programs, program)(member)
+        getattr(importlib.import_module(module or "tests.elastic.programs"), function)(member)
         runtime.shutdown()
     except BaseException:
         traceback.print_exc()

@@ -121,9 +121,20 @@ def test_a_change_of_hosts_loses_nothing(workers: Workers) -> None:
         assert workers.end(worker)[0][1:3] == [str(STEPS), str(25 * 2.0 + 35 * 3)]
 
 
-def test_what_the_program_makes_of_a_failure_does_not_matter(workers: Workers) -> None:
+@pytest.mark.parametrize(
+    ("task", "needs"),
+    [
+        ("other_exception", "numpy"),
+        ("swallowed", "numpy"),
+        ("from_a_loader", "torch"),
+        pytest.param("py_function", "tensorflow", marks=pytest.mark.slow),
+        pytest.param("numpy_function", "tensorflow", marks=pytest.mark.slow),
+    ],
+)
+def test_what_the_program_makes_of_a_failure_does_not_matter(workers: Workers, task: str, needs: str) -> None:
     """Problem 5: the engine is asked what has happened, and not the type of an exception."""
-    workers.start("other_exception", [0, 1], 2)
+    pytest.importorskip(needs)
+    workers.start(task, [0, 1], 2)
     workers.begin(1, [0, 1])
     workers.half([0, 1])
     workers.processes[1].kill()

@@ -196,7 +196,12 @@ def test_process_sets_come_back_where_their_ranks_fit(nursery: Nursery) -> None:
         members[2].kill()
         for worker in members[:2]:
             worker.heard("failed")
-        members = [*members[:2], *worlds.start(2)]
+        worlds.place(members[:2])
+        for worker in members[:2]:
+            assert worker.heard("sums")["low"] == 1.0  # of all ranks, and still a set of its own
+        members[1].kill()
+        members[0].heard("failed")
+        members = [members[0], *worlds.start(3)]
         worlds.place(members)
         for rank, worker in enumerate(members):
             assert worker.heard("sums")["high"] == (5.0 if rank >= 2 else None)
