@@ -8,9 +8,10 @@ and an `Ended` is a process that runs no more.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
+from .builds import Build
 from .places import Place, Slot
 
 
@@ -97,6 +98,8 @@ class Ready:
         Of a failure, the worker that is to blame, as far as is known.
     commit : int or None
         The newest commit that it holds.
+    build : Build
+        What it must have in common with the others.
     """
 
     worker: int
@@ -105,6 +108,7 @@ class Ready:
     text: str = ""
     culprit: int | None = None
     commit: int | None = None
+    build: Build = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -325,7 +325,13 @@ class Driver:
             ready = self._worker(host, message)
             ready.came, ready.port = True, int(said["port"])
             event: events.Event = events.Ready(
-                worker, int(said["world"]), events.Why[said["why"]], str(said["text"]), said["culprit"], said["commit"]
+                worker,
+                int(said["world"]),
+                events.Why[said["why"]],
+                str(said["text"]),
+                said["culprit"],
+                said["commit"],
+                dict(said["build"]),
             )
         elif kind == "committed":
             event = events.Committed(worker, int(said["world"]), int(said["commit"]))
