@@ -103,6 +103,28 @@ def dying(member: Member) -> None:
     member.run(body)
 
 
+def compiled(member: Member) -> None:
+    """A program of JAX that was compiled in the first world, and whose shapes go by the number of ranks."""
+    import jax
+
+    import engine.jax
+
+    engine.init()
+
+    @jax.jit
+    def step(x: Any) -> Any:
+        return engine.jax.allgather(x, name="rows"), engine.jax.allreduce(x, op=engine.Average, name="mean")
+
+    def body(member: Member) -> None:
+        for _ in range(2):
+            rows, mean = step(jax.numpy.full((2, 3), engine.rank() + 1.0))
+        member.say("stepped", rows=rows[:, 0].tolist(), mean=mean[0].tolist())
+        while True:
+            engine.allreduce(np.ones(1))
+
+    member.run(body)
+
+
 def alive(*kinds: str) -> dict[str, int]:
     """How many objects of each class there are, by its name."""
     found = Counter(type(each).__name__ for each in gc.get_objects())

@@ -257,6 +257,22 @@ def test_each_world_has_files_of_its_own(nursery: Nursery, tmp_path: Path) -> No
     assert {path.parent.name for path in files_of([tmp_path])} == {"world.2"}
 
 
+def test_compiled_programs_follow_the_number_of_ranks(nursery: Nursery) -> None:
+    """JAX: shapes that go by the number of ranks are those of the world, also in programs of an earlier one."""
+    pytest.importorskip("jax")
+    with Worlds(nursery, "compiled") as worlds:
+        members = worlds.start(2)
+        for size in (2, 1):
+            worlds.place(members)
+            for worker in members:
+                told = worker.heard("stepped", seconds=120.0)
+                assert told["rows"] == [rank + 1.0 for rank in range(size) for _ in range(2)]
+                assert told["mean"] == [(size + 1) / 2] * 3
+            members.pop(0).kill()
+            for worker in members:
+                worker.heard("failed")
+
+
 def test_a_forked_child_holds_nothing_of_a_dead_world(nursery: Nursery) -> None:
     """Problem 17: a worker that loads data, forked in the first world, keeps none of its files."""
     with Worlds(nursery, "forking") as worlds:
