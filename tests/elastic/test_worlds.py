@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import random
+import socket
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -234,6 +238,41 @@ def test_the_page_of_counters_goes_on_and_says_when_there_is_no_world(nursery: N
         assert after is not None
         assert (after.state, after["worlds"], after["rank"], after["size"]) == ("running", 2, 0, 1)
         assert after["submitted"] > between["submitted"] > 0
+
+
+def test_metrics_are_served_in_world_after_world(nursery: Nursery) -> None:
+    """By whoever is local rank 0, at one port: the service goes on with its process, and moves to another."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with Worlds(nursery, "counting", ENGINE_METRICS_PORT=str(port)) as worlds:
+        old, other = worlds.start(2)
+        for number in range(1, 4):
+            members = [old, other] if number < 3 else [other, old]
+            worlds.place(members)
+            for worker in members:
+                worker.heard("reduced")
+            assert all(f'rank="{rank}"' in served(port) for rank in (0, 1))
+            assert listens(members[0].pid, port) and not listens(members[1].pid, port)
+            other.kill()
+            old.heard("failed")
+            (other,) = worlds.start()
+
+
+def served(port: int) -> str:
+    """What the endpoint of a rank says."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        return str(answer.read().decode())
+
+
+def listens(pid: int, port: int) -> bool:
+    """Whether a process has the socket that listens at a port."""
+    rows = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
+    found = [f"socket:[{row[9]}]" for row in rows if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) == port]
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):  # it may be closed meanwhile
+            if os.readlink(entry) in found:
+                return True
+    return False
 
 
 def test_each_world_has_files_of_its_own(nursery: Nursery, tmp_path: Path) -> None:
