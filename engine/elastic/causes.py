@@ -52,7 +52,7 @@ class Causes:
         self.resets: list[Cause] = []
         self._barren = 0  # worlds in a row without a commit, the newest included
         self._failures: list[Cause] = []
-        self._exceptions: dict[str, int] = {}
+        self._exceptions: dict[str, tuple[int, bool]] = {}
 
     @property
     def first(self) -> str:
@@ -76,10 +76,15 @@ class Causes:
                 return
         self._failures.append(cause)
 
-    def repeats(self, exception: str, worker: int) -> int | None:
-        """Note an exception; the worker that has raised the same since the last commit, if another has."""
-        earlier = self._exceptions.setdefault(exception, worker)
-        return None if earlier == worker else earlier
+    def repeats(self, exception: str, worker: int, strange: bool = False) -> int | None:
+        """Note an exception; the worker that has raised the same since the last commit, if another has.
+
+        What `strange` workers alone raise does not count: it may be the fault of their host.
+        """
+        earlier, was_strange = self._exceptions.setdefault(exception, (worker, strange))
+        if was_strange and not strange:
+            self._exceptions[exception] = worker, strange
+        return None if earlier == worker or (was_strange and strange) else earlier
 
     def begun(self) -> None:
         """A world begins."""

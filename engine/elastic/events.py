@@ -8,9 +8,10 @@ and an `Ended` is a process that runs no more.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
+from .builds import Build
 from .places import Place, Slot
 
 
@@ -109,6 +110,8 @@ class Ready:
         The newest commit that it holds.
     stalled : bool
         Of a failure, whether the culprit is to blame because it stood still for the stall limit.
+    build : Build
+        What it must have in common with the others.
     """
 
     worker: int
@@ -118,6 +121,7 @@ class Ready:
     culprit: int | None = None
     commit: int | None = None
     stalled: bool = False
+    build: Build = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ newcomers that start were waited for, for `grow_wait`; nobody is unfenced | GATH
 | RUNNING | a member has ended, its agent is lost, or it has come to the gate | RESETTING |
 | | a member shall leave: its host has gone or leaves, it asks for it, it is slow | UPDATE to all, once |
 | | a newcomer at the gate shall leave | END; one that was in a world is held until this one is over |
+| | a newcomer at the gate is of another build | END; its host is blacklisted |
 | | there are newcomers for a larger world, since `grow_wait`, and the world has committed | UPDATE to all, once |
 | RESETTING | members still compute after `stall_limit`; one that has stalled, after `stalled_wait` | they are killed |
 | | nobody computes any more, and enough are at the gate | END to those that leave; when nobody is unfenced, GATHERING |
@@ -25,7 +26,8 @@ newcomers that start were waited for, for `grow_wait`; nobody is unfenced | GATH
 | | a member fails, or a process that is done | noted as the first cause |
 | | no process is left | OVER; good if nothing was noted |
 | OVER | whoever comes to the gate | END |
-| all but DRAINING, OVER | two members, or at first two workers, raise the same, with no commit between | OVER |
+| all but DRAINING, OVER | two members, or at first two workers, raise the same, with no commit between, and they are \
+not newcomers among others that have trained | OVER |
 | | a slot is free, and fewer than `max_size` workers may stay | START |
 | all | a worker that starts is not at the gate after `start_timeout` | it is killed |
 | | a worker that was told END runs after `end_grace` | it is killed |
@@ -44,6 +46,7 @@ from enum import Enum
 from typing import Any
 
 from . import events, texts
+from .builds import Builds
 from .causes import Cause, Causes, Kind
 from .events import Action, Event, Why
 from .hosts import Hosts
@@ -96,6 +99,7 @@ class Machine:
         self.roster = Roster(limits, self.hosts)
         self._orders = Orders(limits, self.hosts, self.roster)
         self.causes = Causes(limits)
+        self._builds = Builds()
         self._now = self._began = self._since = self._told = now
         self._newest: int | None = None  # the newest commit of which anything was heard
         self._committed = False  # whether the newest world has
@@ -139,6 +143,7 @@ class Machine:
             if worker.until is not None and worker.until <= now:
                 self._late(worker)
         _REACTIONS[type(event)](self, event)
+        self._turn_away()
         before = None
         while before is not self.phase:
             before = self.phase
@@ -208,7 +213,7 @@ class Machine:
         if worker.at in (At.DONE, At.ENDING):
             self._orders.do(events.End(worker.number, "there is no place for it any more in this job", False))
             return
-        worker.at, worker.until, worker.commit = At.GATE, None, event.commit
+        worker.at, worker.until, worker.commit, worker.build = At.GATE, None, event.commit, event.build
         if not self.roster.is_member(worker) or self.phase not in (Phase.GATHERING, Phase.RUNNING):
             return
         if event.why is Why.HOSTS:
@@ -245,6 +250,14 @@ class Machine:
             self._orders.kill(worker, event.why)
 
     # What follows from it, in each phase.
+
+    def _turn_away(self) -> None:
+        """Let newcomers go whose build is not the job's: no world that they are in could meet."""
+        for worker in self.roster.at(At.GATE):
+            if worker.world == 0 and (why := self._builds.differs(worker.build)):
+                self.hosts.exclude(worker.slot.host, self._now)
+                self._orders.do(events.Say(f"{worker} is turned away, and its host blacklisted: {why}"))
+                self._orders.end(worker, why, False)
 
     def _form(self) -> None:
         """WAITING, RESETTING: make the next world, if all that it needs is there."""
@@ -289,7 +302,9 @@ class Machine:
 
     def _meet(self) -> None:
         """GATHERING: all members have met."""
-        if all(worker.joined for worker in self.roster.computing()):
+        members = self.roster.computing()
+        if all(worker.joined for worker in members):
+            self._builds.met(members[0].build if members else {})
             self._enter(Phase.RUNNING)
 
     def _update(self) -> None:
@@ -366,7 +381,8 @@ class Machine:
         if member:
             self._break(cause)
         if exception and self.phase is not Phase.DRAINING and (member or self.world == 0):
-            earlier = self.causes.repeats(exception, worker.number)
+            strange = not worker.trained and any(each.trained for each in self.roster)
+            earlier = self.causes.repeats(exception, worker.number, strange)
             if earlier is not None:
                 self._end_job(f"workers {earlier} and {worker.number} raised the same: {exception}")
 
@@ -433,6 +449,8 @@ class Machine:
     def _overcome(self) -> None:
         """The newest world has committed: what failed before has been overcome."""
         self._committed = True
+        for worker in self.roster.computing():
+            worker.trained = True
         self.hosts.forgive(worker.slot for worker in self.roster if self.roster.is_member(worker))
         self.causes.committed()
 

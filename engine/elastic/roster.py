@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
+from .builds import Build
 from .causes import Kind
 from .hosts import Hosts
 from .limits import Limits
@@ -46,6 +47,10 @@ class Worker:
     """Whether it has met the others of that world."""
     commit: int | None = None
     """The newest commit that it held when it came to the gate."""
+    build: Build = field(default_factory=dict)
+    """What it must have in common with the others, as it has said at the gate."""
+    trained: bool = False
+    """Whether it was in a world that has committed."""
     leaving: str = ""
     """Why it shall leave by itself, whatever its host does; empty: it may stay."""
     slow: bool = False

@@ -166,18 +166,23 @@ class Driver:
                 self._feed(slow)
             if not self._machine.finished:
                 self._fleet.step(0.5 if deadline is None else max(0.0, deadline - now))
+        self._end_discovery()
         self._fleet.finish()
         self.abandon()
         return self._result()
 
     def abandon(self) -> None:
         """End everything; nothing is left when this returns. A second call does nothing."""
-        self._discovery.close()
-        self._discovery = Fixed({})
+        self._end_discovery()
         self._fleet.close()
         (self._job.directory / remote_files.TOKEN).unlink(missing_ok=True)
         for display in self.displays.values():
             display.close()
+
+    def _end_discovery(self) -> None:
+        """Ask no more. A script may run now; it is ended as long as there is the selector that listens to it."""
+        self._discovery.close()
+        self._discovery = Fixed({})
 
     def _hopeless(self, now: float) -> bool:
         """Whether nothing runs, and nothing ever will. The machine would wait: others might have more hosts to come."""
@@ -340,7 +345,7 @@ class Driver:
         if kind == "ready":
             ready = self._worker(host, message)
             ready.came, ready.port = True, int(said["port"])
-            told = {name: said[name] for name in ("culprit", "commit", "stalled")}
+            told = {name: said[name] for name in ("culprit", "commit", "stalled", "build")}
             why = events.Why[said["why"]]
             event: events.Event = events.Ready(worker, int(said["world"]), why, str(said["text"]), **told)
         elif kind == "committed":

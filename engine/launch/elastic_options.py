@@ -102,7 +102,9 @@ def add_elastic(parser: argparse.ArgumentParser) -> None:
     parser : ArgumentParser
         Its `ignored` collects the names of those that do nothing unless the job is elastic.
     """
-    group = parser.add_argument_group("elastic jobs")
+    group = parser.add_argument_group(
+        "elastic jobs", "--min-np, --max-np or --host-discovery-script makes one, whose program calls elastic.run."
+    )
     number, time = argument(COUNT), argument(seconds(0.001))
     group.add_argument(
         "--min-np", "--min-num-proc", type=number, metavar="N", help="go on with as few ranks as this (default: -np)"

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from engine import runtime
-from engine.errors import CalledOff, EngineError, RendezvousError
+from engine.errors import CalledOff, EngineError, RendezvousError, WorldError
 from engine.rendezvous import CallOff
 from engine.world import World
 
@@ -63,7 +63,8 @@ class Member:
                 self.say("called_off", world=world.number)
             except BaseException as error:
                 failure = runtime.failure(2.0)
-                if failure is None and not isinstance(error, RendezvousError):
+                # A world that fails as it begins is none any more when its error comes.
+                if failure is None and not isinstance(error, RendezvousError | WorldError):
                     self.say("raised", text=f"{type(error).__name__}: {error}")
                     raise
                 told = None if failure is None else failure.culprit

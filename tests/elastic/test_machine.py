@@ -433,6 +433,46 @@ def test_newcomers_that_all_fail_do_not_end_a_world_that_trains() -> None:
     assert Driver(Limits(2, 1, 2), a=2).tell(raised(0, error), raised(1, error)).phase is Phase.OVER
 
 
+def test_a_newcomer_of_another_build_is_turned_away_alone() -> None:
+    """No world is ended for it, no other is made with it, and nothing is started on its host any more."""
+    driver = Driver(Limits(2, 1, 4), a=2)
+    for worker in (0, 1):
+        driver.ready(worker, build={"protocol": 7, "ENGINE_LANES": "tcp"})
+    driver.join(0, 1).tell(events.Committed(0, 1, 1), events.Found({"a": 2, "b": 1, "c": 1}))
+    driver.actions.clear()
+    driver.ready(2, build={"protocol": 8, "ENGINE_LANES": "mpi"}).at(20)
+    assert [end.worker for end in driver.taken(events.End)] == [2]
+    (said,) = driver.taken(events.Say)
+    assert said.text == (
+        "worker 2 in slot 0 of b is turned away, and its host blacklisted: it has protocol 8, the job has 7: install "
+        "the same version; it has ENGINE_LANES mpi, the job has tcp: set it alike"
+    )
+    driver.tell(events.Ended(2, 0, "ended with exit code 0")).at(30)
+    assert not driver.taken(events.Update) and driver.phase is Phase.RUNNING
+    assert "b" not in {start.slot.host for start in driver.taken(events.Start)}
+    driver.ready(3, build={"protocol": 7, "ENGINE_LANES": "tcp"}).at(40)
+    assert driver.taken(events.Update)
+
+
+def test_before_a_world_has_met_nobody_knows_whose_build_is_the_jobs() -> None:
+    driver = Driver(Limits(2, 1, 2), a=2).ready(0, build={"protocol": 7}).ready(1, build={"protocol": 8})
+    assert driver.phase is Phase.GATHERING and not driver.taken(events.End)
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_what_newcomers_alone_raise_does_not_end_those_that_have_trained(trained: bool) -> None:
+    """A host that lacks what the program needs in a world ends nothing; what somebody else raises, too, does."""
+    error = "KeyError at model.py:3"
+    driver = Driver(Limits(2, 1, 4), a=2).train(0, 1, commit=1).tell(events.Found({"a": 2, "b": 2}))
+    driver.ready(2, 3).at(5).ready(0, 1, world=1, why=Why.HOSTS, commit=2).join(0, 1, 2, 3)
+    assert driver.tell(raised(2, error)).phase is Phase.RESETTING
+    driver.tell(raised(0 if trained else 3, error))
+    assert driver.phase is (Phase.OVER if trained else Phase.RESETTING)
+    if not trained:
+        driver.ready(0, 1, world=2, why=Why.FAILURE, commit=2).join(0, 1)
+        assert driver.phase is Phase.RUNNING
+
+
 def test_what_the_agent_tells_takes_the_place_of_what_others_say() -> None:
     driver = Driver(Limits(2, 2, 2), a=2).train(0, 1, commit=1)
     driver.ready(0, world=1, why=Why.FAILURE, commit=1, culprit=1, text="RankDiedError: rank 1").tell(killed(1))

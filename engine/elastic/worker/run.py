@@ -22,7 +22,8 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
+from pathlib import Path
+from types import FrameType, TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ... import collectives, runtime
@@ -30,15 +31,20 @@ from ...errors import CalledOff, ConfigError, EngineError, IncompatibleRanksErro
 from ...hub_address import HubAddress, host_and_port, secret
 from ...launchers import ENGINERUN
 from ...logs import logger
-from ...rendezvous import CallOff
+from ...native import setup
+from ...rendezvous import CallOff, compared
+from ...rendezvous.messages import SETTINGS
+from ...setting import variable
 from ...waiting_room import GATE
 from ...world import World
+from ..builds import Build
 from ..events import Why
 from ..state import HostsUpdatedInterrupt, State
 from .gate import Assigned, Gate, JobOver, LetGo
 
 NEWS_SECONDS = 1.0  # longest that the news of a failed world may be behind the exception that it caused
 _END = "engine.elastic.end"
+_ENGINE = f"{Path(__file__).parents[2]}{os.sep}"
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -85,10 +91,21 @@ def run(function: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P],
             state.sync()
             return call()
         with _leaving_on_sigterm(gate):
-            result: R = _Worker(gate, state).run(call)
+            try:
+                result: R = _Worker(gate, state).run(call)
+            except Exception as error:
+                error.__traceback__ = _behind_the_engine(error.__traceback__)
+                raise
             return result
 
     return wrapped
+
+
+def _behind_the_engine(frames: TracebackType | None) -> TracebackType | None:
+    """A traceback from where the engine has called the program: by what it was called tells a user nothing."""
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_ENGINE):
+        frames = frames.tb_next
+    return frames
 
 
 def leave() -> None:
@@ -126,7 +143,8 @@ class _Worker:
         while True:
             try:
                 assigned = self._gate.wait(
-                    self._world, self._why, self._text, self._culprit, self._state.committed, self._stalled
+                    *(self._world, self._why, self._text, self._culprit, self._state.committed, self._stalled),
+                    _build(self._gate),
                 )
             except JobOver as over:
                 return self._last(over)
@@ -158,10 +176,12 @@ class _Worker:
         except CalledOff:
             self._why = Why.VOID
             return False
-        except (ConfigError, IncompatibleRanksError, MismatchError):
+        except ConfigError:
             raise  # it would be the same in every world
         except EngineError as error:
-            self._note_failure(runtime.failure(0.0) or runtime.Failure(str(error), None), assigned)
+            if self._world == 0 and isinstance(error, IncompatibleRanksError | MismatchError):
+                raise  # and this; but those that have met before go on without whom they cannot work with
+            self._note_failure(runtime.failure(0.0) or runtime.Failure(" ".join(str(error).split()), None), assigned)
             return False
         self._gate.joined(world)
         first = self._world == 0
@@ -215,6 +235,21 @@ def _open_gate() -> Gate | None:
     if _gate is None and GATE in os.environ:
         _gate = Gate.open(os.environ)
     return _gate
+
+
+def _build(gate: Gate) -> Build:
+    """What this worker must have in common with the others, by name; of settings by that of their variables.
+
+    The kernels of several hosts are no part of it: each world takes the best that all its members have.
+    """
+    if not runtime.is_waiting():
+        return {}
+    settings = runtime.settings()
+    setup.use_kernels(settings.kernels)
+    told = compared(setup.segment_info(), settings.sockets_per_lane, settings.lanes, gate.several)
+    if gate.several:
+        del told["kernels"]
+    return {variable(name) if name in SETTINGS else name: value for name, value in told.items()}
 
 
 def _world(assigned: Assigned) -> World:
