@@ -68,6 +68,7 @@ def outcomes(content: dict[str, Any]) -> dict[str, str]:
     return {name: found["outcome"] for name, found in content["parts"].items()}
 
 
+@pytest.mark.timeout(500)
 def test_everything(bench: Bench) -> None:
     """All parts run that need no torch; what the table says is marked as the stand-in's."""
     content, text = bench(shares=True, minutes=8.0)  # a limit, by shares, which no part needs by itself
