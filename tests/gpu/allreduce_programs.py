@@ -251,6 +251,7 @@ def joins(me: Rank) -> None:
 
 def broadcasts(me: Rank) -> None:
     """Of every dtype, from every root, in place and apart, alone, fused and in pieces, with a rank that has joined."""
+    me.cuda.stand_hosts_are_one(1)  # who waits for what the lane has seen done learns of it in memory
     planes.SLAB, planes.TABLES = 1 << 16, 1 << 12
     with me.world("broadcasts", cycle_time_ms=20.0):
         for dtype, root in itertools.product((*DTYPES, "uint32", "uint64", "complex64"), range(me.size)):
