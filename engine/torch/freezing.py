@@ -168,7 +168,7 @@ def _expect_plain(reducer: TorchReducer) -> str | None:
         raise EngineError(said.format(f"the operation is {options.op.name.title()}", "use Average or Sum"))
     if any(k in reducer.rounds for k in range(len(reducer.names))) or wire not in WIRES:
         raise EngineError(
-            said.format("gradients are compressed by Python, or as is tuned", "use Compression.none, fp16 or bf16")
+            said.format("compression is a scheme, the program's own, or tuned", "use Compression.none, fp16 or bf16")
         )
     if group.passes != 1:
         raise EngineError(
@@ -188,14 +188,17 @@ def _expect_freezable(name: str, parameter: torch.Tensor) -> None:
     assert gradient is not None
     what = f"freeze(): the gradient of {name!r}"
     if not is_on_gpu(gradient):
-        raise UnsupportedTensorError(f"{what} is in the host's memory, and graphs are of GPUs: move the model there")
+        raise UnsupportedTensorError(
+            f"{what} is in the host's memory, and only those on a GPU can be frozen: move the model there"
+        )
     if gradient.layout is not torch.strided:
         raise UnsupportedTensorError(
             f"{what} is sparse, so its size changes: make it dense, as Embedding(sparse=False)"
         )
     if gradient.dtype not in DTYPES:
         raise UnsupportedTensorError(
-            f"{what} is of {gradient.dtype}, and only floating dtypes can be frozen: unfreeze()"
+            f"{what} is of {gradient.dtype}, and only float16, bfloat16, float32 and float64 can be frozen: "
+            "do not freeze() this optimizer"
         )
     dense = torch.ops.aten.is_non_overlapping_and_dense(gradient)
     if not dense or _steps(gradient) != _steps(parameter):
