@@ -59,7 +59,7 @@ from .scheme_reducer import Rounds, scheme_of
 Parameter = Any  # a parameter of the framework, with `grad` and `requires_grad`
 Tensor = Any
 
-_live: weakref.WeakSet[Reducer] = weakref.WeakSet()
+live: weakref.WeakSet[Reducer] = weakref.WeakSet()
 
 
 class Reducer(ABC):
@@ -114,7 +114,7 @@ class Reducer(ABC):
         self._empty: list[int] = []  # parameters without a gradient on any rank
         self._skipping = False
         self._unused: str | None = None  # the step whose closure has not been called yet
-        _live.add(self)
+        live.add(self)
 
     # Methods that a binding defines for its parameters.
 
@@ -418,7 +418,7 @@ class Reducer(ABC):
     def release(self) -> None:
         """Take the hooks away and let go of the engine, whose world has ended, without waiting for the collector."""
         self.remove()
-        _live.discard(self)
+        live.discard(self)
         self.group.release()
         self._native.clear()
         self._once = None
@@ -492,7 +492,7 @@ class Reducer(ABC):
         """Complete the pass. Before this optimizer waits, all that take part in it announce their missing gradients."""
         if not self.group.active:
             return
-        for each in list(_live):
+        for each in list(live):
             if each.group.active and (each.kind, each._pass) == (self.kind, self._pass):
                 each._announce()
         self.finish()
