@@ -109,7 +109,7 @@ def run(
     seconds = float(start_timeout or os.environ.get("HOROVOD_SPARK_START_TIMEOUT") or START_TIMEOUT)
     streams = (stdout or sys.stdout, stderr or sys.stderr)
     secret = secrets.token_hex(32)
-    own = None if _elsewhere(session) else "127.0.0.1"
+    own = None if elsewhere(session) else "127.0.0.1"
     with Listener(size, secret, own, streams, prefix_output_with_timestamp) as listener:
         say: Callable[[str], None] = listener.say if verbose else lambda line: None
         check(session, size, seconds, say)
@@ -117,9 +117,9 @@ def run(
             size=size,
             name=f"spark-{secrets.token_hex(8)}",
             secret=secret,
-            addresses=tuple((host, listener.port) for host in ([own] if own else _own_addresses(session))),
-            call=_dumps(fn, args, kwargs),
-            settings=_settings(env, nics),
+            addresses=tuple((host, listener.port) for host in ([own] if own else own_addresses(session))),
+            call=dumps(fn, args, kwargs),
+            settings=settings_of(env, nics),
             executable=executable or "",
             horovod=any(isinstance(finder, Finder) for finder in sys.meta_path),
         )
@@ -259,7 +259,14 @@ def _result(records: Mapping[int, Record], rank: int) -> Any:
     return pickle.loads(record.files[RESULT])
 
 
-def _dumps(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:
+def dumps(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:
+    """Pickle a call.
+
+    Raises
+    ------
+    TypeError
+        It cannot be.
+    """
     from pyspark import cloudpickle
 
     try:
@@ -269,7 +276,7 @@ def _dumps(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any
     return data
 
 
-def _settings(env: Mapping[str, str] | None, nics: str | Sequence[str] | None) -> dict[str, str]:
+def settings_of(env: Mapping[str, str] | None, nics: str | Sequence[str] | None) -> dict[str, str]:
     """The variables of the ranks, beside those that the executors have."""
     here = {name: value for name, value in without_places(os.environ).items() if name.startswith(PREFIXES)}
     place = re.compile(
@@ -281,13 +288,13 @@ def _settings(env: Mapping[str, str] | None, nics: str | Sequence[str] | None) -
     return chosen | {name: str(value) for name, value in (env or {}).items()}
 
 
-def _elsewhere(session: Any) -> bool:
+def elsewhere(session: Any) -> bool:
     """Whether executors may be on other hosts than this process."""
     context = context_of(session)
     return context is None or re.match(r"local($|\[|-cluster\[)", str(context.master)) is None
 
 
-def _own_addresses(session: Any) -> list[str]:
+def own_addresses(session: Any) -> list[str]:
     """The addresses of this process's host: first that by which Spark's executors reach it."""
     context = context_of(session)
     known = [] if context is None else [context.getConf().get("spark.driver.host", "")]

@@ -70,6 +70,36 @@ def check(session: Any, size: int, seconds: float, say: Callable[[str], None]) -
         say("spark.speculation is on: ranks are never started twice, since their tasks are barrier tasks")
     if conf.get("spark.ssl.enabled", "false").lower() == "true":
         say("spark.ssl.enabled is true: that does not concern what ranks send each other, which is not encrypted")
+    _await_slots(context, size)
+    _await_free(context, size, seconds, say)
+
+
+def check_elastic(session: Any, least: int) -> None:
+    """Refuse an elastic job for which there can be too few slots, and one where there is no SparkContext.
+
+    Parameters
+    ----------
+    session : SparkSession
+    least : int
+        Ranks that the job needs.
+
+    Raises
+    ------
+    LaunchError
+    """
+    context = context_of(session)
+    if context is None:
+        raise LaunchError(
+            "run_elastic needs executors that reach this process, and a SparkContext; a session of Spark Connect has "
+            "neither: run the program on the cluster's driver, or use engine.spark.run, whose jobs have a fixed size"
+        )
+    if context.getConf().get("spark.dynamicAllocation.enabled", "false").lower() == "true":
+        return  # Spark starts executors for the tasks that wait
+    _await_slots(context, least)
+
+
+def _await_slots(context: Any, size: int) -> None:
+    """Give executors the time to tell Spark of themselves; raise if there are too few slots after that."""
     slots = _slots(context)
     end = time.monotonic() + REGISTERING
     while slots < size and time.monotonic() < end:
@@ -80,7 +110,6 @@ def check(session: Any, size: int, seconds: float, say: Callable[[str], None]) -
             f"{size} ranks need as many slots at once, and Spark has {slots}: give num_proc={max(slots, 1)}, or more "
             f"or larger executors (master is {context.master}; a slot is spark.task.cpus cores of an executor)"
         )
-    _await_free(context, size, seconds, say)
 
 
 def _await_free(context: Any, size: int, seconds: float, say: Callable[[str], None]) -> None:
