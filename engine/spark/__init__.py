@@ -1,4 +1,4 @@
-"""Training in a Spark application that runs: `run`, `run_elastic`, `HorovodRunner`. The only package that imports pyspark."""
+"""Training in a Spark application: `run`, `run_elastic`, `HorovodRunner`. The only package that imports pyspark."""
 
 from .elastic import run_elastic
 from .horovod_runner import HorovodRunner

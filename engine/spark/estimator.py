@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, TypedDict
 
@@ -84,10 +84,9 @@ class JobEstimator(Estimator[TrainedModel], Stage):
         0: show nothing but what the model itself writes and what goes wrong.
     """
 
-    OBJECT_NAMES = ("model", "store", "gradient_compression")
+    OBJECT_NAMES: tuple[str, ...] = ("model", "store", "gradient_compression")
     FRAMEWORK: ClassVar[str]
     MODEL_CLASS: ClassVar[type[TrainedModel]]
-    WORK: ClassVar[Callable[[Training], Any]]  # what each rank does
     num_proc = param("num_proc", "number of ranks", TypeConverters.toInt)
     loss_weights = param("loss_weights", "weights of the losses, by label", TypeConverters.toListFloat)
     feature_cols = param("feature_cols", "columns that the model takes", TypeConverters.toListString)
@@ -148,6 +147,11 @@ class JobEstimator(Estimator[TrainedModel], Stage):
             store.remove(data)
 
     # ---- what each framework does in its own way
+
+    @staticmethod
+    def work(training: Training) -> Any:
+        """What each rank does."""
+        raise NotImplementedError
 
     def _lacking(self) -> list[str]:
         """The arguments that the framework needs and that were not given."""
@@ -240,7 +244,7 @@ class JobEstimator(Estimator[TrainedModel], Stage):
             verbose=value(self.verbose),
             weights=self._weights(),
         )
-        run(self.WORK, (training,), num_proc=value(self.num_proc), verbose=value(self.verbose), env=self._env())
+        run(self.work, (training,), num_proc=value(self.num_proc), verbose=value(self.verbose), env=self._env())
         model = self._trained(home)
         dump(store, f"{home}/{MODEL}", self._kept(model))
         return self.MODEL_CLASS(

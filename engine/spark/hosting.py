@@ -89,8 +89,8 @@ def _agent(offer: Offer, connection: socket.socket) -> None:
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # with what Spark has brought to executors
     subprocess.run(
         [offer.executable or sys.executable, "-P", "-m", "engine.launch.agent"],
-        stdin=connection,
-        stdout=connection,
+        stdin=connection.fileno(),
+        stdout=connection.fileno(),
         env=environment,
         start_new_session=True,
         preexec_fn=_ends_with(os.getpid()),  # this process has one thread

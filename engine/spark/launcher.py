@@ -1,4 +1,4 @@
-"""The launcher of an elastic job in Spark, a process beside the caller. Arguments: CALLER DIRECTORY options -- command."""
+"""The launcher of an elastic job in Spark, a process beside the caller: CALLER DIRECTORY options -- command."""
 
 from __future__ import annotations
 

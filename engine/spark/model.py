@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from pyspark.ml.base import Model
@@ -45,8 +45,7 @@ class TrainedModel(Model, Stage):
         The most rows that are computed at once.
     """
 
-    OBJECT_NAMES = ("model", "store", "history")
-    COMPUTE: ClassVar[Compute]
+    OBJECT_NAMES: tuple[str, ...] = ("model", "store", "history")
     run_id = param("run_id", "the run that has made the model", TypeConverters.toString)
     feature_cols = param("feature_cols", "columns that the model takes", TypeConverters.toListString)
     label_cols = param("label_cols", "columns that it has learnt", TypeConverters.toListString)
@@ -76,6 +75,11 @@ class TrainedModel(Model, Stage):
         self._setDefault(batch_size=1024, vector_cols=[])
         self._fill(given)
 
+    @staticmethod
+    def compute(model: Any, arrays: list[Any]) -> list[Any]:
+        """As `Compute`, with whatever the model does in training switched off."""
+        raise NotImplementedError
+
     def getModel(self) -> Any:
         """The model itself."""
         return self._model
@@ -103,7 +107,7 @@ class TrainedModel(Model, Stage):
             types.StructField(name, types.ArrayType(real) if width else real)
             for name, width in zip(names, widths, strict=True)
         ]
-        store, path, compute = self._store, self._publish(), self.COMPUTE
+        store, path, compute = self._store, self._publish(), self.compute
         shapes = [shape if shape is None else tuple(shape) for shape in value(self.input_shapes)]
 
         def make() -> Any:
@@ -133,7 +137,7 @@ class TrainedModel(Model, Stage):
             for name, length, kind in zip(features, lengths, kinds, strict=True)
         }
         arrays = shaped(batch, features, [None if shape is None else tuple(shape) for shape in shapes])
-        widths = [output.size // 2 for output in self.COMPUTE(self._model, arrays)]
+        widths = [output.size // 2 for output in self.compute(self._model, arrays)]
         vectors = self._value(self.vector_cols)
         labels = self._value(self.label_cols)
         return [

@@ -1,7 +1,7 @@
 """The driver's end of the tasks of an elastic job: who offers itself as a host, and what the launcher gets of that.
 
 The launcher, a process of its own, learns of hosts by a file, and gets their connections over a Unix socket, both in a
-directory that only this user can enter. Of the attempts of one task one is a host at a time, the first that came; others
+directory that only this user can enter. Of the attempts of a task one is a host at a time, the first that came; others
 (Spark speculates, or has run the task again) wait until its connection has ended. Each is a host of another name:
 nothing is taken for its predecessor.
 """

@@ -43,7 +43,7 @@ class KerasEstimator(JobEstimator):
     OBJECT_NAMES = (*JobEstimator.OBJECT_NAMES, "optimizer", "loss", "metrics", "callbacks", "custom_objects")
     FRAMEWORK = "keras"
     MODEL_CLASS = KerasModel
-    WORK = staticmethod(train)
+    work = staticmethod(train)
     sample_weight_col = param("sample_weight_col", "column that says how much a row counts", TypeConverters.toString)
 
     def __init__(

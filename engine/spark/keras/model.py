@@ -29,7 +29,7 @@ class KerasModel(TrainedModel):
     """
 
     OBJECT_NAMES = (*TrainedModel.OBJECT_NAMES, "custom_objects")
-    COMPUTE = staticmethod(compute)
+    compute = staticmethod(compute)
 
     def __init__(self, *, custom_objects: Mapping[str, Any] | None = None, **common: Any) -> None:
         super().__init__(**common)

@@ -31,7 +31,7 @@ class TorchEstimator(JobEstimator):
     OBJECT_NAMES = (*JobEstimator.OBJECT_NAMES, "optimizer", "loss")
     FRAMEWORK = "torch"
     MODEL_CLASS = TorchModel
-    WORK = staticmethod(train)
+    work = staticmethod(train)
 
     def __init__(
         self,

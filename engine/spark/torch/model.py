@@ -20,4 +20,4 @@ def compute(model: Any, arrays: list[Any]) -> list[Any]:
 class TorchModel(TrainedModel):
     """As `TrainedModel`; its `model` is a `torch.nn.Module`."""
 
-    COMPUTE = staticmethod(compute)
+    compute = staticmethod(compute)
