@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import re
@@ -27,10 +28,11 @@ from .collecting import Collecting, Late
 from .listener import Listener
 from .progress import Progress
 from .record import SCHEMA, Record, read_rows
-from .slots import check, context_of, default_size
+from .slots import check, context_of, default_size, held_by_others
 from .task import FIRST, LAST, Orders, serve
 
 START_TIMEOUT = 600.0
+SOON = 3.0  # seconds after which tasks that have not come may wait for another job
 SETTLE = 3.0  # seconds that tasks have to tell how they ended, once Spark has given the job up
 PREFIXES = ("ENGINE_", "HOROVOD_")  # of variables that ranks get from the driver
 
@@ -156,17 +158,29 @@ class _Job:
         frame = session.range(0, size, 1, size).mapInArrow(task, SCHEMA, barrier=True)
         began = time.time()
         self._listener.expect(seconds, self._late.set)
+        waiting = threading.Timer(SOON, self._tell_of_waiting)
+        waiting.daemon = True
+        waiting.start()
         try:
             with self._progress.followed(session):
                 rows = Collecting(session, frame, orders.name).rows(self._late, self._runs_unseen)
         except Exception as error:
             raise self._failure(error, seconds, began) from error
+        finally:
+            waiting.cancel()
         records = read_rows((row.name, row.data) for row in rows)
         if self._listener.came == 0:
             self._say("the executors do not reach this process: what ranks wrote is in the executors' stderr")
         if any(record.end.failed for record in records.values()):
             raise self._verdict(records, began)
         return [_result(records, rank) for rank in range(size)]
+
+    def _tell_of_waiting(self) -> None:
+        """Say whom the job waits for; all its tasks begin at once, so that none runs if none has come."""
+        if self._listener.came == 0:
+            with contextlib.suppress(Exception):  # Spark itself may have ended
+                if line := held_by_others(self._session, self._orders.size):
+                    self._say(line)
 
     def _runs_unseen(self) -> bool:
         """Whether Spark runs tasks of the job that cannot reach this process: those are not late."""

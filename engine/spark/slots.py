@@ -126,8 +126,24 @@ def _await_free(context: Any, size: int, seconds: float, say: Callable[[str], No
             )
         if now - said > SAID_EVERY:
             said = now
-            say(f"{size} ranks wait for slots: other jobs of this application hold {busy} of {slots}")
+            say(_waiting(size, busy, slots))
         time.sleep(LOOK)
+
+
+def held_by_others(session: Any, size: int) -> str:
+    """Say who holds the slots that a job needs whose tasks have been asked for, none of which runs; empty: nobody.
+
+    Another job may have been asked for in the same moment, so that `check` has seen none of its tasks.
+    """
+    context = context_of(session)
+    if context is None:
+        return ""
+    slots, busy = _slots(context), _busy(context)
+    return _waiting(size, busy, slots) if 0 < busy and slots - busy < size else ""
+
+
+def _waiting(size: int, busy: int, slots: int) -> str:
+    return f"{size} ranks wait for slots: other jobs of this application hold {busy} of {slots}"
 
 
 def _slots(context: Any) -> int:
@@ -137,8 +153,9 @@ def _slots(context: Any) -> int:
 
 
 def _busy(context: Any) -> int:
-    tracker = context.statusTracker()
-    stages = {
-        stage for job in tracker.getActiveJobsIds() if (info := tracker.getJobInfo(job)) for stage in info.stageIds
-    }
-    return sum(info.numActiveTasks for stage in stages if (info := tracker.getStageInfo(stage)))
+    """Tasks that run, as Spark's scheduler counts them; its status tracker hears of them later."""
+    counts = context._jsc.sc().taskScheduler().runningTasksByExecutors().values().iterator()
+    busy = 0
+    while counts.hasNext():
+        busy += int(counts.next())
+    return busy

@@ -17,7 +17,7 @@ import keras
 from engine.launch import LaunchError
 from engine.spark.store import Store
 
-pytestmark = pytest.mark.timeout(300)  # the first test of a session starts a JVM, and Spark in it
+pytestmark = pytest.mark.timeout(600)  # the first test of a session starts a JVM, ranks and executors import TensorFlow
 
 
 @pytest.fixture
