@@ -59,7 +59,7 @@ ABSENT = {
     "horovod.ray.elastic": _FIXED,
     "horovod.runner.elastic": "the driver is another: enginerun starts elastic jobs",
     "horovod.runner.launch": "the launcher is another: use enginerun, or horovod.run for a function",
-    "horovod.spark.lightning": "of the estimators there are those of PyTorch and Keras, in horovod.spark.torch and .keras",
+    "horovod.spark.lightning": "there are estimators of PyTorch, in horovod.spark.torch, and of Keras, in .keras",
     "horovod.tensorflow.data": "there is no service that computes data; tf.data works on each rank",
 }
 

@@ -139,7 +139,7 @@ def held_by_others(session: Any, size: int) -> str:
     if context is None:
         return ""
     slots, busy = _slots(context), _busy(context)
-    return _waiting(size, busy, slots) if 0 < busy and slots - busy < size else ""
+    return _waiting(size, busy, slots) if busy > 0 and slots - busy < size else ""
 
 
 def _waiting(size: int, busy: int, slots: int) -> str:
