@@ -305,6 +305,7 @@ class JobRun:
         if flights:
             lines.append(f"flight records of {readable.ranks(flights)}: {directory}/rank.N/flight.json")
         if isinstance(outcome, Result):
+            self.report = list(outcome.lines) if outcome.failed else []
             return outcome.code, [*lines, *outcome.lines]
         if verdict is not None:
             self.verdict = verdict
