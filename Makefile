@@ -130,9 +130,10 @@ failures: $(VENV)/.installed-dev ## Kill ranks and hosts and cut cables at rando
 	@$(BIN)/python -m tests.hosts.drawn_failures --count $(FAILURES) --seed $(SEED)
 
 MINUTES ?= 10
+# CHAOS="--count 1000" MINUTES=120 injects a thousand failures.
 .PHONY: chaos
 chaos: $(VENV)/.installed-dev ## Train on hosts that fail at random, and see that the model is that of an undisturbed run
-	@$(BIN)/python -m tests.elastic.chaos --minutes $(MINUTES) --seed $(SEED)
+	@$(BIN)/python -m tests.elastic.chaos --minutes $(MINUTES) --seed $(SEED) $(CHAOS)
 
 .PHONY: sizes
 sizes: $(VENV)/.installed-dev ## Run the tests of torch on four ranks, too

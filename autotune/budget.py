@@ -42,7 +42,7 @@ class Budget:
 
     def __init__(self, settings: Settings, lost: float, passed: int, steps: float, standing: float) -> None:
         self.allowance = settings.regret_budget * settings.horizon
-        self.spare = self.allowance + settings.refill * passed - lost
+        self.spare = self.allowance + settings.refill * passed - lost - settings.spent
         self._steps, self._standing = steps, standing
 
     @property

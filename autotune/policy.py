@@ -122,6 +122,11 @@ class Tuner:
         return self._epoch.resting
 
     @property
+    def lost(self) -> float:
+        """Steps that all trials so far have lost."""
+        return sum(sum(self._history.lost(number)) for number in range(self._epoch.number + 1))
+
+    @property
     def history(self) -> list[Told]:
         """Trials told so far."""
         return self._history.told

@@ -4,7 +4,8 @@
 |---|---|---|
 | `prepare` | | `ready`: what takes long is imported |
 | `recall` | `job` (a `result_cache.Workload` without `processor`), `cache` (a directory; null: the user's) | `known` |
-| `begin` | `space`, `default`, `first`, `traffic`, `seed`, `max_trials`, `log` (a path, or null), `about` | `trial` |
+| `begin` | `space`, `default`, `first`, `traffic`, `seed`, `max_trials`, `log` (a path, or null), `about`; perhaps \
+`spent`, steps that earlier searches of the job have lost | `trial` |
 | `told` | `id`, `status`, `samples` of the trial; perhaps `exposed`, the share of waiting | `trial` or `done` |
 | `observe` | `samples` of what is deployed, after `done`; perhaps `steps` that passed | `watching`, or `trial` |
 
@@ -15,13 +16,14 @@ The first two may be left out, and `traffic`, by which a model of the transport 
 |---|---|
 | `ready` | |
 | `known` | `knobs`, or null; `why`: what is known of the job, and how like it that is |
-| `trial` | `id`, `knobs`, `phase`, `why`, `limit` (seconds, or null); `best` to go back to; `drift`: there is one |
-| `done` | `best`; `gain` and `sure`, shares of a step's time, or null; `trials`, `because`, `log`; `resting` |
+| `trial` | `id`, `knobs`, `phase`, `why`, `limit` (seconds, or null); `best` to go back to; `drift`: it is; `lost` |
+| `done` | `best`; `gain` and `sure`, shares of a step's time, or null; `trials`, `because`, `log`; `resting`; `lost` |
 | `watching` | |
 | `failed` | `reason`: the last message |
 
 Each may hold `warnings`, a list of texts: what people should be told. A search that is `resting` has trials left, and
-goes on when the steps of the job allow it. `gain` is null if nothing is proven better.
+goes on when the steps of the job allow it.
+`lost` is how many steps its trials have lost so far. `gain` is null if nothing is proven better.
 """
 
 from __future__ import annotations
@@ -106,6 +108,7 @@ class Session:
         tuner = _imported()
         from autotune.space import Space
         from autotune.transport_model import first_setting
+        from autotune.trials import Settings as settings
 
         space = Space.from_description(message["space"])
         default, first, about = message["default"], list(message["first"]), dict(message["about"])
@@ -121,6 +124,7 @@ class Session:
             seed=message["seed"],
             max_trials=message["max_trials"],
             first=first,
+            settings=settings(spent=float(message.get("spent", 0.0))),
             journal=self._note,
         )
         return self._ask()
@@ -147,6 +151,7 @@ class Session:
             "why": trial.why,
             "limit": trial.limit if math.isfinite(trial.limit) else None,
             "best": self._tuner.best(),
+            "lost": self._tuner.lost,
         }
 
     def _done(self) -> dict[str, Any]:
@@ -161,6 +166,7 @@ class Session:
             "type": "done",
             "resting": self._tuner.resting,
             "best": self._tuner.best(),
+            "lost": self._tuner.lost,
             "gain": gain,
             "sure": sure,
             "trials": row["trials"],

@@ -28,6 +28,8 @@ class Settings:
     ----------
     abort_above : float
         A trial whose first steps take this many times the best known may be cut short.
+    spent : float
+        Steps that trials have lost in earlier searches of the same job, which count against what these may lose.
     regret_budget : float
         Share of `horizon` steps that trials slower than the default may lose at once.
     horizon : int
@@ -65,6 +67,7 @@ class Settings:
     background: int = 8
     interval: int = 400
     patience: float = 1.5
+    spent: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -99,12 +99,23 @@ class Device:
             self._plane.expect(ordinal)
 
     def freeze(self, ordinal: int, tensors: list[Frozen], reduction: Reduction) -> FrozenPass:
-        """Make a frozen pass of the world. Collective. Errors as of `FrozenPass`, and of `_open`."""
+        """Make a frozen pass of the world. Collective. Errors as of `FrozenPass`, and of `_open`.
+
+        It has no turn among what the ranks have under way, which may be nothing then.
+        """
         from .gpu.freezing import FrozenPass
 
         self._open(self._engine, self._members[self._engine], ordinal)
         assert self._plane is not None
-        return FrozenPass(self._engine, self._plane, tensors, reduction, self._settings)
+        return FrozenPass(self._engine, self._plane, tensors, reduction, self._settings, self._under_way)
+
+    def _under_way(self) -> list[str]:
+        """Collectives of this rank that have not ended, in the world and in process sets."""
+        return [
+            repr(each["name"]) + (f" of process set {member.number}" if member.number else "")
+            for engine, member in list(self._members.items())
+            for each in engine.pending()
+        ]
 
     def _connect(self, engine: core.Engine, member: _Member, ordinal: int) -> Plane:
         """The plane, on which the ranks of an engine are connected then."""

@@ -27,7 +27,8 @@ _call_numbers = itertools.count(1)
 
 WAITING = (
     "this is an elastic job, in which nothing communicates before the function that elastic.run wraps is called: move "
-    "this call into that function"
+    "this call into that function. A program that has none needs one (engine.elastic.run, docs/elastic.md), or has to "
+    "be started without --min-np, --max-np and --host-discovery-script"
 )
 
 
@@ -270,8 +271,11 @@ class Registry:
         """How many engines the rank has that is in the most sets, the world's among them; equal on all ranks."""
         return 1 + max(self._memberships.values(), default=0)
 
-    def add(self, chosen: ProcessSet | Iterable[int]) -> ProcessSet:
-        """Form a set; it, or the set that has been made of some ranks."""
+    def add(self, chosen: ProcessSet | Iterable[int], moved: bool = False) -> ProcessSet:
+        """Form a set; it, or the set that has been made of some ranks.
+
+        `moved`: it comes from an earlier world of an elastic job, and may have all ranks of this one.
+        """
         process_set = chosen if isinstance(chosen, ProcessSet) else ProcessSet(chosen)
         if process_set.process_set_id is not None:
             raise ValueError(f"{process_set} was added already")
@@ -284,7 +288,7 @@ class Registry:
             raise ValueError(
                 f"a process set has at least one of the ranks 0 to {self._world.size - 1}, not {list(ranks)}"
             )
-        for other in (global_process_set, *self._sets.values()):
+        for other in (*(() if moved else (global_process_set,)), *self._sets.values()):
             if other._ranks == ranks:
                 raise ValueError(f"there is a process set with the ranks {list(ranks)} already: {other!r}")
         engine = self._form(process_set, ranks)

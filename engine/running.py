@@ -27,7 +27,7 @@ from .trace.flight import Recorder
 from .trace.timeline import Timeline
 from .tuning.journals import check_log, knobs_of
 from .tuning.knobs import words
-from .tuning.trial_loop import Tuning
+from .tuning.trial_loop import Spent, Tuning
 from .watch import Watch
 from .world import World
 
@@ -47,10 +47,10 @@ class Told:
         The ranks of the process sets that it has, in the order in which they were added.
     knobs : dict or None
         The knobs with which the new world shall go on; None: it knows of none.
-    searches : int
-        In how many worlds the tuner has begun to search, as far as it knows.
-    searched : bool
-        Whether it knows of a search that has come to its end.
+    spent : Spent
+        What trials of the tuner have cost the job, as far as it knows.
+    searched : tuple of int
+        The sizes of worlds in which it knows of a search that has come to its end.
     optimizers : int
         How many wrapped optimizers it has.
     """
@@ -58,8 +58,8 @@ class Told:
     last: int | None = None
     sets: list[tuple[int, ...]] = field(default_factory=list)
     knobs: dict[str, Any] | None = None
-    searches: int = 0
-    searched: bool = False
+    spent: Spent = field(default_factory=Spent)
+    searched: tuple[int, ...] = ()
     optimizers: int = 0
 
 
@@ -263,13 +263,18 @@ def _knobs_of_a_log(world: World, settings: config.Config) -> dict[str, Any]:
 
 
 def _tune(
-    running: Running, better: Mapping[str, Any] = MappingProxyType({}), *, known: dict[str, Any], cpus: Sequence[int]
+    running: Running,
+    better: Mapping[str, Any] = MappingProxyType({}),
+    version: int | None = None,
+    *,
+    known: dict[str, Any],
+    cpus: Sequence[int],
 ) -> None:
     """Begin with the knobs of a log, those that the user has chosen excepted; or with a search.
 
-    `better`: knobs that an earlier world of the job has found, which are tried before those of a log.
+    `better`: knobs that an earlier world of the job has found, which were put into force as that `version`.
     """
-    given, known = running.given, {**known, **better}
+    given = running.given
     if not running.settings.autotune:
         chosen = {name: value for name, value in known.items() if name not in given}
         if chosen:
@@ -283,7 +288,14 @@ def _tune(
     }
     about = {"ranks": running.world.size, "hosts": len(running.layout.crews), "held": held}
     crews = [len(crew) for crew in running.layout.crews]
-    running.tuning = Tuning(running.engine, running.settings, held, cpus, known, about, running.sets, crews)
+    elastic = running.world.number is not None
+    running.tuning = Tuning(
+        *(running.engine, running.settings, held, cpus, known, about, running.sets, crews),
+        began=better,
+        version=version,
+        spent=running.told.spent,
+        elastic=elastic,
+    )
     running.tuning.start()
 
 
@@ -324,6 +336,7 @@ def _timeline(target: Path, world: World, generation: int, settings: config.Conf
             settings.timeline_mark_cycles,
             world.text(generation),
             world.number,
+            world.elastic,
         )
     except OSError as error:
         raise ConfigError(f"timeline is {str(target)!r}: {error.strerror} ({error.filename})") from None

@@ -18,7 +18,7 @@ from typing import Any, Never
 from . import config, logs
 from . import waiting_room as waiting
 from .device import Device
-from .errors import ConfigError, EngineError, ForkedError, NotInitializedError, WorldError
+from .errors import ConfigError, EngineError, ForkedError, NotInitializedError, RankStalledError, WorldError
 from .frameworks import moving
 from .host import linux
 from .host.kubernetes import service_links
@@ -60,10 +60,13 @@ class Failure:
         The first cause, equal on all ranks.
     culprit : int or None
         The rank that is to blame; None if that is not known.
+    stalled : bool
+        Whether it is to blame because it stood still.
     """
 
     text: str
     culprit: int | None
+    stalled: bool = False
 
 
 def _in_forked_child() -> None:
@@ -305,7 +308,7 @@ def failure(seconds: float) -> Failure | None:
         return None
     error = running.engine.failure
     culprit = error.rank if isinstance(error, WorldError) and error.rank >= 0 else None
-    return Failure(str(error), culprit)
+    return Failure(str(error), culprit, isinstance(error, RankStalledError))
 
 
 def number() -> int:
@@ -674,7 +677,7 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
             raise EngineError(f"a timeline is being recorded to {path}; call engine.stop_timeline() first")
         world, limit = running.world, running.settings.timeline_limit
         told = world.text(running.generation)
-        timeline = Timeline(file_path, world.rank, world.size, limit, mark_cycles, told, world.number)
+        timeline = Timeline(file_path, world.rank, world.size, limit, mark_cycles, told, world.number, world.elastic)
         timeline.start(running.engine, running.sets, len(running.layout.crews))
         running.timeline = timeline
 

@@ -10,7 +10,7 @@ import os
 import pickle
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
 
@@ -23,12 +23,13 @@ from .native import core
 from .process_sets import ProcessSet, global_process_set
 from .rendezvous import CallOff
 from .running import Running, Told
+from .tuning.trial_loop import Spent
 from .world import World
 
 GATE = "ENGINE_GATE"
 """The variable that every process of an elastic job has: where it asks for its place in a world."""
-MOST_SEARCHES = 3
-"""Worlds of a job in which the tuner may begin to search."""
+FEWEST_TRIALS = 2
+"""Trials that must be left of a job's for a new search: what is in force, and something else."""
 HOROVOD = ("HOROVOD_RANK", "HOROVOD_LOCAL_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_SIZE")
 """Variables that tell a place to programs that are written for Horovod."""
 _SHORTEST, _LONGEST = 0.0005, 0.02  # seconds between two looks at whether all have come
@@ -71,10 +72,10 @@ class WaitingRoom:
         knobs = running.engine.knobs() if tuning is None else tuning.best
         told = Told(
             last=running.generation,
-            # Of knobs that are being tuned only the tuner knows whether they are good.
-            knobs=None if running.searching and tuning is None else knobs,
-            searches=running.told.searches,
-            searched=running.told.searched or (tuning is not None and tuning.concluded),
+            # Of knobs that are being tuned only the tuner knows whether they are good. Those of the beginning were.
+            knobs=running.told.knobs if running.searching and tuning is None else knobs,
+            spent=_spent(running),
+            searched=running.told.searched + (running.world.size,) * (tuning is not None and tuning.concluded),
         )
         return running.given, [*running.sets.added, *running.lost], told, serving
 
@@ -159,11 +160,11 @@ def settle(running: Running, room: WaitingRoom, everybody: Sequence[Told]) -> No
     world = running.world
     room.begin_numbers()
     knobs = _common_knobs(everybody, running.engine)
-    running.searching = _may_search(everybody, running.settings)
-    running.told.searches = max(told.searches for told in everybody) + running.searching
-    running.told.searched = any(told.searched for told in everybody)
-    if world.rank == 0 and knobs and not running.searching:
-        running.engine.set_knobs(**knobs)
+    running.searching = _may_search(everybody, running.settings, world.size)
+    running.told.spent = _most_spent(everybody)
+    running.told.searched = tuple({size for told in everybody for size in told.searched})
+    running.told.knobs = knobs
+    version = running.engine.set_knobs(**knobs) if world.rank == 0 and knobs else None
     for process_set in _in_order(room.sets, everybody):
         why = _missing(process_set, world, everybody)
         if why:
@@ -171,11 +172,11 @@ def settle(running: Running, room: WaitingRoom, everybody: Sequence[Told]) -> No
             running.lost.append(process_set)
         else:
             process_set._leave()
-            running.show(running.sets.add(process_set))
+            running.show(running.sets.add(process_set, moved=True))
     moving.move(min(told.optimizers for told in everybody), _newest(everybody))
     _serve(running, room)
     if world.rank == 0 and (running.searching or not (running.settings.autotune or knobs)):
-        running.tune(running, knobs)
+        running.tune(running, knobs, version)
 
 
 def _serve(running: Running, room: WaitingRoom) -> None:
@@ -211,13 +212,25 @@ def _common_knobs(everybody: Sequence[Told], engine: core.Engine) -> dict[str, A
     return {name: value for name, value in knobs.items() if value != engine.knobs()[name]}
 
 
-def _may_search(everybody: Sequence[Told], settings: config.Config) -> bool:
-    """Whether the tuner begins to search in a new world: not once a search has ended, nor in a fourth world."""
-    return (
-        settings.autotune
-        and not any(told.searched for told in everybody)
-        and max(told.searches for told in everybody) < MOST_SEARCHES
-    )
+def _spent(running: Running) -> Spent:
+    """What trials have cost the job. Ranks without the tuner know how often knobs were changed: twice for a trial."""
+    if running.tuning is not None:
+        return running.tuning.spent
+    before = running.told.spent
+    return replace(before, trials=before.trials + running.engine.knobs()["version"] // 2 * running.searching)
+
+
+def _most_spent(everybody: Sequence[Told]) -> Spent:
+    """What all ranks together know of it."""
+    return Spent(max(told.spent.trials for told in everybody), max(told.spent.lost for told in everybody))
+
+
+def _may_search(everybody: Sequence[Told], settings: config.Config, size: int) -> bool:
+    """Whether the tuner begins to search in a new world: not where a search has ended, nor if all trials are made."""
+    left = settings.autotune_trials - _most_spent(everybody).trials
+    known = any(size in told.searched for told in everybody)
+    first = not any(told.spent.trials for told in everybody)
+    return settings.autotune and not known and (first or left >= FEWEST_TRIALS)
 
 
 def _in_order(sets: Sequence[ProcessSet], everybody: Sequence[Told]) -> list[ProcessSet]:
@@ -230,8 +243,6 @@ def _missing(process_set: ProcessSet, world: World, everybody: Sequence[Told]) -
     """Why a set of an earlier world cannot be formed in a new one; empty: it can."""
     ranks = process_set.ranks
     text = f"{process_set} is not in world {world.number}, which has {world.size} ranks"
-    if ranks == tuple(range(world.size)):
-        return f"{text}: all of them are in it, so global_process_set takes its place"
     if ranks[-1] >= world.size:
         return f"{text}: it comes back in a world that has all of its ranks"
     lacking = [rank for rank, told in enumerate(everybody) if ranks not in told.sets]

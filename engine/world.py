@@ -51,6 +51,9 @@ class World:
     workers: tuple[int, ...] = ()
     """By rank, the numbers of an elastic job's workers; empty outside of one."""
 
+    reason: str = ""
+    """Why an elastic job has made this world."""
+
     @property
     def several_hosts(self) -> bool:
         """Whether some of the ranks are on other hosts."""
@@ -60,6 +63,13 @@ class World:
     def leads(self) -> bool:
         """Whether this rank gathers those of its host: rank 0, and on several hosts each local rank 0."""
         return self.local_rank == 0 if self.several_hosts else self.rank == 0
+
+    @property
+    def elastic(self) -> dict[str, int | str]:
+        """What files of this rank say of its elastic job: its world, its worker, why the world was made."""
+        if self.number is None or not self.workers:
+            return {}
+        return {"world": self.number, "worker": self.workers[self.rank], "reason": self.reason}
 
     def key(self, generation: int) -> str:
         """The job key of the world of that number, by which its ranks find each other and no others."""

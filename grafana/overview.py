@@ -192,9 +192,71 @@ TROUBLE = (
         },
     ),
 )
+WORLDS = (
+    Panel(
+        "timeseries",
+        "Ranks of an elastic job",
+        "Ranks of the newest world, between the fewest with which the job goes on and the most to which it grows.",
+        "short",
+        (
+            Query(f"max(engine_elastic_size{{{RUN}}})", "ranks", 1, 4096),
+            Query(f"max(engine_elastic_min_size{{{RUN}}})", "fewest", 1, 4096),
+            Query(f"max(engine_elastic_max_size{{{RUN}}})", "most", 1, 4096),
+        ),
+        width=8,
+    ),
+    Panel(
+        "timeseries",
+        "Resets",
+        "Worlds that have ended in the last interval, by the reason. Newcomers and hosts that go cost no steps; a "
+        "failure costs those since the last commit.",
+        "short",
+        (
+            Query(
+                f"sum by (cause) (increase(engine_elastic_resets_total{{{RUN}}}[$__rate_interval]))", "{{cause}}", 0, 3
+            ),
+        ),
+        width=8,
+        stacked=True,
+    ),
+    Panel(
+        "timeseries",
+        "Time in resets",
+        "Share of the time in which no world ran.",
+        "percentunit",
+        (Query(f"sum({rate('engine_elastic_reset_seconds_total')})", "resetting", 0, 1.1),),
+        width=4,
+        thresholds=((0.05, "orange"), (0.2, "red")),
+        top=1,
+    ),
+    Panel(
+        "stat",
+        "Worlds, left alone, slow",
+        "Worlds that have run; hosts that are left alone after failures; workers that were let go because the others "
+        "waited for them.",
+        "short",
+        (
+            Query(f"max(engine_elastic_worlds_total{{{RUN}}})", "worlds", 1, 1e6),
+            Query(f"max(engine_elastic_cooling_hosts{{{RUN}}})", "hosts left alone", 0, 0),
+            Query(f"max(engine_elastic_slow_workers_total{{{RUN}}})", "slow workers", 0, 1),
+        ),
+        width=4,
+        base="blue",
+    ),
+    Panel(
+        "states",
+        "State of an elastic job",
+        "Whether a world ran, or one was over and the next not there yet.",
+        "short",
+        (Query(f"max(engine_elastic_resetting{{{RUN}}})", "job", 0, 1),),
+        width=24,
+        height=4,
+        words={0: ("a world runs", "green"), 1: ("resetting", "orange")},
+    ),
+)
 DASHBOARD = Dashboard(
     "enginerun-overview",
     "Run overview",
     "Is the run healthy, and how fast is it against its floor?",
-    (("Health", HEALTH), ("Speed", SPEED), ("Trouble", TROUBLE)),
+    (("Health", HEALTH), ("Speed", SPEED), ("Trouble", TROUBLE), ("Worlds of an elastic job", WORLDS)),
 )

@@ -1,6 +1,7 @@
 """What holds for every test."""
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from itertools import chain
@@ -18,6 +19,9 @@ __all__ = ["parts", "rank", "ranks", "size"]
 
 QUICK = ("checks", "unit")
 SLOW_FIXTURES = {"wheel"}  # who asks for it waits for a whole build
+PLACE = re.compile(
+    r"(ENGINE|OMPI|PMIX?|SLURM|MASTER|LOCAL|CROSS|TORCHELASTIC)_|(HOROVOD_)?((LOCAL_|CROSS_)?RANK|(WORLD_)?SIZE)$"
+)
 
 # What a test finds is not for later jobs, and what earlier ones have found not for tests.
 os.environ["ENGINE_AUTOTUNE_CACHE"] = "off"
@@ -68,6 +72,19 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("time by directory")
         for line in table:
             terminalreporter.write_line(line)
+
+
+def places() -> dict[str, str]:
+    """The variables that tell a process which rank it is."""
+    return {name: value for name, value in os.environ.items() if PLACE.match(name)}
+
+
+@pytest.fixture(autouse=True)
+def no_test_leaves_a_place() -> Iterator[None]:
+    """Else the processes that later tests start take themselves for ranks."""
+    before = places()
+    yield
+    assert places() == before
 
 
 @pytest.fixture(scope="module", params=MPIS)

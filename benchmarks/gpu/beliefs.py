@@ -88,6 +88,47 @@ def _steps(parts: Parts) -> str:
     return "ratio to DDP's step, " + "; ".join(ratios) if ratios else f"not measured: {found['why']}"
 
 
+def _frozen(way: str) -> Callable[[Parts], str]:
+    """The time of 100 small tensors, until the device has passed, to that of entries."""
+
+    def measured(parts: Parts) -> str:
+        found = result(parts, "frozen")
+        if isinstance(found, str):
+            return found
+        told = []
+        for size, world in found.get("worlds", {}).items():
+            ratio = f"{world['ratios'][way]['value']:.3f}" if "ratios" in world else f"skipped: {world['skipped']}"
+            told.append(f"{size} rank{'s' if size != '1' else ''}: {ratio}")
+        return "; ".join(told) or f"not measured: {found['why']}"
+
+    return measured
+
+
+def _replays(parts: Parts) -> str:
+    found = result(parts, "frozen")
+    if isinstance(found, str):
+        return found
+    workloads = found.get("workloads")
+    if isinstance(workloads, str):
+        return f"skipped: {workloads}"
+    ratios = [
+        f"{each['title']}: " + ", ".join(f"{pair} {ratio['value']:.3f}" for pair, ratio in each["ratios"].items())
+        for each in (workloads or {}).values()
+    ]
+    return "; ".join(ratios) or f"not measured: {found['why']}"
+
+
+def _made(parts: Parts, name: str) -> str:
+    """What it takes to make a frozen pass, in a world of two ranks."""
+    found = result(parts, "frozen")
+    if isinstance(found, str):
+        return found
+    world = found.get("worlds", {}).get("2", {"skipped": "not measured"})
+    if "skipped" in world:
+        return str(world["skipped"])
+    return next(duration(row["median"]) for row in world["rows"] if row["name"] == name)
+
+
 def _rest(parts: Parts) -> str:
     found = result(parts, "failure")
     if isinstance(found, str):
@@ -118,6 +159,20 @@ BELIEFS = (
     Belief("an entry's call of a communicator that does not block", "20 to 60 us; of one rank less", _entry),
     Belief("pack and unpack, of a copy's bandwidth", "0.9 and more", _bandwidth),
     Belief("a step with the engine, in a world of one rank", "below DDP's", _steps),
+    Belief(
+        "100 small tensors in a frozen pass, to as many entries",
+        "below 1: ranks agree on nothing",
+        _frozen("frozen pass"),
+    ),
+    Belief("the same in a graph", "below 1: nothing is handed to the lane", _frozen("launch of a graph")),
+    Belief(
+        "the first freeze, which connects a communicator of its own",
+        "once, so it may take seconds",
+        lambda parts: _made(parts, "the first freeze, which connects the ranks"),
+    ),
+    Belief(
+        "frozen and replayed steps, in a world of one rank", "pay where launches cost more than communication", _replays
+    ),
     Belief("a rank's death, until the survivor's device is at rest", "2 s and less", _rest),
     Belief("fusion threshold of device tensors", "32 MiB", "needs several GPUs"),
     Belief(

@@ -42,5 +42,6 @@ PARTS: dict[str, Part] = {
     "bandwidth": Part("bandwidth", "pack and unpack beside a copy", 30),
     "failure": Part("failure", "a rank that is killed, and worlds one after the other", 50, ("nccl",)),
     "steps": Part("steps", "training steps beside DDP's", 110, ("nccl", "torch")),
+    "frozen": Part("frozen", "frozen passes and steps, and graphs that have them", 150, ("nccl",)),
     "overlap": Part("overlap", "device work under the backward pass", 40, ("nccl", "torch")),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from benchmarks.common import environment
@@ -183,6 +184,46 @@ def _steps(found: Found) -> list[Table]:
     return [table] if table.rows else []
 
 
+def _frozen(found: Found) -> list[Table]:
+    made = []
+    for count, world in found.get("worlds", {}).items():
+        title = f"Frozen passes of 100 tensors of 4 KiB on {count} rank{'s' if count != '1' else ''}"
+        table = Table(title, ["what", "median", "p99", "least"])
+        made.append(table)
+        if "skipped" in world:
+            table.note = f"skipped: {world['skipped']}"
+            continue
+        table.title += f" {world['where']}" if world["where"] else ""
+        table.rows = [
+            [row["name"], *(duration(row[each]) for each in ("median", "p99", "least"))] for row in world["rows"]
+        ]
+        ratios = "; ".join(f"{way}: {_interval(ratio, 'ratio')}" for way, ratio in world["ratios"].items())
+        first, second = (size(taken) for taken in world["memory"])
+        table.note = (
+            f"The ways take turns. Until the device has passed, to the unfrozen way: {ratios}. The first freeze has "
+            f"taken {first} of the device's memory, another one {second}."
+        )
+    return made + _frozen_steps(found.get("workloads"))
+
+
+def _frozen_steps(workloads: Found | str | None) -> list[Table]:
+    table = Table("Frozen training steps on one rank", ["model", "tensors", "bytes", "compared", "ratio", "step"])
+    if isinstance(workloads, str):
+        table.note = f"skipped: {workloads}"
+        return [table]
+    for each in (workloads or {}).values():
+        shown = [each["title"], str(each["tensors"]), size(each["bytes"])]
+        for pair, ratio in each["ratios"].items():
+            taken = each["rounds"][pair.partition(" to ")[0]]
+            table.rows.append([*shown, pair, _interval(ratio, "ratio"), duration(median(taken))])
+    table.note = (
+        "Ratios of medians over rounds in which all variants took turns, with intervals of 95 %, and the median of the "
+        "first one's step. A replay is of a graph that has the whole step; `floor_replay` has no communication. One "
+        "rank calls no NCCL in frozen passes."
+    )
+    return [table] if table.rows else []
+
+
 def _overlap(found: Found) -> list[Table]:
     columns = [
         "model",
@@ -235,5 +276,6 @@ MAKERS = {
     "bandwidth": _bandwidth,
     "failure": _failure,
     "steps": _steps,
+    "frozen": _frozen,
     "overlap": _overlap,
 }

@@ -24,7 +24,8 @@ def measure(task: Task) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         binary = runs.build(Path(scratch))
         counts["not run"] = len(runs.names(binary))
-        for run in runs.each(binary, times):
+        nccl = task.here.get("nccl_library")
+        for run in runs.each(binary, times, {"ENGINE_NCCL_LIBRARY": str(nccl)} if nccl else None):
             counts[run.outcome] += 1
             counts["not run"] -= 1
             if run.outcome == "skipped":

@@ -39,6 +39,7 @@ for _name, _source in (
     ("", "..spark"),
     (".common", "..spark.store"),
     (".common.store", "..spark.store"),
+    (".keras", "..spark.keras"),
     (".torch", "..spark.torch"),
 ):
     MODULES[f"horovod.spark{_name}"] = (_source,)
@@ -59,9 +60,7 @@ _FIXED = "such jobs have a fixed size yet; elastic ones are started by enginerun
 ABSENT = {
     "horovod.runner.elastic": "the driver is another: enginerun starts elastic jobs",
     "horovod.runner.launch": "the launcher is another: use enginerun, or horovod.run for a function",
-    "horovod.spark.keras": "of the estimators there is that of PyTorch, in horovod.spark.torch",
-    "horovod.spark.lightning": "of the estimators there is that of PyTorch, in horovod.spark.torch",
-    "horovod.spark.run_elastic": _FIXED,
+    "horovod.spark.lightning": "there are estimators of PyTorch, in horovod.spark.torch, and of Keras, in .keras",
     "horovod.tensorflow.data": "there is no service that computes data; tf.data works on each rank",
 }
 

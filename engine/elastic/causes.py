@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from .limits import Limits
+
+
+class Kind(Enum):
+    """What can end a world before the training is complete."""
+
+    FAILURE = "failure"  # a member has failed, or could not be reached
+    HOST_LOST = "host_lost"  # the agent of a member's host is lost
+    HOSTS = "hosts"  # a host goes, or has fewer slots
+    LEFT = "left"  # a member has asked to leave
+    SLOW = "slow"  # a member holds up the others
+    NEWCOMERS = "newcomers"  # there are workers for a larger world
 
 
 @dataclass
@@ -18,11 +30,13 @@ class Cause:
         Who is to blame.
     reported : bool
         Whether only another worker has said so; what its agent tells of its end takes the place of that.
+    kind : Kind
     """
 
     text: str
     worker: int | None = None
     reported: bool = False
+    kind: Kind = Kind.FAILURE
 
 
 class Causes:
@@ -38,7 +52,7 @@ class Causes:
         self.resets: list[Cause] = []
         self._barren = 0  # worlds in a row without a commit, the newest included
         self._failures: list[Cause] = []
-        self._exceptions: dict[str, int] = {}
+        self._exceptions: dict[str, tuple[int, bool]] = {}
 
     @property
     def first(self) -> str:
@@ -62,10 +76,15 @@ class Causes:
                 return
         self._failures.append(cause)
 
-    def repeats(self, exception: str, worker: int) -> int | None:
-        """Note an exception; the worker that has raised the same since the last commit, if another has."""
-        earlier = self._exceptions.setdefault(exception, worker)
-        return None if earlier == worker else earlier
+    def repeats(self, exception: str, worker: int, strange: bool = False) -> int | None:
+        """Note an exception; the worker that has raised the same since the last commit, if another has.
+
+        What `strange` workers alone raise does not count: it may be the fault of their host.
+        """
+        earlier, was_strange = self._exceptions.setdefault(exception, (worker, strange))
+        if was_strange and not strange:
+            self._exceptions[exception] = worker, strange
+        return None if earlier == worker or (was_strange and strange) else earlier
 
     def begun(self) -> None:
         """A world begins."""

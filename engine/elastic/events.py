@@ -8,9 +8,10 @@ and an `Ended` is a process that runs no more.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
+from .builds import Build
 from .places import Place, Slot
 
 
@@ -46,10 +47,20 @@ class Found:
 
 @dataclass(frozen=True)
 class AgentLost:
-    """The agent of a host is gone, or out of reach: after its lease no worker runs there."""
+    """The agent of a host is gone, or out of reach: after its lease no worker runs there. If that is known for certain
+    before, each has `Ended`.
+
+    Attributes
+    ----------
+    host : str
+    why : str
+    within : float or None
+        Seconds to the end of the lease; None: `Limits.lease`.
+    """
 
     host: str
     why: str
+    within: float | None = None
 
 
 @dataclass(frozen=True)
@@ -97,6 +108,10 @@ class Ready:
         Of a failure, the worker that is to blame, as far as is known.
     commit : int or None
         The newest commit that it holds.
+    stalled : bool
+        Of a failure, whether the culprit is to blame because it stood still for the stall limit.
+    build : Build
+        What it must have in common with the others.
     """
 
     worker: int
@@ -105,6 +120,8 @@ class Ready:
     text: str = ""
     culprit: int | None = None
     commit: int | None = None
+    stalled: bool = False
+    build: Build = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

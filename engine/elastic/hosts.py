@@ -138,6 +138,14 @@ class Hosts:
             now + min(cooldown[0] * 2.0 ** min(host.times - 1, 1000), cooldown[1]) if cooldown else math.inf
         )
 
+    def cool(self, slot: Slot, *, whole: bool, now: float) -> None:
+        """Leave a slot alone in which a worker was slow, for as long as a host that fails; or its whole host."""
+        if whole:
+            self.exclude(slot.host, now)
+            return
+        host, cooldown = self._hosts[slot.host], self._limits.cooldown
+        host.rests[slot.number] = now + (cooldown[0] if cooldown else math.inf)
+
     def leave(self, name: str) -> None:
         """Note that a host has said that it goes."""
         self._hosts[name].leaving = True

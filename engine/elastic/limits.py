@@ -21,7 +21,7 @@ class Limits:
     sizes : frozenset of int, optional
         Worlds have one of these sizes.
     start_timeout : float
-        That a worker has from its start to the gate, and all members of a world have to meet.
+        That a worker has from its start to the gate, and all members of a world have to meet, unless `meeting` is less.
     elastic_timeout : float
         That the job waits for `min_size` workers.
     stall_limit : float
@@ -33,8 +33,11 @@ class Limits:
     kill_wait : float
         That an agent has to tell of the end of a worker which it shall kill. It is more than the agent's own grace.
     lease : float
-        After which no worker runs whose agent is lost. It is more than the time after which an agent that hears nothing
-        of the driver kills its workers, by as much as news can take.
+        After which no worker runs whose agent is lost, unless `AgentLost` says when. It is more than the time after
+        which an agent that hears nothing of the driver kills its workers, by as much as that can take.
+    stalled_wait : float
+        That a member has to come to the gate when its world is over because it has stalled: the others have waited for
+        it before.
     reset_limit : int or None
         Resets, of whatever cause, after which the job ends with the next.
     barren_limit : int or None
@@ -60,6 +63,7 @@ class Limits:
     end_grace: float = 30.0
     kill_wait: float = 15.0
     lease: float = 30.0
+    stalled_wait: float = 1.0
     reset_limit: int | None = None
     barren_limit: int | None = 10
     cooldown: tuple[float, float] | None = None
@@ -83,6 +87,11 @@ class Limits:
                 raise ValueError(f"{name} is {limit}; it must be at least 0, or None")
         if self.cooldown is not None and not 0 < self.cooldown[0] <= self.cooldown[1]:
             raise ValueError(f"cooldown is {self.cooldown}; it must be two positive times, the shorter first")
+
+    @property
+    def meeting(self) -> float:
+        """Seconds that the members of a world have to meet: no longer than a rank may keep others waiting, or 10."""
+        return min(self.start_timeout, max(self.stall_limit, 10.0))
 
     def largest(self, workers: int) -> int:
         """The size of the largest world that so many workers can form; 0 if they can form none."""

@@ -10,12 +10,13 @@ newcomers that start were waited for, for `grow_wait`; nobody is unfenced | GATH
 | | too few after `elastic_timeout` | OVER, with the first cause |
 | | there was a commit, and nobody at the gate holds one | OVER |
 | GATHERING | all members have joined | RUNNING |
-| | a member has ended or come back, its agent is lost, or `start_timeout` is over | VOID to the others; RESETTING |
+| | a member has ended or come back, its agent is lost, or `meeting` is over | VOID to the others; RESETTING |
 | RUNNING | a member has ended, its agent is lost, or it has come to the gate | RESETTING |
 | | a member shall leave: its host has gone or leaves, it asks for it, it is slow | UPDATE to all, once |
 | | a newcomer at the gate shall leave | END; one that was in a world is held until this one is over |
+| | a newcomer at the gate is of another build | END; its host is blacklisted |
 | | there are newcomers for a larger world, since `grow_wait`, and the world has committed | UPDATE to all, once |
-| RESETTING | members still compute after `stall_limit` | they are killed |
+| RESETTING | members still compute after `stall_limit`; one that has stalled, after `stalled_wait` | they are killed |
 | | nobody computes any more, and enough are at the gate | END to those that leave; when nobody is unfenced, GATHERING |
 | | nobody computes any more, and too few are at the gate | WAITING |
 | | `reset_limit` or `barren_limit` is passed; or there was a commit, and nobody at the gate holds one | OVER |
@@ -25,12 +26,13 @@ newcomers that start were waited for, for `grow_wait`; nobody is unfenced | GATH
 | | a member fails, or a process that is done | noted as the first cause |
 | | no process is left | OVER; good if nothing was noted |
 | OVER | whoever comes to the gate | END |
-| all but DRAINING, OVER | two members, or at first two workers, raise the same, with no commit between | OVER |
+| all but DRAINING, OVER | two members, or at first two workers, raise the same, with no commit between, and they are \
+not newcomers among others that have trained | OVER |
 | | a slot is free, and fewer than `max_size` workers may stay | START |
 | all | a worker that starts is not at the gate after `start_timeout` | it is killed |
 | | a worker that was told END runs after `end_grace` | it is killed |
 | | a worker that is killed has not ended after `kill_wait` | its host's agent is disowned |
-| | an agent is lost or disowned | its workers are dead when `lease` is over |
+| | an agent is lost or disowned | its workers are dead when `lease` is over, or when they are said to have ended |
 | | the user stops the job | all are killed; OVER |
 
 A worker is *unfenced* if it was in a world and may still run, but neither computes in the newest world nor stands at
@@ -44,7 +46,8 @@ from enum import Enum
 from typing import Any
 
 from . import events, texts
-from .causes import Cause, Causes
+from .builds import Builds
+from .causes import Cause, Causes, Kind
 from .events import Action, Event, Why
 from .hosts import Hosts
 from .limits import Limits
@@ -96,6 +99,7 @@ class Machine:
         self.roster = Roster(limits, self.hosts)
         self._orders = Orders(limits, self.hosts, self.roster)
         self.causes = Causes(limits)
+        self._builds = Builds()
         self._now = self._began = self._since = self._told = now
         self._newest: int | None = None  # the newest commit of which anything was heard
         self._committed = False  # whether the newest world has
@@ -104,6 +108,7 @@ class Machine:
         self._updates = 0
         self._updated = False  # whether the newest world was told to come
         self._kinds: tuple[str, ...] = ()  # why
+        self._kind = Kind.HOSTS  # the same in a word
         self._spoilt = ""  # DRAINING: the first failure
 
     @property
@@ -138,6 +143,7 @@ class Machine:
             if worker.until is not None and worker.until <= now:
                 self._late(worker)
         _REACTIONS[type(event)](self, event)
+        self._turn_away()
         before = None
         while before is not self.phase:
             before = self.phase
@@ -171,7 +177,7 @@ class Machine:
 
     def _agent_lost(self, event: events.AgentLost) -> None:
         if self.hosts.knows(event.host):
-            self._lose(event.host, event.why)
+            self._lose(event.host, event.why, event.within)
 
     def _host_leaves(self, event: events.HostLeaves) -> None:
         if self.hosts.knows(event.host):
@@ -188,8 +194,9 @@ class Machine:
         if worker is None or not self.roster.is_member(worker) or due:
             return
         if self.limits.largest(len(self.roster.computing()) - 1):
-            worker.leaving = f"{worker} is slow: {event.why}"
-            self.hosts.exclude(worker.slot.host, self._now)
+            worker.leaving, worker.slow = f"{worker} is slow: {event.why}", True
+            alone = sum(other.slot.host == worker.slot.host for other in self.roster.computing()) == 1
+            self.hosts.cool(worker.slot, whole=alone, now=self._now)
             self._orders.do(events.Say(f"{worker.leaving}; it shall leave"))
 
     def _ended(self, event: events.Ended) -> None:
@@ -206,14 +213,15 @@ class Machine:
         if worker.at in (At.DONE, At.ENDING):
             self._orders.do(events.End(worker.number, "there is no place for it any more in this job", False))
             return
-        worker.at, worker.until, worker.commit = At.GATE, None, event.commit
+        worker.at, worker.until, worker.commit, worker.build = At.GATE, None, event.commit, event.build
         if not self.roster.is_member(worker) or self.phase not in (Phase.GATHERING, Phase.RUNNING):
             return
         if event.why is Why.HOSTS:
             self._overcome()  # what each member has saved on its way to the gate is a commit
-            self._reset(Cause(", ".join(self._kinds) or "the hosts have changed"))
+            self._reset(Cause(", ".join(self._kinds) or "the hosts have changed", kind=self._kind))
         else:
             self._break(self._blame(worker, event))
+            self._hurry(event)
 
     def _joined(self, event: events.Joined) -> None:
         worker = self.roster.get(event.worker)
@@ -242,6 +250,14 @@ class Machine:
             self._orders.kill(worker, event.why)
 
     # What follows from it, in each phase.
+
+    def _turn_away(self) -> None:
+        """Let newcomers go whose build is not the job's: no world that they are in could meet."""
+        for worker in self.roster.at(At.GATE):
+            if worker.world == 0 and (why := self._builds.differs(worker.build)):
+                self.hosts.exclude(worker.slot.host, self._now)
+                self._orders.do(events.Say(f"{worker} is turned away, and its host blacklisted: {why}"))
+                self._orders.end(worker, why, False)
 
     def _form(self) -> None:
         """WAITING, RESETTING: make the next world, if all that it needs is there."""
@@ -279,14 +295,16 @@ class Machine:
         self.world += 1
         self.causes.begun()
         self._committed = self._updated = False
-        self._kinds = ()
+        self._kinds, self._kind = (), Kind.HOSTS
         self._grow_since = self._enough_since = None
         self._orders.gather(self.world, chosen)
         self._enter(Phase.GATHERING)
 
     def _meet(self) -> None:
         """GATHERING: all members have met."""
-        if all(worker.joined for worker in self.roster.computing()):
+        members = self.roster.computing()
+        if all(worker.joined for worker in members):
+            self._builds.met(members[0].build if members else {})
             self._enter(Phase.RUNNING)
 
     def _update(self) -> None:
@@ -299,6 +317,7 @@ class Machine:
             kinds += ("there are newcomers",)
         if kinds and not self._updated:
             self._updated, self._kinds = True, kinds
+            self._kind = self.roster.kind(worker for worker in members if self.roster.departing(worker))
             self._updates += 1
             self._orders.do(events.Update(self.world, tuple(worker.number for worker in members), self._updates, kinds))
 
@@ -362,15 +381,16 @@ class Machine:
         if member:
             self._break(cause)
         if exception and self.phase is not Phase.DRAINING and (member or self.world == 0):
-            earlier = self.causes.repeats(exception, worker.number)
+            strange = not worker.trained and any(each.trained for each in self.roster)
+            earlier = self.causes.repeats(exception, worker.number, strange)
             if earlier is not None:
                 self._end_job(f"workers {earlier} and {worker.number} raised the same: {exception}")
 
-    def _lose(self, host: str, why: str) -> None:
+    def _lose(self, host: str, why: str, within: float | None = None) -> None:
         """A host's agent is lost. Its workers run at most until their lease is over."""
-        lost = self._orders.lose(host)
+        lost = self._orders.lose(host, within)
         self.hosts.exclude(host, self._now)
-        cause = Cause(f"host {host}: {why}")
+        cause = Cause(f"host {host}: {why}", kind=Kind.HOST_LOST)
         if any(self.roster.is_member(worker) for worker in lost) and self.phase is not Phase.OVER:
             self.causes.failed(cause)
             self._break(cause)
@@ -383,6 +403,12 @@ class Machine:
         if culprit is not None and self.roster.is_member(culprit) and self._charge(culprit):
             self._orders.kill(culprit, "world after world has failed because of it")
         return cause
+
+    def _hurry(self, event: events.Ready) -> None:
+        """RESETTING: who has kept the others waiting for the stall limit is not waited for as long again."""
+        culprit = self.roster.get(event.culprit) if event.stalled else None
+        if self.phase is Phase.RESETTING and culprit is not None and culprit in self.roster.computing():
+            culprit.until = min(culprit.until or self._now, self._now + self.limits.stalled_wait)
 
     def _charge(self, worker: Worker) -> bool:
         """Charge a worker's slot, once for each world; whether its host was blacklisted for that."""
@@ -423,6 +449,8 @@ class Machine:
     def _overcome(self) -> None:
         """The newest world has committed: what failed before has been overcome."""
         self._committed = True
+        for worker in self.roster.computing():
+            worker.trained = True
         self.hosts.forgive(worker.slot for worker in self.roster if self.roster.is_member(worker))
         self.causes.committed()
 

@@ -71,7 +71,7 @@ class Orders:
         self._roster.members = {worker.number for worker in chosen}
         for worker in chosen:
             worker.at, worker.world, worker.joined = At.WORLD, world, False
-        self.expect(self._limits.start_timeout)
+        self.expect(self._limits.meeting)
         slots = {worker.number: worker.slot for worker in chosen}
         self.do(events.Assign(world, assign(world, slots, self._hosts.age)))
 
@@ -85,9 +85,10 @@ class Orders:
         if members := self._roster.computing():
             self.do(events.Void(world, tuple(worker.number for worker in members)))
 
-    def lose(self, host: str) -> list[Worker]:
+    def lose(self, host: str, within: float | None) -> list[Worker]:
         """The workers of a host whose agent is lost. They run until their lease is over, at the longest."""
+        lease = self._limits.lease if within is None else within
         lost = self._roster.on(host)
         for worker in lost:
-            worker.at, worker.until = At.LOST, self.now + self._limits.lease
+            worker.at, worker.until = At.LOST, self.now + lease
         return lost

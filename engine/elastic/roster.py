@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from enum import Enum
 
+from .builds import Build
+from .causes import Kind
 from .hosts import Hosts
 from .limits import Limits
 from .places import Slot
@@ -45,8 +47,14 @@ class Worker:
     """Whether it has met the others of that world."""
     commit: int | None = None
     """The newest commit that it held when it came to the gate."""
+    build: Build = field(default_factory=dict)
+    """What it must have in common with the others, as it has said at the gate."""
+    trained: bool = False
+    """Whether it was in a world that has committed."""
     leaving: str = ""
     """Why it shall leave by itself, whatever its host does; empty: it may stay."""
+    slow: bool = False
+    """Whether that is because it holds up the others."""
     charged: int = -1
     """The world in which its slot was last charged with a failure of it."""
 
@@ -107,6 +115,12 @@ class Roster:
     def departing(self, worker: Worker) -> str:
         """Why a worker shall leave; empty if it may stay."""
         return worker.leaving or self._hosts.departing(worker.slot)
+
+    @staticmethod
+    def kind(departing: Iterable[Worker]) -> Kind:
+        """Why a world ends from which those workers shall leave; nobody: it grows."""
+        kinds = [Kind.SLOW if each.slow else Kind.LEFT if each.leaving else Kind.HOSTS for each in departing]
+        return min(kinds, key=[Kind.HOSTS, Kind.LEFT, Kind.SLOW].index, default=Kind.NEWCOMERS)
 
     def staying(self) -> int:
         """How many are, or may become, members and may stay."""

@@ -2,7 +2,8 @@
 
 One is found only if nothing else explains it. Its lag is above the limit in every interval, so that no single pause,
 such as a checkpoint that rank 0 writes, is enough; everybody else's is below half the limit, so that it is not the
-program that is uneven; and its host does not wait for data of other hosts, so that it is not the network.
+program that is uneven; and its host does not wait for data of other hosts, so that it is not the network. One delay may
+be the lag of many collectives, and all lags are added up; so the others must also wait that much longer than it does.
 """
 
 from __future__ import annotations
@@ -26,11 +27,14 @@ class Reading:
         Seconds that it submitted tensors later than the first rank.
     crossing : float
         Seconds that it waited for data of other hosts.
+    blocked : float or None
+        Seconds in which its program was blocked in the engine; None where programs do not wait there, as on a GPU.
     """
 
     steps: int
     lag: float
     crossing: float
+    blocked: float | None = None
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,7 @@ def find(looks: Sequence[Look], limit: float, seconds: float) -> SlowWorker | No
         return None
     suspects: set[int] | None = None
     for before, after in pairwise(window):
-        late = {worker for worker in after.readings if _rate(before, after, worker, "lag") > limit}
+        late = {worker for worker in after.readings if _cost(before, after, worker) > limit}
         loud = {worker for worker in after.readings if not _rate(before, after, worker, "lag") < QUIET * limit}
         if len(late) != 1 or loud != late:
             return None
@@ -108,7 +112,7 @@ def find(looks: Sequence[Look], limit: float, seconds: float) -> SlowWorker | No
     (worker,) = suspects
     if not _rate(window[0], window[-1], worker, "crossing") < QUIET * limit:
         return None
-    return SlowWorker(worker, _rate(window[0], window[-1], worker, "lag"))
+    return SlowWorker(worker, _cost(window[0], window[-1], worker))
 
 
 def _window(looks: Sequence[Look], seconds: float) -> Sequence[Look]:
@@ -123,6 +127,16 @@ def _window(looks: Sequence[Look], seconds: float) -> Sequence[Look]:
         if last.time - look.time >= seconds:
             return looks[start:]
     return ()
+
+
+def _cost(before: Look, after: Look, worker: int) -> float:
+    """Seconds a step for which the others wait for a worker: its lag, or less, if they do not wait that long."""
+    lag = _rate(before, after, worker, "lag")
+    if any(look.readings[each].blocked is None for look in (before, after) for each in look.readings):
+        return lag
+    waits = {each: _rate(before, after, each, "blocked") for each in after.readings}
+    own = waits.pop(worker)
+    return min(lag, *(wait - own for wait in waits.values())) if waits else 0.0
 
 
 def _rate(before: Look, after: Look, worker: int, what: str) -> float:

@@ -18,8 +18,8 @@ def late(worker: Worker, gathers: bool, limits: Limits) -> str:
     if worker.at is At.ENDING:
         return f"it was told to end, and runs after {limits.end_grace:g} s"
     if gathers:
-        return f"it has not met the other members of world {worker.world} within {limits.start_timeout:g} s"
-    return f"world {worker.world} is over, and it has not come back within {limits.stall_limit:g} s"
+        return f"it has not met the other members of world {worker.world} within {limits.meeting:g} s"
+    return f"world {worker.world} is over, and it has not come back from it in time"
 
 
 def too_few(roster: Roster, limits: Limits) -> str:

@@ -44,7 +44,7 @@ class NoReducer:
         """Raise NotInitializedError."""
         self._refuse()
 
-    def add(self, named: dict[str, Any]) -> None:
+    def add(self, named: dict[str, Any], trained: Any = ()) -> None:
         """Parameters are hooked in a world."""
 
     def after_step(self) -> None:

@@ -222,9 +222,18 @@ class Wrapping(ABC):
         described = {name: self.describe(name, parameter) for name, parameter in new.items()}
         expect_agreement(self.options, described)
         self.expect_alone(own)
-        self.reducer.add(new)
+        self.reducer.add(new, self._trained(new) if self.moving else ())
         self._parameters |= own
         self._known = known
+
+    def _trained(self, named: dict[str, Any]) -> set[str]:
+        """Which parameters require a gradient on some rank. Collective.
+
+        A newcomer has not come yet to the line that freezes or thaws a layer, so this is what it asks the others for.
+        """
+        own = [getattr(parameter, "requires_grad", True) for parameter in named.values()]
+        told = objects.allgather_object(own, None, self.process_set)
+        return {name for name, required in zip(named, zip(*told, strict=True), strict=True) if any(required)}
 
     def become(self, optimizer: Any, distributed: type[Distributed], namespace: dict[str, Any]) -> None:
         """Give an optimizer a class of the same name, with the methods of `distributed` and a namespace of its own."""

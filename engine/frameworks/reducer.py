@@ -44,7 +44,7 @@ from __future__ import annotations
 import gc
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -59,7 +59,7 @@ from .scheme_reducer import Rounds, scheme_of
 Parameter = Any  # a parameter of the framework, with `grad` and `requires_grad`
 Tensor = Any
 
-_live: weakref.WeakSet[Reducer] = weakref.WeakSet()
+live: weakref.WeakSet[Reducer] = weakref.WeakSet()
 
 
 class Reducer(ABC):
@@ -114,7 +114,7 @@ class Reducer(ABC):
         self._empty: list[int] = []  # parameters without a gradient on any rank
         self._skipping = False
         self._unused: str | None = None  # the step whose closure has not been called yet
-        _live.add(self)
+        live.add(self)
 
     # Methods that a binding defines for its parameters.
 
@@ -213,8 +213,10 @@ class Reducer(ABC):
     def separate(self, parameter: Parameter, gradient: Tensor) -> Tensor:
         """Give a parameter a gradient of its own, with the same values."""
 
-    def add(self, named: dict[str, Parameter]) -> None:
+    def add(self, named: dict[str, Parameter], trained: Collection[str] = ()) -> None:
         """Hook parameters. Collective if gradients live in shared memory.
+
+        `trained`: some rank has a gradient for these, so they are hooked also where they require none at the moment.
 
         Raises
         ------
@@ -229,8 +231,8 @@ class Reducer(ABC):
                     f"parameter {name!r} belongs to another DistributedOptimizer, which reduces its gradient already; "
                     "unwrap() that one first"
                 )
-        active = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
-        self._frozen.update({name: parameter for name, parameter in named.items() if not parameter.requires_grad})
+        active = {name: each for name, each in named.items() if each.requires_grad or name in trained}
+        self._frozen.update({name: each for name, each in named.items() if name not in active})
         deferred = {name for name, parameter in active.items() if self.rounds.accepts(name, parameter)}
         views: dict[str, Tensor | None] = dict.fromkeys(active)
         kept = {name: each for name, each in active.items() if self.options.views and name not in deferred}
@@ -416,7 +418,7 @@ class Reducer(ABC):
     def release(self) -> None:
         """Take the hooks away and let go of the engine, whose world has ended, without waiting for the collector."""
         self.remove()
-        _live.discard(self)
+        live.discard(self)
         self.group.release()
         self._native.clear()
         self._once = None
@@ -490,7 +492,7 @@ class Reducer(ABC):
         """Complete the pass. Before this optimizer waits, all that take part in it announce their missing gradients."""
         if not self.group.active:
             return
-        for each in list(_live):
+        for each in list(live):
             if each.group.active and (each.kind, each._pass) == (self.kind, self._pass):
                 each._announce()
         self.finish()

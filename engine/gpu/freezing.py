@@ -6,6 +6,7 @@ What the lane enqueues for one may be captured into a CUDA graph, and is launche
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from .. import objects
@@ -13,11 +14,13 @@ from ..config import Config
 from ..errors import DeviceError, MismatchError
 from ..host.patience import Patience
 from ..native import core
-from .plane import OLDEST_FOR_SETS, TICK, Plane
+from . import texts
+from .plane import OLDEST_FOR_SETS, SLAB, TICK, Plane
 
 DTYPES = {"float16": (0, 2), "bfloat16": (1, 2), "float32": (2, 4), "float64": (3, 8)}  # number and bytes, of kernels.h
 ALIGNMENT = 16  # bytes, of what the kernels read at once
 FREEZING = "engine.gpu.freeze"  # of what ranks tell each other
+UNDER_WAY = 2.0  # seconds for which collectives that are under way are waited for
 
 
 @dataclass(frozen=True)
@@ -56,36 +59,87 @@ class FrozenPass:
         A sum or an average.
     settings : Config
         `start_timeout` limits the making, `stall_limit` the time in which the lane enqueues a pass.
+    under_way : callable
+        Which collectives of this rank have not ended.
 
     Raises
     ------
     MismatchError
         The ranks freeze different things; on all ranks alike.
     DeviceError
-        A call failed on some rank; on all ranks alike.
+        A call failed on some rank, or it has a collective under way; on all ranks alike.
     WorldError
         A rank died.
     """
 
     def __init__(
-        self, engine: core.Engine, plane: Plane, tensors: list[Frozen], reduction: Reduction, settings: Config
+        self,
+        engine: core.Engine,
+        plane: Plane,
+        tensors: list[Frozen],
+        reduction: Reduction,
+        settings: Config,
+        under_way: Callable[[], list[str]],
     ) -> None:
         self._engine = engine
         self._plane = plane
         self._limit = settings.stall_limit
         _expect_agreement(tensors, reduction)
         _expect_several_communicators(plane)
-        with plane.jobs:
-            its = self._id(settings.start_timeout)
-            parts, rows = _laid_out(tensors, reduction.wire)
-            self._at = plane.lane.freeze(
-                reduction.op, reduction.prescale, reduction.postscale, parts, rows, bytes.fromhex(its)
-            )
-            why = self._wait(settings.start_timeout, "freeze a pass")
-        told = objects.allgather_object(why, FREEZING)
-        for rank, text in enumerate(told):
+        parts, rows = _laid_out(tensors, reduction.wire)
+        with plane.freezing:
+            self._together(lambda: self._expect_nothing(under_way))
+            self._at = plane.lane.freeze(reduction.op, reduction.prescale, reduction.postscale, parts, rows)
+            told = self._together(lambda: self._prepare(settings.start_timeout))
+            self._together(lambda: self._unite(told[0], settings.start_timeout))
+            plane.united = True
+
+    def _expect_nothing(self, under_way: Callable[[], list[str]]) -> str:
+        """Refuse what is under way: ranks would wait in NCCL for each other, in different orders.
+
+        What the engine itself compares ends by itself.
+        """
+        patience = Patience(UNDER_WAY)
+        while (names := under_way()) or self._plane.lane.pending:
+            if not patience.left():
+                raise DeviceError(
+                    f"{', '.join(names[:3]) or 'a collective'} is under way, which has no order with what is frozen: "
+                    "wait for all collectives, in all threads and process sets, before freeze()"
+                )
+            time.sleep(0.001)
+        return ""
+
+    def _prepare(self, seconds: float) -> str:
+        """Wait until the lane has allocated what the pass needs. On rank 0: by what ranks connect, if they have not."""
+        if why := self._wait(seconds, "allocate for a frozen pass"):
+            raise DeviceError(f"{why}: it takes up to {SLAB >> 20} MiB of its memory")
+        return "" if self._plane.united or self._engine.rank else self._id(seconds)
+
+    def _unite(self, its: str, seconds: float) -> str:
+        """Wait in NCCL until all ranks have come, and run the reduction."""
+        self._plane.lane.unite(self._at, bytes.fromhex(its) if its else None)
+        if why := self._wait(seconds, "connect for a frozen pass"):
+            raise DeviceError(why)
+        return ""
+
+    def _together(self, work: Callable[[], str]) -> list[str]:
+        """Do this rank's part of a step, and hear what came of it on every rank.
+
+        Raises
+        ------
+        DeviceError
+            It failed on some rank.
+        """
+        why = gave = ""
+        try:
+            gave = work()
+        except DeviceError as error:
+            why = str(error)
+        told: list[tuple[str, str]] = objects.allgather_object((gave, why), FREEZING)
+        for rank, (_, text) in enumerate(told):
             if text:
                 raise DeviceError(f"rank {rank} cannot freeze a pass on its GPU: {text}")
+        return [each for each, _ in told]
 
     def repeat(self, stream: int) -> None:
         """Enqueue the reduction on a stream, behind what is there; or capture it, if the stream is being captured.
@@ -109,14 +163,20 @@ class FrozenPass:
             raise DeviceError(f"rank {self._engine.rank} cannot enqueue a frozen pass: {why}")
 
     def _id(self, seconds: float) -> str:
-        """Rank 0's lane is asked for an id, and all hear of it."""
+        """Rank 0's lane is asked for an id."""
         lane, patience = self._plane.lane, Patience(seconds)
-        if self._engine.rank == 0:
+        with self._plane.jobs:
             lane.begin("name")
             while not lane.wait(TICK) and patience.left() and self._engine.failure is None:
                 pass
-        told: list[str] = objects.allgather_object(lane.id.hex(), FREEZING)
-        return told[0]
+            if not lane.wait(0):
+                call = lane.call or "a call"
+                self._engine.abort(f"{call} has not returned for {seconds:g} s, in which it had to name a communicator")
+            if self._engine.failure is not None:
+                raise self._engine.failure
+            if lane.failure is not None:
+                raise DeviceError(texts.failed(lane.failure, seconds, lane.identity))
+            return lane.id.hex()
 
     def _wait(self, seconds: float, what: str) -> str:
         """Why what the lane does with the pass has failed; "" if it has not."""

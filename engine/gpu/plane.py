@@ -60,6 +60,10 @@ class Plane:
         How long this rank's part of each step of the opening took.
     jobs : threading.Lock
         Held by whoever gives the lane a job, until that has ended.
+    freezing : threading.Lock
+        Held by whoever makes a frozen pass.
+    united : bool
+        The ranks are connected for frozen passes.
     """
 
     def __init__(
@@ -71,6 +75,8 @@ class Plane:
         self.gpus = gpus
         self.seconds = seconds
         self.jobs = threading.Lock()  # the lane does one at a time
+        self.freezing = threading.Lock()
+        self.united = False
         self._pid = os.getpid()
         self._open = True
 

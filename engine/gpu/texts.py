@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from ..setting import variable
 
 GIVEN_UP = -1  # the code of a call after which the lane was told to give up
+KERNELS_OF_NCCL = "cuStreamQuery"  # by which the lane waits for those of the warm-up, and they for the other ranks
 
 _RESULTS = (  # of NCCL, by code
     "ncclSuccess",
@@ -61,10 +62,10 @@ def failed(failure: tuple[str, int, str, str], seconds: float, identity: Mapping
     """
     call, code, name, text = failure
     if code == GIVEN_UP:
-        return (
-            f"the wait for {call} was given up after {seconds:g} s ({variable('start_timeout')}): other ranks have not "
-            f"come, or cannot be reached; {_MORE}"
-        )
+        given_up = f"the wait for {call} was given up after {seconds:g} s ({variable('start_timeout')})"
+        if call.startswith("nccl") or call == KERNELS_OF_NCCL:
+            return f"{given_up}: other ranks have not come, or cannot be reached; {_MORE}"
+        return f"{given_up}: the driver is slow, as where other processes keep the GPU or the machine busy"
     if call.startswith("nccl"):
         result = _RESULTS[code] if code < len(_RESULTS) else str(code)
         hint = _NCCL_HINTS.get(code, _MORE)

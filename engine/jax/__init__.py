@@ -49,7 +49,7 @@ from .ops import (
     reducescatter,
 )
 from .primitive import register_handler
-from .state import broadcast_parameters, broadcast_pytree, check_consistency, wait_for_programs
+from .state import broadcast_parameters, broadcast_pytree, check_consistency, forget_programs, wait_for_programs
 
 if TYPE_CHECKING:
     from .optax import DistributedOptimizer, distributed
@@ -111,6 +111,7 @@ register_handler()
 # The engine waits for programs of JAX before it stops. At the end of the interpreter that is before JAX ends, too: what
 # was registered last is called first, and JAX has been imported above.
 runtime.before_shutdown(wait_for_programs)
+runtime.on_enter(forget_programs)
 atexit.register(shutdown)
 
 

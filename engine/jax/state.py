@@ -17,6 +17,7 @@ from ..process_sets import ProcessSet, global_process_set
 from .adapter import expect_host
 
 _LOOK = 0.002  # seconds between two looks at arrays that are being computed
+_place: tuple[int, int] | None = None  # rank and size of the world for which programs are compiled
 
 
 def broadcast_pytree(tree: Any, root_rank: int = 0, process_set: ProcessSet = global_process_set) -> Any:
@@ -148,3 +149,11 @@ def _plain(path: str, leaf: Any) -> Any:
 def _like(leaf: Any, result: Any) -> Any:
     """A result as a leaf of the kind that was given."""
     return jax.random.wrap_key_data(result, impl=jax.random.key_impl(leaf)) if _is_key(leaf) else result
+
+
+def forget_programs() -> None:
+    """Have programs compiled anew in a world of another size, or with another rank: the shapes in them go by both."""
+    global _place
+    if _place != (place := (runtime.rank(), runtime.size())):
+        _place = place
+        jax.clear_caches()

@@ -105,6 +105,7 @@ class Agent:
             address=address,
             summary=self.allotment.summary,
             processors=machine.facts().usable,
+            **self._facts(),
         )
 
     def run(self, head: dict[str, Any]) -> None:
@@ -222,6 +223,10 @@ class Agent:
         self.job = replace(self.job, interface=name)
         return address
 
+    def _facts(self) -> dict[str, str]:
+        """What else the launcher is told of this host."""
+        return {}
+
     def _allot(self) -> Allotment:
         return allot(
             machine.facts(),
@@ -311,6 +316,11 @@ def serve(channel: Channel) -> int:
                 from .doctor import examine  # takes longer to import than an agent to start ranks
 
                 examine(channel, message)
+            elif message.kind == "witness":
+                from .witness import testify
+
+                testify(channel, message)
+                break
             elif message.kind == "prepare":
                 agent = _agent(channel, message)
                 agent.prepare()

@@ -28,8 +28,9 @@ from .channel import ChannelError, Message
 from .cluster import Cluster
 from .console import Console
 from .discovery import Discovery, Fixed, Names, Script, changes
-from .elastic_options import Elastic
+from .elastic_options import MARGIN, Elastic
 from .elastic_report import Last, Result, first_failure, how, last_of, reason, resets
+from .elastic_watch import Watch
 from .errors import LaunchError
 from .fleet import Fleet
 from .hosts import own_names
@@ -75,6 +76,7 @@ class Driver:
         That agents have to answer at first.
     used : callable
         Called with the number of a slot before a worker is started in it.
+    watch : Watch
     cluster : Cluster, optional
         What tells the hosts and starts agents, where the command line does not.
 
@@ -98,6 +100,7 @@ class Driver:
         wakeup: socket.socket,
         seconds: float,
         used: Callable[[int], None],
+        watch: Watch,
         cluster: Cluster | None = None,
     ) -> None:
         assert options.elastic is not None
@@ -107,6 +110,7 @@ class Driver:
         self._say = say
         self._wakeup = wakeup
         self._used = used
+        self._watch = watch
         self._cluster = cluster
         here = None if options.reach.launch_agent or cluster is not None else own_names()
         self._names = Names(here)
@@ -115,7 +119,7 @@ class Driver:
         self._machine = Machine(limits, self._clock.now())
         self._fleet = Fleet(
             options, job, self._names, self._several, environment, consoles, pages, seconds,
-            self._act, self._lost, self._refused, say, cluster,
+            self._act, self._lost, self._cleared, self._refused, say, cluster,
         )  # fmt: skip
         self._fleet.board.hear(wakeup.fileno(), self._signals)
         self._discovery = self._discover(options.elastic)
@@ -169,20 +173,27 @@ class Driver:
                 self._feed(events.Stop("all hosts are blacklisted for good, and no others will come"))
             if self._refusal:
                 raise LaunchError(self._refusal)
+            if (slow := self._watch.slow(self._machine, self._numbered(), now)) is not None:
+                self._feed(slow)
             if not self._machine.finished:
                 self._fleet.step(0.5 if deadline is None else max(0.0, deadline - now))
+        self._end_discovery()
         self._fleet.finish()
         self.abandon()
         return self._result()
 
     def abandon(self) -> None:
         """End everything; nothing is left when this returns. A second call does nothing."""
-        self._discovery.close()
-        self._discovery = Fixed({})
+        self._end_discovery()
         self._fleet.close()
         (self._job.directory / remote_files.TOKEN).unlink(missing_ok=True)
         for display in self.displays.values():
             display.close()
+
+    def _end_discovery(self) -> None:
+        """Ask no more. A script may run now; it is ended as long as there is the selector that listens to it."""
+        self._discovery.close()
+        self._discovery = Fixed({})
 
     def _hopeless(self, now: float) -> bool:
         """Whether nothing runs, and nothing ever will. The machine would wait: others might have more hosts to come."""
@@ -211,6 +222,16 @@ class Driver:
             for action in self._machine.handle(self._clock.now(), self._events[0]):
                 _DEEDS[type(action)](self, action)
             self._events.popleft()
+        ranks = {worker.number: self._rank(number) for number, worker in self._workers.items()}
+        self._watch.saw(self._machine, ranks, len(self._places), self._clock.now())
+
+    def _numbered(self) -> dict[int, int]:
+        return {number: worker.number for number, worker in self._workers.items()}
+
+    def _rank(self, worker: int) -> int:
+        """In the newest world; -1: it has none there."""
+        place = self._places.get(worker)
+        return -1 if place is None else place.rank
 
     def _start(self, action: events.Start) -> None:
         worker, slot = action.worker, action.slot
@@ -342,9 +363,9 @@ class Driver:
         if kind == "ready":
             ready = self._worker(host, message)
             ready.came, ready.port = True, int(said["port"])
-            event: events.Event = events.Ready(
-                worker, int(said["world"]), events.Why[said["why"]], str(said["text"]), said["culprit"], said["commit"]
-            )
+            told = {name: said[name] for name in ("culprit", "commit", "stalled", "build")}
+            why = events.Why[said["why"]]
+            event: events.Event = events.Ready(worker, int(said["world"]), why, str(said["text"]), **told)
         elif kind == "committed":
             event = events.Committed(worker, int(said["world"]), int(said["commit"]))
         elif kind in ("joined", "done"):
@@ -380,18 +401,23 @@ class Driver:
                 f"{self._job.directory / f'rank.{worker.number}'}"
             )
 
-    def _lost(self, host: str, why: str) -> None:
+    def _lost(self, host: str, why: str, within: float) -> None:
         self._say(f"{host} was lost: {why}")
         self._forget_host(host)
         if self._machine.world == 0 and len(self._fleet) == 0:
             self._refusal = self._refusal or f"{host}: {why}"
-        self._feed(events.AgentLost(host, why))
+        self._feed(events.AgentLost(host, why, within))
+
+    def _cleared(self, workers: list[int]) -> None:
+        """Workers of a lost agent do not run any more, or never did."""
+        for worker in workers:
+            self._feed(events.Ended(worker, 0, "ended with its agent"))
 
     def _refused(self, host: str, text: str) -> None:
         if self._machine.world == 0:
             self._refusal = self._refusal or f"{host}: {text}"
         else:
-            self._lost(host, text)
+            self._lost(host, text, MARGIN)
 
     def _forget_host(self, host: str) -> None:
         """Nobody can tell any more what becomes of its workers."""

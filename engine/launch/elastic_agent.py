@@ -1,8 +1,9 @@
 """The agent of a host in an elastic job: starts one worker after the other in the slots of its host, as it is told.
 
-It is an `Agent` that starts nothing at first. Between workers and the driver it passes on what is said at the gate. It
-holds a lease that each word of the launcher renews: when that is over, the guardian kills the agent and its workers,
-because the driver lets others go on without them. Only agents start workers, and they have one thread.
+It is an `Agent` that starts nothing at first. Between workers and the driver it passes on what is said at the gate. On
+another host than the launcher's it has a lease: whatever the launcher has heard of it, it confirms, and from when that
+was said workers may run for so long. When it is over, the guardian kills the agent and its workers, because the driver
+lets others go on without them. Only agents start workers, and they have one thread.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from .channel import Channel, ChannelError, Message
 from .cpu_binding import Allotment, allot
 from .errors import LaunchError
 from .gatehouse import Gatehouse
-from .guardian import Guardian
+from .guardian import Guardian, boot_time
 from .output import Stream
 from .plan import Crew, plan_one
 from .spawn import Rank
 from .supervisor import ENDING_SIGNALS, PASSED_SIGNALS, SIGNALS, Stage, Supervisor
 from .verdict import End
+from .witness import where
 
 
 class Keeper(Supervisor):
@@ -86,7 +88,8 @@ class ElasticAgent(Agent):
         """Start workers as the launcher asks for them, until it says that all is over, or is gone."""
         self._descriptors = spawn.raise_descriptor_limit(int(self.head["most"]))
         self.files.settle()
-        self._guardian = Guardian(self.job.name, lambda: None, str(self.crew.host), float(self.head["silence"]))
+        self._guardian = Guardian(self.job.name, lambda: None, str(self.crew.host), self.head["lease"])
+        self._beat()  # before anything of a worker: the launcher counts on the lease from when it has heard this
         processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
         with caught(SIGNALS, lambda *_: None) as wakeup:
             keeper = Keeper(
@@ -114,7 +117,6 @@ class ElasticAgent(Agent):
         """Do what the launcher asks for; at the end of the channel, kill."""
         descriptor = self.channel.reading
         for message in self.channel.receive():
-            self._guardian.renew()
             self._do(message)
         if self.channel.ended:
             self._keeper.forget(descriptor)
@@ -132,8 +134,11 @@ class ElasticAgent(Agent):
         elif kind == "tell" and self._gatehouse is not None:
             self._gatehouse.send(message.number("worker"), str(head["kind"]), **head["fields"])
         elif kind == "beat":
-            self.channel.send("beat")
+            self._beat()
             self.copies.send(self.channel)
+        elif kind == "heard":
+            if self.head["lease"] is not None:
+                self._guardian.renew(float(head["at"]) + self.head["lease"])
         elif kind == "signal" and message.number("number") in ENDING_SIGNALS:
             keeper.end_by(message.number("number"))
         elif kind == "signal" and message.number("number") in PASSED_SIGNALS:
@@ -142,6 +147,13 @@ class ElasticAgent(Agent):
             keeper.release()
         else:
             raise ChannelError(f"the launcher asks for {kind!r}, which this agent does not know")
+
+    def _beat(self) -> None:
+        """Tell that it lives, and when that was; the launcher says it back."""
+        self.channel.send("beat", at=boot_time())
+
+    def _facts(self) -> dict[str, str]:
+        return {"where": where()}
 
     def _launch(self, message: Message) -> None:
         """Start a worker. That it cannot be started is told as its end."""
@@ -175,7 +187,9 @@ class ElasticAgent(Agent):
         self._keeper.add(rank)
         for name, pipe in (("stdout", rank.stdout), ("stderr", rank.stderr)):
             self._keeper.listen(Stream(worker, pipe, Relay(self.channel, name, number=number)))
-        self.channel.send("started", worker=worker, pid=rank.pid, cpus=rank_plan.cpus)
+        process = processes.look(rank.pid)
+        assert process is not None  # nobody has reaped it
+        self.channel.send("started", worker=worker, pid=rank.pid, born=process.born, cpus=rank_plan.cpus)
 
     def _ended(self, rank: Rank, end: End) -> None:
         assert self._gatehouse is not None

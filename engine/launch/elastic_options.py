@@ -16,11 +16,11 @@ from .plan import MOST_RANKS
 from .reach import Kept
 
 COUNT = Whole(1)
+SLOW_TIME = 60.0  # seconds
 TIMEOUT = 600.0  # seconds that a job waits for enough workers, as Horovod's
-SILENCE = (
-    10.0  # seconds without a word of the launcher after which an agent's workers are ended, and the other way round
-)
-LEASE = 2 * SILENCE  # seconds after which no worker runs whose agent is lost: it may have heard of the launcher last
+LEASE = 10.0  # seconds without a word of the launcher after which an agent's workers are ended, and the other way round
+LEAST_LEASE = 2.0
+MARGIN = 1.0  # seconds that a guardian may take to see that a lease is over, and to end what runs
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,8 @@ class Elastic:
     cooldown : (float, float) or None
     slow : (float, float) or None
         Seconds a step for which the others wait for one worker, and for how many seconds, before it is let go.
+    lease : float
+        Seconds without a word of the launcher after which the workers of another host are ended.
     """
 
     size: int
@@ -56,6 +58,7 @@ class Elastic:
     reset_limit: int | None
     cooldown: tuple[float, float] | None
     slow: tuple[float, float] | None
+    lease: float = LEASE
 
     def several(self, names: Collection[str] | None) -> bool:
         """Whether ranks may be on several hosts; `names` as of `lay_out`."""
@@ -82,8 +85,8 @@ class Elastic:
                 start_timeout=start_timeout,
                 elastic_timeout=self.timeout,
                 stall_limit=stall_limit or Limits.stall_limit,
-                kill_wait=grace + SILENCE,
-                lease=LEASE,
+                kill_wait=grace + self.lease,
+                lease=self.lease + MARGIN,
                 reset_limit=self.reset_limit,
                 cooldown=self.cooldown,
             )
@@ -99,7 +102,9 @@ def add_elastic(parser: argparse.ArgumentParser) -> None:
     parser : ArgumentParser
         Its `ignored` collects the names of those that do nothing unless the job is elastic.
     """
-    group = parser.add_argument_group("elastic jobs")
+    group = parser.add_argument_group(
+        "elastic jobs", "--min-np, --max-np or --host-discovery-script makes one, whose program calls elastic.run."
+    )
     number, time = argument(COUNT), argument(seconds(0.001))
     group.add_argument(
         "--min-np", "--min-num-proc", type=number, metavar="N", help="go on with as few ranks as this (default: -np)"
@@ -124,9 +129,15 @@ def add_elastic(parser: argparse.ArgumentParser) -> None:
         metavar=("LO", "HI"),
         help="seconds for which a host that fails is left alone, at first and at most (default: for good)",
     )
+    add(
+        "--lease",
+        type=argument(seconds(LEAST_LEASE)),
+        metavar="S",
+        help=f"seconds without a word of the launcher after which ranks of another host are killed (default {LEASE:g})",
+    )
     add("--np-multiple", type=number, metavar="N", help="numbers of ranks are multiples of this")
-    add("--slow-limit", type=time, metavar="S", help="accepted, without effect yet")
-    add("--slow-time", type=time, metavar="S", help="accepted, without effect yet")
+    add("--slow-limit", type=time, metavar="S", help="let a worker go for which the others wait so long in each step")
+    add("--slow-time", type=time, metavar="S", help=f"seconds for which it has to be so slow (default {SLOW_TIME:g})")
 
 
 def elastic_of(given: argparse.Namespace, hosts: Sequence[tuple[str, int]] | None) -> Elastic | None:
@@ -171,7 +182,8 @@ def elastic_of(given: argparse.Namespace, hosts: Sequence[tuple[str, int]] | Non
         timeout=TIMEOUT if given.elastic_timeout is None else given.elastic_timeout,
         reset_limit=given.reset_limit,
         cooldown=None if cooldown is None else (max(cooldown[0], math.ulp(1.0)), cooldown[1]),
-        slow=None if given.slow_limit is None else (given.slow_limit, given.slow_time or 60.0),
+        slow=None if given.slow_limit is None else (given.slow_limit, given.slow_time or SLOW_TIME),
+        lease=given.lease or LEASE,
     )
 
 

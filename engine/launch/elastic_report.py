@@ -5,17 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from ..elastic.causes import Cause
 from ..elastic.places import Place
 from ..host import processes
-from .report import QUOTE, last_words, read_tail
+from .report import QUOTE, TAIL_LINES, last_words, read_tail
 from .supervisor import Outcome
 from .verdict import claim_of, traceback_span
 
 # Exceptions with which a worker ends because of something that it was told.
 _TOLD = ("CalledOff", "ElasticTimeoutError", "HostsUpdatedInterrupt", "JobOver", "RendezvousError")
+_PACKAGE = Path(__file__).parents[1]
 _LINE = re.compile(r'^\s+File "(?P<file>.+)", line (?P<line>\d+)')
 _TYPE = re.compile(r"^(?:[\w.]+\.)?(?P<name>\w+)(?::|$)")
 
@@ -69,11 +71,44 @@ class Last:
         if span is None or claim_of(-1, self.words, 0.0) is not None:
             return ""
         lines = self.words[span[0] : span[1]]
-        raised = _TYPE.match(lines[-1])
-        places = [found for line in lines if (found := _LINE.match(line))]
-        if raised is None or not places or raised["name"] in _TOLD:
+        raised, place = _TYPE.match(lines[-1]), _place(lines)
+        if raised is None or place is None or raised["name"] in _TOLD:
             return ""
-        return f"{raised['name']} in {places[-1]['file']}, line {places[-1]['line']}"
+        found = _LINE.match(lines[place])
+        assert found is not None
+        return f"{raised['name']} in {found['file']}, line {found['line']}"
+
+    def quoted(self) -> list[str]:
+        """Of its last words what the report shows: the exception and the program's line, where there is one.
+
+        All the rest of a traceback was on the screen when the worker wrote it.
+        """
+        span = traceback_span(self.words)
+        if span is None:
+            return last_words(self.words)
+        start, stop = span
+        lines, more = self.words[start:stop], self.words[stop:]
+        place = _place(lines)
+        frame = [] if place is None else [lines[place], *takewhile(_is_code, lines[place + 1 : -1])]
+        return [*frame, lines[-1], *takewhile(lambda line: line[:1].isspace(), more[:TAIL_LINES])]
+
+
+def _place(lines: Sequence[str]) -> int | None:
+    """The line of a traceback that names the innermost place in the program, or of all if that is in the engine."""
+    found = [(number, place["file"]) for number, line in enumerate(lines) if (place := _LINE.match(line))]
+    own = [number for number, file in found if not _is_engines(file)]
+    return own[-1] if own else found[-1][0] if found else None
+
+
+def _is_engines(file: str) -> bool:
+    """Whether a file is the engine's, wherever that is installed on the worker's host."""
+    _, within, name = file.rpartition("/engine/")
+    return file.startswith("engine_ext/") or (bool(within) and (_PACKAGE / name).is_file())
+
+
+def _is_code(line: str) -> bool:
+    """Whether a line of a traceback shows code, and names no place."""
+    return line[:1].isspace() and _LINE.match(line) is None
 
 
 def last_of(code: int, path: Path, since: int) -> Last:
@@ -119,5 +154,5 @@ def first_failure(cause: Cause | None, why: str, last: Last | None) -> list[str]
     if last is None or not last.words:
         silent = "" if last is None else "; it wrote nothing to stderr"
         return [*lines, f"first failure: {cause.text}{silent}"]
-    lines.append(f"first failure: {cause.text}; the end of its stderr ({last.path}):")
-    return lines + [f"{QUOTE}{line}" for line in last_words(last.words)]
+    lines.append(f"first failure: {cause.text}; from its stderr ({last.path}):")
+    return lines + [f"{QUOTE}{line}" for line in last.quoted()]

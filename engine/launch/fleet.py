@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..host import network
@@ -14,7 +16,7 @@ from .cluster import Cluster
 from .conductor import FAREWELL, order
 from .console import Console
 from .discovery import Names
-from .elastic_options import SILENCE
+from .elastic_options import MARGIN
 from .hosts import LOOPBACK, Place
 from .options import Options
 from .page_copies import Copies
@@ -22,7 +24,17 @@ from .plan import Job
 from .remote import RemoteHost, agent_command
 from .switchboard import Switchboard
 
-BEAT = 1.0  # seconds from one word to each agent to the next
+BEAT = 1.0  # seconds from one word to each agent to the next, at most
+
+
+@dataclass
+class _Inquiry:
+    """Whether workers of a lost agent still run."""
+
+    agent: RemoteHost
+    where: str  # as of `witness`
+    workers: dict[int, list[int]]  # by number, the process's number and when it began; none if it may not have begun
+    patience: Patience  # until none runs in any case
 
 
 class Fleet:
@@ -48,7 +60,10 @@ class Fleet:
     told : callable
         Called with a host and a message of its agent.
     lost : callable
-        Called with a host whose agent is lost, and why. It is not an agent's any more by then.
+        Called with a host whose agent is lost, why, and after how many seconds no worker of it runs. It is not an
+        agent's any more by then.
+    cleared : callable
+        Called with workers of a host whose agent was lost, or given up, once it is certain that they do not run.
     refused : callable
         Called with a host and what keeps its agent from starting workers.
     say : callable
@@ -68,7 +83,8 @@ class Fleet:
         pages: Sequence[int],
         seconds: float,
         told: Callable[[str, Message], None],
-        lost: Callable[[str, str], None],
+        lost: Callable[[str, str, float], None],
+        cleared: Callable[[list[int]], None],
         refused: Callable[[str, str], None],
         say: Callable[[str], None],
         cluster: Cluster | None = None,
@@ -79,12 +95,18 @@ class Fleet:
         self._environment = environment
         self._pages = pages
         self._seconds = seconds
-        self._told, self._lost, self._refused, self._say = told, lost, refused, say
+        self._told, self._lost, self._cleared, self._refused, self._say = told, lost, cleared, refused, say
+        assert options.elastic is not None
+        self._lease = options.elastic.lease
         self._agents: dict[str, RemoteHost] = {}
         self._patience: dict[str, Patience] = {}  # until an agent that starts, or is silent, is lost
         self._copies: dict[str, Copies] = {}
         self._waiting: dict[str, list[dict[str, Any]]] = {}  # workers to be started once the agent is ready
         self._addresses: dict[str, str] = {}
+        self._where: dict[str, str] = {}  # as of `witness`
+        self._stamped: dict[str, float] = {}  # when an agent's own time was last heard
+        self._running: dict[str, dict[int, list[int]]] = {}  # by worker, its process's number and when that began
+        self._inquiries: dict[RemoteHost, _Inquiry] = {}  # by the agent that looks
         self._numbered = 0
         self._beaten = Patience(0.0)
         self._finishing = False
@@ -94,6 +116,8 @@ class Fleet:
         if host not in self._agents:
             self._start(host, slots)
         agent = self._agents.get(host)
+        if agent is not None:
+            self._running[host][fields["worker"]] = []
         if agent is not None and agent.ready:
             self.board.send(agent, "launch", **fields)
         elif agent is not None:
@@ -105,6 +129,7 @@ class Fleet:
         found = [fields for fields in waiting if fields["worker"] == worker]
         for fields in found:
             waiting.remove(fields)
+            del self._running[host][worker]
         return bool(found)
 
     def kill(self, host: str, worker: int) -> None:
@@ -128,13 +153,15 @@ class Fleet:
     def disown(self, host: str) -> None:
         """Never listen to the agent of a host again; it ends its workers as its channel closes, or by its lease."""
         if host in self._agents:
-            self._drop(host).hang_up()
+            self._inquire(self._part(self._agents[host]))
 
     def step(self, seconds: float) -> None:
         """Serve what is ready, for so long at most; send the beat; see who has said nothing for too long."""
         self.board.step(min(seconds, self._beaten.wait()))
+        for witness in [each for each, inquiry in self._inquiries.items() if not inquiry.patience.left()]:
+            self._dismiss(witness)
         if not self._beaten.left():
-            self._beaten.begin(BEAT)
+            self._beaten.begin(min(BEAT, self._lease / 5))
             for agent in self._agents.values():
                 if agent.ready:
                     self.board.send(agent, "beat")
@@ -142,7 +169,7 @@ class Fleet:
             ready = self._agents[host].ready
             self._lose(
                 self._agents[host],
-                f"has not answered for {SILENCE:g} s" if ready else f"did not answer within {self._seconds:g} s",
+                f"has not answered for {self._lease:g} s" if ready else f"did not answer within {self._seconds:g} s",
             )
 
     def reached_by(self, host: str, others: Sequence[str]) -> str:
@@ -174,11 +201,11 @@ class Fleet:
     # ---- agents
 
     def _start(self, host: str, slots: int) -> None:
-        agent = self._agent(host)
-        self._numbered += 1
+        agent = self._agent(host, self._seconds)
         self._agents[host] = agent
         self._patience[host] = Patience(self._seconds)
         self._waiting[host] = []
+        self._running[host] = {}
         self._copies[host] = Copies(self._pages, range(len(self._pages)))
         if self._options.verbose:
             self._say(f"{host}: agent by {agent.tried()}")
@@ -196,40 +223,53 @@ class Fleet:
             slots=min(slots, self._options.most),
             most=self._options.most,
             several=self._several,
-            silence=SILENCE,
+            lease=None if agent.place.local else self._lease,  # between processes of one machine nothing gets lost
             **order(self._options, self._job, agent, self._environment),
         )
         if self._options.enclosed:
             for head, part in remote_files.parts(self._job.directory / remote_files.ENCLOSED, self._job.directory):
                 self.board.send(agent, "file", part, **head)
 
-    def _agent(self, host: str) -> RemoteHost:
+    def _agent(self, host: str, seconds: float) -> RemoteHost:
+        """An agent of a host that has so many seconds to answer; it is not started yet."""
+        number, self._numbered = self._numbered, self._numbered + 1
         if self._cluster is not None:
-            return self._cluster.agent(self._numbered, host)
+            return self._cluster.agent(number, host)
         place = Place(host, (), self._names.is_here(host))
-        return RemoteHost(self._numbered, place, agent_command(place, self._options.reach, self._seconds), tied=False)
+        return RemoteHost(number, place, agent_command(place, self._options.reach, seconds), tied=False)
 
     def _act(self, agent: RemoteHost, message: Message) -> None:
         host = agent.name
+        if agent in self._inquiries:
+            self._testified(agent, message)
         if self._agents.get(host) is not agent:
             return
         if agent.ready:
-            self._patience[host].begin(SILENCE)
+            self._patience[host].begin(self._lease)
         if message.kind == "ready":
             self._ready(agent, message)
         elif message.kind == "failed":
             self._drop(host).hang_up()
+            self.board.part(agent)
             self._refused(host, str(message.head["text"]))
         elif message.kind == "pages":
             self._copies[host].keep(message)
         elif message.kind == "done":
             agent.done = True
-        elif message.kind != "beat":
+        elif message.kind == "beat":
+            self._stamped[host] = time.monotonic()
+            self.board.send(agent, "heard", at=message.head["at"])
+        else:
+            if message.kind == "started":
+                self._running[host][message.number("worker")] = [message.number("pid"), message.number("born")]
+            elif message.kind == "end":
+                self._running[host].pop(message.number("worker"), None)
             self._told(host, message)
 
     def _ready(self, agent: RemoteHost, message: Message) -> None:
         agent.ready = True
-        self._patience[agent.name].begin(SILENCE)
+        self._patience[agent.name].begin(self._lease)
+        self._where[agent.name] = str(message.head["where"])
         self._addresses[agent.name] = str(message.head["address"])
         if not self._options.quiet:
             self._say(f"{agent.name}: {message.head['summary']}")
@@ -241,16 +281,63 @@ class Fleet:
     def _lose(self, agent: RemoteHost, how: str) -> None:
         """The channel of an agent has ended, or should have."""
         host = agent.name
+        if agent in self._inquiries:
+            self._dismiss(agent)
         if self._agents.get(host) is not agent or agent.done:
             return
-        self._drop(host).hang_up()
+        inquiry = self._part(agent)
         said = agent.said()
         if not self._finishing:
-            self._lost(host, f"its agent {how}" + (f"; it said: {said}" if said else ""))
+            self._lost(host, f"its agent {how}" + (f"; it said: {said}" if said else ""), inquiry.patience.left())
+            self._inquire(inquiry)
+
+    # ---- what is left of those that were lost
+
+    def _part(self, agent: RemoteHost) -> _Inquiry:
+        """Give an agent up; what is to be found out of its workers.
+
+        They run until a lease has passed since the agent said the last that was heard, at the longest.
+        """
+        host = agent.name
+        spent = time.monotonic() - self._stamped.get(host, time.monotonic())
+        patience = Patience(max(MARGIN, self._lease + MARGIN - spent))
+        inquiry = _Inquiry(agent, self._where.get(host, ""), self._running[host], patience)
+        self._drop(host).give_up()
+        self.board.part(agent)
+        return inquiry
+
+    def _inquire(self, inquiry: _Inquiry) -> None:
+        """Have somebody see that the workers of a lost agent do not run."""
+        agent = inquiry.agent
+        if inquiry.workers and not agent.ready:  # it was never told to start them
+            self._cleared(list(inquiry.workers))
+        if not inquiry.workers or not agent.ready:
+            return
+        witness = self._agent(agent.name, max(inquiry.patience.left(), self._seconds))
+        self._inquiries[witness] = inquiry
+        self.board.start(witness)
+        if witness.trouble:
+            self._dismiss(witness)
+            return
+        workers = [process for process in inquiry.workers.values() if process]
+        self.board.send(witness, "witness", job=self._job.name, host=agent.number, where=inquiry.where, workers=workers)
+
+    def _testified(self, witness: RemoteHost, message: Message) -> None:
+        inquiry = self._inquiries[witness]
+        self._dismiss(witness)
+        if message.kind == "clear":
+            self._cleared(list(inquiry.workers))
+
+    def _dismiss(self, witness: RemoteHost) -> None:
+        del self._inquiries[witness]
+        witness.hang_up()
+        self.board.part(witness)
 
     def _drop(self, host: str) -> RemoteHost:
         agent = self._agents.pop(host)
-        del self._patience[host], self._waiting[host], self._copies[host]
+        del self._patience[host], self._waiting[host], self._copies[host], self._running[host]
+        self._where.pop(host, None)
+        self._stamped.pop(host, None)
         self.board.ignore(agent)
         agent.trouble = agent.trouble or "given up"
         return agent

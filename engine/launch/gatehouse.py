@@ -94,6 +94,7 @@ class Gatehouse:
                 self._read(visitor)
         if worker in self._workers:
             self._close(self._workers[worker])
+        self._hear_again()
 
     def close(self) -> None:
         """Close everything, at which workers that are still there end."""
@@ -126,6 +127,12 @@ class Gatehouse:
         self._selects.hear(connection.fileno(), lambda: self._read(visitor))
         if len(self._strangers) > STRANGERS:
             self._close(self._strangers[0])
+
+    def _hear_again(self) -> None:
+        """There may be descriptors again."""
+        if self._deaf and self._listener.fileno() >= 0:
+            self._deaf = False
+            self._selects.hear(self._listener.fileno(), self._accept)
 
     def _read(self, visitor: _Visitor) -> None:
         if visitor.connection.fileno() < 0:  # of the same batch, which has closed it meanwhile
@@ -176,9 +183,7 @@ class Gatehouse:
             return
         self._selects.forget(visitor.connection.fileno())
         visitor.connection.close()
-        if self._deaf and self._listener.fileno() >= 0:
-            self._deaf = False
-            self._selects.hear(self._listener.fileno(), self._accept)
+        self._hear_again()
         if visitor in self._strangers:
             self._strangers.remove(visitor)
         elif visitor.worker is not None and self._workers.get(visitor.worker) is visitor:

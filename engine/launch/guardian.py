@@ -4,14 +4,17 @@ A rank dies with the launcher by PR_SET_PDEATHSIG, but what the rank started doe
 worker. The guardian is a fork of the launcher that sleeps on a pipe. It is told which process groups exist; when the
 pipe ends without a farewell, it kills those groups and every process that was started with the job's `ENGINE_JOB`.
 
-In an elastic job it also holds the lease of an agent: one that has heard nothing of the launcher for so long, or is
-stopped, is killed with all its workers, since the launcher may have given them up and let others go on without them.
+In an elastic job it also holds the lease of an agent on another host than the launcher's: one that has heard nothing of
+the launcher for so long, or is stopped, is killed with all its workers, since the launcher may have given them up and
+let others go on without them. A lease ends at a time of CLOCK_BOOTTIME, which goes on while a host is suspended. When a
+host wakes up after the end, its workers are stopped at once, and killed if the launcher does not renew the lease then.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import signal
 import time
@@ -21,7 +24,7 @@ from ..host import processes
 from ..host.patience import Patience
 
 SWEEP_LIMIT = 5.0
-RENEWAL = b"="
+_RENEWAL = re.compile(rb"^=(\d+\.\d+)\n", re.MULTILINE)
 
 
 class Guardian:
@@ -37,7 +40,8 @@ class Guardian:
         The value of `ENGINE_CROSS_RANK`, of an agent that starts the ranks of one host: processes of other hosts, which
         may share this machine, are left alone.
     lease : float, optional
-        Seconds without `renew` after which everything ends, this process too; none: no such thing.
+        Seconds from now to the end of the lease, unless it is renewed, when everything ends, this process too; none:
+        there is no lease.
     """
 
     def __init__(
@@ -72,9 +76,15 @@ class Guardian:
         """
         self._tell(f"-{group}\n")
 
-    def renew(self) -> None:
-        """Tell it that the lease begins anew."""
-        self._tell(RENEWAL.decode())
+    def renew(self, until: float) -> None:
+        """Tell it when the lease ends now.
+
+        Parameters
+        ----------
+        until : float
+            By `boot_time`.
+        """
+        self._tell(f"={until:.3f}\n")
 
     def dismiss(self) -> None:
         """Let it go: nothing is left to guard."""
@@ -87,8 +97,38 @@ class Guardian:
             os.write(self._pipe, line.encode())
 
 
+def boot_time() -> float:
+    """Seconds since this host has started, those in which it was suspended too."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class _Lease:
+    """Until when the workers of an agent may run, as the guardian knows."""
+
+    def __init__(self, seconds: float) -> None:
+        self._patience = Patience(seconds)  # as a process counts that may have stood still: after that there is no hope
+        self._until = boot_time() + seconds
+        self.held = False
+
+    def renew(self, until: float) -> None:
+        left = until - boot_time()
+        if left > 0:
+            self._until = until
+            self._patience.begin(left)
+
+    def left(self) -> float:
+        return self._until - boot_time()
+
+    def hopeless(self) -> bool:
+        return not self._patience.left()
+
+    def wait(self) -> float:
+        """Seconds to the next look."""
+        return min(self._patience.wait(), max(self.left(), 0.0) if not self.held else 1.0)
+
+
 def _guard(
-    pipe: int, job: str, discard: Callable[[], None], host: str | None, launcher: int, lease: float | None
+    pipe: int, job: str, discard: Callable[[], None], host: str | None, launcher: int, seconds: float | None
 ) -> None:
     """Wait for the end of the pipe in the forked process, or of the lease; sweep if no farewell came."""
     os.setsid()
@@ -97,18 +137,19 @@ def _guard(
     pipe = _keep_only(pipe)
     processes.prctl(processes.PR_SET_NAME, b"enginerun-guard")
     text = b""
-    patience = None if lease is None else Patience(lease)
+    lease = None if seconds is None else _Lease(seconds)
     while True:
-        if patience is not None and not _told_in_time(pipe, patience):
+        if lease is not None and not _told_in_time(pipe, lease, text):
             processes.send(launcher, signal.SIGKILL)
             break
         part = os.read(pipe, 4096)
         if not part:
             break
-        if patience is not None and RENEWAL in part:
-            assert lease is not None
-            patience.begin(lease)
-        text += part.replace(RENEWAL, b"")
+        text += part
+        if lease is not None:
+            for until in _RENEWAL.findall(text):
+                lease.renew(float(until))
+            text = _RENEWAL.sub(b"", text)
         if len(text) > 1 << 16:
             text = _compact(text)
     if text.endswith(b".\n"):
@@ -119,14 +160,18 @@ def _guard(
     _sweep(job, host)
 
 
-def _told_in_time(pipe: int, patience: Patience) -> bool:
-    """Wait for something to read, or for the end of the lease."""
+def _told_in_time(pipe: int, lease: _Lease, text: bytes) -> bool:
+    """Wait for something to read, or for the end of the lease, at which the workers are held."""
     poll = select.poll()
     poll.register(pipe, select.POLLIN)
-    while not poll.poll(1e3 * patience.wait()):
-        if not patience.left():
-            return False
-    return True
+    while not lease.hopeless():
+        if lease.held != (lease.left() <= 0):
+            lease.held = not lease.held
+            for group in _groups(text):
+                processes.send_group(group, signal.SIGSTOP if lease.held else signal.SIGCONT)
+        if poll.poll(1e3 * lease.wait()):
+            return True
+    return False
 
 
 def _keep_only(pipe: int) -> int:
@@ -158,17 +203,43 @@ def _compact(text: bytes) -> bytes:
 def _sweep(job: str, host: str | None) -> None:
     """Kill every process of the job until a look finds none."""
     deadline = time.monotonic() + SWEEP_LIMIT
-    while time.monotonic() < deadline:
-        found = [
-            process.pid
-            for process in processes.processes()
-            if process.state != "Z" and process.pid != os.getpid() and _belongs(process.pid, job, host)
-        ]
-        if not found:
-            return
-        for pid in found:
-            processes.send(pid, signal.SIGKILL)
+    while time.monotonic() < deadline and end_all(job, host):
         time.sleep(0.01)
+
+
+def end_all(job: str, host: str | None) -> bool:
+    """Kill every process of a job, or of one host of it.
+
+    Parameters
+    ----------
+    job : str
+        The value of `ENGINE_JOB`.
+    host : str, optional
+        The value of `ENGINE_CROSS_RANK`.
+
+    Returns
+    -------
+    bool
+        Whether any was found that runs.
+    """
+    found = [
+        process.pid
+        for process in processes.processes()
+        if runs(process) and process.pid != os.getpid() and _belongs(process.pid, job, host)
+    ]
+    for pid in found:
+        processes.send(pid, signal.SIGKILL)
+    return bool(found)
+
+
+def runs(process: processes.Process) -> bool:
+    """Whether a process is more than an entry that nobody has reaped: its first thread may have ended before others."""
+    if process.state not in ("Z", "X"):
+        return True
+    try:
+        return len(os.listdir(f"/proc/{process.pid}/task")) > 1
+    except OSError:
+        return False
 
 
 def _belongs(pid: int, job: str, host: str | None) -> bool:

@@ -45,8 +45,8 @@ FAR = dict.fromkeys(
 # Options of elastic jobs, which do nothing where ranks neither come nor go.
 ELASTIC = dict.fromkeys(
     (
-        *("--slots-per-host", "--elastic-timeout", "--reset-limit", "--blacklist-cooldown-range", "--np-multiple"),
-        *("--slow-limit", "--slow-time"),
+        *("--slots-per-host", "--slots", "--elastic-timeout", "--reset-limit", "--blacklist-cooldown-range"),
+        *("--np-multiple", "--slow-limit", "--slow-time", "--lease"),
     ),
     _NOT_ELASTIC,
 )

@@ -29,6 +29,7 @@ from .devices import devices_here, share_devices
 from .elastic import Driver
 from .elastic_options import Elastic
 from .elastic_report import Result
+from .elastic_watch import Watch
 from .errors import LaunchError
 from .guardian import Guardian
 from .horovod_options import without_effect
@@ -213,11 +214,11 @@ class JobRun:
 
         def run(job: Job, metrics: Metrics) -> Outcome:
             with _guarded(job, metrics) as wakeup:
-                return self._drive(job, metrics, limits, wakeup)
+                return self._drive(job, metrics, limits, wakeup, Watch(elastic, metrics.pages, metrics.tell))
 
         return run
 
-    def _drive(self, job: Job, metrics: Metrics, limits: Limits, wakeup: socket.socket) -> Outcome:
+    def _drive(self, job: Job, metrics: Metrics, limits: Limits, wakeup: socket.socket, watch: Watch) -> Outcome:
         """Run an elastic job until nothing of its workers is left, whatever happens."""
 
         def used(number: int) -> None:
@@ -225,7 +226,7 @@ class JobRun:
 
         consoles, seconds = (self._out, self._err), limits.start_timeout
         driver = Driver(
-            self._options, job, limits, consoles, metrics.pages, os.environ, self._say, wakeup, seconds, used
+            self._options, job, limits, consoles, metrics.pages, os.environ, self._say, wakeup, seconds, used, watch
         )
         try:
             metrics.start(driver)
@@ -304,6 +305,7 @@ class JobRun:
         if flights:
             lines.append(f"flight records of {readable.ranks(flights)}: {directory}/rank.N/flight.json")
         if isinstance(outcome, Result):
+            self.report = list(outcome.lines) if outcome.failed else []
             return outcome.code, [*lines, *outcome.lines]
         if verdict is not None:
             self.verdict = verdict

@@ -18,6 +18,7 @@ from ..config import Config
 from ..host import linux
 from ..host.kubernetes import service_links
 from ..metrics import page
+from ..metrics.elastic_job import Board, ElasticJob
 from ..metrics.errors import MetricsError
 from ..metrics.export.rank_pages import Member
 from ..metrics.export.service import Service, Wanted
@@ -72,6 +73,8 @@ class Metrics:
         self._up: dict[int, Callable[[], bool]] = {}
         self._members: list[Member] = []  # of an elastic job, slots in which there was a worker
         self._elastic = options.elastic is not None
+        self._board: Board | None = None
+        self._job: ElasticJob | None = None
         self._service: Service | None = None
         self._say = say
         self._notes = _Notes()
@@ -92,10 +95,11 @@ class Metrics:
         try:
             if counted:
                 self.pages.extend(page.make() for _ in range(options.most))
+                self._board = Board() if self._elastic else None
             if counted and wanted.anything:
                 if options.elastic is None:
                     self._members.extend(map(self._member, range(options.size)))
-                self._service = Service(wanted, self._members, self._notes.add)
+                self._service = Service(wanted, self._members, self._notes.add, lambda: self._job)
         except OSError as error:
             self.close()
             raise LaunchError(f"there is no memory for counters: {linux.refusal('memfd_create', error)}") from error
@@ -130,6 +134,12 @@ class Metrics:
         if self._elastic and number not in self._up and number < len(self.pages):
             self._members.append(self._member(number))
         self._up[number] = up
+
+    def tell(self, job: ElasticJob) -> None:
+        """Have others read this of an elastic job from now on: who scrapes it, and `enginerun top`."""
+        self._job = job
+        if self._board is not None:
+            self._board.write(job)
 
     def start(self, supervisor: Hears) -> None:
         """Serve from now on. It starts threads: all ranks have to be started.
@@ -188,6 +198,9 @@ class Metrics:
         for descriptor in self.pages:
             os.close(descriptor)
         self.pages.clear()
+        if self._board is not None:
+            self._board.close()
+            self._board = None
         self._notes.close()
 
     def _member(self, number: int) -> Member:

@@ -209,6 +209,16 @@ class RemoteHost:
         if self._process is not None and not self._answered():
             self._process.terminate()
 
+    def give_up(self) -> None:
+        """Hang up; a process of this machine is killed, as it may be stopped, and its guardian ends its ranks."""
+        self.hang_up()
+        if self.place.local and self._process is not None and self._process.poll() is None:
+            self._process.kill()
+
+    def has_ended(self) -> bool:
+        """Whether the process that carried the channel is no more, so that `close` waits for nothing."""
+        return self._process is None or self._process.poll() is not None
+
     def _answered(self) -> bool:
         """Whether there is an agent, as far as can be known by now."""
         assert self.channel is not None

@@ -50,6 +50,7 @@ class Switchboard:
         self._heard = heard
         self._selector = selectors.DefaultSelector()
         self._watched: dict[int, list[int]] = {}
+        self._parting: list[RemoteHost] = []
         self._carried: dict[int, Patience] = {}  # by host whose carrier has ended, what is left of `DELIVERY`
 
     def hear(self, descriptor: int, act: Callable[[], None]) -> None:
@@ -103,6 +104,10 @@ class Switchboard:
         for host in self._hosts:
             if host.number in self._carried and not self._carried[host.number].left():
                 self._cut_off(host)
+        for host in [host for host in self._parting if host.has_ended()]:
+            self._parting.remove(host)
+            self._hosts.remove(host)
+            host.close(0.0)
 
     def send(self, host: RemoteHost, kind: str, body: bytes = b"", /, **head: Any) -> None:
         """Send a message to a host that can take part and has not done its own.
@@ -134,6 +139,11 @@ class Switchboard:
         out = host.channel.out if host.channel is not None else None
         if out is not None and out.descriptor >= 0 and out.descriptor in self._selector.get_map():
             self._selector.unregister(out.descriptor)
+
+    def part(self, host: RemoteHost) -> None:
+        """Have no more to do with a host, which may end when it does; nothing of it is left here then."""
+        self.ignore(host)
+        self._parting.append(host)
 
     def close(self) -> None:
         """Close all channels, at which agents end whatever still runs; none is left when this returns."""

@@ -28,14 +28,14 @@ class Metric:
     scope : str
         `rank`: of every rank; `gpu`: of every rank that has opened a GPU; `far`: of every rank of a job on several
         hosts; `leader`: of rank 0, about the whole job; `tuner`: of rank 0, while it tunes; `host`: of the endpoint,
-        without the label `rank`.
+        without the label `rank`; `elastic`: the same, of elastic jobs, also between worlds.
     """
 
     name: str
     kind: Kind
     about: str
     labels: tuple[str, ...] = ()
-    scope: Literal["rank", "gpu", "far", "leader", "tuner", "host"] = "rank"
+    scope: Literal["rank", "gpu", "far", "leader", "tuner", "host", "elastic"] = "rank"
 
     @property
     def series(self) -> tuple[str, ...]:
@@ -46,7 +46,7 @@ class Metric:
     @property
     def all_labels(self) -> tuple[str, ...]:
         """Every label of its series, `le` excepted."""
-        return (*(COMMON if self.scope != "host" else COMMON[:1]), *self.labels)
+        return (*(COMMON[:1] if self.scope in ("host", "elastic") else COMMON), *self.labels)
 
 
 _METRICS = (
@@ -170,6 +170,38 @@ _METRICS = (
     Metric("engine_start_timestamp_seconds", "gauge", "Unix time at which the rank's engine was first started."),
     Metric("engine_job_active", "gauge", "1 while the job runs.", scope="host"),
     Metric("engine_unreadable_pages", "gauge", "Ranks whose page of counters cannot be read.", scope="host"),
+    # Worlds of an elastic job.
+    Metric("engine_elastic_worlds_total", "counter", "Worlds that have run.", scope="elastic"),
+    Metric(
+        "engine_elastic_resets_total",
+        "counter",
+        "Worlds that have ended before the training was complete, by what was the reason: `failure` of a member, "
+        "`host_lost`, `hosts` that go or have fewer slots, a worker that `left`, one that is `slow`, `newcomers`.",
+        ("cause",),
+        scope="elastic",
+    ),
+    Metric(
+        "engine_elastic_reset_seconds_total",
+        "counter",
+        "Time from the ends of worlds to when the next one ran; of a reset that lasts, so far.",
+        scope="elastic",
+    ),
+    Metric("engine_elastic_resetting", "gauge", "1 between two worlds, else 0.", scope="elastic"),
+    Metric("engine_elastic_size", "gauge", "Ranks of the newest world.", scope="elastic"),
+    Metric("engine_elastic_min_size", "gauge", "Ranks with which the job goes on at least.", scope="elastic"),
+    Metric("engine_elastic_max_size", "gauge", "Ranks to which it grows at most.", scope="elastic"),
+    Metric(
+        "engine_elastic_cooling_hosts",
+        "gauge",
+        "Hosts on which no worker is started for a while, or for good, after failures.",
+        scope="elastic",
+    ),
+    Metric(
+        "engine_elastic_slow_workers_total",
+        "counter",
+        "Workers that were let go because the others waited for them (`--slow-limit`).",
+        scope="elastic",
+    ),
     # Knobs and the tuner.
     Metric(
         "engine_knob",
@@ -219,6 +251,7 @@ def table() -> str:
         "leader": "rank 0",
         "tuner": "rank 0 while it tunes",
         "host": "the run",
+        "elastic": "an elastic job",
     }
     for metric in _METRICS:
         labels = ", ".join(f"`{label}`" for label in metric.labels)

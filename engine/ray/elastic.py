@@ -34,6 +34,7 @@ from ..launch.console import Console
 from ..launch.elastic import Driver
 from ..launch.elastic_options import Elastic
 from ..launch.elastic_report import Result
+from ..launch.elastic_watch import Watch
 from ..launch.errors import JobError, LaunchError
 from ..launch.options import Options
 from ..launch.plan import MOST_RANKS, Job
@@ -302,6 +303,7 @@ class _Run:
             driver = Driver(
                 *(options, job, limits, (self._out, self._err), (), self._variables, self._say, self._wakeup, seconds),
                 lambda number: None,
+                Watch(options.elastic, (), lambda job: None),
                 self,
             )
             try:

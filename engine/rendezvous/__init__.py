@@ -25,7 +25,12 @@ from .hosting import Hosting
 from .joining import Joining
 from .messages import Gathered, introduce
 
-__all__ = ["CallOff", "Gathered", "gather"]
+__all__ = ["CallOff", "Gathered", "compared", "gather"]
+
+
+def compared(build: dict[str, str | int], sockets: int, lanes: str, several_hosts: bool) -> dict[str, str | int]:
+    """What must be equal on all ranks; parameters as of `gather`."""
+    return build | ({"lanes": lanes, "sockets_per_lane": sockets} if several_hosts else {})
 
 
 def gather(
@@ -76,9 +81,7 @@ def gather(
     CalledOff
         The world is called off; nothing of it is left here.
     """
-    hello = introduce(
-        world, build | ({"lanes": lanes, "sockets_per_lane": sockets} if world.several_hosts else {}), levels
-    )
+    hello = introduce(world, compared(build, sockets, lanes, world.several_hosts), levels)
     if world.leads:
         return Hosting(world, generation, hello, timeout, create, interface, sockets, called_off).run()
     return Joining(world, generation, hello, timeout, called_off).run()

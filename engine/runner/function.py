@@ -144,7 +144,7 @@ network_interfaces
             (home / CALL).write_bytes(call)
             python = executable or sys.executable
             command = [python, "-P", "-m", "engine.runner.rank", hashlib.sha256(call).hexdigest()]
-            _launch(home, [*_arguments(options), "--", *command])
+            _launch(home, [*arguments_of(options), "--", *command])
             return _results(home)
         finally:
             os.close(lock)
@@ -189,7 +189,7 @@ def _dumps(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
     return data
 
 
-def _arguments(options: Mapping[str, Any]) -> Iterator[str]:
+def arguments_of(options: Mapping[str, Any]) -> Iterator[str]:
     """Write options of the launcher; those that are None or False are left out."""
     for option, value in options.items():
         if value is True:

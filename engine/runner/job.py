@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from ..host import processes
 from ..launch.errors import LaunchError
 from ..launch.job import JobRun
 from ..launch.leftovers import ERROR, RESULT
-from ..launch.options import parse
+from ..launch.options import Options, parse
 from .function import CALL, OUTCOME
 
 
@@ -28,20 +28,39 @@ def main(arguments: Sequence[str]) -> None:
     arguments : sequence of str
         The caller's pid, the directory of the call, and what `enginerun` takes.
     """
-    caller, home = int(arguments[0]), Path(arguments[1])
+
+    def options() -> Options:
+        given = parse(arguments[2:])
+        if given.elastic is not None:
+            raise LaunchError(
+                "engine.run has a result of each rank from start to end, and so no elastic jobs: leave the bounds and "
+                "the script out, or start a program with enginerun"
+            )
+        return given
+
+    launch(int(arguments[0]), Path(arguments[1]), options)
+
+
+def launch(caller: int, home: Path, options: Callable[[], Options]) -> None:
+    """Run a job for a caller, bring what its ranks have returned into the caller's directory, and tell how it ended.
+
+    Parameters
+    ----------
+    caller : int
+        Its process, with which this one ends.
+    home : Path
+        With the pickled call.
+    options : callable
+        Gives the options of the job, or raises a `LaunchError`.
+    """
     processes.prctl(processes.PR_SET_PDEATHSIG, signal.SIGTERM)  # of the caller's death
     incomplete: dict[str, str] = {}  # by the name of a file in `home`, why it is not whole
     outcome: dict[str, Any] = {"error": None, "code": 0, "size": 0, "rank": None, "host": None, "report": []}
     if os.getppid() == caller:  # else it died before the request above
         try:
-            options = replace(parse(arguments[2:]), enclosed=(home / CALL).read_bytes())
-            if options.elastic is not None:
-                raise LaunchError(
-                    "engine.run has a result of each rank from start to end, and so no elastic jobs: leave the bounds "
-                    "and the script out, or start a program with enginerun"
-                )
-            job = JobRun(options, lambda directory: _collect(directory, home, incomplete))
-            outcome |= {"code": job.run(), "size": options.size, "report": job.report}
+            chosen = replace(options(), enclosed=(home / CALL).read_bytes())
+            job = JobRun(chosen, lambda directory: _collect(directory, home, incomplete))
+            outcome |= {"code": job.run(), "size": chosen.size, "report": job.report}
             for path, problem in job.problems.items():
                 incomplete.setdefault(_collected(Path(path)), problem.strerror or str(problem))
             if job.verdict is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import re
@@ -27,10 +28,11 @@ from .collecting import Collecting, Late
 from .listener import Listener
 from .progress import Progress
 from .record import SCHEMA, Record, read_rows
-from .slots import check, context_of, default_size
+from .slots import check, context_of, default_size, held_by_others
 from .task import FIRST, LAST, Orders, serve
 
 START_TIMEOUT = 600.0
+SOON = 3.0  # seconds after which tasks that have not come may wait for another job
 SETTLE = 3.0  # seconds that tasks have to tell how they ended, once Spark has given the job up
 PREFIXES = ("ENGINE_", "HOROVOD_")  # of variables that ranks get from the driver
 
@@ -109,7 +111,7 @@ def run(
     seconds = float(start_timeout or os.environ.get("HOROVOD_SPARK_START_TIMEOUT") or START_TIMEOUT)
     streams = (stdout or sys.stdout, stderr or sys.stderr)
     secret = secrets.token_hex(32)
-    own = None if _elsewhere(session) else "127.0.0.1"
+    own = None if elsewhere(session) else "127.0.0.1"
     with Listener(size, secret, own, streams, prefix_output_with_timestamp) as listener:
         say: Callable[[str], None] = listener.say if verbose else lambda line: None
         check(session, size, seconds, say)
@@ -117,9 +119,9 @@ def run(
             size=size,
             name=f"spark-{secrets.token_hex(8)}",
             secret=secret,
-            addresses=tuple((host, listener.port) for host in ([own] if own else _own_addresses(session))),
-            call=_dumps(fn, args, kwargs),
-            settings=_settings(env, nics),
+            addresses=tuple((host, listener.port) for host in ([own] if own else own_addresses(session))),
+            call=dumps(fn, args, kwargs),
+            settings=settings_of(env, nics),
             executable=executable or "",
             horovod=any(isinstance(finder, Finder) for finder in sys.meta_path),
         )
@@ -156,17 +158,29 @@ class _Job:
         frame = session.range(0, size, 1, size).mapInArrow(task, SCHEMA, barrier=True)
         began = time.time()
         self._listener.expect(seconds, self._late.set)
+        waiting = threading.Timer(SOON, self._tell_of_waiting)
+        waiting.daemon = True
+        waiting.start()
         try:
             with self._progress.followed(session):
                 rows = Collecting(session, frame, orders.name).rows(self._late, self._runs_unseen)
         except Exception as error:
             raise self._failure(error, seconds, began) from error
+        finally:
+            waiting.cancel()
         records = read_rows((row.name, row.data) for row in rows)
         if self._listener.came == 0:
             self._say("the executors do not reach this process: what ranks wrote is in the executors' stderr")
         if any(record.end.failed for record in records.values()):
             raise self._verdict(records, began)
         return [_result(records, rank) for rank in range(size)]
+
+    def _tell_of_waiting(self) -> None:
+        """Say whom the job waits for; all its tasks begin at once, so that none runs if none has come."""
+        if self._listener.came == 0:
+            with contextlib.suppress(Exception):  # Spark itself may have ended
+                if line := held_by_others(self._session, self._orders.size):
+                    self._say(line)
 
     def _runs_unseen(self) -> bool:
         """Whether Spark runs tasks of the job that cannot reach this process: those are not late."""
@@ -259,7 +273,14 @@ def _result(records: Mapping[int, Record], rank: int) -> Any:
     return pickle.loads(record.files[RESULT])
 
 
-def _dumps(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:
+def dumps(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:
+    """Pickle a call.
+
+    Raises
+    ------
+    TypeError
+        It cannot be.
+    """
     from pyspark import cloudpickle
 
     try:
@@ -269,7 +290,7 @@ def _dumps(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any
     return data
 
 
-def _settings(env: Mapping[str, str] | None, nics: str | Sequence[str] | None) -> dict[str, str]:
+def settings_of(env: Mapping[str, str] | None, nics: str | Sequence[str] | None) -> dict[str, str]:
     """The variables of the ranks, beside those that the executors have."""
     here = {name: value for name, value in without_places(os.environ).items() if name.startswith(PREFIXES)}
     place = re.compile(
@@ -281,13 +302,13 @@ def _settings(env: Mapping[str, str] | None, nics: str | Sequence[str] | None) -
     return chosen | {name: str(value) for name, value in (env or {}).items()}
 
 
-def _elsewhere(session: Any) -> bool:
+def elsewhere(session: Any) -> bool:
     """Whether executors may be on other hosts than this process."""
     context = context_of(session)
     return context is None or re.match(r"local($|\[|-cluster\[)", str(context.master)) is None
 
 
-def _own_addresses(session: Any) -> list[str]:
+def own_addresses(session: Any) -> list[str]:
     """The addresses of this process's host: first that by which Spark's executors reach it."""
     context = context_of(session)
     known = [] if context is None else [context.getConf().get("spark.driver.host", "")]

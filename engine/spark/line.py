@@ -22,6 +22,7 @@ from ..launch.channel import Channel, ChannelError, Message
 
 SEARCH = 4.0  # seconds that a task looks for the driver
 TRY = 1.5  # seconds for one of its addresses
+BEGIN = b"\n"  # what tells a task that offers itself as a host that its agent is wanted
 SILENCE = 20  # seconds after which a connection whose other side does not answer has ended
 
 
@@ -87,7 +88,7 @@ def _agreed(channel: Channel, secret: str, task: int, patience: Patience) -> boo
     """Prove who we are, and have the driver prove who it is."""
     nonce = secrets.token_hex(16)
     for kind in ("challenge", "welcome"):
-        message = _next(channel, patience)
+        message = next_message(channel, patience)
         if message is None or message.kind != kind:
             return False
         if kind == "challenge":
@@ -98,15 +99,43 @@ def _agreed(channel: Channel, secret: str, task: int, patience: Patience) -> boo
     return True
 
 
-def _next(channel: Channel, patience: Patience) -> Message | None:
-    """The next message; None if none comes in time, or something else."""
+def admitted(connection: socket.socket, secret: str, patience: Patience) -> tuple[Channel | None, int]:
+    """Have a task prove that it is one, and prove that this is its driver: the other end of `reach_driver`.
+
+    Parameters
+    ----------
+    connection : socket.socket
+        Stays the caller's.
+    secret : str
+    patience : Patience
+
+    Returns
+    -------
+    Channel or None
+        Over copies of the connection's descriptor; None: it is not a task, or does not say so in time.
+    int
+        The task.
+    """
+    channel, nonce = channel_over(connection.dup()), secrets.token_hex(16)
+    channel.send("challenge", nonce=nonce)
+    message = next_message(channel, patience)
+    with contextlib.suppress(ChannelError):
+        if message is not None and message.kind == "proof" and proven(secret, "task", nonce, message.head.get("proof")):
+            channel.send("welcome", proof=proof(secret, "driver", str(message.head.get("nonce"))))
+            return channel, message.number("task")
+    channel.close()
+    return None, -1
+
+
+def next_message(channel: Channel, patience: Patience) -> Message | None:
+    """The next message; None if none comes in time, or something else. The other side sends one at a time."""
     poll = select.poll()
     while not channel.ended and patience.left():
         poll.register(channel.reading, select.POLLIN)
         poll.poll(1000 * patience.wait())
         try:
             for message in channel.receive():
-                return message  # the driver sends one, and then waits for an answer
+                return message
         except ChannelError:
             return None
     return None

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyspark.ml.param import Param, Params
+from pyspark.ml.param import Param, Params, TypeConverters
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLReader, MLWritable, MLWriter
 
 OBJECTS = "objects.pkl"
+
+
+def param(name: str, doc: str, convert: Any = TypeConverters.identity) -> Param[Any]:
+    """A parameter, as a class attribute of a stage."""
+    return Param(Params._dummy(), name, doc, convert)
 
 
 class Stage(Params, MLWritable, MLReadable[Any]):
@@ -20,16 +25,29 @@ class Stage(Params, MLWritable, MLReadable[Any]):
     OBJECT_NAMES: tuple[str, ...] = ()
 
     def _fill(self, given: dict[str, Any]) -> None:
-        """Take parameters and objects by name; None leaves the default."""
+        """Take parameters and objects by name; None leaves the default.
+
+        Raises
+        ------
+        TypeError
+            There is none of that name.
+        """
         for name, value in given.items():
             if name in self.OBJECT_NAMES:
                 setattr(self, f"_{name}", value)
+            elif not self.hasParam(name):
+                known = sorted({*self.OBJECT_NAMES, *(each.name for each in self.params)})
+                raise TypeError(f"{type(self).__name__} has no parameter {name!r}; it has {', '.join(known)}")
             elif value is not None:
                 self.set(self.getParam(name), value)
 
     def _value(self, param: Param[Any]) -> Any:
         """The value of a parameter, None if it has neither that nor a default."""
         return self.getOrDefault(param) if self.isDefined(param) else None
+
+    def _packed(self) -> Any:
+        """What is pickled of the objects: unpickled, it is a dict of them."""
+        return {name: getattr(self, f"_{name}") for name in self.OBJECT_NAMES}
 
     def write(self) -> MLWriter:
         """What saves this stage."""
@@ -52,7 +70,7 @@ class _Writer(DefaultParamsWriter):
         stage = self.instance
         assert isinstance(stage, Stage)
         with open_file(f"{path.rstrip('/')}/{OBJECTS}", "wb") as file:
-            cloudpickle.dump({name: getattr(stage, f"_{name}") for name in stage.OBJECT_NAMES}, file)
+            cloudpickle.dump(stage._packed(), file)
 
 
 class _Reader(DefaultParamsReader[Any]):

@@ -70,6 +70,36 @@ def check(session: Any, size: int, seconds: float, say: Callable[[str], None]) -
         say("spark.speculation is on: ranks are never started twice, since their tasks are barrier tasks")
     if conf.get("spark.ssl.enabled", "false").lower() == "true":
         say("spark.ssl.enabled is true: that does not concern what ranks send each other, which is not encrypted")
+    _await_slots(context, size)
+    _await_free(context, size, seconds, say)
+
+
+def check_elastic(session: Any, least: int) -> None:
+    """Refuse an elastic job for which there can be too few slots, and one where there is no SparkContext.
+
+    Parameters
+    ----------
+    session : SparkSession
+    least : int
+        Ranks that the job needs.
+
+    Raises
+    ------
+    LaunchError
+    """
+    context = context_of(session)
+    if context is None:
+        raise LaunchError(
+            "run_elastic needs executors that reach this process, and a SparkContext; a session of Spark Connect has "
+            "neither: run the program on the cluster's driver, or use engine.spark.run, whose jobs have a fixed size"
+        )
+    if context.getConf().get("spark.dynamicAllocation.enabled", "false").lower() == "true":
+        return  # Spark starts executors for the tasks that wait
+    _await_slots(context, least)
+
+
+def _await_slots(context: Any, size: int) -> None:
+    """Give executors the time to tell Spark of themselves; raise if there are too few slots after that."""
     slots = _slots(context)
     end = time.monotonic() + REGISTERING
     while slots < size and time.monotonic() < end:
@@ -80,7 +110,6 @@ def check(session: Any, size: int, seconds: float, say: Callable[[str], None]) -
             f"{size} ranks need as many slots at once, and Spark has {slots}: give num_proc={max(slots, 1)}, or more "
             f"or larger executors (master is {context.master}; a slot is spark.task.cpus cores of an executor)"
         )
-    _await_free(context, size, seconds, say)
 
 
 def _await_free(context: Any, size: int, seconds: float, say: Callable[[str], None]) -> None:
@@ -97,8 +126,24 @@ def _await_free(context: Any, size: int, seconds: float, say: Callable[[str], No
             )
         if now - said > SAID_EVERY:
             said = now
-            say(f"{size} ranks wait for slots: other jobs of this application hold {busy} of {slots}")
+            say(_waiting(size, busy, slots))
         time.sleep(LOOK)
+
+
+def held_by_others(session: Any, size: int) -> str:
+    """Say who holds the slots that a job needs whose tasks have been asked for, none of which runs; empty: nobody.
+
+    Another job may have been asked for in the same moment, so that `check` has seen none of its tasks.
+    """
+    context = context_of(session)
+    if context is None:
+        return ""
+    slots, busy = _slots(context), _busy(context)
+    return _waiting(size, busy, slots) if busy > 0 and slots - busy < size else ""
+
+
+def _waiting(size: int, busy: int, slots: int) -> str:
+    return f"{size} ranks wait for slots: other jobs of this application hold {busy} of {slots}"
 
 
 def _slots(context: Any) -> int:
@@ -108,8 +153,9 @@ def _slots(context: Any) -> int:
 
 
 def _busy(context: Any) -> int:
-    tracker = context.statusTracker()
-    stages = {
-        stage for job in tracker.getActiveJobsIds() if (info := tracker.getJobInfo(job)) for stage in info.stageIds
-    }
-    return sum(info.numActiveTasks for stage in stages if (info := tracker.getStageInfo(stage)))
+    """Tasks that run, as Spark's scheduler counts them; its status tracker hears of them later."""
+    counts = context._jsc.sc().taskScheduler().runningTasksByExecutors().values().iterator()
+    busy = 0
+    while counts.hasNext():
+        busy += int(counts.next())
+    return busy

@@ -10,7 +10,7 @@ the engine has nothing to do during backward. Changes of parameters on a GPU tra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -62,7 +62,7 @@ class Deltas:
         self._starts: dict[torch.Tensor, torch.Tensor] = {}  # their values before it
         self.group = SimpleNamespace(passes=1)  # passes only add to the gradients: nobody has to count them
 
-    def add(self, named: dict[str, torch.Tensor]) -> None:
+    def add(self, named: dict[str, torch.Tensor], trained: Collection[str] = ()) -> None:
         """Reduce the changes of these parameters, too."""
         for name, parameter in named.items():
             check(parameter, f"parameter {name!r}")

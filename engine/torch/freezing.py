@@ -8,6 +8,7 @@ import torch
 
 from .. import runtime
 from ..errors import EngineError, UnsupportedTensorError
+from ..frameworks.reducer import live
 from ..process_sets import global_process_set
 from ..types import Average, Sum
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from .hooks import TorchReducer
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+NO_PASS = -1  # torch's number of the running backward pass when there is none
 WIRES = (None, "float16", "bfloat16")
 KEPT = "zero_grad(set_to_none=False) before freeze(); zero_grad() of a frozen optimizer keeps gradients where they are"
 
@@ -37,6 +39,8 @@ class FrozenSteps:
         Gradients have been accumulated that no reduction has followed.
     reduced : bool
         The gradients were reduced since the last step or `zero_grad`.
+    backward : int
+        torch's number of the last backward pass.
 
     Raises
     ------
@@ -54,6 +58,7 @@ class FrozenSteps:
         self.reduced = False
         self._reducer = reducer
         self._begun = False
+        self.backward = NO_PASS
         self._handles: list[Any] = []
         wire = _expect_plain(reducer)
         self._members = {
@@ -110,11 +115,12 @@ class FrozenSteps:
             self.owed = True
         elif not self._begun:
             self._begun = True
-            self._reducer.queue(self.finish)
+            self.backward = self._reducer.queue(self.finish)
 
     def _end(self) -> None:
         """Enqueue the reduction behind what the current stream has; if that is captured, it is, too."""
         self._begun = self.owed = False
+        self._expect_alone()
         self._expect_nothing_new()
         for name, parameter in self._members.items():
             if parameter.grad is None or address_of(parameter.grad) != self._addresses[name]:
@@ -126,20 +132,43 @@ class FrozenSteps:
 
     def _expect_nothing_new(self) -> None:
         """End the job if there is a gradient that frozen passes leave out, of whatever parameter the optimizer has."""
-        reducer = self._reducer
-        hooked = zip(reducer.names, reducer._parameters, strict=True)
-        for name, parameter in (*hooked, *reducer._frozen.items()):
+        for name, parameter in self._hooked():
             if name not in self._members and parameter.requires_grad and parameter.grad is not None:
                 self._fail(f"the gradient of {name!r}, of which there was none when it was frozen, has come")
 
+    def _expect_alone(self) -> None:
+        """End the job if another optimizer takes part in the pass: ranks have no order of what the two reduce."""
+        for each in list(live):
+            theirs = getattr(each, "frozen", None) or each
+            number = theirs.backward if isinstance(theirs, FrozenSteps) else theirs._pass
+            if theirs is not self and each.kind is torch.Tensor and number == self.backward != NO_PASS:
+                self._end_job(
+                    "two optimizers reduce in one backward, and one of them is frozen, so ranks may wait for each "
+                    "other: run a backward for each, or unfreeze()"
+                )
+
+    def drop_new(self) -> None:
+        """Let go of gradients that were not there when it was frozen, and which are about to be zeroed."""
+        for name, parameter in self._hooked():
+            if name not in self._members:
+                parameter.grad = None
+
+    def _hooked(self) -> list[tuple[str, torch.Tensor]]:
+        """All parameters that the optimizer has."""
+        reducer = self._reducer
+        return [*zip(reducer.names, reducer._parameters, strict=True), *reducer._frozen.items()]
+
     def _fail(self, what: str) -> None:
-        """End the job: the other ranks' GPUs wait for this one in passes of which their hosts hear nothing."""
-        engine = self._reducer.engine
-        engine.abort(
-            f"rank {engine.rank}: a frozen optimizer has the same gradients in each step, where they were, and {what}: "
+        self._end_job(
+            f"a frozen optimizer has the same gradients in each step, where they were, and {what}: "
             f"unfreeze() before that changes, and keep gradients by {KEPT}"
         )
-        raise engine.failure or EngineError(what)
+
+    def _end_job(self, why: str) -> None:
+        """The other ranks' GPUs wait for this one in passes of which their hosts hear nothing."""
+        engine = self._reducer.engine
+        engine.abort(f"rank {engine.rank}: {why}")
+        raise engine.failure or EngineError(why)
 
 
 def is_on_gpu(tensor: torch.Tensor) -> bool:
@@ -168,7 +197,7 @@ def _expect_plain(reducer: TorchReducer) -> str | None:
         raise EngineError(said.format(f"the operation is {options.op.name.title()}", "use Average or Sum"))
     if any(k in reducer.rounds for k in range(len(reducer.names))) or wire not in WIRES:
         raise EngineError(
-            said.format("gradients are compressed by Python, or as is tuned", "use Compression.none, fp16 or bf16")
+            said.format("compression is a scheme, the program's own, or tuned", "use Compression.none, fp16 or bf16")
         )
     if group.passes != 1:
         raise EngineError(
@@ -188,14 +217,17 @@ def _expect_freezable(name: str, parameter: torch.Tensor) -> None:
     assert gradient is not None
     what = f"freeze(): the gradient of {name!r}"
     if not is_on_gpu(gradient):
-        raise UnsupportedTensorError(f"{what} is in the host's memory, and graphs are of GPUs: move the model there")
+        raise UnsupportedTensorError(
+            f"{what} is in the host's memory, and only those on a GPU can be frozen: move the model there"
+        )
     if gradient.layout is not torch.strided:
         raise UnsupportedTensorError(
             f"{what} is sparse, so its size changes: make it dense, as Embedding(sparse=False)"
         )
     if gradient.dtype not in DTYPES:
         raise UnsupportedTensorError(
-            f"{what} is of {gradient.dtype}, and only floating dtypes can be frozen: unfreeze()"
+            f"{what} is of {gradient.dtype}, and only float16, bfloat16, float32 and float64 can be frozen: "
+            "do not freeze() this optimizer"
         )
     dense = torch.ops.aten.is_non_overlapping_and_dense(gradient)
     if not dense or _steps(gradient) != _steps(parameter):

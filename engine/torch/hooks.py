@@ -13,13 +13,13 @@ from ..errors import EngineError, UnsupportedTensorError
 from ..frameworks.options import Options
 from ..frameworks.reducer import Reducer
 from ..native import gradients
+from ..types import Average
 from . import sparse
 from .adapter import Room, check, tensor_over
-from .freezing import FrozenSteps
+from .freezing import NO_PASS, FrozenSteps
 from .places import Places
 
 ALIGNMENT = 64  # bytes: a cache line, so that no two gradients share one
-NO_PASS = -1  # torch's number of the running backward pass when there is none
 COMPILER = "torch._dynamo.compiled_autograd"
 COMPILING = "in_compiled_autograd_region", "compiled_autograd_enabled"  # by the version of torch
 COMPILED = (
@@ -43,6 +43,7 @@ class TorchReducer(Reducer):
     def __init__(self, options: Options, number: int = 0) -> None:
         self._places: dict[int, Places] = {}
         self.frozen: FrozenSteps | None = None
+        self._accumulated = False  # Passes of no_sync() may have left something since the last step or `zero_grad`.
         super().__init__(options, number)
 
     # While steps are frozen, backward alone reduces, and what is below leaves it to that.
@@ -50,8 +51,18 @@ class TorchReducer(Reducer):
     def freeze(self) -> None:
         """From now on each step brings the same gradients. Collective; errors as of `FrozenSteps`."""
         if self.frozen is None:
+            self._expect_between_steps()
             self.frozen = FrozenSteps(self)
+            self.frozen.owed = self._accumulated and self._due
             self.group.paused = True
+
+    def _expect_between_steps(self) -> None:
+        """Refuse gradients in hand that a sum would count twice."""
+        if not self._due and self.options.op is not Average:
+            raise EngineError(
+                "freeze(): gradients are reduced, and no step has used them; a sum would count them twice with the "
+                "next pass: call step() before, or zero_grad()"
+            )
 
     def unfreeze(self) -> None:
         """Go back to steps in which ranks agree on what they bring."""
@@ -84,17 +95,20 @@ class TorchReducer(Reducer):
         return reduced
 
     def after_step(self) -> None:
+        self._accumulated = False
         if self.frozen is None:
             super().after_step()
         else:
             self.frozen.forget()
 
     def before_zero(self) -> None:
+        self._accumulated = False
         if self.frozen is None:
             super().before_zero()
         else:
             self.frozen.finish()
             self.frozen.forget()
+            self.frozen.drop_new()
 
     def synchronize(self) -> None:
         if self.frozen is None:
@@ -106,6 +120,7 @@ class TorchReducer(Reducer):
     def pause(self) -> Iterator[None]:
         """Accumulate locally."""
         if self.frozen is None:
+            self._accumulated = True
             with super().pause():
                 yield
             return
@@ -130,7 +145,13 @@ class TorchReducer(Reducer):
         return any(isinstance(hook, gradients.GradientHook) for hook in hooks.values())
 
     def attach(self, parameter: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> Any:
-        handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+        required = parameter.requires_grad
+        try:
+            if not required:  # Autograd takes no hook of one that is frozen, and keeps those it has.
+                parameter.requires_grad_(True)
+            handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+        finally:
+            parameter.requires_grad_(required)
         if isinstance(hook, gradients.GradientHook):
             hook.found_in(parameter._post_accumulate_grad_hooks)
         return handle

@@ -56,6 +56,21 @@ class _Distributed(Distributed):
         """
         self._engine.freeze()
 
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """As of any wrapped optimizer; of a frozen one each pass is reduced.
+
+        Raises
+        ------
+        EngineError
+            The optimizer is frozen, and `passes` is not 1.
+        """
+        if self._engine.is_frozen and passes != 1:
+            raise EngineError(
+                "set_backward_passes_per_step(): the optimizer is frozen, and reduces each pass: run the passes but "
+                "the last in optimizer.no_sync(), or unfreeze() before"
+            )
+        super().set_backward_passes_per_step(passes)
+
     def unfreeze(self) -> None:
         """Go back to steps in which ranks agree on what they bring. All ranks must do the same.
 

@@ -9,8 +9,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from .merging import merge
 from .postmortem import report
-from .reading import TraceError, merge, read
+from .reading import TraceError, read
 from .summary import summarize, text
 
 

@@ -19,8 +19,13 @@ WORLD = "world."  # prefix of the names of directories in which the ranks of a w
 
 def newest_world(directory: Path) -> Path:
     """Where the ranks of the last world have written: `directory` itself, or the newest `world.K` in it."""
+    return (worlds_in(directory) or [directory])[-1]
+
+
+def worlds_in(directory: Path) -> list[Path]:
+    """The directories of an elastic job's worlds in a directory, by their numbers."""
     found = [path for path in directory.glob(f"{WORLD}*") if path.name.removeprefix(WORLD).isdecimal()]
-    return max(found, key=lambda path: int(path.name.removeprefix(WORLD)), default=directory)
+    return sorted(found, key=lambda path: int(path.name.removeprefix(WORLD)))
 
 
 @lru_cache(maxsize=1)

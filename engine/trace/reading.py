@@ -274,23 +274,17 @@ def _slice(recording: Recording, event: dict[str, Any], names: dict[tuple[int, i
             tensor.started, tensor.ended, tensor.kind, tensor.nbytes = begun, ended, event["name"], args["bytes"]
 
 
-def merge(paths: Iterable[str | Path], target: Path, notes: list[str]) -> int:
-    """Write the timelines of several ranks as one file; the number of events.
+def about_of(path: Path) -> dict[str, Any]:
+    """What a timeline says of itself.
 
     Raises
     ------
     TraceError
-        As `read`.
-    OSError
-        The target cannot be written.
+        As `events_of`.
     """
-    paths = list(paths)
-    read(paths, notes)  # They belong together.
-    count = 0
-    with open(target, "w", encoding="utf-8") as file:
-        for path in files_of(paths):
-            for event in events_of(path, []):
-                file.write((",\n" if count else "[") + json.dumps(event, separators=(",", ":"), ensure_ascii=False))
-                count += 1
-        file.write("\n]\n")
-    return count
+    for event in events_of(path, []):
+        told = event.get("args")
+        if isinstance(told, dict) and isinstance(told.get(HEAD), dict):
+            about: dict[str, Any] = told[HEAD]
+            return about
+    raise TraceError(f"{path}: no timeline of this engine")

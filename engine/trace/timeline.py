@@ -14,7 +14,7 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -112,6 +112,8 @@ class Timeline:
         clock of rank 0's, as soon as that has been compared with this one's.
     number : int, optional
         The world's, in an elastic job.
+    elastic : mapping, optional
+        `World.elastic`.
 
     Raises
     ------
@@ -130,6 +132,7 @@ class Timeline:
         mark_cycles: bool,
         world: str = "",
         number: int | None = None,
+        elastic: Mapping[str, int | str] | None = None,
     ) -> None:
         self.path = path_of(target, rank, number)
         self._rank = rank
@@ -137,6 +140,7 @@ class Timeline:
         self._limit = max(limit, 2 * RESERVE)
         self._mark_cycles = mark_cycles
         self._world = world
+        self._elastic = dict(elastic or {})
         self._tracks: list[_Track] = []
         self._burst = BURST  # seconds that sets which are added may still have in hand
         self._offset = 0
@@ -305,7 +309,7 @@ class Timeline:
         if track.number:
             self._tell(track, SET, {"rank": self._rank, "id": track.number, "ranks": list(track.ranks)})
         else:
-            about = {"version": VERSION, "rank": self._rank, "size": self._size, "pid": os.getpid()}
+            about = {"version": VERSION, "rank": self._rank, "size": self._size, "pid": os.getpid(), **self._elastic}
             host: dict[str, Any] = {"host": platform.node(), "hosts": self._hosts, "boot": self._clock(track)}
             if (clock := track.engine.clock()) is not None and self._world:
                 host |= {"ahead_ns": clock[0], "ahead_error_ns": clock[1]}

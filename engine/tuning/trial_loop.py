@@ -12,6 +12,8 @@ import statistics
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from .. import config
@@ -39,6 +41,21 @@ ANSWERING = 20.0  # seconds that an answer may take: the process has a low prior
 IDLE = 60.0  # seconds without anything to score after which a warning says so
 
 
+@dataclass(frozen=True)
+class Spent:
+    """What trials have cost a job.
+
+    Attributes
+    ----------
+    trials : int
+    lost : float
+        Steps.
+    """
+
+    trials: int = 0
+    lost: float = 0.0
+
+
 class _Ended(Exception):
     """The job ends, or its program turns the knobs itself."""
 
@@ -63,6 +80,14 @@ class Tuning:
         The world's process sets, which have knobs of their own.
     crews : sequence of int, optional
         How many ranks each host has; by default there is one host.
+    began : mapping, optional
+        Knobs that were put into force just now, and that no entry may have had yet; the search begins with them.
+    version : int, optional
+        What `set_knobs` has answered to that.
+    spent : Spent, optional
+        What trials in earlier worlds of the job have cost.
+    elastic : bool
+        Whether the world may end before long: then no process is started until its warm-up is over.
     """
 
     def __init__(
@@ -75,21 +100,30 @@ class Tuning:
         about: Mapping[str, Any],
         sets: Registry | None = None,
         crews: Sequence[int] = (),
+        began: Mapping[str, Any] = MappingProxyType({}),
+        version: int | None = None,
+        spent: Spent | None = None,
+        elastic: bool = False,
     ) -> None:
         self._engine = engine
         self._settings = settings
         self._known = first
         self._space = space_of(engine, held)
         self._held = {name: value for name, value in engine.knobs().items() if name in KNOBS and name in held}
-        self._default = self._running = {name: value for name, value in engine.knobs().items() if name in self._space}
+        now = engine.knobs() | dict(began)
+        self._default = self._running = {name: value for name, value in now.items() if name in self._space}
         self._best: Knobs = self._default
-        self._version = int(engine.knobs()["version"])
+        self._version = int(now["version"]) if version is None else version
         self._cpus = cpus
         known = self._default | within(first, self._space)
         self._first = [known] if known != self._default else []
         self._about = dict(about)
         self._sets = sets
         self._crews = crews
+        self._before = spent or Spent()
+        self._made, self._lost = 0, 0.0  # trials of this world, and steps that they have lost
+        self._most = settings.autotune_trials - self._before.trials
+        self._elastic = elastic
         self._steps = Steps(engine)
         self._settling = SETTLING
         self._unsettled = 0  # samples since the last change that are not measured yet
@@ -115,8 +149,13 @@ class Tuning:
 
     @property
     def concluded(self) -> bool:
-        """Whether a search has come to its end."""
-        return self._concluded is not None
+        """Whether a search has come to its end. One that only rests would go on."""
+        return self._concluded is not None and not self._concluded[1]
+
+    @property
+    def spent(self) -> Spent:
+        """What the trials of the job have cost, those of this world included."""
+        return Spent(self._before.trials + self._made, self._before.lost + self._lost)
 
     @property
     def pid(self) -> int | None:
@@ -155,8 +194,9 @@ class Tuning:
         try:
             while True:
                 try:
+                    score = self._warm_up() if self._elastic else None
                     with TunerProcess() as self._process:
-                        self._tune(self._process)
+                        self._tune(self._process, score)
                 except Changed as change:
                     self._begin_anew(change)
         except _Ended:
@@ -199,12 +239,15 @@ class Tuning:
         self._best, self._state, self._trials, self._concluded = self._default, "before the first trial", 0, None
         self._turn(self._best)
 
-    def _tune(self, tuner: TunerProcess) -> None:
+    def _warm_up(self) -> Score:
+        return self._listen(self._settings.autotune_warmup * self._settings.autotune_steps)
+
+    def _tune(self, tuner: TunerProcess, score: Score | None) -> None:
         settings = self._settings
         self._ask(tuner, STARTING, type="prepare", cpus=list(self._cpus))
-        score = self._listen(settings.autotune_warmup * settings.autotune_steps)
+        score = score or self._warm_up()
         self._survey()
-        what, most = ", ".join(self._space), settings.autotune_trials
+        what, most = ", ".join(self._space), self._most
         logger.info("autotune: tuning %s by %s, in at most %d trials", what, score.unit, most)
         if not score.busy:  # else tensors have no names, by which the job could be known again
             self._recall(tuner)
@@ -217,7 +260,8 @@ class Tuning:
             first=self._first,
             traffic=self._traffic(score),
             seed=0,
-            max_trials=settings.autotune_trials,
+            max_trials=self._most,
+            spent=self._before.lost,
             log=None if settings.autotune_log is None else str(settings.autotune_log),
             about=self._about | {"score": score.unit},
         )
@@ -282,6 +326,8 @@ class Tuning:
         warnings = answer.get("warnings", [])
         for warning in warnings if isinstance(warnings, list) else [warnings]:
             logger.warning("autotune: %s", warning)
+        lost = answer.get("lost")
+        self._lost = max(self._lost, lost) if isinstance(lost, int | float) else self._lost
         if answer["type"] not in ("ready", "known", "trial", "done", "watching"):
             raise TunerError(f"the tuner's process has answered {answer['type']!r}, which is not known here")
         return answer
@@ -332,10 +378,11 @@ class Tuning:
             logger.info("autotune: steps are no longer as fast, or as slow, as they were: searching again")
         self._progress.enter("searching")
         self._trials += 1
+        self._made += 1
         if self._concluded is None or self._state or trial.get("drift"):  # the background leaves nothing undone
             self._state = f"in trial {self._trials}"
-            if self._trials <= self._settings.autotune_trials:
-                self._state += f" of at most {self._settings.autotune_trials}"
+            if self._trials <= self._most:
+                self._state += f" of at most {self._most}"
         logger.info("autotune: trial %d, %s: %s", self._trials, trial.get("phase"), words(self._running))
         needed = self._settings.autotune_steps
         samples: list[Sample] = []

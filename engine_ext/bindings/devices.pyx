@@ -129,7 +129,7 @@ cdef uint64_t longest_rest(const State* e, uint64_t ns) noexcept nogil:
     """How long to wait for the device: `ns`, unless it has come to its work and waits there for other ranks' GPUs. Then a rank
     is late, which `stall_limit` is for and device_watch tells of."""
     cdef device* d = e.world.device
-    if load_acquire(&d.begun) <= load_acquire(&d.passed):           # pairs with lane_look
+    if load_acquire(&d.begun) <= load_acquire(&d.passed) and d.frozen_rest(d):          # pairs with lane_look
         return ns
     return max(ns, e.stall_limit_ns) if e.stall_limit_ns else ALL
 
@@ -150,7 +150,8 @@ cdef bint rests(State* e, bint failed) noexcept nogil:
     """Whether the device has passed all that this engine has handed over; after a failure, whether it does nothing any more."""
     cdef device* d = e.world.device
     return has_ended_all(e) and d.has_passed(
-        d, ALL if failed else load_acquire(&d.enqueued) if e.device != NULL else e.last_ticket)
+        d, ALL if failed else load_acquire(&d.enqueued) if e.device != NULL else e.last_ticket
+    ) and (failed or e.device == NULL or d.frozen_rest(d))
 
 
 cdef bint come_to_rest(State* e, uint64_t ns, bint failed) noexcept nogil:

@@ -6,6 +6,8 @@
 
 /* Keep the first failure; returns -1. */
 int lane_failed(lane *l, const char *call, int code, const char *name, const char *text);
+/* Forget it: nothing of it is left, and the lane goes on. */
+void lane_forgive(lane *l);
 /* Whether the lane is to give up, which is kept as the failure of `call`. */
 int lane_cancelled(lane *l, const char *call);
 /* What a call has returned: 0, or -1 for a failure, which is kept. */
@@ -53,10 +55,30 @@ int lane_await_connections(lane *l);
 /* ---- frozen passes (freezing.c) ---- */
 
 int lane_make_pass(lane *l, frozen_pass *p);
+int lane_unite_pass(lane *l, frozen_pass *p);
 int lane_enqueue_pass(lane *l, frozen_pass *p);
-/* Until the device has passed all of them, at most so long; whether it has. */
+/* Whether the device has passed all that were not captured; in any thread with the context. `lane_passes_are_over` waits for that. */
+int lane_passes_rest(lane *l);
 int lane_passes_are_over(lane *l, uint64_t limit);
-void lane_release_passes(lane *l);
+/* Whether a graph may have one of them. */
+int lane_has_captured(const lane *l);
+void lane_release_memory(const lane_functions *f, frozen_memory *memory);
+
+/* ---- when graphs outlive the lane (keeping.c) ---- */
+
+/* 0, or -1 without memory. */
+int lane_hire_keeper(lane *l);
+/* Whether the device has come to rest since the first time that this was asked: launches of graphs are known to the driver alone. In
+ * any thread. `lane_graphs_are_over` asks anew, and waits at most so long. */
+int lane_graphs_rest(lane *l);
+int lane_graphs_are_over(lane *l, uint64_t limit);
+/* End the communicator of frozen passes, which waits for all graphs that have one; `finishes`: not before NCCL has sent all. */
+void lane_end_graphs(lane *l, int finishes);
+/* Wait for that, at most so long; whether it has ended. */
+int lane_graphs_have_ended(lane *l, uint64_t limit);
+/* Free what frozen passes have, or leave it to the keeper, and with it the module and the context, as long as a graph may need that.
+ * Whether it is left. */
+int lane_release_passes(lane *l);
 /* Enqueue what parcels bring (moving.c), and use once what that uses. */
 int lane_move(lane *l, const device_item *item);
 int lane_warm_up_moves(lane *l);

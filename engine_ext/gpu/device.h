@@ -84,7 +84,8 @@ enum {
   DEVICE_TURN,     /* the lane's own: in the order of the world's items, the place of the next one of a process set */
   DEVICE_CONNECT,  /* likewise: connect the ranks of a process set, or part them */
   DEVICE_PART,
-  DEVICE_FREEZE,   /* the lane's own: make what a frozen pass needs, or enqueue one on the program's stream */
+  DEVICE_FREEZE,   /* the lane's own: allocate what a frozen pass needs, connect its ranks, or enqueue one on the program's stream */
+  DEVICE_UNITE,
   DEVICE_REPEAT
 };
 
@@ -148,6 +149,7 @@ struct device {
   /* Let the calling thread allocate, while others capture graphs: from now on nothing that it calls spoils a capture of theirs. */
   int (*relax)(device *d, char *why);
   int (*has_passed)(device *d, uint64_t ticket); /* 1 or 0; also 0 when the device does not tell */
+  int (*frozen_rest)(device *d); /* whether it has passed all that has no ticket: frozen passes, and graphs of them */
   void (*stop)(device *d);                       /* the world has failed: what is not enqueued yet ends with that */
   void *owner;
   /* Called by the lane: the device has failed, whether there is an item or not. NULL: nobody wants to know. */

@@ -120,6 +120,7 @@ cdef extern from "engine_ext/gpu/device.h" nogil:
         int (*wait)(device* d, void* stream, uint64_t ticket, bint measured, char* why) noexcept nogil
         int (*relax)(device* d, char* why) noexcept nogil
         bint (*has_passed)(device* d, uint64_t ticket) noexcept nogil
+        bint (*frozen_rest)(device* d) noexcept nogil
         void (*stop)(device* d) noexcept nogil
         void* owner
         void (*failed)(device* d, const char* why) noexcept nogil

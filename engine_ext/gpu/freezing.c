@@ -72,9 +72,11 @@ static void bring(lane *l, frozen_pass *p, int work) {
   lane_push(l, &p->item);
 }
 
-void lane_freeze(lane *l, frozen_pass *p, const ncclUniqueId *id) {
-  if (l->graphs.comm == NULL) l->graphs.id = *id; /* the lane sets `comm` in such a job alone, and there is one at a time */
-  bring(l, p, DEVICE_FREEZE);
+void lane_freeze(lane *l, frozen_pass *p) { bring(l, p, DEVICE_FREEZE); }
+
+void lane_unite(lane *l, frozen_pass *p, const ncclUniqueId *id) {
+  if (id != NULL) p->id = *id;
+  bring(l, p, DEVICE_UNITE);
 }
 
 void lane_repeat(lane *l, frozen_pass *p, void *stream) {
@@ -90,8 +92,9 @@ int lane_await_pass(lane *l, frozen_pass *p, uint64_t ns) {
 
 /* ---- what is made ---- */
 
-static int connect(lane *l) {
+static int connect(lane *l, const frozen_pass *p) {
   if (l->graphs.comm != NULL) return 0;
+  l->graphs.id = p->id;
   l->graphs.rank = l->world.rank;
   l->graphs.size = l->world.size;
   lane_enlist(l, &l->graphs);
@@ -112,15 +115,34 @@ static int try_sums(lane *l, const frozen_pass *p) {
   return lane_await_connections(l);
 }
 
+static int allocate(lane *l, frozen_pass *p) {
+  frozen_memory *m = p->memory;
+  CUDA_STEP(cuMemAlloc_v2, &m->slab, p->slab_bytes);
+  CUDA_STEP(cuMemAlloc_v2, &m->device_tables, p->table_bytes);
+  CUDA_STEP(cuMemHostAlloc, (void **)&m->tables, p->table_bytes, 0);
+  CUDA_STEP(cuEventCreate, &m->done, CU_EVENT_DISABLE_TIMING);
+  return 0;
+}
+
+/* All that needs no other rank, before any of them waits in NCCL for the others. */
 int lane_make_pass(lane *l, frozen_pass *p) {
-  p->next = l->passes;
-  l->passes = p;
   STEP(l->failure.call != NULL);
-  CUDA_STEP(cuMemAlloc_v2, &p->slab, p->slab_bytes);
-  CUDA_STEP(cuMemAlloc_v2, &p->device_tables, p->table_bytes);
-  CUDA_STEP(cuMemHostAlloc, (void **)&p->tables, p->table_bytes, 0);
-  CUDA_STEP(cuEventCreate, &p->done, CU_EVENT_DISABLE_TIMING);
-  STEP(connect(l));
+  if (lane_hire_keeper(l)) return lane_failed(l, "malloc", CUDA_ERROR_OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", NULL);
+  p->memory = calloc(1, sizeof *p->memory);
+  if (p->memory == NULL) return lane_failed(l, "malloc", CUDA_ERROR_OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", NULL);
+  if (allocate(l, p) == 0) {
+    p->next = l->passes;
+    store_pointer((void **)&l->passes, p); /* pairs with frozen_rest */
+    return 0;
+  }
+  lane_release_memory(&l->f, p->memory);
+  p->memory = NULL;
+  return -1;
+}
+
+int lane_unite_pass(lane *l, frozen_pass *p) {
+  STEP(l->failure.call != NULL);
+  STEP(connect(l, p));
   return try_sums(l, p);
 }
 
@@ -135,10 +157,10 @@ static int run_there(lane *l, frozen_pass *p) {
   int status;
   l->at = &l->graphs;
   l->stream = p->stream;
-  l->slab = p->slab;
+  l->slab = p->memory->slab;
   l->slab_bytes = p->slab_bytes;
-  l->tables = p->tables;
-  l->device_tables = p->device_tables;
+  l->tables = p->memory->tables;
+  l->device_tables = p->memory->device_tables;
   l->table_bytes = p->table_bytes;
   l->table_head = l->table_tail = 0; /* the same rows as ever are written where they are */
   p->item.work = DEVICE_REDUCE;
@@ -156,55 +178,51 @@ static int run_there(lane *l, frozen_pass *p) {
 
 int lane_enqueue_pass(lane *l, frozen_pass *p) {
   CUstreamCaptureStatus capturing = CU_STREAM_CAPTURE_STATUS_NONE;
+  int failed;
   STEP(l->failure.call != NULL);
   CUDA_STEP(cuStreamIsCapturing, p->stream, &capturing);
   if (capturing != CU_STREAM_CAPTURE_STATUS_NONE) {
-    p->captured = 1;
+    store32_release(&p->captured, 1); /* pairs with lane_has_captured */
     return run_there(l, p);
   }
-  if (p->ran) CUDA_STEP(cuStreamWaitEvent, p->stream, p->done, 0); /* on another stream it may be in the slab still */
-  p->ran = 1;
-  STEP(run_there(l, p));
-  CUDA_STEP(cuEventRecord, p->done, p->stream);
-  return 0;
+  if (p->ran) CUDA_STEP(cuStreamWaitEvent, p->stream, p->memory->done, 0); /* on another stream it may be in the slab still */
+  failed = run_there(l, p);
+  STEP(CUDA(cuEventRecord, p->memory->done, p->stream)); /* of what was enqueued before a failure, too */
+  store32_release(&p->ran, 1); /* pairs with lane_passes_rest */
+  return failed;
 }
 
 /* ---- the end ---- */
 
-static int is_over(lane *l, const frozen_pass *p, uint64_t begun, uint64_t limit) {
-  CUresult code;
-  while (p->ran) {
-    code = IN_CALL(cuEventQuery, p->done);
-    store_pointer(&l->d.call, NULL);
-    if (code != CUDA_ERROR_NOT_READY) break;
+/* A failure of the device is for others to tell: nothing runs then. */
+int lane_passes_rest(lane *l) {
+  for (const frozen_pass *p = load_pointer((void *const *)&l->passes); p != NULL; p = p->next)
+    if (load32_acquire(&p->ran) && l->f.cuEventQuery(p->memory->done) == CUDA_ERROR_NOT_READY) return 0;
+  return 1;
+}
+
+int lane_passes_are_over(lane *l, uint64_t limit) {
+  uint64_t begun = now_ns();
+  while (!lane_passes_rest(l)) {
     if (now_ns() - begun > limit) return 0;
     lane_nap();
   }
   return 1;
 }
 
-/* Launches of graphs are known to the driver alone, so for them the device is waited for as a whole: who has called for the close does
- * not wait for that without a limit. After a failure nobody knows whether they end. */
-int lane_passes_are_over(lane *l, uint64_t limit) {
-  uint64_t begun = now_ns();
-  int captured = 0;
-  for (const frozen_pass *p = l->passes; p != NULL; p = p->next) {
-    if (!is_over(l, p, begun, limit)) return 0;
-    captured |= p->captured;
-  }
-  if (captured && l->failure.call == NULL && !load32_acquire(&l->cancelled)) return CUDA(cuCtxSynchronize) == 0;
-  return 1;
+int lane_has_captured(const lane *l) {
+  for (const frozen_pass *p = load_pointer((void *const *)&l->passes); p != NULL; p = p->next)
+    if (load32_acquire(&p->captured)) return 1;
+  return 0;
 }
 
-/* What a graph may still read after a failure stays. */
-void lane_release_passes(lane *l) {
-  int failed = l->failure.call != NULL || load32_acquire(&l->cancelled);
-  for (frozen_pass *p = l->passes; p != NULL; p = p->next) {
-    if (p->captured && failed) continue;
-    if (p->done != NULL) CUDA(cuEventDestroy_v2, p->done);
-    if (p->tables != NULL) CUDA(cuMemFreeHost, p->tables);
-    if (p->device_tables != 0) CUDA(cuMemFree_v2, p->device_tables);
-    if (p->slab != 0) CUDA(cuMemFree_v2, p->slab);
+void lane_release_memory(const lane_functions *f, frozen_memory *memory) {
+  for (frozen_memory *next; memory != NULL; memory = next) {
+    next = memory->next;
+    if (memory->done != NULL) f->cuEventDestroy_v2(memory->done);
+    if (memory->tables != NULL) f->cuMemFreeHost(memory->tables);
+    if (memory->device_tables != 0) f->cuMemFree_v2(memory->device_tables);
+    if (memory->slab != 0) f->cuMemFree_v2(memory->slab);
+    free(memory);
   }
-  l->passes = NULL;
 }

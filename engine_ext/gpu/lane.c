@@ -28,6 +28,8 @@ int lane_failed(lane *l, const char *call, int code, const char *name, const cha
   return -1;
 }
 
+void lane_forgive(lane *l) { memset(&l->failure, 0, sizeof l->failure); }
+
 int lane_cancelled(lane *l, const char *call) {
   return load32_acquire(&l->cancelled) ? lane_failed(l, call, LANE_CANCELLED, NULL, NULL) : 0; /* pairs with lane_cancel */
 }
@@ -144,6 +146,7 @@ static int manage(lane *l, device_item *item) {
     case DEVICE_CONNECT: return lane_connect_ranks(l);
     case DEVICE_PART: return lane_part_ranks(l);
     case DEVICE_FREEZE: return lane_make_pass(l, (frozen_pass *)item);
+    case DEVICE_UNITE: return lane_unite_pass(l, (frozen_pass *)item);
     default: return lane_enqueue_pass(l, (frozen_pass *)item);
   }
 }
@@ -156,7 +159,9 @@ static void end_item(lane *l, device_item *item) {
   if (moves) item->ticket = ++l->tickets;
   failed = moves ? enqueue(l, item) : manage(l, item);
   l->at = &l->world;
-  item->ended(item, failed ? why_not(l, text, sizeof text) : NULL);
+  if (failed) why_not(l, text, sizeof text);
+  if (failed && item->work == DEVICE_FREEZE && l->failure.code == CUDA_ERROR_OUT_OF_MEMORY) lane_forgive(l);
+  item->ended(item, failed ? text : NULL);
   store_release(&l->d.ended, l->tickets); /* pairs with whoever waits until the lane is done with all */
 }
 
@@ -182,8 +187,9 @@ static void *run(void *argument) {
       lane_quieten(l);
     } else {
       int well = l->world.connected && !l->quiet, busy = load_relaxed(&l->d.passed) < load_relaxed(&l->d.enqueued);
-      int waiting = well && (busy || lane_has_samples(l) || l->graphs.connected); /* nobody tells when a graph runs */
-      if (well && !waiting && lane_compare_clocks(l)) continue;
+      int idle = well && !busy && !lane_has_samples(l);
+      int waiting = well && (!idle || l->graphs.connected); /* nobody tells when a graph runs */
+      if (idle && lane_compare_clocks(l)) continue;
       store_pointer(&l->d.call, (void *)lane_awaited(l));
       door_sleep(&l->door, count, waiting ? TICK_NS : 0);
       store_pointer(&l->d.call, NULL);

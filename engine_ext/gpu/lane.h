@@ -6,7 +6,8 @@
  * thread (`device.push`), and ends them in the order in which they were pushed.
  *
  * lane.c is the thread, turns.c the order of its items, opening.c its jobs, launching.c its items, moving.c those of them that
- * only move, freezing.c frozen passes, sampling.c how long samples of them take, streams.c what other threads may call.
+ * only move, freezing.c frozen passes, keeping.c what is theirs when graphs outlive the lane, sampling.c how long samples of items
+ * take, streams.c what other threads may call.
  */
 #ifndef ENGINE_GPU_LANE_H
 #define ENGINE_GPU_LANE_H
@@ -117,17 +118,26 @@ typedef struct communicator {
   struct communicator *before; /* the owner's: the one that it made before */
 } communicator;
 
+/* What a frozen pass has of the device. */
+typedef struct frozen_memory {
+  struct frozen_memory *next;
+  CUdeviceptr slab, device_tables;
+  char *tables;            /* pinned */
+  CUevent done;            /* recorded behind each pass that is not captured */
+} frozen_memory;
+
+typedef struct keeper keeper; /* keeping.c */
+
 /* A frozen pass: a reduction of the same tensors each time, which the lane enqueues on a stream of the program's. That may be
  * captured into a CUDA graph, so what its work reads stays as it is, at the same addresses, until the lane is closed. */
 typedef struct frozen_pass {
   device_item item;        /* first */
   struct frozen_pass *next; /* the lane's list */
   CUstream stream;         /* on which it is enqueued this time */
-  CUdeviceptr slab, device_tables;
-  char *tables;
+  frozen_memory *memory;
+  ncclUniqueId id;         /* by which the ranks connect, if they have not yet */
   uint64_t slab_bytes, table_bytes;
-  CUevent done;            /* recorded behind each that is not captured */
-  int ran, captured;       /* whether any ever was enqueued for the device to run at once, or into a graph */
+  uint32_t ran, captured;  /* whether any ever was enqueued for the device to run at once, or into a graph; atomic */
   uint32_t ended;          /* the last job with it has; atomic */
   char why[DEVICE_WHY];    /* "": that went well */
 } frozen_pass;
@@ -178,7 +188,8 @@ typedef struct lane {
   uint64_t table_ends[DEVICE_OUTSTANDING];     /* by ticket, in turn: `table_head` behind the item */
   communicator world;
   communicator graphs;     /* all ranks' again, for frozen passes: it blocks, so that a capture has all when a call returns */
-  frozen_pass *passes;     /* the lane's list of those that were made */
+  frozen_pass *passes;     /* the lane's list of those that were made; atomic */
+  keeper *keeper;          /* of what they have; NULL: none was made */
   communicator *communicators; /* those that it works with, whole or not: the last one first */
   communicator *at;        /* the one among whose ranks is worked now */
   int quiet;               /* after a failure: the communicators were ended, and the stream is empty or was given up */
@@ -210,8 +221,10 @@ uint32_t lane_await_stage(lane *l, communicator *c, uint32_t stage, uint64_t ns)
 frozen_pass *lane_new_pass(const lane *l, int op, double prescale, double postscale, const device_part *parts, int n_parts,
                            const device_row *rows, int n_rows);
 void lane_free_pass(frozen_pass *p);
-/* Have the lane make what it needs, together with the other ranks, which have this id. */
-void lane_freeze(lane *l, frozen_pass *p, const ncclUniqueId *id);
+/* Have the lane allocate what it needs; then, when all ranks have that, make what they need together. They are connected with the first
+ * pass, by this id; NULL: they are. */
+void lane_freeze(lane *l, frozen_pass *p);
+void lane_unite(lane *l, frozen_pass *p, const ncclUniqueId *id);
 /* Have the lane enqueue it on a stream of the program's, behind what is there. */
 void lane_repeat(lane *l, frozen_pass *p, void *stream);
 /* Wait at most so long until that has ended; whether it has. */

@@ -77,7 +77,8 @@ cdef extern from "engine_ext/gpu/lane.h" nogil:
     frozen_pass* lane_new_pass(const lane* l, int op, double prescale, double postscale, const device_part* parts, int n_parts,
                                const device_row* rows, int n_rows)
     void lane_free_pass(frozen_pass* p)
-    void lane_freeze(lane* l, frozen_pass* p, const ncclUniqueId* id)
+    void lane_freeze(lane* l, frozen_pass* p)
+    void lane_unite(lane* l, frozen_pass* p, const ncclUniqueId* id)
     void lane_repeat(lane* l, frozen_pass* p, void* stream)
     bint lane_await_pass(lane* l, frozen_pass* p, uint64_t ns)
 

@@ -54,10 +54,13 @@ class Lane:
         postscale: float,
         parts: list[tuple[int, int, int, int, int]],
         rows: list[tuple[int, int, int]],
-        id: bytes,
     ) -> int:
-        """Have a frozen pass made, with the ranks that have this id: its address. `parts`: dtype, the one that travels,
-        first row and the one behind the last, bytes that travel. `rows`: address, offset and bytes in what travels.
+        """Have what a frozen pass needs allocated: its address. `parts`: dtype, the one that travels, first row and the
+        one behind the last, bytes that travel. `rows`: address, offset and bytes in what travels.
+        """
+    def unite(self, pass_at: int, id: bytes | None) -> None:
+        """Have what its ranks need together made, when each has allocated its own. The first pass connects them, by
+        this id; None: they are connected.
         """
     def repeat(self, pass_at: int, stream: int) -> None:
         """Have a frozen pass enqueued on a stream of the program's. What was done with it before has ended."""

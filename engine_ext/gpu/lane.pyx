@@ -1,4 +1,5 @@
 """The lane, as Python holds it: jobs are begun and waited for, and what they found is read, without the GIL in any call."""
+cimport cython
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, strerror
@@ -63,6 +64,7 @@ cdef frozen_pass* new_pass(lane* l, int op, double prescale, double postscale, l
         free(all_rows)
 
 
+@cython.no_gc_clear     # its end reads the list of passes
 cdef class Lane:
     def __init__(self, list addresses, int ordinal, int rank, int size, bytes image, list kernels, *, uint64_t slab,
                  uint64_t tables, bint ordered=False):
@@ -152,13 +154,17 @@ cdef class Lane:
             found = lane_await_stage(self.state, <communicator*>communicator_at, wanted, limit if limit else 1)
         return "failed" if found == COMMUNICATOR_FAILED else stage if found == wanted else None
 
-    def freeze(self, int op, double prescale, double postscale, list parts, list rows, bytes id):
+    def freeze(self, int op, double prescale, double postscale, list parts, list rows):
         cdef frozen_pass* made = new_pass(self.state, op, prescale, postscale, parts, rows)
-        cdef ncclUniqueId its
-        memcpy(&its, <const char*>id, min(<size_t>len(id), sizeof(its)))
         self.passes.append(<uintptr_t>made)
-        lane_freeze(self.state, made, &its)
+        lane_freeze(self.state, made)
         return <uintptr_t>made
+
+    def unite(self, uintptr_t pass_at, bytes id):
+        cdef ncclUniqueId its
+        if id is not None:
+            memcpy(&its, <const char*>id, min(<size_t>len(id), sizeof(its)))
+        lane_unite(self.state, <frozen_pass*>pass_at, NULL if id is None else &its)
 
     def repeat(self, uintptr_t pass_at, uintptr_t stream):
         lane_repeat(self.state, <frozen_pass*>pass_at, <void*>stream)

@@ -87,8 +87,11 @@ static void end_communicator(lane *l, communicator *c) {
 /* Several are ended in one group: what the first frees waits for all that the device does, so kernels of the others that wait for a rank
  * have to be told to end before. */
 static void end_communicators(lane *l) {
-  communicator *c = l->communicators;
-  int several = c != NULL && c->next != NULL;
+  communicator *c;
+  int several;
+  lane_end_graphs(l, 0);
+  c = l->communicators;
+  several = c != NULL && c->next != NULL;
   if (several) NCCL(ncclGroupStart);
   for (; c != NULL; c = c->next)
     if (c->connected) end_communicator(l, c);
@@ -96,18 +99,22 @@ static void end_communicators(lane *l) {
   if (several) NCCL(ncclGroupEnd);
 }
 
+/* Whether the stream is empty soon, and frozen passes are over. */
+static int comes_to_rest(lane *l) { return lane_drain(l, DRAIN_NS) != 1 && lane_passes_are_over(l, DRAIN_NS); }
+
 /* Kernels of NCCL that wait for a rank which does not come are told to end first, where NCCL can do that without
  * freeing what other ranks may still read; freeing is what an abort does. */
 void lane_quieten(lane *l) {
   int busy = 1;
+  if (lane_has_captured(l)) lane_end_graphs(l, 0); /* a revocation is over some time, and a graph may be launched then */
   if (l->f.ncclCommRevoke != NULL) {
     for (communicator *c = l->communicators; c != NULL; c = c->next)
       if (c->comm != NULL) NCCL(ncclCommRevoke, c->comm, 0);
-    busy = lane_drain(l, DRAIN_NS) == 1;
+    busy = !comes_to_rest(l);
   }
   if (busy) {
     end_communicators(l);
-    busy = lane_drain(l, DRAIN_NS) == 1;
+    busy = !comes_to_rest(l);
   }
   if (!busy) store_release(&l->d.passed, UINT64_MAX); /* pairs with has_passed: tensors may go */
   l->quiet = 1;
@@ -183,19 +190,19 @@ static void release_context(lane *l) {
     l->begun[k] = l->done[k] = NULL;
   }
   lane_release_timers(l);
-  lane_release_passes(l);
+  int left = lane_release_passes(l); /* and so are the kernels, and the context */
   release_marks(l);
   if (l->tables != NULL) CUDA(cuMemFreeHost, l->tables);
   if (l->device_tables != 0) CUDA(cuMemFree_v2, l->device_tables);
   if (l->slab != 0) CUDA(cuMemFree_v2, l->slab);
-  if (l->module != NULL) CUDA(cuModuleUnload, l->module);
+  if (l->module != NULL && !left) CUDA(cuModuleUnload, l->module);
   if (l->stream != NULL) CUDA(cuStreamDestroy_v2, l->stream);
   l->tables = NULL;
   l->device_tables = l->slab = 0;
   l->module = NULL;
   l->stream = NULL;
   CUDA(cuCtxSetCurrent, NULL);
-  CUDA(cuDevicePrimaryCtxRelease_v2, l->device);
+  if (!left) CUDA(cuDevicePrimaryCtxRelease_v2, l->device);
   l->context = NULL;
 }
 
@@ -230,11 +237,13 @@ static void close_all(lane *l) {
   int whole = l->world.comm != NULL && l->world.connected && !l->quiet, well = l->failure.call == NULL && !load32_acquire(&l->cancelled);
   if (whole && !well) lane_quieten(l);
   if (l->stream != NULL && lane_drain(l, DRAIN_NS)) well = 0;
-  if (whole && well && !lane_passes_are_over(l, DRAIN_NS)) well = 0;
+  if (whole && well && (!lane_passes_are_over(l, DRAIN_NS) || !lane_graphs_are_over(l, DRAIN_NS))) well = 0;
   if (whole && well) lane_look(l); /* the last samples */
+  if (whole && well) lane_end_graphs(l, 1);
   if (whole && well) finish_communicators(l);
   end_communicators(l);
-  l->left = l->stream != NULL && (lane_drain(l, DRAIN_NS) == 1 || !lane_passes_are_over(l, DRAIN_NS));
+  lane_graphs_have_ended(l, DRAIN_NS);
+  l->left = l->stream != NULL && !comes_to_rest(l);
   if (!l->left) store_release(&l->d.passed, UINT64_MAX); /* pairs with has_passed: tensors may go */
   if (l->context != NULL && !l->left) release_context(l);
 }

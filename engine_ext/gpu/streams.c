@@ -206,6 +206,18 @@ static int has_passed(device *d, uint64_t ticket) {
   return code == CUDA_SUCCESS || load_acquire(&d->passed) >= ticket; /* the event may be a later item's by now */
 }
 
+static int frozen_rest(device *d) {
+  lane *l = lane_of(d);
+  char why[DEVICE_WHY];
+  visit v;
+  int over;
+  if (load_pointer((void **)&l->passes) == NULL) return 1; /* pairs with lane_make_pass */
+  if (enter(l, &v, why)) return 1;
+  over = lane_passes_rest(l) && (!lane_has_captured(l) || lane_graphs_rest(l));
+  leave(l, &v);
+  return over;
+}
+
 static void push(device *d, device_item *item) {
   add64(&d->pushed, 1); /* pairs with come_to_rest */
   lane_push(lane_of(d), item);
@@ -227,5 +239,6 @@ void lane_serve(device *d) {
   d->wait = wait_for;
   d->relax = relax;
   d->has_passed = has_passed;
+  d->frozen_rest = frozen_rest;
   d->stop = stop;
 }

@@ -47,6 +47,23 @@ def test_a_terrible_setting_costs_time_and_not_the_search(seed: int) -> None:
     assert lost < 40 + 0.02 * 8000 + 20 + 2 * 3 * 29
 
 
+@pytest.mark.parametrize("spent", [0.0, 30.0, 60.0])
+def test_what_earlier_searches_of_a_job_have_lost_is_not_lost_once_more(spent: float) -> None:
+    """As in the worlds of an elastic job: together they lose what one search may, but for surprises."""
+    rng, rows = np.random.default_rng(2), []
+    tuner = Tuner(
+        SPACE, DEFAULT, seed=2, max_trials=20, settings=Settings(spent=spent, background=0), journal=rows.append
+    )
+    search(tuner, terrible, rng, 0.06)
+    assert replay(rows).exact
+    assert tuner.lost == pytest.approx(sum(line.lost for line in tell(rows).lines))
+    allowance = 40.0
+    if spent > 1.5 * allowance - 1:
+        assert tuner.resting and len(tuner.history) <= 2  # nothing but what is in force was tried
+    else:
+        assert tuner.lost + spent <= allowance + 40  # one surprise of 29 times the limit in three steps, and its like
+
+
 def test_a_search_that_rests_goes_on_when_the_steps_of_the_job_allow_it() -> None:
     rows: list[dict[str, Any]] = []
     tuner = Tuner(SPACE, DEFAULT, max_trials=20, journal=rows.append)

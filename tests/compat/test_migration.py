@@ -281,7 +281,7 @@ def test_modules_are_there_or_not_as_the_table_says() -> None:
         else:
             assert finder.find_spec(name) is not None
             for source in modules.MODULES[name]:
-                lacks_spark = source == "..spark.torch" and importlib.util.find_spec("pyspark") is None
+                lacks_spark = source.startswith("..spark.") and importlib.util.find_spec("pyspark") is None
                 if source != "..mxnet" and not lacks_spark:  # tests/mxnet has an environment for it
                     importlib.import_module(source, "engine.compat")
 

@@ -1,20 +1,50 @@
-"""Stands for ssh in `tests/elastic/chaos.py`: `chaos_entering.py ENTRIES HOST COMMAND` enters a host's namespaces.
+"""Stands for ssh in `tests/elastic/chaos.py`: `chaos_entering.py DIRECTORY ENTRIES HOST COMMAND` enters a host.
 
-ENTRIES are `ADDRESS=PID` of all hosts, separated by commas: the first process of each.
+ENTRIES are `ADDRESS=PID` of all hosts, separated by commas: the first process of each. As ssh does, this process stays
+and carries what both sides write: killed, it cuts the agent off; stopped, it is a cable that was pulled. As long as
+there is a file `dark.NUMBER` of the host in the directory, no new connection is made.
 """
 
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+import threading
+from pathlib import Path
+
+from ..waiting import until
+
+
+def carry(reading: int, writing: int) -> None:
+    """Carry bytes to the end."""
+    try:
+        while data := os.read(reading, 1 << 16):
+            while data:
+                data = data[os.write(writing, data) :]
+    except BrokenPipeError:
+        pass
+    os.close(writing)
 
 
 def main() -> None:
-    entries, host, *command = sys.argv[1:]
+    directory, entries, host, *command = sys.argv[1:]
     pids = dict(entry.split("=") for entry in entries.split(","))
-    os.environ["CHAOS_AGENT"] = str(list(pids).index(host))
+    number = str(list(pids).index(host))
+    dark = Path(directory, f"dark.{number}")
+    until(lambda: not dark.exists(), f"a way to host {number}", 120.0)
     enter = ["nsenter", "-t", pids[host], "--net", "--uts", "--"]
-    os.execvp(enter[0], [*enter, *command])
+    agent = subprocess.Popen(
+        [*enter, *command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | {"CHAOS_AGENT": number},
+    )
+    assert agent.stdin is not None and agent.stdout is not None
+    threading.Thread(target=carry, args=(0, os.dup(agent.stdin.fileno())), daemon=True).start()
+    agent.stdin.close()
+    carry(agent.stdout.fileno(), 1)
+    sys.exit(agent.wait())
 
 
 if __name__ == "__main__":

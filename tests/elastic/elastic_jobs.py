@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -28,11 +29,21 @@ class Elastic:
 
     def start(self, *options: object, body: str = UNTIL_STOP, after: str = "") -> subprocess.Popen[bytes]:
         """Start a job whose workers run `body(t)` in each world."""
+        program = self.program(body, after)
+        return self.start_command([*self.launcher.command, *map(str, options), sys.executable, str(program)])
+
+    def program(self, body: str = UNTIL_STOP, after: str = "") -> Path:
+        """The program of such a job."""
         text = f"{PRELUDE}{body}\nt = Training()\nok = t.run(body)\n{after}\nsys.exit(0 if ok else 3)\n"
-        (self.home / "train.py").write_text(text)
+        path = self.home / "train.py"
+        path.write_text(text)
+        return path
+
+    def start_command(self, command: list[str]) -> subprocess.Popen[bytes]:
+        """Start a job by a command of one's own."""
         self.errors = self.home / "errors"
         with self.errors.open("wb") as errors:
-            return self.launcher.start(*options, sys.executable, self.home / "train.py", stderr=errors)
+            return self.launcher.start_command(command, stderr=errors)
 
     def run(self, *options: object, body: str = UNTIL_STOP, after: str = "") -> Finished:
         return self.wait(self.start(*options, body=body, after=after))

@@ -1,12 +1,13 @@
 """A process that goes from world to world: what `elastic.run` does, in as few lines as tests of worlds need.
 
 It is forked from a process that has imported what the tests need (`tests/elastic/worlds.py`), and told its places over
-a socket. What a world's members do is a function of `tests/elastic/programs.py`.
+a socket. What a world's members do is a function of `tests/elastic/programs.py`, or of another module.
 """
 
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import socket
@@ -17,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from engine import runtime
-from engine.errors import CalledOff, EngineError, RendezvousError
+from engine.errors import CalledOff, EngineError, RendezvousError, WorldError
 from engine.rendezvous import CallOff
 from engine.world import World
 
@@ -62,7 +63,8 @@ class Member:
                 self.say("called_off", world=world.number)
             except BaseException as error:
                 failure = runtime.failure(2.0)
-                if failure is None and not isinstance(error, RendezvousError):
+                # A world that fails as it begins is none any more when its error comes.
+                if failure is None and not isinstance(error, RendezvousError | WorldError):
                     self.say("raised", text=f"{type(error).__name__}: {error}")
                     raise
                 told = None if failure is None else failure.culprit
@@ -104,12 +106,11 @@ class Member:
 
 def main(number: int, connection: socket.socket, program: str, environ: dict[str, str]) -> None:
     """Be a member until there are no more places."""
-    from tests.elastic import programs
-
     os.environ.update(environ)
+    module, _, function = program.rpartition(":")
     member = Member(number, connection)
     try:
-        getattr(programs, program)(member)
+        getattr(importlib.import_module(module or "tests.elastic.programs"), function)(member)
         runtime.shutdown()
     except BaseException:
         traceback.print_exc()

@@ -56,6 +56,7 @@ class Process:
     commit: int | None = None
     updated: bool = False
     dies_at: float | None = None  # its agent is cut off, and kills it then
+    seen: bool = False  # whether somebody looks then, and tells
     said: deque[events.Event] = field(default_factory=deque)  # what it said, or was said of it, and nobody heard yet
 
 
@@ -181,7 +182,7 @@ class Job:
         process.alive = False
         if process.world and process.at in ("meets", "trains"):
             self.broken.add(process.world)
-        if process.dies_at is None:
+        if process.dies_at is None or (process.seen and not self.mute):
             what = "killed by SIGKILL" if code < 0 else f"ended with exit code {code}"
             process.said.append(events.Ended(process.number, code, what, exception))
 
@@ -189,6 +190,7 @@ class Job:
         for process in self.processes.values():
             if process.slot.host == host and process.alive and process.dies_at is None:
                 process.dies_at = self.now + self.limits.lease * AGENT_LEASE
+                process.seen = self.draw.below(2) == 0
 
     def pass_time(self, until: float) -> None:
         for process in self.processes.values():

@@ -1,12 +1,13 @@
 """Forks members of worlds, so that a newcomer needs milliseconds, and not the seconds in which torch is imported.
 
-Its standard input is a socket. A packet of JSON with one descriptor asks for a member; the answer is the number of the
-process.
+Its arguments are modules that members use. Its standard input is a socket. A packet of JSON with one descriptor asks
+for a member; the answer is the number of the process.
 """
 
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import signal
@@ -30,6 +31,8 @@ def serve() -> None:
     """Until the other side has gone."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     warm_up()
+    for module in sys.argv[1:]:
+        importlib.import_module(module)
     gc.collect()
     gc.freeze()  # What is forked has its own objects alone to look through.
     with socket.socket(fileno=0) as asked:

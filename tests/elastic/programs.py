@@ -7,9 +7,12 @@ import copy
 import gc
 import os
 import signal
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
+from itertools import count
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +24,8 @@ import engine.torch as hvd
 from engine import runtime
 from engine.metrics import page
 from engine.process_sets import ProcessSet
+from engine.rendezvous import CallOff
+from engine.world import World
 from tests.elastic.member import Member
 
 
@@ -60,6 +65,63 @@ def counting(member: Member) -> None:
         member.say("reduced", value=float(first[0]), size=engine.size(), rank=engine.rank())
         while True:
             engine.allreduce(np.ones(8), engine.Sum)
+
+    member.run(body)
+
+
+def dying(member: Member) -> None:
+    """Reduce in each world; die on the way into one at the call of a function whose number stands in a file."""
+    engine.init()
+    entered = runtime.enter
+    place = Path(os.environ["DYING"]) / str(member.number)
+
+    def enter(world: World, called_off: CallOff | None = None) -> None:
+        dies_at = int(place.read_text()) if place.exists() else 0
+        calls = 0
+
+        def count(frame: Any, event: str, argument: Any) -> None:
+            nonlocal calls
+            calls += event == "call"
+            if calls == dies_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.setprofile(count)
+        try:
+            entered(world, called_off)
+        finally:
+            sys.setprofile(None)
+        member.say("calls", count=calls)
+
+    runtime.enter = enter
+
+    def body(member: Member) -> None:
+        assert member.world is not None
+        engine.allreduce(np.ones(1))
+        member.say("reduced", world=member.world.number)
+        while True:
+            engine.allreduce(np.ones(1))
+
+    member.run(body)
+
+
+def compiled(member: Member) -> None:
+    """A program of JAX that was compiled in the first world, and whose shapes go by the number of ranks."""
+    import jax
+
+    import engine.jax
+
+    engine.init()
+
+    @jax.jit
+    def step(x: Any) -> Any:
+        return engine.jax.allgather(x, name="rows"), engine.jax.allreduce(x, op=engine.Average, name="mean")
+
+    def body(member: Member) -> None:
+        for _ in range(2):
+            rows, mean = step(jax.numpy.full((2, 3), engine.rank() + 1.0))
+        member.say("stepped", rows=rows[:, 0].tolist(), mean=mean[0].tolist())
+        while True:
+            engine.allreduce(np.ones(1))
 
     member.run(body)
 
@@ -364,16 +426,31 @@ def knobs(member: Member) -> None:
 
 
 def tuned(member: Member) -> None:
-    """Worlds that are too short for a search."""
+    """Steps under the tuner, whose doings rank 0 tells: with what a world begins, and each trial."""
     engine.init()
+    model = perceptron()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 1e-4), model.named_parameters())
+
+    def children() -> list[str]:
+        found = []
+        for thread in os.listdir("/proc/self/task"):
+            with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/children") as of_thread:
+                found += of_thread.read().split()
+        return found
 
     def body(member: Member) -> None:
         engine.allreduce(np.ones(1))
-        tuning = runtime._current().tuning
-        with open(f"/proc/self/task/{threading.get_native_id()}/children") as children:
-            member.say("tuning", searching=tuning is not None, children=children.read().split())
-        while True:
-            engine.allreduce(np.ones(1))
+        begun, tuning = engine.knobs(), runtime._current().tuning
+        told = None
+        for number in count():
+            spent = None if tuning is None else tuning.spent.trials
+            if number in (0, 20) or spent != told:
+                told, searching = spent, tuning is not None and tuning.searching
+                best = {} if tuning is None else tuning.best
+                member.say("tuning", begun=begun, best=best, searching=searching, spent=spent, children=children())
+            optimizer.zero_grad()
+            model(torch.randn(4, 8)).square().mean().backward()
+            optimizer.step()
 
     member.run(body)
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -64,6 +66,68 @@ def other_exception(state: ObjectState) -> int:
     raise ValueError("a loader gives up")
 
 
+def swallowed(state: ObjectState) -> int:
+    """Skip batches whose step raises, whatever it is."""
+    while state.step < STEPS:
+        for _ in range(5):
+            try:
+                reduced(state)
+            except Exception:
+                continue
+        state.commit()
+        if state.step == 20:
+            (PLACE / f"half.{WORKER}").touch()
+            until_files(PLACE / "go")
+    return state.step
+
+
+def from_a_loader(state: ObjectState) -> int:
+    """Have a loader of torch reduce, which turns an exception of its data set into another of the same kind."""
+    from torch.utils.data import DataLoader, IterableDataset
+
+    class Steps(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            try:
+                yield steps(state)
+            except WorldError:
+                raise KeyError("no such sample") from None
+
+    return int(next(iter(DataLoader(Steps()))))
+
+
+def in_a_graph(state: ObjectState, call: str) -> int:
+    """Reduce within a compiled function of TensorFlow, which makes an error of its own of what is raised there."""
+    import tensorflow as tf
+
+    def reduce() -> np.float64:
+        return np.float64(engine.allreduce(np.ones(4), op=engine.Sum)[0])
+
+    @tf.function
+    def step() -> Any:
+        return tf.py_function(reduce, [], tf.float64) if call == "py" else tf.numpy_function(reduce, [], tf.float64)
+
+    while state.step < STEPS:
+        try:
+            state.total += float(step())
+        except WorldError:
+            raise SystemExit("TensorFlow has passed on what was raised: the test shows nothing") from None
+        state.step += 1
+        if state.step % 5 == 0:
+            state.commit()
+        if state.step == 22:
+            (PLACE / f"half.{WORKER}").touch()
+            until_files(PLACE / "go")
+    return state.step
+
+
+def py_function(state: ObjectState) -> int:
+    return in_a_graph(state, "py")
+
+
+def numpy_function(state: ObjectState) -> int:
+    return in_a_graph(state, "numpy")
+
+
 def program_error(state: ObjectState) -> int:
     """Worker 1 has an error of its own."""
     reduced(state)
@@ -103,7 +167,8 @@ def forks(state: ObjectState) -> int | None:
     return child.exitcode
 
 
-TASKS = {each.__name__: each for each in (steps, endless, other_exception, program_error, ends_late, forks)}
+OTHERS = other_exception, swallowed, from_a_loader, py_function, numpy_function
+TASKS = {each.__name__: each for each in (steps, endless, *OTHERS, program_error, ends_late, forks)}
 
 
 def main() -> None:

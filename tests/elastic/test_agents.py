@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
+from engine.host import processes
+
 from ..launch.conftest import launcher as launcher
 from ..launch.host_jobs import agent_of
 from ..launch.test_launch_metrics import scrape
-from ..waiting import until
+from ..waiting import let_pass, until
 from .elastic_jobs import job as job
 from .elastic_jobs import worlds
 
@@ -42,21 +45,70 @@ def test_a_host_that_is_told_to_go_loses_nothing(job):
     assert worlds(done) == ["1: 2 ranks", "2: 1 rank, because host b leaves"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_host_whose_agent_is_lost_or_stands_still_has_no_worker_when_the_others_go_on(job, signum):
-    """Problem 13: what the driver hears no more of is dead before the next world begins, and not in that world."""
-    process = job.start("-np", 2, "--min-np", 1, *TWO_HOSTS)
+@pytest.mark.parametrize(
+    ("signum", "whom", "lease"),
+    [(signal.SIGKILL, "agent", 40), (signal.SIGKILL, "guarded", 40), (signal.SIGSTOP, "agent", 2)],
+    ids=["killed", "killed with its guardian", "stopped"],
+)
+def test_a_host_whose_agent_is_lost_has_no_worker_when_the_others_go_on(job, signum, whom, lease):
+    """Problem 13: what the driver hears no more of is dead before the next world begins; somebody sees to that."""
+    process = job.start("-np", 2, "--min-np", 1, "--lease", lease, *TWO_HOSTS)
     job.world(1, 2)
     agent, worker = agent_of(job.launcher, "b"), job.pid(1)
+    began = time.monotonic()
+    if whom == "guarded":
+        os.kill(guardian_of(agent), signum)
     os.kill(agent, signum)
-    until(lambda: not os.path.exists(f"/proc/{worker}"), "the worker is dead, by the agent's death or its lease")
-    assert not list(job.home.glob("met.2.*"))
+    until(lambda: list(job.home.glob("met.2.*")), "world 2 trains")
+    assert time.monotonic() - began < 20  # a second or two; more where the machine is loaded
+    assert not runs(worker)
     job.world(2, 1)
     done = job.finish(process)
     assert done.code == 0, done.err
     assert "enginerun: b was lost: its agent" in done.err
-    assert worlds(done)[1].startswith("2: 1 rank, because host b: its agent")
+    assert worlds(done)[1].startswith("2: 1 rank, because")  # of the agent, or of the worker that is gone with it
+
+
+BEATS = """
+from tests.waiting import let_pass
+def body(t):
+    t.step()
+    while not there("stop"):
+        with open(HERE / f"beats.{t.rank}", "a") as file: file.write(".")
+        let_pass(0.02)
+"""
+
+
+def test_a_job_that_is_suspended_as_a_whole_goes_on(job):
+    """For longer than the lease, on all hosts: workers are held until the launcher is heard, and none is killed."""
+    process = job.start("-np", 2, "--min-np", 1, "--lease", 3, *TWO_HOSTS, body=BEATS)
+    beats = [job.home / f"beats.{rank}" for rank in range(2)]
+    until(lambda: all(path.exists() for path in beats), "both train")
+    agents = [agent_of(job.launcher, host) for host in ("a", "b")]
+    parts = [*agents, *map(guardian_of, agents), job.pid(0), job.pid(1), process.pid]
+    for pid in parts:
+        os.kill(pid, signal.SIGSTOP)
+    let_pass(5.0)
+    for pid in parts:
+        os.kill(pid, signal.SIGCONT)
+    let_pass(0.5)  # until guardians have looked
+    before = [path.stat().st_size for path in beats]
+    until(lambda: all(path.stat().st_size > size + 50 for path, size in zip(beats, before, strict=True)), "both go on")
+    done = job.finish(process)
+    assert done.code == 0, done.err
+    assert worlds(done) == ["1: 2 ranks"]
+
+
+def test_a_launcher_that_stands_still_keeps_the_workers_of_its_own_machine(job):
+    """As by Ctrl-Z, for longer than the lease."""
+    process = job.start("-np", 2, "--min-np", 1, "--lease", 3)
+    job.world(1, 2)
+    os.kill(process.pid, signal.SIGSTOP)
+    let_pass(5.0)
+    os.kill(process.pid, signal.SIGCONT)
+    done = job.finish(process)
+    assert done.code == 0, done.err
+    assert worlds(done) == ["1: 2 ranks"]
 
 
 def test_only_agents_start_workers_and_they_have_one_thread(job):
@@ -95,3 +147,16 @@ def test_resets_leave_no_descriptor_behind(job):
 
 def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[1])
+
+
+def runs(pid: int) -> bool:
+    process = processes.look(pid)
+    return process is not None and process.state != "Z"
+
+
+def guardian_of(agent: int) -> int:
+    """The child of an agent that is no worker."""
+    (guardian,) = (
+        each.pid for each in processes.processes() if each.parent == agent and each.name == "enginerun-guard"
+    )
+    return guardian

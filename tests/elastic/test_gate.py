@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import select
 import signal
 import socket
@@ -268,3 +269,22 @@ def test_what_is_missing_is_named(driver, name):
 def test_nobody_at_the_gate_is_told_at_once(driver):
     with pytest.raises(RendezvousError, match="does not answer at ENGINE_GATE=engine-nobody"):
         Gate.open(driver.environment(1) | {"ENGINE_GATE": "engine-nobody"})
+
+
+def test_a_worker_waits_for_descriptors_of_the_agent(driver):
+    """There are none left for a visitor: that is said once, and the visitor comes in when another has gone."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with closing(Gate.open(driver.environment(1))) as first, ThreadPoolExecutor(1) as pool:
+        free = os.open(os.devnull, os.O_RDONLY)
+        os.close(free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, before[1]))  # the visitor's own end is the last
+        try:
+            second = pool.submit(Gate.open, driver.environment(2))
+            until(lambda: driver.said, "a line")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        assert not second.done()
+        first.close()
+        second.result(10).close()
+    (line,) = driver.said
+    assert line.startswith("no worker can come to the gate: ") and "ulimit -n" in line

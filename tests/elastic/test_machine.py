@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.elastic import events, machine
-from engine.elastic.causes import Causes
+from engine.elastic.causes import Causes, Kind
 from engine.elastic.events import Action, Event, Why
 from engine.elastic.limits import Limits
 from engine.elastic.machine import Machine, Phase
@@ -219,6 +219,38 @@ def test_a_slow_worker_stays_where_its_world_would_be_too_small() -> None:
     assert driver.taken(events.Update) == []
 
 
+@pytest.mark.parametrize("slots", [{"a": 1, "b": 1}, {"a": 2}], ids=["alone on its host", "beside others"])
+def test_where_a_slow_worker_was_nobody_is_started_for_a_while(slots: dict[str, int]) -> None:
+    """Its host is to blame if it was alone there, and else its slot: the others of the host were not slow."""
+    driver = Driver(Limits(2, 1, 2, cooldown=(5.0, 5.0)), **slots).train(0, 1, commit=1)
+    driver.tell(events.Slow(0, "50 ms")).ready(0, 1, world=1, why=Why.HOSTS, commit=2)
+    driver.tell(events.Ended(0, 1, "ended with exit code 1"))
+    assert driver.machine.causes.resets[-1].kind is Kind.SLOW
+    assert driver.members() == [1] and driver.taken(events.Start) == []
+    assert bool(driver.machine.hosts.blacklisted(driver.now)) is (len(slots) == 2)
+    assert driver.at(4.9).taken(events.Start) == []
+    assert [start.slot for start in driver.at(5.1).taken(events.Start)] == [Slot("a", 0)]
+
+
+@pytest.mark.parametrize(
+    ("event", "kind"),
+    [
+        (events.Found({"a": 2}), Kind.HOSTS),
+        (events.Leaves(2), Kind.LEFT),
+        (events.Slow(2, "50 ms"), Kind.SLOW),
+        (events.Ended(2, -9, "killed by SIGKILL"), Kind.FAILURE),
+        (events.AgentLost("b", "gone"), Kind.HOST_LOST),
+        (events.Found({"a": 2, "b": 2}), Kind.NEWCOMERS),
+    ],
+)
+def test_each_reset_is_told_in_a_word(event: Event, kind: Kind) -> None:
+    driver = Driver(Limits(3, 1, 4), a=2, b=1).train(0, 1, 2, commit=5).tell(event)
+    if kind is Kind.NEWCOMERS:
+        driver.ready(3).at(10.0)
+    driver.ready(0, 1, world=1, why=Why.FAILURE if kind is Kind.FAILURE else Why.HOSTS, commit=6)
+    assert [cause.kind for cause in driver.machine.causes.resets] == [kind]
+
+
 def test_a_host_that_comes_back_before_the_reset_keeps_its_workers() -> None:
     driver = Driver(Limits(2, 1, 2), a=1, b=1).train(0, 1, commit=1).tell(events.Found({"a": 1}))
     assert len(driver.taken(events.Update)) == 1
@@ -259,6 +291,32 @@ def test_no_world_begins_beside_a_worker_that_may_run() -> None:
     driver.at(10).tell(events.AgentLost("b", "no word")).ready(0, 1, world=1, why=Why.FAILURE)
     assert driver.at(39.9).phase is Phase.RESETTING
     assert driver.at(40).phase is Phase.GATHERING
+
+
+def test_a_lease_that_has_run_for_a_while_is_waited_for_as_long_as_it_lasts() -> None:
+    driver = Driver(Limits(3, 1, 3, lease=30), a=2, b=1).train(0, 1, 2)
+    driver.tell(events.AgentLost("b", "no word", 1.5)).ready(0, 1, world=1, why=Why.FAILURE)
+    assert driver.at(1.4).phase is Phase.RESETTING
+    assert driver.at(1.5).phase is Phase.GATHERING
+
+
+def test_who_is_known_to_run_no_more_is_not_waited_for() -> None:
+    """Somebody has looked at the host of the lost agent. Another of its workers may still run."""
+    driver = Driver(Limits(4, 1, 4, lease=30), a=2, b=2).train(0, 1, 2, 3)
+    driver.tell(events.AgentLost("b", "no word")).ready(0, 1, world=1, why=Why.FAILURE)
+    assert driver.tell(events.Ended(2, 0, "ended with its agent")).phase is Phase.RESETTING
+    assert driver.tell(events.Ended(3, 0, "ended with its agent")).phase is Phase.GATHERING
+    assert len(driver.machine.causes.resets) == 1
+
+
+def test_who_has_stalled_is_not_waited_for_as_long_again() -> None:
+    """One that others blame for something else has its time: it may be at work."""
+    blamed = {"world": 1, "why": Why.FAILURE, "text": "RankStalledError: rank 1", "culprit": 1}
+    driver = Driver(Limits(2, 1, 2, stall_limit=50, stalled_wait=1), a=1, b=1).train(0, 1)
+    assert driver.ready(0, **blamed, stalled=True).at(0.9).taken(events.Kill) == []
+    assert [kill.worker for kill in driver.at(1).taken(events.Kill)] == [1]
+    other = Driver(Limits(2, 1, 2, stall_limit=50, stalled_wait=1), a=1, b=1).train(0, 1)
+    assert other.ready(0, **blamed).at(49.9).taken(events.Kill) == []
 
 
 def test_an_agent_that_does_not_kill_is_disowned() -> None:
@@ -373,6 +431,46 @@ def test_newcomers_that_all_fail_do_not_end_a_world_that_trains() -> None:
     driver = Driver(Limits(1, 1, 3), a=1, b=2).ready(0).at(2).join(0)
     assert driver.tell(raised(1, error), raised(2, error)).phase is Phase.RUNNING
     assert Driver(Limits(2, 1, 2), a=2).tell(raised(0, error), raised(1, error)).phase is Phase.OVER
+
+
+def test_a_newcomer_of_another_build_is_turned_away_alone() -> None:
+    """No world is ended for it, no other is made with it, and nothing is started on its host any more."""
+    driver = Driver(Limits(2, 1, 4), a=2)
+    for worker in (0, 1):
+        driver.ready(worker, build={"protocol": 7, "ENGINE_LANES": "tcp"})
+    driver.join(0, 1).tell(events.Committed(0, 1, 1), events.Found({"a": 2, "b": 1, "c": 1}))
+    driver.actions.clear()
+    driver.ready(2, build={"protocol": 8, "ENGINE_LANES": "mpi"}).at(20)
+    assert [end.worker for end in driver.taken(events.End)] == [2]
+    (said,) = driver.taken(events.Say)
+    assert said.text == (
+        "worker 2 in slot 0 of b is turned away, and its host blacklisted: it has protocol 8, the job has 7: install "
+        "the same version; it has ENGINE_LANES mpi, the job has tcp: set it alike"
+    )
+    driver.tell(events.Ended(2, 0, "ended with exit code 0")).at(30)
+    assert not driver.taken(events.Update) and driver.phase is Phase.RUNNING
+    assert "b" not in {start.slot.host for start in driver.taken(events.Start)}
+    driver.ready(3, build={"protocol": 7, "ENGINE_LANES": "tcp"}).at(40)
+    assert driver.taken(events.Update)
+
+
+def test_before_a_world_has_met_nobody_knows_whose_build_is_the_jobs() -> None:
+    driver = Driver(Limits(2, 1, 2), a=2).ready(0, build={"protocol": 7}).ready(1, build={"protocol": 8})
+    assert driver.phase is Phase.GATHERING and not driver.taken(events.End)
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_what_newcomers_alone_raise_does_not_end_those_that_have_trained(trained: bool) -> None:
+    """A host that lacks what the program needs in a world ends nothing; what somebody else raises, too, does."""
+    error = "KeyError at model.py:3"
+    driver = Driver(Limits(2, 1, 4), a=2).train(0, 1, commit=1).tell(events.Found({"a": 2, "b": 2}))
+    driver.ready(2, 3).at(5).ready(0, 1, world=1, why=Why.HOSTS, commit=2).join(0, 1, 2, 3)
+    assert driver.tell(raised(2, error)).phase is Phase.RESETTING
+    driver.tell(raised(0 if trained else 3, error))
+    assert driver.phase is (Phase.OVER if trained else Phase.RESETTING)
+    if not trained:
+        driver.ready(0, 1, world=2, why=Why.FAILURE, commit=2).join(0, 1)
+        assert driver.phase is Phase.RUNNING
 
 
 def test_what_the_agent_tells_takes_the_place_of_what_others_say() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -121,9 +122,20 @@ def test_a_change_of_hosts_loses_nothing(workers: Workers) -> None:
         assert workers.end(worker)[0][1:3] == [str(STEPS), str(25 * 2.0 + 35 * 3)]
 
 
-def test_what_the_program_makes_of_a_failure_does_not_matter(workers: Workers) -> None:
+@pytest.mark.parametrize(
+    ("task", "needs"),
+    [
+        ("other_exception", "numpy"),
+        ("swallowed", "numpy"),
+        ("from_a_loader", "torch"),
+        pytest.param("py_function", "tensorflow", marks=pytest.mark.slow),
+        pytest.param("numpy_function", "tensorflow", marks=pytest.mark.slow),
+    ],
+)
+def test_what_the_program_makes_of_a_failure_does_not_matter(workers: Workers, task: str, needs: str) -> None:
     """Problem 5: the engine is asked what has happened, and not the type of an exception."""
-    workers.start("other_exception", [0, 1], 2)
+    pytest.importorskip(needs)
+    workers.start(task, [0, 1], 2)
     workers.begin(1, [0, 1])
     workers.half([0, 1])
     workers.processes[1].kill()
@@ -200,13 +212,55 @@ def test_a_forked_child_has_a_worker_s_sigterm_for_itself(workers: Workers) -> N
     assert "leaving" not in {said["kind"] for _, said in workers.driver.heard}
 
 
-def test_sigterm_ends_a_worker_that_the_agent_has_given_up(workers: Workers) -> None:
+def test_sigterm_with_an_unread_message_is_a_wish_to_leave(workers: Workers) -> None:
+    """What the agent has said last is no sign that it has hung up."""
     workers.start("steps", [0, 1], 2)
     workers.begin(1, [0, 1])
     workers.half([0, 1])
+    for worker in (0, 1):
+        workers.driver.tell(worker, "update", world=1)
+    workers.processes[1].send_signal(signal.SIGTERM)
+    workers.let_go()
+    workers.driver.wait_for("leaving", 1)
+    assert {workers.driver.wait_for("ready", worker, 2)["why"] for worker in (0, 1)} == {"HOSTS"}
+    workers.driver.tell(1, "end", why="it has left", good=False, over=False)
+    assert workers.end(1)[0] == []
+
+
+@pytest.mark.parametrize("unread", [False, True])
+def test_sigterm_ends_a_worker_that_the_agent_has_given_up(workers: Workers, unread: bool) -> None:
+    workers.start("steps", [0, 1], 2)
+    workers.begin(1, [0, 1])
+    workers.half([0, 1])
+    if unread:
+        workers.driver.tell(1, "update", world=1)
     workers.driver.vanish()
     workers.processes[1].send_signal(signal.SIGTERM)
     workers.end(1, -signal.SIGTERM)
+
+
+def test_the_hub_listens_anew_after_its_world_was_called_off(tmp_path: Path) -> None:
+    """On several hosts: the socket of a world that is called off is closed, and the next world meets at another."""
+    with FakeDriver(several=True) as driver:
+        workers = Workers(driver, tmp_path)
+        workers.let_go()
+        try:
+            workers.start("steps", [0, 1], 2)
+            first = driver.wait_for("ready", 0)["port"]
+            driver.place(1, [0, 7], {0: "a", 7: "b"}, hub=f"127.0.0.1:{first}")  # there is no worker 7
+            driver.tell(0, "void", world=1)
+            again = driver.wait_for("ready", 0, 2)
+            assert again["why"] == "VOID"
+            if again["port"] != first:
+                with pytest.raises(ConnectionRefusedError):
+                    socket.create_connection(("127.0.0.1", first), 5)
+            driver.place(2, [0, 1], {0: "a", 1: "b"}, hub=f"127.0.0.1:{again['port']}")
+            for worker in (0, 1):
+                assert workers.end(worker)[0][:3] == ["result", str(STEPS), "120.0"]
+        finally:
+            for process in workers.processes.values():
+                process.kill()
+                process.communicate()
 
 
 def test_outside_an_elastic_job_the_function_is_called_once(tmp_path: Path) -> None:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.elastic.slow import Look, Reading, find
+from engine.launch.slow_watch import SlowWatch
+from engine.metrics import names
+
+from ..metrics.fake_pages import FakePage, training
 
 LIMIT = 0.05  # seconds a step
 EVERY = 10.0  # seconds between two looks
@@ -95,3 +102,117 @@ def test_each_world_is_looked_at_by_itself() -> None:
 def test_limits_that_cannot_be_are_refused(limit: float, seconds: float) -> None:
     with pytest.raises(ValueError, match="must be positive"):
         find([], limit, seconds)
+
+
+def with_waits(made: list[Look], waits: tuple[float, float, float]) -> list[Look]:
+    """The same looks, with the seconds a step for which each of three workers was blocked."""
+    return [
+        replace(
+            look,
+            readings={
+                worker: replace(reading, blocked=reading.steps * waits[worker])
+                for worker, reading in look.readings.items()
+            },
+        )
+        for look in made
+    ]
+
+
+def test_one_delay_that_many_collectives_have_seen_counts_once() -> None:
+    """Lags of 80 ms a step are eight collectives that were 10 ms late, if the others wait no longer than that."""
+    made = looks(7, one_is_slow)
+    assert find(with_waits(made, (0.03, 0.03, 0.02)), LIMIT, 60.0) is None
+    found = find(with_waits(made, (0.09, 0.08, 0.01)), LIMIT, 60.0)
+    assert found is not None and found.worker == 2 and found.lag == pytest.approx(0.07)
+
+
+@given(
+    lags=st.lists(
+        st.lists(st.sampled_from([0.0, 0.02, 0.03, 0.06, 0.3]), min_size=3, max_size=3), min_size=2, max_size=9
+    ),
+    crossing=st.lists(st.sampled_from([0.0, 0.04]), min_size=3, max_size=3),
+    pauses=st.sets(st.integers(0, 9)),
+)
+def test_who_is_found_was_the_only_late_one_in_each_interval(
+    lags: list[list[float]], crossing: list[float], pauses: set[int]
+) -> None:
+    """And who was that is found: over all intervals of the time, and for nothing else that explains it."""
+    made = looks(
+        len(lags),
+        lambda worker, look: lags[look][worker],
+        lambda worker, look: crossing[worker],
+        steps=lambda look: 0 if look in pauses else STEPS,
+    )
+    seconds = EVERY * (len(lags) - 1)
+    found = find(made, LIMIT, seconds)
+    guilty = [
+        worker
+        for worker in range(3)
+        if crossing[worker] < LIMIT / 2
+        and all(
+            look not in pauses
+            and of[worker] > LIMIT
+            and all(other < LIMIT / 2 for each, other in enumerate(of) if each != worker)
+            for look, of in enumerate(lags)
+            if look > 0
+        )
+    ]
+    assert ([] if found is None else [found.worker]) == guilty
+
+
+class Members:
+    """Pages of two workers, as an agent sends them, and what looks at them."""
+
+    def __init__(self) -> None:
+        self.pages = [FakePage(training(rank, 2)) for rank in range(2)]
+        self.watch = SlowWatch(LIMIT, 60.0, [each.descriptor for each in self.pages])
+        self.numbers = {7: 0, 9: 1}  # workers, in slots 0 and 1
+        self._steps, self._late = 0, 0.0
+
+    def train(self, steps: int, lag: float) -> None:
+        """Each makes steps, for which worker 9 was late."""
+        self._steps += steps
+        self._late += steps * lag
+        for late, each in enumerate(self.pages):
+            each.set("steps", self._steps)
+            each.set("lag_ns", int(1e9 * self._late * late))
+            each.set("blocked_ns", int(1e9 * self._late * (1 - late)))
+
+    def close(self) -> None:
+        for each in self.pages:
+            each.close()
+
+
+@pytest.fixture
+def members() -> Iterator[Members]:
+    made = Members()
+    yield made
+    made.close()
+
+
+def test_pages_are_looked_at_for_as_long_as_one_world_trains(members: Members) -> None:
+    found = []
+    for second in range(200):
+        members.train(2, 0.08)
+        world = 0 if second == 40 else 1 if second < 40 else 2  # a reset
+        if (slow := members.watch.look(float(second), world, members.numbers)) is not None:
+            found.append((second, slow))
+    ((second, slow),) = found  # once in a world
+    assert slow.worker == 9 and slow.lag == pytest.approx(0.08) and 41 + 60 <= second <= 41 + 60 + 13
+
+
+def test_steps_that_are_longer_than_the_time_between_looks_are_steps_all_the_same(members: Members) -> None:
+    for second in range(400):
+        if second % 20 == 0:
+            members.train(1, 0.08)
+        if (slow := members.watch.look(float(second), 1, members.numbers)) is not None:
+            assert slow.worker == 9
+            return
+    raise AssertionError("nobody was found")
+
+
+def test_a_page_that_nobody_writes_to_is_no_member_s(members: Members) -> None:
+    members.pages[1].set("state", names.STATES.index("resetting"))
+    for second in range(200):
+        members.train(2, 0.08)
+        assert members.watch.look(float(second), 1, members.numbers) is None

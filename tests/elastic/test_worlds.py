@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import random
+import socket
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -172,7 +177,7 @@ def test_nothing_communicates_in_the_waiting_room(nursery: Nursery) -> None:
         assert told["equal"]
         for text in told["refused"]:
             assert text.startswith("NotInitializedError: this is an elastic job")
-            assert text.endswith("move this call into that function")
+            assert "move this call into that function" in text
 
 
 def test_process_sets_come_back_where_their_ranks_fit(nursery: Nursery) -> None:
@@ -195,7 +200,12 @@ def test_process_sets_come_back_where_their_ranks_fit(nursery: Nursery) -> None:
         members[2].kill()
         for worker in members[:2]:
             worker.heard("failed")
-        members = [*members[:2], *worlds.start(2)]
+        worlds.place(members[:2])
+        for worker in members[:2]:
+            assert worker.heard("sums")["low"] == 1.0  # of all ranks, and still a set of its own
+        members[1].kill()
+        members[0].heard("failed")
+        members = [members[0], *worlds.start(3)]
         worlds.place(members)
         for rank, worker in enumerate(members):
             assert worker.heard("sums")["high"] == (5.0 if rank >= 2 else None)
@@ -236,6 +246,41 @@ def test_the_page_of_counters_goes_on_and_says_when_there_is_no_world(nursery: N
         assert after["submitted"] > between["submitted"] > 0
 
 
+def test_metrics_are_served_in_world_after_world(nursery: Nursery) -> None:
+    """By whoever is local rank 0, at one port: the service goes on with its process, and moves to another."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with Worlds(nursery, "counting", ENGINE_METRICS_PORT=str(port)) as worlds:
+        old, other = worlds.start(2)
+        for number in range(1, 4):
+            members = [old, other] if number < 3 else [other, old]
+            worlds.place(members)
+            for worker in members:
+                worker.heard("reduced")
+            assert all(f'rank="{rank}"' in served(port) for rank in (0, 1))
+            assert listens(members[0].pid, port) and not listens(members[1].pid, port)
+            other.kill()
+            old.heard("failed")
+            (other,) = worlds.start()
+
+
+def served(port: int) -> str:
+    """What the endpoint of a rank says."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        return str(answer.read().decode())
+
+
+def listens(pid: int, port: int) -> bool:
+    """Whether a process has the socket that listens at a port."""
+    rows = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
+    found = [f"socket:[{row[9]}]" for row in rows if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) == port]
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):  # it may be closed meanwhile
+            if os.readlink(entry) in found:
+                return True
+    return False
+
+
 def test_each_world_has_files_of_its_own(nursery: Nursery, tmp_path: Path) -> None:
     """The next world's rank of a number overwrites nothing of the last one's; tools read the newest."""
     places = {"ENGINE_OUTPUT_DIR": str(tmp_path), "ENGINE_TIMELINE": str(tmp_path)}
@@ -255,6 +300,22 @@ def test_each_world_has_files_of_its_own(nursery: Nursery, tmp_path: Path) -> No
     text, _ = report(tmp_path)
     assert "rank 0" in text
     assert {path.parent.name for path in files_of([tmp_path])} == {"world.2"}
+
+
+def test_compiled_programs_follow_the_number_of_ranks(nursery: Nursery) -> None:
+    """JAX: shapes that go by the number of ranks are those of the world, also in programs of an earlier one."""
+    pytest.importorskip("jax")
+    with Worlds(nursery, "compiled") as worlds:
+        members = worlds.start(2)
+        for size in (2, 1):
+            worlds.place(members)
+            for worker in members:
+                told = worker.heard("stepped", seconds=120.0)
+                assert told["rows"] == [rank + 1.0 for rank in range(size) for _ in range(2)]
+                assert told["mean"] == [(size + 1) / 2] * 3
+            members.pop(0).kill()
+            for worker in members:
+                worker.heard("failed")
 
 
 def test_a_forked_child_holds_nothing_of_a_dead_world(nursery: Nursery) -> None:
@@ -279,18 +340,50 @@ def test_knobs_go_on_and_a_search_does_not_begin_for_ever(nursery: Nursery) -> N
         assert {worker.heard("knobs")["threshold"] for worker in members} == {12345}
 
 
-def test_a_job_searches_in_three_worlds_at_most(nursery: Nursery) -> None:
-    """Problem 19: and leaves no process of the tuner behind."""
-    with Worlds(nursery, "tuned", ENGINE_AUTOTUNE="1") as worlds:
+def test_worlds_that_are_over_before_the_warm_up_start_no_tuner_and_use_up_no_search(nursery: Nursery) -> None:
+    """Problem 19: a job that resets every 20 steps; the search begins in whichever world lasts."""
+    with Worlds(nursery, "tuned", ENGINE_AUTOTUNE="1", ENGINE_AUTOTUNE_WARMUP="1000") as worlds:
         veteran, other = worlds.start(2)
-        for number in range(1, 6):
+        for _ in range(5):
             worlds.place([veteran, other])
-            assert veteran.heard("tuning")["searching"] == (number <= 3)
+            for _ in (0, 20):
+                told = veteran.heard("tuning")
+                assert told["searching"] and told["spent"] == 0 and told["children"] == []
             other.kill()
             veteran.heard("failed")
             (other,) = worlds.start()
-        worlds.place([veteran])
-        assert veteran.heard("tuning")["children"] == []
+
+
+def test_trials_are_those_of_the_job_and_not_of_each_world(nursery: Nursery) -> None:
+    """Problem 19: what was found is in force from the first entry of the next world; no tuner is left behind."""
+    most = 8
+    settings = {"AUTOTUNE": "1", "AUTOTUNE_STEPS": "3", "AUTOTUNE_TRIALS": str(most), "AUTOTUNE_CACHE": "off"}
+    with Worlds(nursery, "tuned", **{f"ENGINE_{name}": value for name, value in settings.items()}) as worlds:
+        first, second, third = worlds.start(3)
+
+        def search(tuner: Worker, until_spent: int) -> dict[str, Any]:
+            """What is told when so many trials have been made, or the search is over."""
+            told = tuner.heard("tuning")
+            while told["searching"] and told["spent"] < until_spent:
+                told = tuner.heard("tuning", seconds=100.0)  # its process has a low priority
+            assert told["spent"] <= most and len(told["children"]) <= 1
+            return told
+
+        worlds.place([first, second])
+        before = search(first, 3)
+        assert before["spent"] == 3 and len(before["children"]) == 1
+        second.kill()
+        first.heard("failed")
+        worlds.place([first, third])
+        told = first.heard("tuning")
+        assert told["spent"] == 3 and told["children"] == []
+        assert {name: told["begun"][name] for name in before["best"]} == before["best"]
+        spent = search(first, 6)["spent"]
+        first.kill()  # and with it what is known of its trials, but that knobs were turned
+        third.heard("failed")
+        (fourth,) = worlds.start()
+        worlds.place([third, fourth])
+        assert 3 <= third.heard("tuning")["spent"] <= spent
 
 
 def test_a_world_ends_without_a_failure_when_hosts_change(nursery: Nursery) -> None:

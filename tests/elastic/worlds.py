@@ -70,15 +70,27 @@ class Worker:
 
 
 class Nursery:
-    """A process that forks others (`tests/elastic/nursery.py`), as a context manager."""
+    """A process that forks others (`tests/elastic/nursery.py`), as a context manager.
+
+    Parameters
+    ----------
+    *modules : str
+        What it imports besides.
+    **environ : str
+        More variables of it, and of all that it forks.
+    """
+
+    def __init__(self, *modules: str, **environ: str) -> None:
+        self._modules = modules
+        self._environ = environ
 
     def __enter__(self) -> Nursery:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-m", "tests.elastic.nursery"]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "tests.elastic.nursery", *self._modules]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **self._environ}
         self._process = subprocess.Popen(command, stdin=theirs, cwd=ROOT, env=environment)
         theirs.close()
-        assert select.select([self._socket], [], [], 60.0)[0], "the nursery has not begun"
+        assert select.select([self._socket], [], [], 120.0)[0], "the nursery has not begun"
         assert self._socket.recv(LIMIT)
         return self
 
@@ -100,7 +112,7 @@ class Worlds:
     nursery : Nursery
         Forks the processes.
     program : str
-        A function of `tests/elastic/programs.py`, which is given a `Member`.
+        A function that is given a `Member`: of `tests/elastic/programs.py`, or of another module, as `module:function`.
     **environ : str
         More variables of the processes.
     """

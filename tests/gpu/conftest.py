@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -43,9 +43,12 @@ def checks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def program(libraries: Path) -> Callable[..., tuple[int, str]]:
     """Runs a program to its end: its status, and what it wrote to stderr."""
 
-    def run(binary: Path, name: str, patience: int = 5000, **settings: object) -> tuple[int, str]:
+    def run(
+        binary: Path, name: str, patience: int = 5000, more: Mapping[str, str] | None = None, **settings: object
+    ) -> tuple[int, str]:
         settings = {"devices": 2, "quiet": 1, **settings}
-        process = start([binary, name], libraries, {"LITMUS_PATIENCE": str(patience)}, **settings)
+        variables = {"LITMUS_PATIENCE": str(patience), **(more or {})}
+        process = start([binary, name], libraries, variables, **settings)
         _, text = process.communicate(timeout=SECONDS)
         return process.returncode, text
 

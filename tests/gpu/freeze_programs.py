@@ -9,13 +9,14 @@ import contextlib
 import ctypes
 import os
 import signal
+import time
 from typing import Any
 
 import numpy as np
 import pytest
 
 from engine import runtime
-from engine.errors import ForkedError, MismatchError, NotInitializedError, RankDiedError, WorldError
+from engine.errors import DeviceError, ForkedError, MismatchError, NotInitializedError, RankDiedError, WorldError
 
 from ..waiting import until
 from .allreduce_programs import OPS, allreduce, main
@@ -94,6 +95,10 @@ class Graph:
     def launch(self) -> None:
         """Run it on the framework's stream."""
         assert self.cuda.cuGraphLaunch(self.run, Framework.stream) == 0
+
+    def destroy(self) -> None:
+        """Let it go, as a program that ends its world should."""
+        assert self.cuda.cuGraphExecDestroy(self.run) == 0
 
 
 def eager(me: Rank) -> None:
@@ -184,6 +189,8 @@ def shuts_down(me: Rank) -> None:
             gradients.compute(turn)
             me.slow(0.1)
             graph.launch() if turn else gradients.repeat()
+            if turn:
+                graph.destroy()
         me.slow(0.0)
         gradients.check(turn)
 
@@ -205,6 +212,99 @@ def dies(me: Rank) -> None:
             gradients.repeat()
         assert isinstance(told.value, RankDiedError) and told.value.rank == me.size - 1
         Framework.device.synchronize()  # which would not return otherwise
+        lane = gradients.frozen._plane.lane
+        both = ("ncclCommRevoke", "ncclCommAbort")  # of two communicators
+        until(lambda: sum(map(me.calls, both)) >= 2 and lane.call is None, "the lane has ended them")
+        graph.launch()
+        Framework.device.synchronize()
+
+
+def outlived(me: Rank) -> None:
+    """A graph that outlives its world holds up neither its end nor the next; what it reads is freed when it goes."""
+    with me.world("first"):
+        gradients = Gradients(me)
+        gradients.put(0)
+        with Graph(me) as graph:
+            gradients.repeat()
+        graph.launch()
+        gradients.check(0)
+        begun = time.monotonic()
+    assert time.monotonic() - begun < 12, "the end has waited for the graph"
+    assert me.calls("cuModuleUnload") == 0, "the graph's kernels are gone"
+    freed = me.calls("cuMemFree")
+    with me.world("second"):
+        others = Gradients(me)
+        others.put(1)
+        others.repeat()
+        others.check(1)
+    graph.destroy()
+    until(lambda: me.calls("cuModuleUnload") == 2, "the kernels of both worlds are gone")
+    assert me.calls("cuMemFree") > freed + 4, "the memory of the graph's pass is there"
+
+
+def lacks_memory(me: Rank) -> None:
+    """A rank that has no memory for a pass is named on all ranks, of which none waits for it; then it goes on."""
+    with me.world("lacks memory"):
+        framework = Gradients(me)
+        for call in ("cuMemAlloc", "cuMemHostAlloc"):
+            tensor = DeviceTensor(np.ones(8, np.float32))
+            if me.rank == me.size - 1:
+                me.fail(call, 1, 2)
+            with pytest.raises(DeviceError, match=rf"rank {me.size - 1} cannot freeze .*CUDA_ERROR_OUT_OF_MEMORY"):
+                runtime.device().freeze(
+                    0, [Frozen("g", "float32", 8, tensor.at.value)], Reduction(OPS["sum"], 1.0, 1.0, None)
+                )
+        for gradients in (framework, Gradients(me)):
+            gradients.put(1)
+            gradients.repeat()
+            gradients.check(1)
+
+
+def leaves(me: Rank) -> None:
+    """A rank says that it has left when frozen passes, and launches of graphs, are over on its device."""
+    for turn in range(2):
+        with me.world(f"turn {turn}"):
+            gradients, graph = Gradients(me), Graph(me)
+            gradients.put(0)
+            gradients.repeat()
+            with graph:
+                gradients.repeat()
+            device, states = runtime.device(), []
+            close = device.close
+
+            def closed(close: Any = close, states: list[int] = states) -> None:
+                states.append(me.cuda.cuStreamQuery(Framework.stream))
+                close()
+
+            device.close = closed  # type: ignore[method-assign]
+            me.slow(0.2)
+            graph.launch() if turn else gradients.repeat()
+        me.slow(0.0)
+        graph.destroy()
+        assert states == [0], "it has left before"
+
+
+def under_way(me: Rank) -> None:
+    """What is under way on any rank is refused, with its name; when it has ended, passes are frozen."""
+    with me.world("under way"):
+        tensor, first = DeviceTensor(np.ones(8, np.float32)), me.rank == 0
+        allreduce(tensor, tensor, "opened").wait()
+        handle = allreduce(tensor, tensor, "late") if first else None
+        with pytest.raises(DeviceError, match=r"rank 0 cannot freeze .*'late' is under way"):
+            Gradients(me)
+        (handle or allreduce(tensor, tensor, "late")).wait()
+        gradients = Gradients(me)
+        gradients.put(1)
+        gradients.repeat()
+        gradients.check(1)
+
+
+def clocks(me: Rank) -> None:
+    """The device's clock is compared with the host's as ever when passes are frozen."""
+    with me.world("clocks"):
+        Gradients(me)
+        before = me.calls("cuEventRecord")
+        until(lambda: me.calls("cuEventRecord") > before, "a comparison of the clocks")
 
 
 class Interrupted:
@@ -269,7 +369,22 @@ def ended(me: Rank) -> None:
                 Gradients(me).repeat()
 
 
-PROGRAMS = {each.__name__: each for each in (eager, graphs, streams, differ, shuts_down, dies, interrupted, ended)}
+ALL = (
+    eager,
+    graphs,
+    streams,
+    differ,
+    shuts_down,
+    dies,
+    interrupted,
+    ended,
+    outlived,
+    lacks_memory,
+    leaves,
+    under_way,
+    clocks,
+)
+PROGRAMS = {each.__name__: each for each in ALL}
 
 if __name__ == "__main__":
     main(PROGRAMS)

@@ -25,7 +25,7 @@ from .plane_programs import Rank
 class Model:
     """A model of torch whose gradients lie on the stand-ins' device, which computes nothing: the host does, at once."""
 
-    def __init__(self, me: Rank, extra: bool | None = None) -> None:
+    def __init__(self, me: Rank, extra: bool | None = None, op: Any = engine.torch.Average) -> None:
         """`extra`: the optimizer has one more parameter, and whether that requires a gradient from the beginning."""
         self.me = me
         me.cuda.stand_pointer.restype, me.cuda.stand_pointer.argtypes = ctypes.c_void_p, [ctypes.c_uint64]
@@ -40,17 +40,21 @@ class Model:
         freezing.stream_of = lambda _device: Framework.stream.value  # type: ignore[assignment]
         parameters = [*self.layers.parameters(), *([] if extra is None else [self.extra])]
         named = [*self.layers.named_parameters(), ("extra", self.extra)]
-        self.optimizer = engine.torch.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.125), named)
+        self.optimizer = engine.torch.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.125), named, op=op)
         # It is on the host that a step is computed.
         self.optimizer.register_step_pre_hook(lambda *_: Framework.device.synchronize())
 
     def place(self) -> None:
         """Have the gradients on the device."""
         for parameter in self.layers.parameters():
-            at = Framework.device.put(np.zeros(parameter.shape, np.float32)).value
-            memory = (ctypes.c_char * (4 * parameter.numel())).from_address(self.me.cuda.stand_pointer(at))
-            parameter.grad = torch.frombuffer(memory, dtype=torch.float32).view(parameter.shape)
-            self.addresses[parameter.grad.data_ptr()] = at
+            self.put_on_device(parameter)
+
+    def put_on_device(self, parameter: torch.nn.Parameter) -> None:
+        """Have a gradient there."""
+        at = Framework.device.put(np.zeros(parameter.shape, np.float32)).value
+        memory = (ctypes.c_char * (4 * parameter.numel())).from_address(self.me.cuda.stand_pointer(at))
+        parameter.grad = torch.frombuffer(memory, dtype=torch.float32).view(parameter.shape)
+        self.addresses[parameter.grad.data_ptr()] = at
 
     def loss(self, step: int, rank: int) -> torch.Tensor:
         """Of a rank's samples."""
@@ -240,7 +244,64 @@ def homeless(me: Rank) -> None:
             optimizer.freeze()
 
 
-PROGRAMS = {each.__name__: each for each in (optimizer, no_sync, new_gradients, homeless)}
+def in_hand(me: Rank) -> None:
+    """What no_sync() has left is reduced; a sum in hand and several passes for a step are refused."""
+    with me.world("in hand"):
+        model = Model(me, True)
+        optimizer = model.optimizer
+        model.backward(0)
+        optimizer.step()
+        model.place()
+        with optimizer.no_sync():
+            model.backward(1)
+        optimizer.freeze()
+        model.step(1)
+        optimizer.zero_grad()
+        optimizer.set_backward_passes_per_step(1)
+        with pytest.raises(EngineError, match=r"the optimizer is frozen, and reduces each pass"):
+            optimizer.set_backward_passes_per_step(2)
+        with optimizer.no_sync():
+            model.extra.sum().backward()
+        optimizer.zero_grad()
+        model.backward(2)
+        model.step(2)
+        optimizer.unfreeze()
+        optimizer.freeze()
+    with me.world("sums"):
+        model = Model(me, op=engine.torch.Sum)
+        model.backward(0)
+        model.optimizer.step()
+        model.backward(1)
+        with pytest.raises(EngineError, match=r"a sum would count them twice"):
+            model.optimizer.freeze()
+        model.optimizer.step()
+        model.place()
+        model.optimizer.freeze()
+
+
+def two(me: Rank) -> None:
+    """A frozen optimizer and another one in one backward end the job, and do not wait for each other for ever."""
+    for both in (False, True):
+        with me.world(f"two {both}"):
+            model, other = Model(me), torch.nn.Linear(3, 5)
+            reducing = engine.torch.DistributedOptimizer(torch.optim.SGD(other.parameters(), lr=0.1))
+
+            def meet(model: Model = model, other: Any = other, reducing: Any = reducing, both: bool = both) -> None:
+                """The rank that notices it last may still be in the first of these."""
+                other(torch.ones(2, 3)).sum().backward()
+                reducing.step()
+                if both:
+                    for parameter in other.parameters():
+                        model.put_on_device(parameter)
+                    reducing.freeze()
+                model.freeze()
+                (model.loss(1, me.rank) + other(torch.ones(2, 3)).sum()).backward()
+
+            with pytest.raises(WorldError, match="two optimizers reduce in one backward, and one of them is frozen"):
+                meet()
+
+
+PROGRAMS = {each.__name__: each for each in (optimizer, no_sync, new_gradients, homeless, in_hand, two)}
 
 if __name__ == "__main__":
     main(PROGRAMS)

@@ -53,12 +53,14 @@ API unsigned glue_reached(lane *l, communicator *c, unsigned stage, unsigned lon
 }
 
 API void *glue_freeze(lane *l, int op, const double *factors, const device_part *parts, int n_parts, const device_row *rows,
-                      int n_rows, const void *id) {
-  ncclUniqueId its;
+                      int n_rows) {
   frozen_pass *p = lane_new_pass(l, op, factors[0], factors[1], parts, n_parts, rows, n_rows);
-  memcpy(&its, id, sizeof its);
-  lane_freeze(l, p, &its);
+  lane_freeze(l, p);
   return p;
+}
+
+API void glue_unite(lane *l, frozen_pass *p, const void *id) {
+  lane_unite(l, p, id);
 }
 
 API void glue_repeat(lane *l, frozen_pass *p, void *stream) { lane_repeat(l, p, stream); }

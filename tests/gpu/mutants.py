@@ -21,7 +21,7 @@ from typing import Any
 from ..standins import LIBRARY, ROOT, compiled
 
 SOURCES = sorted((ROOT / "engine_ext/gpu").glob("*.c"))
-FREEZING, LANE, LAUNCHING, MOVING, OPENING, SAMPLING, STREAMS, TURNS = SOURCES
+FREEZING, KEEPING, LANE, LAUNCHING, MOVING, OPENING, SAMPLING, STREAMS, TURNS = SOURCES
 PLANE = ROOT / "engine/gpu/plane.py"
 CONTROL = ROOT / "engine_ext/control"
 FROZEN, COORDINATOR, HANDOVER = (CONTROL / f"{name}.pyx" for name in ("frozen", "coordinator", "handover"))
@@ -36,10 +36,28 @@ MUTANTS: dict[str, tuple[Path, str, str]] = {
         "STEP(NCCL(ncclCommGetAsyncError, l->at->comm, &state));",
     ),
     "calls_not_given_up": (LANE, "return load32_acquire(&l->cancelled) ? lane_failed", "return 0 ? lane_failed"),
-    "pass_not_ordered": (FREEZING, "if (p->ran) CUDA_STEP(cuStreamWaitEvent, p->stream, p->done, 0);", ""),
-    "pass_not_recorded": (FREEZING, "  CUDA_STEP(cuEventRecord, p->done, p->stream);\n", ""),
-    "close_does_not_await_passes": (FREEZING, "while (p->ran) {", "while (0) {"),
-    "close_does_not_await_graphs": (FREEZING, "return CUDA(cuCtxSynchronize) == 0;", "return 1;"),
+    "pass_not_ordered": (FREEZING, "if (p->ran) CUDA_STEP(cuStreamWaitEvent, p->stream, p->memory->done, 0);", ""),
+    "pass_not_recorded": (FREEZING, "  STEP(CUDA(cuEventRecord, p->memory->done, p->stream));", ""),
+    "close_does_not_await_passes": (FREEZING, "if (load32_acquire(&p->ran) && l->f", "if (0 && l->f"),
+    "close_does_not_await_graphs": (KEEPING, "if (!lane_has_captured(l)) return 1;", "return 1;"),
+    "graphs_are_revoked": (OPENING, "if (lane_has_captured(l)) lane_end_graphs(l, 0);", ""),
+    "graphs_hold_up_the_end": (KEEPING, "engine_thread_start(NULL, run, k);", "run(k);"),
+    "kernels_of_graphs_are_unloaded": (OPENING, "l->module != NULL && !left", "l->module != NULL"),
+    "leaving_forgets_frozen_passes": (
+        STREAMS,
+        "if (load_pointer((void **)&l->passes) == NULL) return 1;",
+        "if (1) return 1;",
+    ),
+    "lack_of_memory_is_told_late": (
+        LANE,
+        "l->failure.code == CUDA_ERROR_OUT_OF_MEMORY) lane_forgive(l);",
+        "0) lane_forgive(l);",
+    ),
+    "clocks_end_with_a_freeze": (
+        LANE,
+        "if (idle && lane_compare_clocks(l))",
+        "if (!waiting && idle && lane_compare_clocks(l))",
+    ),
     "captures_without_blocking": (OPENING, ".blocking = blocking,", ".blocking = 0,"),
     "capture_is_not_asked_for": (FREEZING, "if (capturing != CU_STREAM_CAPTURE_STATUS_NONE) {", "if (0) {"),
     "launches_not_awaited": (OPENING, "  return lane_drain(l, 0);", "  return 0;"),
@@ -193,7 +211,7 @@ MUTANTS: dict[str, tuple[Path, str, str]] = {
     "turns_do_not_wait": (TURNS, "    if (c->first == NULL && !gives_up(l)) return NULL;\n", ""),
     "looks_forget_the_set": (LANE, "  l->at = at;\n", "  l->at = &l->world;\n"),
     "sets_are_not_parted": (OPENING, "  end_communicator(l, c);\n  lane_strike(l, c);\n", "  lane_strike(l, c);\n"),
-    "sets_are_ended_one_by_one": (OPENING, "int several = c != NULL && c->next != NULL;", "int several = 0;"),
+    "sets_are_ended_one_by_one": (OPENING, "several = c != NULL && c->next != NULL;", "several = 0;"),
     "forked_child_closes": (PLANE, "if self._open and os.getpid() == self._pid:", "if self._open:"),
 }
 
@@ -388,14 +406,14 @@ class Lane:
         postscale: float,
         parts: list[tuple[int, int, int, int, int]],
         rows: list[tuple[int, int, int]],
-        id: bytes,
     ) -> int:
         factors = (ctypes.c_double * 2)(prescale, postscale)
         their_parts = b"".join(struct.pack("=4i3Q", *part, 0, 0) for part in parts)
         their_rows = b"".join(struct.pack("=3Q", *row) for row in rows)
-        return int(
-            self.glue.glue_freeze(self.state, op, factors, their_parts, len(parts), their_rows, len(rows), bytes(id))
-        )
+        return int(self.glue.glue_freeze(self.state, op, factors, their_parts, len(parts), their_rows, len(rows)))
+
+    def unite(self, pass_at: int, id: bytes | None) -> None:
+        self.glue.glue_unite(self.state, ctypes.c_void_p(pass_at), id)
 
     def repeat(self, pass_at: int, stream: int) -> None:
         self.glue.glue_repeat(self.state, ctypes.c_void_p(pass_at), ctypes.c_void_p(stream))

@@ -68,9 +68,10 @@ def outcomes(content: dict[str, Any]) -> dict[str, str]:
     return {name: found["outcome"] for name, found in content["parts"].items()}
 
 
+@pytest.mark.timeout(500)
 def test_everything(bench: Bench) -> None:
     """All parts run that need no torch; what the table says is marked as the stand-in's."""
-    content, text = bench(shares=True)
+    content, text = bench(shares=True, minutes=8.0)  # a limit, by shares, which no part needs by itself
     whole = dict.fromkeys(ON_STAND_INS, "ok") | {"steps": "skipped", "overlap": "skipped"}
     assert outcomes(content) == whole, text
     assert content["here"]["stand_in"] and "torch" in content["parts"]["steps"]["why"]
@@ -82,6 +83,11 @@ def test_everything(bench: Bench) -> None:
     assert content["parts"]["failure"]["growth"] == 0
     assert content["parts"]["failure"]["lost"]["said"].startswith("rank 1 died")
     assert not [row for row in content["parts"]["bandwidth"]["rows"] if not row["bandwidth"] > 0]
+    for world in content["parts"]["frozen"]["worlds"].values():
+        assert {"frozen pass", "launch of a graph"} == set(world["ratios"])
+        assert all(row["median"] > 0 for row in world["rows"])
+    assert "STAND-IN, no GPU: Frozen passes of 100 tensors of 4 KiB on 2 ranks on one GPU" in titles
+    assert content["parts"]["frozen"]["workloads"].startswith("torch has no CUDA here")
     rows = content["parts"]["numerics"]["worlds"]["2"]["rows"]
     assert set(reference.DTYPES) < set(rows) and 0 < rows["float32"]["sum"] <= 0.5
     assert len(report.tables(content)[-1].rows) == len(beliefs.BELIEFS)
@@ -217,6 +223,43 @@ def test_overlap_of_a_trace() -> None:
     assert told["computing"] == pytest.approx(0.5)
     assert overlap.shares(trace[:4]) is None
     assert overlap.shares(trace[:6]) == {"work": 0.0}
+
+
+def test_frozen_steps_beside_gloo(tmp_path: Path) -> None:
+    """Of one rank an average is what is there already, so a pass that does nothing is right."""
+    pytest.importorskip("torch", reason="needs torch")
+    script = """if True:
+        import json, sys, torch
+        from pathlib import Path
+        from types import SimpleNamespace
+        from benchmarks.gpu import frozen_steps
+        from benchmarks.training.models import Chain
+        from engine.torch import freezing
+        Chain.LENGTH = 10
+        passes = []
+        made = SimpleNamespace(repeat=passes.append)
+        freezing.is_on_gpu = lambda _tensor: True
+        freezing.stream_of = lambda _device: 7
+        device = lambda: SimpleNamespace(freeze=lambda _ordinal, tensors, _reduction: made)
+        freezing.runtime = SimpleNamespace(device=device, settings=freezing.runtime.settings)
+
+        class Again:
+            def warm(self, act): act()
+            def capture(self, act): self.replay = act
+
+        told = frozen_steps.train("tiny", Path(sys.argv[1]), 2, 0.0, "cpu", Again)
+        print(json.dumps(told | {"passes": len(passes)}))
+    """
+    done = subprocess.run([sys.executable, "-c", script, tmp_path], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert set(told["differences"].values()) == {0}
+    assert {len(each) for each in told["rounds"].values()} == {2}
+    assert told["passes"] > 10, "frozen steps were not frozen"
+    part = {"outcome": "ok", "workloads": {"tiny": told}, "worlds": {}, "why": ""}
+    assert "engine_replay to ddp" in beliefs._replays({"frozen": part})
+    rows = report.MAKERS["frozen"](part)[0].rows
+    assert [row[3] for row in rows] == list(told["ratios"])
 
 
 def test_steps_and_overlap_beside_gloo(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ..standins import HERE, POLICIES, ROOT
+from ..standins import HERE, POLICIES, ROOT, build
 
 Run = Callable[..., tuple[int, str]]
 
@@ -111,6 +111,29 @@ def test_mutant_is_killed(mutant: str, litmus: Path, checks: Path, program: Run)
         status, text = program(binary, name, patience=200, policy=policy, mutant=mutant, deadline=1000)
         assert not as_it_should(name, status), policy
         assert status not in (2, 70, 77), text
+
+
+SUMS = [name for name in PROGRAMS if "sum" in name or name == "graph_goes_before_its_communicator"]
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_sums_see_that_a_graph_runs_in_another_order(name: str, litmus: Path, program: Run) -> None:
+    """What is captured with NCCL is copied, summed by two ranks, and copied."""
+    assert len(SUMS) == 5
+    status, text = program(litmus, name, policy="lazy", mutant="capture_forgets_order", deadline=1000)
+    assert status == 1
+    assert "not so" in text
+
+
+def test_sums_on_one_device(litmus: Path, program: Run, tmp_path: Path) -> None:
+    """Of two ranks where NCCL lets them share it, else of one; without NCCL there are none."""
+    sharing = build(tmp_path, 23007) / "libnccl.so.2"
+    for name in SUMS:
+        for library in ({}, {"ENGINE_NCCL_LIBRARY": str(sharing)}):
+            status, text = program(litmus, name, devices=1, more=library)
+            assert status == 0, (library, text)
+    status, text = program(litmus, SUMS[0], more={"ENGINE_NCCL_LIBRARY": str(tmp_path / "nothing")})
+    assert (status, text.strip()) == (77, "skipped: this needs NCCL, which ENGINE_NCCL_LIBRARY names")
 
 
 def test_reports_tell_the_seed(checks: Path, program: Run) -> None:

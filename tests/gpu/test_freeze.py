@@ -35,9 +35,22 @@ def test_frozen_passes_reduce_what_comes(program: str, size: int, ranks: Start) 
     ranks(size, program).succeeds()
 
 
-@pytest.mark.parametrize("program", ["streams", "differ", "shuts_down", "interrupted", "ended"])
+@pytest.mark.parametrize("program", ["streams", "differ", "shuts_down", "interrupted", "ended", "under_way"])
 def test_frozen_passes_go_with_all_else(program: str, ranks: Start) -> None:
     ranks(2, program).succeeds()
+
+
+@pytest.mark.parametrize("program", ["outlived", "leaves"])
+def test_graphs_and_worlds_end_in_any_order(program: str, ranks: Start) -> None:
+    ranks(2, program).succeeds()
+
+
+def test_rank_without_memory_is_named(ranks: Start) -> None:
+    ranks(2, "lacks_memory").succeeds()
+
+
+def test_timeline_goes_on(ranks: Start) -> None:
+    ranks(1, "clocks").succeeds()
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -46,7 +59,7 @@ def test_frozen_optimizer_reduces_its_gradients(size: int, ranks: Start) -> None
     ranks(size, "optimizer", module=OPTIMIZERS).succeeds()
 
 
-@pytest.mark.parametrize("program", ["no_sync", "new_gradients", "homeless"])
+@pytest.mark.parametrize("program", ["no_sync", "new_gradients", "homeless", "in_hand", "two"])
 def test_frozen_optimizer_leaves_nothing_out(program: str, ranks: Start) -> None:
     pytest.importorskip("torch")
     ranks(2, program, module=OPTIMIZERS).succeeds()
@@ -93,6 +106,12 @@ KILLERS: dict[str, tuple[str, ...]] = {
     "pass_not_recorded": ("streams",),
     "close_does_not_await_passes": ("shuts_down",),
     "close_does_not_await_graphs": ("shuts_down",),
+    "graphs_are_revoked": ("dies",),
+    "graphs_hold_up_the_end": ("outlived",),
+    "kernels_of_graphs_are_unloaded": ("outlived",),
+    "leaving_forgets_frozen_passes": ("leaves",),
+    "lack_of_memory_is_told_late": ("lacks_memory",),
+    "clocks_end_with_a_freeze": ("clocks",),
     "captures_without_blocking": ("graphs",),
     "capture_is_not_asked_for": ("graphs",),
 }

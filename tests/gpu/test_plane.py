@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from engine.gpu import texts
+
 from ..standins import LIBRARY, POLICIES, ROOT, build, compiled, environment, start
 from ..waiting import until
 from .jobs import Job, chosen
@@ -277,6 +279,20 @@ def test_signals_do_not_lose_the_lane(ranks: Start) -> None:
 def test_each_code_of_nccl_has_a_text(ranks: Start) -> None:
     """Problem 24; and the rank that waits for the other gives up in time."""
     ranks(2, "codes").succeeds()
+
+
+@pytest.mark.parametrize(
+    ("call", "blamed"),
+    [
+        ("ncclCommInitRankConfig", "other ranks have not come"),
+        ("cuStreamQuery", "other ranks have not come"),
+        ("cuMemAlloc_v2", "the driver is slow"),
+        ("cuModuleLoadDataEx", "the driver is slow"),
+    ],
+)
+def test_other_ranks_are_blamed_for_what_waits_for_them_alone(call: str, blamed: str) -> None:
+    said = texts.failed((call, texts.GIVEN_UP, "", ""), 1.0, {})
+    assert said.startswith(f"the wait for {call} was given up after 1 s (ENGINE_START_TIMEOUT): {blamed}")
 
 
 def test_old_driver_says_what_it_does_not_take(ranks: Start) -> None:

@@ -44,6 +44,8 @@ class Finished:
 class Launcher:
     """Starts jobs for one test."""
 
+    command = (sys.executable, "-m", "engine.launch")
+
     def __init__(self, home: Path) -> None:
         self.home = home
         self.temporary = home / "tmp"
@@ -80,9 +82,13 @@ class Launcher:
 
     def start(self, *arguments: object, python: str = "", **options: object) -> subprocess.Popen[bytes]:
         """Start `enginerun`; with `python`, its ranks run that program."""
-        command = [sys.executable, "-m", "engine.launch", *map(str, arguments)]
+        command = [*self.command, *map(str, arguments)]
         if python:
             command += [sys.executable, self.script(python)]
+        return self.start_command(command, **options)
+
+    def start_command(self, command: list[str], **options: object) -> subprocess.Popen[bytes]:
+        """Start a command that starts a job."""
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
         settings = {"env": self.environment, "cwd": self.home, **streams, **options}
         process = subprocess.Popen(command, **settings)  # type: ignore[call-overload]

@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from engine.metrics import names, page
+from engine.metrics.elastic_job import ElasticJob, Reset
 from engine.metrics.export.collector import Exporter
 from engine.metrics.export.rank_pages import Member
 
@@ -172,12 +173,28 @@ def member(rank: int, source: FakePage | int | str | None, up: bool = True) -> M
     return Member(rank, lambda: where, lambda _: up)
 
 
+ELASTIC = ElasticJob(
+    world=4,
+    worlds=4,
+    size=3,
+    min_size=2,
+    max_size=6,
+    resetting=False,
+    resets={"failure": 2, "host_lost": 0, "hosts": 0, "left": 0, "slow": 1, "newcomers": 0},
+    reset_seconds=1.5,
+    cooling=1,
+    slow_workers=1,
+    ranks={0: 0, 2: 1, 3: 2},
+    recent=(Reset(3, 1_700_000_000.0, "failure", "worker 1 in slot 1 of a: was killed by SIGKILL", 0.25),),
+)
+
+
 def full_exposition(ranks: int = 4, run: str = "fake-1") -> str:
-    """What an endpoint says about a training job with the tuner on: every metric that is defined."""
+    """What an endpoint says about an elastic training job with the tuner on: every metric that is defined."""
     pages = [FakePage(training(rank, ranks, 2)) for rank in range(ranks)]
     try:
         members = [member(rank, each) for rank, each in enumerate(pages)]
-        return Exporter(run, members, lambda line: None).text()[0].decode()
+        return Exporter(run, members, lambda line: None, elastic=lambda: ELASTIC).text()[0].decode()
     finally:
         for each in pages:
             each.close()

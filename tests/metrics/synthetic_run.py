@@ -1,4 +1,4 @@
-"""What a healthy run of four ranks with the tuner would export: made up, but every family that the definitions have.
+"""What a healthy elastic run of four ranks with the tuner would export: made up, but every family that there is.
 
 A step takes 200 ms at first. The tuner waits for a minute, searches for twelve, finds a setting that takes 160 ms, and
 watches. Rank 2 is a little late for a while, too little for an alert.
@@ -11,6 +11,7 @@ import random
 from collections import defaultdict
 from collections.abc import Iterator
 
+from engine.elastic.causes import Kind
 from engine.metrics.definitions import BUCKETS, ERRORS, METRICS, Metric
 from engine.metrics.names import REASONS, STAGES
 
@@ -73,6 +74,19 @@ class Run:
 
     def _constants(self) -> None:
         self._set("engine_job_active", 1)
+        for name, value in (
+            ("size", SIZE),
+            ("min_size", 2),
+            ("max_size", SIZE),
+            ("cooling_hosts", 0),
+            ("resetting", 0),
+        ):
+            self._set(f"engine_elastic_{name}", value)
+        self._set("engine_elastic_worlds_total", 2)
+        self._set("engine_elastic_reset_seconds_total", 1.5)
+        self._set("engine_elastic_slow_workers_total", 0)
+        for cause in Kind:
+            self._set("engine_elastic_resets_total", cause is Kind.NEWCOMERS, cause=cause.value)
         self._set("engine_unreadable_pages", 0)
         for rank in range(SIZE):
             self._set(

@@ -53,6 +53,8 @@ def test_each_alert_has_a_case_for_firing_and_one_for_staying_silent() -> None:
         ("unless on (run, rank)", "or on (run, rank)"),
         ('up{job="enginerun"}', "up"),
         ("> 2.5", "> 0.5"),
+        ('{cause=~"failure|host_lost|slow"}', ""),
+        ("> 4.5", "> 1.5"),
         ("unless on (run, kind)", "or on (run, kind)"),
     ],
 )

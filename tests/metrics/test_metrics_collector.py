@@ -22,11 +22,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from engine.metrics import definitions, names, page
+from engine.metrics.elastic_job import ElasticJob
 from engine.metrics.export.collector import READERS, Exporter, coarse
+from engine.metrics.export.elastic_families import ELASTIC as ELASTIC_READERS
 
-from .fake_pages import FIRST, FakePage, full_exposition, member, training
+from .fake_pages import ELASTIC, FIRST, FakePage, full_exposition, member, training
 
-HOST = {name for name, metric in definitions.METRICS.items() if metric.scope == "host"}
+HOST = {name for name, metric in definitions.METRICS.items() if metric.scope in ("host", "elastic")}
+ELASTIC_ONLY = {name for name, metric in definitions.METRICS.items() if metric.scope == "elastic"}
 
 
 @pytest.fixture
@@ -38,9 +41,10 @@ def pages() -> Iterator[list[FakePage]]:
         each.close()
 
 
-def exporter(pages: list[FakePage], said: list[str] | None = None) -> Exporter:
+def exporter(pages: list[FakePage], said: list[str] | None = None, elastic: ElasticJob | None = None) -> Exporter:
     lines: list[str] = [] if said is None else said
-    return Exporter("digits-7", [member(rank, each) for rank, each in enumerate(pages)], lines.append)
+    members = [member(rank, each) for rank, each in enumerate(pages)]
+    return Exporter("digits-7", members, lines.append, elastic=lambda: elastic)
 
 
 def samples(text: str | bytes | Exporter) -> list[Sample]:
@@ -101,10 +105,11 @@ def test_the_documentation_names_all_values_of_labels():
 
 def test_a_reader_for_each_metric_of_a_rank():
     assert READERS.keys() == definitions.METRICS.keys() - HOST
+    assert ELASTIC_READERS.keys() == ELASTIC_ONLY
 
 
 def test_openmetrics_says_the_same(pages):
-    text, kind = exporter(pages).text("application/openmetrics-text;version=1.0.0,text/plain;q=0.5")
+    text, kind = exporter(pages, elastic=ELASTIC).text("application/openmetrics-text;version=1.0.0,text/plain;q=0.5")
     assert kind.startswith("application/openmetrics-text")
     found = [sample for family in openmetrics_families(text.decode()) for sample in family.samples]
     assert {sample.name for sample in found} == definitions.SERIES.keys()

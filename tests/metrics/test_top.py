@@ -31,6 +31,7 @@ from engine.metrics.report.top import TopError, choose, main
 from engine.metrics.report.top_screen import Frame, draw, ending
 
 from ..waiting import measured
+from .fake_pages import ELASTIC
 from .watched_jobs import ENVIRONMENT
 from .written_pages import snapshot, words_of
 
@@ -389,6 +390,29 @@ def frame_with(
         for rank, lag in (lags or {}).items()
     }
     return Frame("a-run", JobReading(5.0, pages), rates, {}, 1000.0)
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_an_elastic_job_is_shown_by_slots_with_its_last_resets(width: int) -> None:
+    """Slots 0, 2 and 3 have workers, of which that in slot 2 is rank 0 of its world, and has the tuner."""
+    pages: dict[int, Page] = {slot: snapshot(state=1, rank=rank) for slot, rank in ((0, 1), (2, 0), (3, 2))}
+    frame = frame_with(pages, {0: 0.0, 2: 0.0, 3: 0.0})
+    frame = replace(frame, now=1_700_000_090.0, elastic=replace(ELASTIC, ranks={0: 1, 2: 0, 3: -1}))
+    lines = drawn(frame, width, None)
+    text = " ".join(lines)
+    assert "world 4: 3 ranks (2 to 6)" in text and "resets 3 in 1.5 s" in text
+    assert "slow workers replaced 1" in text and "1 host left alone" in text
+    assert max(map(len, lines)) <= width
+    (reset,) = (line for line in lines if line.startswith("reset 3"))
+    assert "reset 3, 0:01:30 ago, took 250 ms: worker 1 in slot 1 of a: was killed by SIGKILL".startswith(
+        reset.rstrip()
+    )
+    (start,) = (number for number, line in enumerate(lines) if line.lstrip().startswith("slot"))
+    assert [line.split()[0] for line in lines[start + 1 : start + 4]] == ["0", "2", "3"]
+    if width == 200:
+        assert [line.split()[1] for line in lines[start + 1 : start + 4]] == ["1", "0", "-"]
+    resetting = drawn(replace(frame, elastic=replace(ELASTIC, resetting=True)), 200, None)
+    assert "resetting after world 4" in " ".join(resetting) and "ago, lasts 250 ms" in " ".join(resetting)
 
 
 def on_two_hosts(rank: int, **fields: int | list[int]) -> Snapshot:

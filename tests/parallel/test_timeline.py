@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from engine.trace.reading import Recording, Tensor, merge, read
+from engine.trace.merging import merge
+from engine.trace.reading import Recording, Tensor, read
 from engine.trace.summary import summarize, text
 from engine.trace.timeline import BURST, PAGE, Timeline
 

@@ -16,7 +16,7 @@ pytest.importorskip("ray", reason="needs ray: pip install 'ray[train]'")
 
 import ray
 
-from engine.launch import JobError, LaunchError, elastic_options
+from engine.launch import JobError, LaunchError
 from engine.ray import ElasticRayExecutor, RayExecutor
 
 from ..waiting import until
@@ -96,9 +96,7 @@ def test_survivors_go_on_without_a_killed_worker_and_a_lost_node_and_take_in_tho
     start: Callable[..., ElasticRayExecutor],
     add_node: Callable[[], Any],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(elastic_options, "LEASE", 1.0)  # what is lost here is dead at once
     first = add_node()
     executor = start({"min_np": 1, "max_np": 3}, cpus_per_slot=2, env_vars={"WORD": "x"})
     job = Job(tmp_path, executor)

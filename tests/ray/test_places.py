@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -140,12 +141,11 @@ def test_a_worker_that_dies_while_places_are_told_is_what_ray_train_starts_again
 
 def test_the_socket_that_the_engine_takes_over_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else its number, which may be another file's by then, would be closed with the object."""
-    for name, value in os.environ.items():
-        monkeypatch.setenv(name, value)  # and give back what take_place changes
     monkeypatch.setattr(actor, "_door", network.listen("127.0.0.1", 0, 4))
-    actor.take_place(Job(1, "test", "secret", 1, Path(), {}), None, 0, {})
+    with patch.dict(os.environ):
+        actor.take_place(Job(1, "test", "secret", 1, Path(), {}), None, 0, {})
+        descriptor = int(os.environ["ENGINE_HUB_FD"])
     gc.collect()
     assert actor._door is None
-    descriptor = int(os.environ["ENGINE_HUB_FD"])
     os.fstat(descriptor)  # it is still open
     os.close(descriptor)

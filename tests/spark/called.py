@@ -12,7 +12,7 @@ import numpy as np
 
 import engine
 
-from ..waiting import linger
+from ..waiting import let_pass, linger
 
 
 def place(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -65,3 +65,57 @@ def killed_on(rank: int) -> None:
     if engine.rank() == rank:
         os.kill(os.getpid(), signal.SIGKILL)
     engine.allreduce(np.ones(3))
+
+
+def sums(home: str, steps: int, holds: bool) -> tuple[int, int, list[float]]:
+    """Train elastically: the sum of each step's samples, which the ranks share out, in a list that is committed.
+
+    With `holds` the ranks commit on the spot in the middle, until `go` is there; each tells in every world who it is,
+    who has started it (its agent), and who has started that (its task).
+    """
+    import engine.elastic
+    from engine.elastic import ObjectState
+    from engine.host import processes
+
+    engine.init()
+    release = Path(home, "go")
+
+    @engine.elastic.run
+    def body(state: Any) -> list[float]:
+        rank, size = engine.rank(), engine.size()
+        agent = os.getppid()
+        above = processes.look(agent)
+        assert above is not None
+        draft = Path(home, f"new.{state.world}.{rank}")
+        draft.write_text(f"{size} {os.getpid()} {agent} {above.parent}")
+        draft.rename(Path(home, f"world.{state.world}.{rank}"))
+        while len(state.sums) < steps:
+            step = len(state.sums)
+            waits = np.array([float(holds and step == steps // 2 and not release.exists())])
+            if engine.allreduce(waits, op=engine.Max)[0] > 0:
+                let_pass(0.05)
+            else:
+                own = float(sum(range(12 * step, 12 * step + 12)[rank::size]))
+                state.sums.append(float(engine.allreduce(np.array([own]), op=engine.Sum)[0]))
+            state.commit()
+        return state.sums
+
+    found = body(ObjectState(sums=[]))
+    print(f"rank {engine.rank()} has all sums")
+    return engine.rank(), engine.size(), found
+
+
+def ends_badly(rank: int) -> None:
+    """Raise on one rank, in each world."""
+    import engine.elastic
+    from engine.elastic import ObjectState
+
+    engine.init()
+
+    @engine.elastic.run
+    def body(state: Any) -> None:
+        if engine.rank() == rank:
+            raise ValueError(f"rank {rank} does not like it")
+        engine.barrier()
+
+    body(ObjectState(step=0))

@@ -272,7 +272,8 @@ def test_gradients_of_several_batches_are_added_up_for_a_step(store):
     pytest.importorskip("pyspark", reason="needs pyspark 4", exc_type=ImportError)
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    from engine.spark.torch.training import START, Training, dump, train
+    from engine.spark.torch.training import train
+    from engine.spark.training import START, Training, dump
 
     manifest = files(store, "data/f", [10], float)
     model = torch.nn.Linear(1, 1, bias=False)

@@ -444,3 +444,64 @@ def test_a_directory_without_records_is_an_error(tmp_path: Path, capsys: pytest.
     keep(tmp_path, 0, "flight.json", record(0))
     assert main(["flight", "--json", str(tmp_path)]) == 0
     assert json.loads(capsys.readouterr().out)["without_record"] == [1, 2, 3]
+
+
+def of_worlds(directory: Path, **about: Any) -> Path:
+    """Two worlds: of workers 0 and 1, and 100 ms later of 1 and 2, as its ranks 0 and 1. Tensors have other rows."""
+    for number, workers in ((1, (0, 1)), (2, (1, 2))):
+        (directory / f"world.{number}").mkdir()
+        reason = "the job begins" if number == 1 else "rank 0 was killed by SIGKILL"
+        for rank, worker in enumerate(workers):
+            told = {"world": number, "worker": worker, "reason": reason, **about}
+            events = [head(rank, **told), *a_rank(rank)[1:], *in_a_set(rank, 3, [0, 1])]
+            for event in events if number == 2 else ():
+                event["tid"] = {17: 18, 18: 17}.get(event.get("tid", 0), event.get("tid", 0))
+                event["ts"] = event.get("ts", 0) + 100_000
+            write(directory / f"world.{number}" / f"rank.{rank}.trace.json", events)
+    (directory / "world.3").mkdir()  # has no timeline
+    return directory
+
+
+def test_worlds_are_merged_with_a_track_for_each_worker_and_the_resets_between(tmp_path: Path) -> None:
+    target = tmp_path / "all.json"
+    assert main(["merge", str(of_worlds(tmp_path)), "-o", str(target)]) == 0
+    events = json.loads(target.read_text())
+    tracks = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    workers = {0: "worker 0", 1: "worker 1", 2: "worker 2"}
+    assert {number: name for number, name in tracks.items() if number < 1000} == workers
+    job = next(number for number, name in tracks.items() if name == "the job")
+    drawn = [event for event in events if event["pid"] == job and event["ph"] == "X"]
+    assert [(each["name"], each["ts"], each["dur"]) for each in drawn] == [
+        ("world 1: 2 ranks", 0, 70_000),
+        ("world 2: 2 ranks", 100_000, 70_000),
+        ("reset: rank 0 was killed by SIGKILL", 70_000, 30_000),
+    ]
+    # A tensor has one row in both worlds, and all that was in the files is there.
+    rows = {(event["pid"], event["tid"]): event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    tensors = [event for event in events if event["ph"] == "X" and event["name"] == "negotiate"]
+    assert {rows[event["pid"], event["tid"]] for event in tensors} == {"a", "b"}
+    assert len({event["tid"] for event in tensors if event["pid"] == 1}) == 2
+    assert len([event for event in events if event["ph"] == "X" and event["name"] == "step"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("about", "text"),
+    [({"boot": "another"}, "another host, or another start of it"), ({"worker": "?"}, "no timeline of an elastic job")],
+)
+def test_worlds_that_cannot_be_merged_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], about: dict[str, Any], text: str
+) -> None:
+    of_worlds(tmp_path)
+    write(tmp_path / "world.2" / "rank.1.trace.json", [head(1, **{"world": 2, "worker": 2} | about), *a_rank(1)[1:]])
+    assert main(["merge", str(tmp_path), "-o", str(tmp_path / "all.json")]) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_worlds_on_several_hosts_have_clocks_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    of_worlds(tmp_path)
+    for rank, worker in enumerate((1, 2)):
+        told = {"world": 2, "worker": worker, "boot": "world 2"}
+        write(tmp_path / "world.2" / f"rank.{rank}.trace.json", [head(rank, **told), *a_rank(rank)[1:]])
+    assert main(["merge", str(tmp_path), "-o", str(tmp_path / "all.json")]) == 2
+    assert "merge one, as DIR/world.K" in capsys.readouterr().err
+    assert main(["merge", str(tmp_path / "world.2"), "-o", str(tmp_path / "one.json")]) == 0

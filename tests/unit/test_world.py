@@ -300,7 +300,9 @@ def test_processes_of_mpich_belong_to_the_one_that_has_started_them(tmp_path: Pa
     command = ["sh", "-c", '"$0" -c "$1"; exit $?', sys.executable, code]
     environ = {**os.environ, **PMI}
     jobs = {
-        subprocess.run(command, env=environ, start_new_session=True, check=True, capture_output=True, text=True).stdout
+        subprocess.run(
+            command, env=environ, start_new_session=True, check=True, stdout=subprocess.PIPE, text=True
+        ).stdout
         for _ in range(2)
     }
     (job,) = jobs

@@ -45,7 +45,12 @@
   X(mode_is_exchanged)                                    \
   X(captured_streams_must_be_joined)                      \
   X(capture_waits_for_nothing_outside)                    \
-  X(captured_events_cannot_be_asked)
+  X(captured_events_cannot_be_asked)                      \
+  X(sum_is_captured_on_a_side_stream)                     \
+  X(launches_of_a_sum_take_what_is_there)                 \
+  X(graphs_of_sums_alternate)                             \
+  X(sums_go_on_beside_a_graph)                            \
+  X(graph_goes_before_its_communicator)
 
 #define X(name) void name(void);
 PROGRAMS(X)

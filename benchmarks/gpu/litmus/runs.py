@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,19 +45,20 @@ def names(binary: Path) -> list[str]:
     return subprocess.run([binary, "--list"], check=True, text=True, capture_output=True).stdout.split()
 
 
-def each(binary: Path, times: int) -> Iterator[Run]:
-    """Run all, each so often, and tell of each how it went."""
+def each(binary: Path, times: int, variables: Mapping[str, str] | None = None) -> Iterator[Run]:
+    """Run all, each so often, with more variables, and tell of each how it went."""
+    env = {**os.environ, **(variables or {})}
     for name in names(binary):
-        runs = [_once(binary, name) for _ in range(times)]
+        runs = [_once(binary, name, env) for _ in range(times)]
         failed = [text for status, text in runs if status not in (0, SKIPPED)]
         status, text = runs[0]
         outcome = "failed" if failed else "skipped" if status == SKIPPED else "ok"
         yield Run(name, outcome, (failed[0] if failed else text).strip().removeprefix("skipped: "))
 
 
-def _once(binary: Path, name: str) -> tuple[int, str]:
+def _once(binary: Path, name: str, env: Mapping[str, str]) -> tuple[int, str]:
     try:
-        run = subprocess.run([binary, name], text=True, stderr=subprocess.PIPE, timeout=HUNG)
+        run = subprocess.run([binary, name], env=env, text=True, stderr=subprocess.PIPE, timeout=HUNG)
     except subprocess.TimeoutExpired:
         return 1, f"it has not ended within {HUNG:.0f} s"
     # What is killed by its alarm says nothing.

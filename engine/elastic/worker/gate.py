@@ -18,6 +18,7 @@ from ...errors import ConfigError, EngineError, ForkedError, RendezvousError
 from ...host import network
 from ...host.patience import Patience
 from ...rendezvous.messages import peer_uid
+from ..builds import Build
 from ..events import Why
 from ..places import Place, Slot
 from .messages import Talk, TalkError
@@ -83,6 +84,8 @@ class Gate:
         The worker's number, which no other worker of the job ever has.
     slot : int
         The number of its slot on its host.
+    several : bool
+        Whether workers may be on several hosts.
     """
 
     def __init__(self, worker: int, slot: int, connection: socket.socket, talk: Talk) -> None:
@@ -91,7 +94,7 @@ class Gate:
         self._connection = connection
         self._talk = talk
         self._pid = os.getpid()
-        self._several = False
+        self.several = False
         self._listener: socket.socket | None = None
         self._heard: list[dict[str, Any]] = []
         self._void = self._updated = 0  # worlds
@@ -126,7 +129,14 @@ class Gate:
         return gate
 
     def wait(
-        self, world: int, why: Why, text: str = "", culprit: int | None = None, commit: int | None = None
+        self,
+        world: int,
+        why: Why,
+        text: str = "",
+        culprit: int | None = None,
+        commit: int | None = None,
+        stalled: bool = False,
+        build: Build | None = None,
     ) -> Assigned:
         """Come to the gate, and wait for a place. How long that may take the driver knows, which ends every wait.
 
@@ -141,6 +151,10 @@ class Gate:
             Of a failure, the worker that is to blame, as far as is known.
         commit : int or None
             The newest commit that this worker holds.
+        stalled : bool
+            Of a failure, whether who is to blame stood still.
+        build : Build, optional
+            What it must have in common with the others.
 
         Returns
         -------
@@ -151,8 +165,9 @@ class Gate:
         JobOver
             There is no place for this worker any more, or the agent is gone.
         """
-        port = self._listen() if self._several else 0
-        self._send("ready", world=world, why=why.name, text=text, culprit=culprit, commit=commit, port=port)
+        port = self._listen() if self.several else 0
+        told = {"text": text, "culprit": culprit, "commit": commit, "stalled": stalled, "build": build or {}}
+        self._send("ready", world=world, why=why.name, port=port, **told)
         while True:
             self._receive(block=True)
             place = self._placed()
@@ -301,7 +316,7 @@ class Gate:
         _HEARD[message["kind"]](self, message)
 
     def _welcome(self, message: dict[str, Any]) -> None:
-        self._several = bool(message["several"])
+        self.several = bool(message["several"])
 
     def _place(self, message: dict[str, Any]) -> None:
         self._heard.append(message)

@@ -8,7 +8,7 @@ message is signed for both nonces, its direction and its count: none can be left
 |---|---|---|
 | hello | worker | worker, nonce |
 | welcome | agent | nonce; several: whether workers may be on several hosts |
-| ready | worker | world, why, text, culprit, commit; port: on which it listens, 0 on one host |
+| ready | worker | world, why, text, culprit, commit, build; port: on which it listens, 0 on one host |
 | joined, done | worker | world |
 | committed | worker | world, commit |
 | leaving | worker | |

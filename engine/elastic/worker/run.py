@@ -22,7 +22,8 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
+from pathlib import Path
+from types import FrameType, TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ... import collectives, runtime
@@ -30,15 +31,20 @@ from ...errors import CalledOff, ConfigError, EngineError, IncompatibleRanksErro
 from ...hub_address import HubAddress, host_and_port, secret
 from ...launchers import ENGINERUN
 from ...logs import logger
-from ...rendezvous import CallOff
+from ...native import setup
+from ...rendezvous import CallOff, compared
+from ...rendezvous.messages import SETTINGS
+from ...setting import variable
 from ...waiting_room import GATE
 from ...world import World
+from ..builds import Build
 from ..events import Why
 from ..state import HostsUpdatedInterrupt, State
 from .gate import Assigned, Gate, JobOver, LetGo
 
 NEWS_SECONDS = 1.0  # longest that the news of a failed world may be behind the exception that it caused
 _END = "engine.elastic.end"
+_ENGINE = f"{Path(__file__).parents[2]}{os.sep}"
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -85,10 +91,21 @@ def run(function: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P],
             state.sync()
             return call()
         with _leaving_on_sigterm(gate):
-            result: R = _Worker(gate, state).run(call)
+            try:
+                result: R = _Worker(gate, state).run(call)
+            except Exception as error:
+                error.__traceback__ = _behind_the_engine(error.__traceback__)
+                raise
             return result
 
     return wrapped
+
+
+def _behind_the_engine(frames: TracebackType | None) -> TracebackType | None:
+    """A traceback from where the engine has called the program: by what it was called tells a user nothing."""
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_ENGINE):
+        frames = frames.tb_next
+    return frames
 
 
 def leave() -> None:
@@ -122,6 +139,7 @@ class _Worker:
         self._why = Why.NEW
         self._text = ""
         self._culprit: int | None = None
+        self._stalled = False
         self._failed = False  # whether the world has failed in which the function was called last
         self._renewed = False  # whether the present world is not the one that the program has planned with
         self._finished: list[Any] = []  # what the function has returned last
@@ -130,7 +148,10 @@ class _Worker:
         """Go from world to world, until the function has returned in one of them on all ranks."""
         while True:
             try:
-                assigned = self._gate.wait(self._world, self._why, self._text, self._culprit, self._state.committed)
+                assigned = self._gate.wait(
+                    *(self._world, self._why, self._text, self._culprit, self._state.committed, self._stalled),
+                    _build(self._gate),
+                )
             except JobOver as over:
                 return self._last(over)
             if self._enter(assigned) and self._train(call, assigned):
@@ -154,17 +175,19 @@ class _Worker:
         """Meet the members of a world; whether that was possible."""
         world, place = assigned.place.world, assigned.place
         planned = runtime.rank(), runtime.size()
-        self._text, self._culprit = "", None
+        self._text, self._culprit, self._stalled = "", None, False
         try:
             called_off = CallOff(self._gate.fileno(), lambda: self._gate.called_off(world))
             runtime.enter(_world(assigned), called_off)
         except CalledOff:
             self._why = Why.VOID
             return False
-        except (ConfigError, IncompatibleRanksError, MismatchError):
+        except ConfigError:
             raise  # it would be the same in every world
         except EngineError as error:
-            self._note_failure(runtime.failure(0.0) or runtime.Failure(str(error), None), assigned)
+            if self._world == 0 and isinstance(error, IncompatibleRanksError | MismatchError):
+                raise  # and this; but those that have met before go on without whom they cannot work with
+            self._note_failure(runtime.failure(0.0) or runtime.Failure(" ".join(str(error).split()), None), assigned)
             return False
         self._gate.joined(world)
         first = self._world == 0
@@ -203,7 +226,7 @@ class _Worker:
         self._state.restore()
 
     def _note_failure(self, failure: runtime.Failure, assigned: Assigned) -> None:
-        self._why, self._text = Why.FAILURE, failure.text
+        self._why, self._text, self._stalled = Why.FAILURE, failure.text, failure.stalled
         self._culprit = None if failure.culprit is None else assigned.members[failure.culprit]
 
     def _tell_commit(self, assigned: Assigned) -> Callable[[int], None]:
@@ -218,6 +241,21 @@ def _open_gate() -> Gate | None:
     if _gate is None and GATE in os.environ:
         _gate = Gate.open(os.environ)
     return _gate
+
+
+def _build(gate: Gate) -> Build:
+    """What this worker must have in common with the others, by name; of settings by that of their variables.
+
+    The kernels of several hosts are no part of it: each world takes the best that all its members have.
+    """
+    if not runtime.is_waiting():
+        return {}
+    settings = runtime.settings()
+    setup.use_kernels(settings.kernels)
+    told = compared(setup.segment_info(), settings.sockets_per_lane, settings.lanes, gate.several)
+    if gate.several:
+        del told["kernels"]
+    return {variable(name) if name in SETTINGS else name: value for name, value in told.items()}
 
 
 def _world(assigned: Assigned) -> World:
@@ -236,6 +274,7 @@ def _world(assigned: Assigned) -> World:
         host_name=place.slot.host,
         number=place.world,
         workers=assigned.members,
+        reason=assigned.reason,
     )
 
 

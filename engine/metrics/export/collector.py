@@ -20,8 +20,10 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from .. import definitions, page
+from ..elastic_job import ElasticJob
 from ..knobs import GAUGES
 from ..page import PageError, Snapshot
+from .elastic_families import ELASTIC
 from .encoding import OPENMETRICS, PLAIN, Encoder
 from .rank_pages import Member
 
@@ -105,6 +107,8 @@ class Exporter(Collector):
         Called once for each page that cannot be read.
     active : callable
         Whether the job runs.
+    elastic : callable
+        What is known of an elastic job; None: it is another, or begins. There the label `rank` is a slot's number.
     """
 
     def __init__(
@@ -113,11 +117,13 @@ class Exporter(Collector):
         members: Sequence[Member],
         say: Callable[[str], None],
         active: Callable[[], bool] = lambda: True,
+        elastic: Callable[[], ElasticJob | None] = lambda: None,
     ) -> None:
         self._run = run
         self._members = members
         self._say = say
         self._active = active
+        self._elastic = elastic
         self._encoder = Encoder()
         self._said: set[tuple[int, str]] = set()
         self._lock = threading.Lock()
@@ -146,6 +152,8 @@ class Exporter(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the families that have series, in the order of their definitions."""
         readings, unreadable = self._read()
+        job = self._elastic()
+        leader = 0 if job is None else next((slot for slot, rank in job.ranks.items() if rank == 0), None)
         hosts = {
             "engine_job_active": float(self._active()),
             "engine_unreadable_pages": float(unreadable),
@@ -156,16 +164,21 @@ class Exporter(Collector):
             )  # type: ignore[call-arg]
             if definition.scope == "host":
                 family.add_metric([self._run], hosts[definition.name])  # type: ignore[attr-defined]
+            elif definition.scope == "elastic":
+                for labels, value in [] if job is None else ELASTIC[definition.name](job):
+                    family.add_metric([self._run, *labels], value)  # type: ignore[attr-defined]
             else:
-                self._fill(family, definition, readings)
+                self._fill(family, definition, readings, leader)
             if family.samples:
                 yield family
 
-    def _fill(self, family: Metric, definition: definitions.Metric, readings: Sequence[RankReading]) -> None:
+    def _fill(
+        self, family: Metric, definition: definitions.Metric, readings: Sequence[RankReading], leader: int | None
+    ) -> None:
         """Add the series of every rank that has the metric."""
         read = READERS[definition.name]
         for reading in readings:
-            if definition.scope in ("leader", "tuner") and reading.rank != 0:
+            if definition.scope in ("leader", "tuner") and reading.rank != leader:
                 continue
             snapshot = reading.snapshot or _NOTHING
             if reading.snapshot is None and definition.name != "engine_rank_up":

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from ...config import Config
+from ..elastic_job import ElasticJob
 from ..errors import MetricsError
 from ..run_names import clean_name, default_name
 from . import atomic_file, discovery
@@ -70,6 +71,8 @@ class Service:
         The ranks.
     say : callable
         Shows a line; called from any thread.
+    elastic : callable
+        What is known of an elastic job.
 
     Attributes
     ----------
@@ -84,7 +87,13 @@ class Service:
         It cannot be had, or prometheus_client is not installed.
     """
 
-    def __init__(self, wanted: Wanted, members: Sequence[Member], say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        wanted: Wanted,
+        members: Sequence[Member],
+        say: Callable[[str], None],
+        elastic: Callable[[], ElasticJob | None] = lambda: None,
+    ) -> None:
         if find_spec("prometheus_client") is None:
             raise MetricsError("metrics need prometheus_client: pip install 'enginerun[metrics]'")
         self.news: list[str] = []
@@ -92,6 +101,7 @@ class Service:
         self._wanted = wanted
         self._members = members
         self._say = say
+        self._elastic = elastic
         self._over = False
         self._made: Exporter | None = None
         self._making = threading.Lock()
@@ -167,7 +177,7 @@ class Service:
             if self._made is None:
                 from .collector import Exporter
 
-                self._made = Exporter(self._wanted.run, self._members, self._say, lambda: not self._over)
+                self._made = Exporter(self._wanted.run, self._members, self._say, lambda: not self._over, self._elastic)
             return self._made
 
     def _text(self) -> bytes:

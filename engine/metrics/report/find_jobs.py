@@ -20,6 +20,8 @@ from typing import TypeGuard
 
 from ...host.processes import Process, look, processes
 from ...launchers import JOBS
+from .. import elastic_job
+from ..elastic_job import ElasticJob
 from ..page import NAME, PageError, Snapshot, read
 from ..run_names import clean_name, default_name
 from .rates import JobReading, Page
@@ -114,6 +116,7 @@ class Attached:
         self.job = job
         self._opened: dict[tuple[int, int], int] = {}  # descriptors by what they lead to, in the order of ranks
         self._join(job.pages)
+        self._board = _board_of(job)
 
     def __enter__(self) -> Attached:
         return self
@@ -125,6 +128,9 @@ class Attached:
         """Let go of the pages."""
         while self._opened:
             os.close(self._opened.popitem()[1])
+        if self._board is not None:
+            os.close(self._board)
+            self._board = None
 
     def read(self) -> JobReading:
         """Read every page, also those of ranks that have joined the job since the last time.
@@ -132,12 +138,21 @@ class Attached:
         Returns
         -------
         JobReading
-            A page that tells no rank has that of its place among the pages.
+            A page that tells no rank has that of its place among the pages. Of an elastic job pages go by slots, and
+            those are there in which a worker runs.
         """
         if not self.job.launched:
             self._look_again()
+        elastic = self.elastic()
         now = time.monotonic()
-        return JobReading(now, by_rank([look_into(descriptor) for descriptor in self._opened.values()]))
+        pages = [look_into(descriptor) for descriptor in self._opened.values()]
+        if elastic is not None:
+            return JobReading(now, {slot: page for slot, page in enumerate(pages) if slot in elastic.ranks})
+        return JobReading(now, by_rank(pages))
+
+    def elastic(self) -> ElasticJob | None:
+        """What its launcher tells of an elastic job; None of another."""
+        return None if self._board is None else elastic_job.read(self._board)
 
     @property
     def runs(self) -> bool:
@@ -182,6 +197,18 @@ class Attached:
                     tuple(known.values()),
                     self.job.members | job.members,
                 )
+
+
+def _board_of(job: RunningJob) -> int | None:
+    """A descriptor of what the launcher of an elastic job tells of it."""
+    directory = PROC / str(job.pid) / "fd"
+    if job.launched:
+        with contextlib.suppress(OSError):  # it has ended
+            for name in os.listdir(directory):
+                with contextlib.suppress(OSError):
+                    if os.readlink(directory / name).startswith(f"/memfd:{elastic_job.NAME}"):
+                        return os.open(directory / name, os.O_RDONLY | os.O_CLOEXEC)
+    return None
 
 
 def look_into(source: int | Path) -> Page:

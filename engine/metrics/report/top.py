@@ -166,7 +166,8 @@ def _stop(*_: object) -> None:
 def _frame(job: Attached, before: JobReading | None, now: JobReading) -> Frame:
     from .top_screen import Frame
 
-    return Frame(job.job.run, now, {} if before is None else rates(before, now), job.letters(now), time.time())
+    between = {} if before is None else rates(before, now)
+    return Frame(job.job.run, now, between, job.letters(now), time.time(), job.elastic())
 
 
 def _once(job: Attached, console: Console, interval: float, signals: socket) -> None:

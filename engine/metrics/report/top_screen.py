@@ -11,8 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ... import readable
+from ..elastic_job import ElasticJob
 from ..page import PageError, Snapshot
-from . import page_words
+from . import elastic_words, page_words
 from .rates import JobReading, Page, Rates, names_of_hosts, pending, slow_host, slow_link, straggler, waits_by_host
 
 NOTES = 6  # lines about what is wrong, at most
@@ -38,6 +39,8 @@ class Frame:
         States of the ranks' processes, as `jobs.Attached.letters` gives them.
     now : float
         Unix time.
+    elastic : ElasticJob or None
+        Of an elastic job. There ranks are numbers of slots.
     """
 
     run: str
@@ -45,6 +48,7 @@ class Frame:
     rates: Mapping[int, Rates]
     letters: Mapping[int, str]
     now: float
+    elastic: ElasticJob | None = None
 
     def state(self, rank: int) -> str:
         """`starting`, `running`, `stopped`, `gone` (without a word), `ended`, `failed`, `resetting` or `unreadable`."""
@@ -105,6 +109,9 @@ def draw(frame: Frame, width: int, height: int | None) -> RenderableType:
     if head:
         head[0].stylize("bold")
     tuner = [Text(line) for line in _packed(_tuner(frame), width)]
+    if frame.elastic is not None:
+        told = [readable.plain(line)[:width] for line in elastic_words.resets(frame.elastic, frame.now)]
+        tuner = [*(Text(line, style="dim") for line in told), *tuner]
     notes = _notes(frame)
     if len(notes) > NOTES:
         notes = [*notes[: NOTES - 1], f"and {len(notes) - NOTES + 1} more such lines"]
@@ -134,15 +141,20 @@ def _head(frame: Frame) -> list[str]:
     sizes = [page["size"] for page in pages.values() if page["size"]]
     count = len(frame.reading.pages)
     world = max(sizes, default=count)
-    parts = [readable.plain(frame.run), readable.count(count, "rank")]
-    if world != count:
-        parts.append(f"world size {world}")
+    parts = [readable.plain(frame.run)]
+    if frame.elastic is not None:
+        parts += elastic_words.head(frame.elastic)
+    else:
+        parts.append(readable.count(count, "rank"))
+        if world != count:
+            parts.append(f"world size {world}")
     if hosts := frame.hosts:
         parts.append(f"{max(page['hosts'] for page in pages.values())} hosts")
     begun = min((page["started_ns"] for page in pages.values() if page["started_ns"]), default=None)
     if begun is not None:
         parts.append(f"up {readable.clock(frame.now - begun / 1e9)}")
-    parts.append(f"resets {max((max(0, page['worlds'] - 1) for page in pages.values()), default=0)}")
+    if frame.elastic is None:
+        parts.append(f"resets {max((max(0, page['worlds'] - 1) for page in pages.values()), default=0)}")
     if steps := max((page["steps"] for page in pages.values()), default=0):
         parts.append(f"step {steps}")
     if not rates:
@@ -163,7 +175,8 @@ def _head(frame: Frame) -> list[str]:
 
 def _tuner(frame: Frame) -> list[str]:
     """The knobs, and what the tuner does."""
-    page = frame.reading.pages.get(0)
+    ranks = {0: 0} if frame.elastic is None else frame.elastic.ranks
+    page = next((frame.reading.pages.get(slot) for slot, rank in ranks.items() if rank == 0), None)
     if not isinstance(page, Snapshot):
         return []
     parts = ["knobs:", *(f"{name.removeprefix('--')} {value}" for name, value in page_words.knobs(page))]
@@ -241,6 +254,7 @@ class _Column:
     cell: Callable[[Frame, int, Page, Rates | None], str]
     far: bool = False  # only of jobs on several hosts
     gpu: bool = False  # only of jobs with tensors on a GPU
+    elastic: bool = False  # only of elastic jobs
 
 
 def _rate(number: float | None, digits: int) -> str:
@@ -274,6 +288,12 @@ def _host(frame: Frame, rank: int, page: Page, rate: Rates | None) -> str:
     return readable.plain(page.host)[:HOST_WIDTH] if isinstance(page, Snapshot) else NONE
 
 
+def _in_world(frame: Frame, slot: int, page: Page, rate: Rates | None) -> str:
+    """The rank of the worker in a slot, in the newest world."""
+    rank = -1 if frame.elastic is None else frame.elastic.ranks.get(slot, -1)
+    return NONE if rank < 0 else str(rank)
+
+
 def _sampled(*stages: str) -> Callable[[Rates], float | None]:
     """Milliseconds on the GPU, of one sampled collective or step."""
 
@@ -290,6 +310,7 @@ def _errors(page: Snapshot) -> int:
 
 COLUMNS = (
     _Column("rank", "rank", 4, 0, lambda frame, rank, page, rate: str(rank)),
+    _Column("in", "in the world", 4, 1, _in_world, elastic=True),
     _Column("host", "host", HOST_WIDTH, 3, _host, far=True),
     _Column("steps/s", "steps/s", 7, 5, _steps),
     _Column("ms/step", "ms a step", 8, 2, _speed(lambda rate: None if rate.step is None else 1e3 * rate.step, 2)),
@@ -318,7 +339,13 @@ COLUMNS = (
 def _table(frame: Frame, shown: Sequence[int], width: int) -> Table:
     """The rows of some ranks, in columns that fit."""
     on_gpu = any(page.on_gpu for page in frame.reading.snapshots.values())
-    columns = [column for column in COLUMNS if (frame.hosts or not column.far) and (on_gpu or not column.gpu)]
+    columns = [
+        column
+        for column in COLUMNS
+        if (frame.hosts or not column.far)
+        and (on_gpu or not column.gpu)
+        and (frame.elastic is not None or not column.elastic)
+    ]
     wide = False
 
     def needed() -> int:
@@ -331,6 +358,8 @@ def _table(frame: Frame, shown: Sequence[int], width: int) -> Table:
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold", collapse_padding=True)
     for column in columns:
         name = column.wide if wide else column.head
+        if frame.elastic is not None and column is COLUMNS[0]:
+            name = "slot"
         last = column is columns[-1]
         table.add_column(
             name,

@@ -1,183 +1,23 @@
-"""`TorchModel`: a trained model of PyTorch, as a stage of a pipeline that adds its outputs to a DataFrame."""
+"""`TorchModel`: a trained model of PyTorch, as a stage of a pipeline."""
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-from pyspark.ml.base import Model
-from pyspark.ml.param import Param, Params, TypeConverters
-
-from ..columns import as_numbers
-from ..params import Stage
-from ..store import Store
-from .training import MODEL, dump, inputs_of, load
+from ..model import TrainedModel
 
 
-def _param(name: str, doc: str, convert: Any = TypeConverters.identity) -> Param[Any]:
-    return Param(Params._dummy(), name, doc, convert)
-
-
-class TorchModel(Model, Stage):
-    """Computes a model's outputs, on the executors.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-    store : Store
-        Where executors find the model.
-    run_id : str
-        Of the run that has made it.
-    history : list of dict
-        By epoch: `loss`, and `val_loss` if rows validated.
-    feature_cols, label_cols : list of str
-    input_shapes : list of list of int, or None
-        Of each feature, without the rows; None: as the column has it.
-    feature_lengths : list of int
-        Of each feature's lists; 0: numbers.
-    vector_cols : list of str
-        Labels whose outputs become vectors.
-    output_cols : list of str, optional
-        Names of the outputs; a label's and `__output` by default.
-    batch_size : int
-        The most rows that are computed at once.
-    """
-
-    OBJECT_NAMES = ("model", "store", "history")
-    run_id = _param("run_id", "the run that has made the model", TypeConverters.toString)
-    feature_cols = _param("feature_cols", "columns that the model takes", TypeConverters.toListString)
-    label_cols = _param("label_cols", "columns that it has learnt", TypeConverters.toListString)
-    input_shapes = _param("input_shapes", "shape of each feature, without the rows")
-    feature_lengths = _param("feature_lengths", "length of each feature's lists", TypeConverters.toListInt)
-    vector_cols = _param("vector_cols", "labels whose outputs become vectors", TypeConverters.toListString)
-    output_cols = _param("output_cols", "names of the outputs", TypeConverters.toListString)
-    batch_size = _param("batch_size", "rows that are computed at once", TypeConverters.toInt)
-
-    def __init__(
-        self,
-        *,
-        model: Any = None,
-        store: Store | None = None,
-        run_id: str | None = None,
-        history: list[dict[str, float]] | None = None,
-        feature_cols: Sequence[str] | None = None,
-        label_cols: Sequence[str] | None = None,
-        input_shapes: Sequence[Any] | None = None,
-        feature_lengths: Sequence[int] | None = None,
-        vector_cols: Sequence[str] | None = None,
-        output_cols: Sequence[str] | None = None,
-        batch_size: int | None = None,
-    ) -> None:
-        given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
-        super().__init__()
-        self._setDefault(batch_size=1024, vector_cols=[])
-        self._fill(given)
-
-    def getModel(self) -> Any:
-        """The model of PyTorch."""
-        return self._model
-
-    def getHistory(self) -> list[dict[str, float]]:
-        """By epoch: `loss`, and `val_loss` if rows validated, averaged over all ranks."""
-        return list(self._history)
-
-    def setOutputCols(self, names: Sequence[str]) -> TorchModel:
-        """Name the outputs."""
-        self._fill({"output_cols": list(names)})
-        return self
-
-    def _transform(self, dataset: Any) -> Any:
-        """Add the outputs: numbers, or lists of numbers; vectors, where the label was one."""
-        from pyspark.ml.functions import array_to_vector, predict_batch_udf
-        from pyspark.sql import types
-
-        value, real = self._value, types.FloatType()
-        features, labels = value(self.feature_cols), value(self.label_cols)
-        names = value(self.output_cols) or [f"{label}__output" for label in labels]
-        inputs = [as_numbers(dataset, name) for name in features]
-        widths = self._widths([np.int64 if integers else np.float32 for _, integers in inputs])
-        fields = [
-            types.StructField(name, types.ArrayType(real) if width else real)
-            for name, width in zip(names, widths, strict=True)
-        ]
-        store, path = self._store, self._publish()
-        shapes = [shape if shape is None else tuple(shape) for shape in value(self.input_shapes)]
-
-        def make() -> Any:
-            return _predictor(store, path, features, shapes, names, widths)
-
-        lengths = value(self.feature_lengths)
-        predict = predict_batch_udf(
-            make,
-            return_type=types.StructType(fields),
-            batch_size=value(self.batch_size),
-            input_tensor_shapes=[[length] if length else None for length in lengths],
-        )
-        temporary = f"__engine_{uuid.uuid4().hex}"
-        found = dataset.withColumn(temporary, predict(*(column for column, _ in inputs)))
-        vectors = {name for label, name in zip(labels, names, strict=True) if label in value(self.vector_cols)}
-        for name in names:
-            column = found[temporary][name]
-            found = found.withColumn(name, array_to_vector(column) if name in vectors else column)
-        return found.drop(temporary)
-
-    def _widths(self, kinds: Sequence[Any]) -> list[int]:
-        """How many values each output has a row; 0 for a number."""
-        import torch
-
-        features, shapes = self._value(self.feature_cols), self._value(self.input_shapes)
-        lengths = self._value(self.feature_lengths)
-        batch = {
-            name: np.zeros((2, length) if length else 2, kind)
-            for name, length, kind in zip(features, lengths, kinds, strict=True)
-        }
-        model = self._model
-        model.eval()
-        with torch.no_grad():
-            outputs = model(*inputs_of(batch, features, [None if shape is None else tuple(shape) for shape in shapes]))
-        outputs = outputs if isinstance(outputs, tuple | list) else (outputs,)
-        widths = [output.numel() // 2 for output in outputs]
-        vectors = self._value(self.vector_cols)
-        labels = self._value(self.label_cols)
-        return [
-            0 if width == 1 and label not in vectors else width for width, label in zip(widths, labels, strict=True)
-        ]
-
-    def _publish(self) -> str:
-        """Lay the model where executors find it; it is there already unless another store was set."""
-        path = f"{self._store.get_run_path(self._value(self.run_id))}/{MODEL}"
-        if not self._store.exists(path):
-            dump(self._store, path, self._model)
-        return path
-
-
-def _predictor(
-    store: Store,
-    path: str,
-    features: Sequence[str],
-    shapes: Sequence[tuple[int, ...] | None],
-    names: Sequence[str],
-    widths: Sequence[int],
-) -> Any:
-    """Load the model in an executor's Python process, and give the function that computes a batch."""
+def compute(model: Any, arrays: list[Any]) -> list[Any]:
+    """The outputs of a module of PyTorch as arrays, with whatever it does in training switched off."""
     import torch
 
-    model = load(store, path)
     model.eval()
+    with torch.no_grad():
+        outputs = model(*map(torch.from_numpy, arrays))
+    return [output.float().numpy() for output in (outputs if isinstance(outputs, tuple | list) else (outputs,))]
 
-    def predict(*inputs: Any) -> dict[str, Any]:
-        batch = {
-            name: values.astype(np.int64 if values.dtype.kind in "iub" else np.float32)
-            for name, values in zip(features, inputs, strict=True)
-        }
-        with torch.no_grad():
-            outputs = model(*inputs_of(batch, features, shapes))
-        outputs = outputs if isinstance(outputs, tuple | list) else (outputs,)
-        return {
-            name: output.float().reshape((-1, width) if width else -1).numpy()
-            for name, output, width in zip(names, outputs, widths, strict=True)
-        }
 
-    return predict
+class TorchModel(TrainedModel):
+    """As `TrainedModel`; its `model` is a `torch.nn.Module`."""
+
+    compute = staticmethod(compute)

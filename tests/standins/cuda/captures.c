@@ -5,10 +5,35 @@
 static capture *captures;
 static __thread unsigned thread_mode; /* CU_STREAM_CAPTURE_MODE_GLOBAL */
 
+/* What a capture has made: a graph has it, and so has each executable one that was made of it. */
+typedef struct nodes {
+  int references, n;
+  stand_operation *all;
+} nodes;
+
 typedef struct graph {
-  int n_nodes;
-  stand_operation *nodes;
+  nodes *nodes;
 } graph;
+
+static nodes *nodes_of(const capture *c) {
+  nodes *made = malloc(sizeof *made);
+  *made = (nodes){1, c->n_nodes, c->nodes};
+  return made;
+}
+
+static graph *graph_of(nodes *its) {
+  graph *g = malloc(sizeof *g);
+  *g = (graph){its};
+  return g;
+}
+
+/* Launches that are under way read the operations still, so these stay for good. */
+static void nodes_drop(nodes *its) {
+  if (--its->references) return;
+  for (int i = 0; i < its->n; i++)
+    if (its->all[i].released) its->all[i].released(its->all[i].data);
+  free(its);
+}
 
 void capture_invalidate(capture *c) { c->invalid = 1; }
 
@@ -132,7 +157,7 @@ STAND_API CUresult cuStreamEndCapture(CUstream handle, CUgraph *made) {
   CUresult wrong;
   capture *c, **each = &captures;
   stream *s;
-  graph *g;
+  nodes *its;
   ENTER(0);
   s = stream_of(handle, &wrong);
   *made = NULL;
@@ -156,11 +181,9 @@ STAND_API CUresult cuStreamEndCapture(CUstream handle, CUgraph *made) {
   events_forget(c);
   while (*each != c) each = &(*each)->next;
   *each = c->next;
-  if (!wrong) {
-    g = calloc(1, sizeof *g);
-    *g = (graph){c->n_nodes, c->nodes};
-    *made = (CUgraph)g;
-  }
+  its = nodes_of(c);
+  if (wrong) nodes_drop(its);
+  else *made = (CUgraph)graph_of(its);
   free(c);
   LEAVE(wrong);
 }
@@ -171,8 +194,8 @@ STAND_API CUresult cuGraphInstantiateWithFlags(CUgraphExec *made, CUgraph which,
   graph *g;
   ENTER(NEEDS_CONTEXT);
   if (!which || flags) LEAVE(CUDA_ERROR_INVALID_VALUE);
-  g = malloc(sizeof *g);
-  *g = *(graph *)which; /* the nodes stay for good */
+  g = graph_of(((graph *)which)->nodes);
+  g->nodes->references++;
   *made = (CUgraphExec)g;
   LEAVE(CUDA_SUCCESS);
 }
@@ -185,8 +208,8 @@ STAND_API CUresult cuGraphLaunch(CUgraphExec which, CUstream handle) {
   s = stream_of(handle, &wrong);
   if (!s) LEAVE(wrong);
   if (s->capture) LEAVE(CUDA_ERROR_NOT_SUPPORTED);
-  for (int i = 0; i < g->n_nodes && !wrong; i++) {
-    stand_operation node = g->nodes[MUTANT(capture_forgets_order) ? g->n_nodes - 1 - i : i];
+  for (int i = 0, n = g->nodes->n; i < n && !wrong; i++) {
+    stand_operation node = g->nodes->all[MUTANT(capture_forgets_order) ? n - 1 - i : i];
     if (node.again) node.data = node.again(node.data);
     else node.drop = NULL;
     wrong = stream_put(s, &node, NULL, NULL);
@@ -194,14 +217,19 @@ STAND_API CUresult cuGraphLaunch(CUgraphExec which, CUstream handle) {
   LEAVE(wrong);
 }
 
+static void destroy(graph *g) {
+  nodes_drop(g->nodes);
+  free(g);
+}
+
 STAND_API CUresult cuGraphDestroy(CUgraph which) {
   ENTER(0);
-  free(which);
+  destroy((graph *)which);
   LEAVE(CUDA_SUCCESS);
 }
 
 STAND_API CUresult cuGraphExecDestroy(CUgraphExec which) {
   ENTER(0);
-  free(which);
+  destroy((graph *)which);
   LEAVE(CUDA_SUCCESS);
 }

@@ -84,6 +84,7 @@ typedef struct stand_operation {
   void (*drop)(void *data);
   /* In a graph: the data of one launch of it, which `drop` frees. What meets peers cannot be captured without. */
   void *(*again)(void *data);
+  void (*released)(void *data); /* there is no graph any more that has it, nor will be */
   void *data;
   const stand_access *accesses;
   int n_accesses;

@@ -29,11 +29,16 @@ ncclResult_t refuse(ncclComm_t comm, ncclResult_t code, const char *format, ...)
   return code;
 }
 
-/* NCCL allows one thread at a time for a device, on whatever communicators; an abort may come meanwhile for a blocking
- * one. */
+/* NCCL allows one thread at a time for a device, on whatever communicators; a thread of its own may end a blocking one
+ * meanwhile. */
+static int ends_one(const char *call, ncclComm_t comm) {
+  return !strcmp(call, "ncclCommAbort") || !strcmp(call, "ncclCommRevoke") ||
+         (!strcmp(call, "ncclCommFinalize") && comm && comm->blocking);
+}
+
 ncclResult_t nccl_enter(const char *call, ncclComm_t comm, int may_be_in_progress) {
   const char *one = getenv("STAND_ONE_THREAD"), *linger = getenv("STAND_LINGER"); /* ms that a call takes */
-  int ends = !strcmp(call, "ncclCommAbort") || !strcmp(call, "ncclCommRevoke"), code = stand_injected(call);
+  int ends = ends_one(call, comm), code = stand_injected(call);
   pthread_mutex_lock(&door);
   if (!owner) owner = getpid();
   if (owner != getpid())
@@ -42,7 +47,7 @@ ncclResult_t nccl_enter(const char *call, ncclComm_t comm, int may_be_in_progres
     stand_found("two threads are in NCCL at once: %s and %s", inside_call, call);
     abort();
   }
-  if (one && atoi(one) && comm && comm->user && !pthread_equal(comm->user, pthread_self())) {
+  if (one && atoi(one) && comm && comm->user && !pthread_equal(comm->user, pthread_self()) && !(ends && comm->blocking)) {
     stand_found("%s is called by another thread than the one that made communicator %d", call, comm->number);
     abort();
   }
@@ -312,9 +317,15 @@ static void drain(struct ncclComm *c) {
   if (LOAD(c->pending)) stand_found("deadlock: the end of communicator %d waits for its kernels", c->number);
 }
 
+/* The end of a communicator waits for the graphs that have its launches, without a limit. */
+static void await_graphs(struct ncclComm *c) {
+  while (LOAD(c->graphs)) stand_sleep(0.2);
+}
+
 static void *finalize(void *argument) {
   struct ncclComm *c = argument;
   drain(c);
+  await_graphs(c);
   STORE(c->common->ranks[c->rank].finalized, 1);
   STORE(c->state, (int)ranks_reach(c, offsetof(struct rank_page, finalized), "ncclCommFinalize"));
   return NULL;
@@ -336,6 +347,7 @@ API ncclCommDestroy(ncclComm_t comm) {
   ncclResult_t result;
   ENTER(comm, 0);
   drain(comm);
+  await_graphs(comm);
   STORE(comm->common->ranks[comm->rank].destroyed, 1);
   result = ranks_reach(comm, offsetof(struct rank_page, destroyed), "ncclCommDestroy");
   return nccl_leave(result);
@@ -347,7 +359,7 @@ void abort_all(ncclComm_t *comms, int n) {
   double waited = 0;
   int held;
   for (int i = 0; i < n; i++) {
-    comms[i]->aborting = 1;
+    comms[i]->freed = comms[i]->aborting = 1;
     if (comms[i]->common) STORE(comms[i]->common->ranks[comms[i]->rank].aborted, 1);
   }
   stand_poke();
@@ -361,6 +373,7 @@ void abort_all(ncclComm_t *comms, int n) {
     stand_sleep(0.2);
   }
   if (held) stand_found("deadlock: ncclCommAbort waits for %d kernels on the device that wait for their peers", held);
+  for (int i = 0; i < n; i++) await_graphs(comms[i]);
   for (int i = 0; i < n; i++)
     if (comms[i]->common) STORE(comms[i]->common->ranks[comms[i]->rank].gone, 1);
 }
@@ -373,6 +386,18 @@ API ncclCommAbort(ncclComm_t comm) {
 }
 
 #if STAND_NCCL_VERSION >= 22807
+/* What is enqueued ends; then the flag goes down again, and a graph that is launched later waits for its peers. */
+static void *end_launches(void *argument) {
+  struct ncclComm *c = argument;
+  while (!c->revoking && LOAD(c->state) == ncclInProgress) stand_sleep(0.2); /* an earlier call may still enqueue something */
+  while (LOAD(c->pending)) stand_poke(), stand_sleep(0.2);
+  stand_lock();
+  if (!c->freed) c->aborting = 0;
+  stand_unlock();
+  if (c->revoking) STORE(c->state, (int)ncclSuccess);
+  return NULL;
+}
+
 /* The flag alone: kernels end, nothing is freed. */
 API ncclCommRevoke(ncclComm_t comm, int flags) {
   ENTER(comm, 1);
@@ -380,7 +405,14 @@ API ncclCommRevoke(ncclComm_t comm, int flags) {
   comm->aborting = comm->revoked = 1;
   if (comm->common) STORE(comm->common->ranks[comm->rank].aborted, 1);
   stand_poke();
-  return nccl_leave(ncclSuccess);
+  if (comm->blocking) {
+    end_launches(comm);
+    return nccl_leave(ncclSuccess);
+  }
+  comm->revoking = LOAD(comm->state) == ncclSuccess;
+  if (comm->revoking) STORE(comm->state, ncclInProgress);
+  in_background(end_launches, comm);
+  return nccl_leave(ncclInProgress);
 }
 #endif
 

@@ -39,6 +39,8 @@ static void *launch_again(void *data) {
   return l;
 }
 
+static void released(void *data) { ((launch *)data)->comm->graphs--; }
+
 static ncclResult_t enqueue(launch *l, int captured) {
   stand_access *accesses = malloc(sizeof *accesses * 2 * (size_t)l->n);
   stand_operation what = {.step = launch_step,
@@ -47,6 +49,7 @@ static ncclResult_t enqueue(launch *l, int captured) {
                           .describe = launch_describe,
                           .drop = free,
                           .again = launch_again,
+                          .released = released,
                           .data = l,
                           .accesses = accesses};
   struct ncclComm *c = l->comm;
@@ -64,9 +67,11 @@ static ncclResult_t enqueue(launch *l, int captured) {
   snprintf(name, sizeof name, l->n > 1 ? "group of %s" : "%s", function_names[l->tasks[0].what.function]);
   what.what = name;
   stand_lock();
-  c->pending += !captured;
+  if (captured) c->graphs++;
+  else c->pending++;
   failed = stand_enqueue(l->tasks[0].stream, &what);
-  if (failed) c->pending -= !captured;
+  if (failed && captured) c->graphs--;
+  else if (failed) c->pending--;
   stand_unlock();
   free(accesses);
   return failed ? refuse(c, ncclUnhandledCudaError, "Cuda failure %u", (unsigned)failed) : ncclSuccess;

@@ -52,8 +52,10 @@ struct ncclComm {
   shared *common;
   char *windows; /* one for each rank, then one for each channel */
   int rank, n, blocking, device, number;
-  int aborting, revoked, connected, broken;
+  int aborting, revoked, revoking, connected, broken;
   int pending; /* launches that have not ended */
+  int graphs;  /* launches that a living graph has */
+  int freed;   /* an abort has been called for: the flag stays up */
   int state;   /* what ncclCommGetAsyncError says */
   CUcontext context;
   uint64_t collectives, sent[RANKS], received[RANKS];

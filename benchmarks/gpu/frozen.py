@@ -1,0 +1,205 @@
+"""Part `frozen`: what is saved where ranks agree on nothing: frozen passes, and graphs that have them.
+
+`python -m benchmarks.gpu.frozen DIRECTORY HERE SAMPLES` is a rank. It reduces the same small arrays in three ways that
+take turns: each submitted as ever, by a frozen pass, and by a graph that has captured one. Steps of models are those of
+`frozen_steps.py`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common import stats
+from benchmarks.gpu import ranks
+from benchmarks.gpu.driver import Array, Driver
+from benchmarks.gpu.native_calls import row
+from benchmarks.gpu.part import Skipped, Task
+
+COUNT, MANY = 1024, 100  # float32 numbers of an array, and arrays
+FACTORS = 2.0, 0.5  # before and behind the sum, so that there is work for one rank, too
+UNFROZEN, FROZEN, GRAPH = "unfrozen", "frozen pass", "launch of a graph"
+WAYS = (UNFROZEN, FROZEN, GRAPH)
+CAPTURES = 5
+MODULE = "benchmarks.gpu.frozen"
+
+
+def measure(task: Task) -> dict[str, Any]:
+    """Measure worlds of one rank and of two, then models.
+
+    Returns
+    -------
+    dict
+        `worlds`: by their size `where` they were and what `Rank.measure` gives, or why they were `skipped`;
+        `workloads`, as of `frozen_steps.measure`, or why they were skipped; `problems`.
+    """
+    worlds: dict[str, Any] = {}
+    found: dict[str, Any] = {"worlds": worlds, "problems": []}
+    for size in (1, 2):
+        try:
+            where, variables = ("", {}) if size == 1 else ranks.together(task.here)
+            worlds[str(size)] = {"where": where, **_of_ranks(size, variables, task)}
+        except Skipped as error:
+            worlds[str(size)] = {"skipped": str(error)}
+        except ranks.RankFailedError as error:
+            worlds[str(size)] = {"skipped": str(error).partition("\n")[0]}
+            found["problems"].append(str(error))
+        else:
+            found["problems"] += worlds[str(size)].pop("problems")
+        task.tell(found)
+    if task.here["why_no_torch"]:
+        return found | {"workloads": task.here["why_no_torch"]}
+    from benchmarks.gpu import frozen_steps
+
+    return found | frozen_steps.measure(task, found)
+
+
+def _of_ranks(size: int, variables: dict[str, str], task: Task) -> dict[str, Any]:
+    """What rank 0 tells, with the problems of all."""
+    with tempfile.TemporaryDirectory() as scratch:
+        (known := Path(scratch, "here.json")).write_text(json.dumps(task.here), encoding="utf-8")
+        with ranks.Ranks(MODULE, size, [scratch, str(known), str(task.pick(4, 100))], variables) as job:
+            job.end(0.3 * task.left)
+        told = [json.loads(Path(scratch, f"{rank}.json").read_text(encoding="utf-8")) for rank in range(size)]
+    return {**told[0], "problems": [problem for each in told for problem in each["problems"]]}
+
+
+# ---- the rank --------------------------------------------------------------------------------------------------------
+
+
+class Rank:
+    """This process: arrays on its device, and the ways to reduce them."""
+
+    def __init__(self, ordinal: int) -> None:
+        self.device = Driver(ordinal)
+        self.arrays = [Array(self.device, np.ones(COUNT, np.float32)) for _ in range(MANY)]
+        self.run = ctypes.c_void_p()
+        self.pass_: Any = None
+
+    def submit(self) -> None:
+        """Reduce each as ever."""
+        how = {"prescale": FACTORS[0], "postscale": FACTORS[1]}
+        handles = [ranks.allreduce(each, each, f"array {k}", **how) for k, each in enumerate(self.arrays)]
+        for handle in handles:
+            handle.wait()
+
+    def freeze(self) -> Any:
+        """Make a frozen pass. Collective."""
+        from engine import runtime
+        from engine.gpu.freezing import Frozen, Reduction
+
+        tensors = [Frozen(f"array {k}", "float32", COUNT, each.at) for k, each in enumerate(self.arrays)]
+        return runtime.device().freeze(self.device.ordinal, tensors, Reduction(ranks.OPS["sum"], *FACTORS, None))
+
+    def repeat(self) -> None:
+        """Reduce them by the frozen pass."""
+        self.pass_.repeat(self.device.stream.value)
+
+    def capture(self) -> None:
+        """Put the frozen pass into a graph."""
+        graph, call = ctypes.c_void_p(), self.device.call
+        if self.run.value:
+            call("cuGraphExecDestroy", self.run)
+        call("cuStreamBeginCapture_v2", self.device.stream, 0)
+        self.repeat()
+        call("cuStreamEndCapture", self.device.stream, ctypes.byref(graph))
+        call("cuGraphInstantiateWithFlags", ctypes.byref(self.run), graph, ctypes.c_ulonglong(0))
+        call("cuGraphDestroy", graph)
+
+    def launch(self) -> None:
+        """Reduce them by the graph."""
+        self.device.call("cuGraphLaunch", self.run, self.device.stream)
+
+    def timed(self, act: Callable[[], Any]) -> tuple[float, float]:
+        """Seconds until an act has returned, and until the device has passed what it has enqueued."""
+        self.device.synchronize()
+        begun = time.perf_counter()
+        act()
+        returned = time.perf_counter()
+        self.device.synchronize()
+        return returned - begun, time.perf_counter() - begun
+
+    def made(self) -> dict[str, Any]:
+        """Freeze twice and capture: `memory` that each freeze takes, in bytes, and `rows` of seconds."""
+        self.submit()  # opens the GPU
+        self.device.rest()
+        memory, seconds = [], []
+        for _ in range(2):
+            before, _ = self.device.memory()
+            begun = time.perf_counter()
+            self.pass_ = self.freeze()
+            seconds.append(time.perf_counter() - begun)
+            memory.append(before - self.device.memory()[0])
+        captures = np.array([self.timed(self.capture)[0] for _ in range(CAPTURES)])
+        rows = [row("the first freeze, which connects the ranks", np.array(seconds[:1]))]
+        rows += [row("another freeze", np.array(seconds[1:])), row("capture, and the graph instantiated", captures)]
+        return {"memory": memory, "rows": rows}
+
+    def measure(self, samples: int) -> dict[str, Any]:
+        """Let the ways take turns.
+
+        Returns
+        -------
+        dict
+            `memory` and `rows`; `ratios`, by way, of the time until the device has passed to that of the unfrozen
+            way, with their intervals.
+        """
+        made = self.made()
+        ways = dict(zip(WAYS, (self.submit, self.repeat, self.launch), strict=True))
+        taken = {way: np.empty((2, samples)) for way in WAYS}
+        for sample in range(-2, samples):  # the first two are not counted
+            for turn in range(len(WAYS)):
+                way = WAYS[(turn + sample) % len(WAYS)]
+                both = self.timed(ways[way])
+                if sample >= 0:
+                    taken[way][:, sample] = both
+        rows = made["rows"]
+        for way, (returned, passed) in taken.items():
+            rows += [row(f"{way}, until it is enqueued", returned), row(f"{way}, until the device has passed", passed)]
+        ratios = {way: stats.ratio(list(taken[way][1]), list(taken[UNFROZEN][1])).record() for way in WAYS[1:]}
+        return made | {"ratios": ratios}
+
+    def wrong(self, size: int, rank: int) -> list[str]:
+        """Reduce new values by each way, and tell what is not their sum."""
+        problems = []
+        for way, act in zip(WAYS, (self.submit, self.repeat, self.launch), strict=True):
+            for k, each in enumerate(self.arrays):
+                self.device.put(each.at, np.full(COUNT, k + rank, np.float32))
+            act()
+            for k, each in enumerate(self.arrays):
+                if not (each.numpy() == size * k + sum(range(size))).all():
+                    problems.append(f"{way}, {size} ranks: array {k} is not the sum")
+                    break
+        return problems
+
+
+def main() -> None:
+    """Be the rank."""
+    where, known, samples = sys.argv[1:]
+    here = json.loads(Path(known).read_text(encoding="utf-8"))
+    import engine
+
+    engine.init()
+    rank, size = engine.rank(), engine.size()
+    me = Rank(ranks.ordinal(rank, here))
+    told = me.measure(int(samples))
+    told["problems"] = me.wrong(size, rank)
+    me.device.call("cuGraphExecDestroy", me.run)
+    engine.shutdown()
+    told["problems"] += me.device.reports()
+    Path(where, f"{rank}.json").write_text(json.dumps(told), encoding="utf-8")
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""Training steps of frozen optimizers, eager and replayed, beside unfrozen ones and DDP's. Of the part `frozen`.
+
+`python -m benchmarks.gpu.frozen_steps DIRECTORY SECONDS ROUNDS WORKLOAD` is the rank of a world of one: what shows is
+what a step costs the host and the device beside the model itself, and not the network. Each variant has a model of its
+own; they take turns.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.common import stats
+from benchmarks.gpu import ranks, steps, training
+from benchmarks.gpu.part import Task
+from benchmarks.training.worker import Variant
+
+FLOOR, PEER, UNFROZEN = steps.FLOOR, steps.PEER, steps.OURS
+FROZEN, REPLAY, BARE_REPLAY = "engine_frozen", "engine_replay", "floor_replay"
+VARIANTS = (FLOOR, PEER, UNFROZEN, FROZEN, REPLAY, BARE_REPLAY)
+RATIOS = ((FROZEN, UNFROZEN), (FROZEN, PEER), (REPLAY, UNFROZEN), (REPLAY, PEER), (REPLAY, BARE_REPLAY))
+WARMUP = 3  # steps before a freeze or a capture
+MODULE = "benchmarks.gpu.frozen_steps"
+
+
+def measure(task: Task, found: dict[str, Any]) -> dict[str, Any]:
+    """Measure every workload in a process of its own: `workloads`, by name what `train` gives; and all `problems`."""
+    workloads: dict[str, Any] = {}
+    problems: list[str] = found["problems"]
+    for number, name in enumerate(training.WORKLOADS):
+        seconds = task.left / (len(training.WORKLOADS) - number)
+        with tempfile.TemporaryDirectory() as scratch:
+            arguments = [scratch, str(0.6 * seconds), str(task.pick(4, 12)), name]
+            try:
+                with ranks.Ranks(MODULE, 1, arguments) as job:
+                    job.end(seconds)
+            except ranks.RankFailedError as error:
+                problems.append(f"{name}: {error}")
+                continue
+            workloads[name] = told = json.loads(Path(scratch, "0.json").read_text(encoding="utf-8"))
+        for variant, off in told["differences"].items():
+            if not off <= steps.TOLERANCE:
+                problems.append(f"{name}: the parameters of {variant} differ from DDP's by {off:.2g} of their size")
+        task.tell({"workloads": workloads, "problems": problems})
+    return {"workloads": workloads, "problems": problems}
+
+
+class Recording:
+    """Steps of torch on a GPU that are captured, and replayed on the current stream."""
+
+    def __init__(self) -> None:
+        self.stream = torch.cuda.Stream()
+        self.graph = torch.cuda.CUDAGraph()
+
+    def warm(self, act: Callable[[], None]) -> None:
+        """Run on the stream that will be captured, as torch asks for."""
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            act()
+        torch.cuda.current_stream().wait_stream(self.stream)
+
+    def capture(self, act: Callable[[], None]) -> None:
+        """Capture what it enqueues."""
+        torch.cuda.synchronize()
+        with torch.cuda.graph(self.graph, stream=self.stream):
+            act()
+
+    def replay(self) -> None:
+        """Run what was captured."""
+        self.graph.replay()
+
+
+class Fixed(Variant):
+    """A variant whose steps read one batch, into which the next ones are copied; frozen, or replayed, or both.
+
+    Parameters
+    ----------
+    recording : Recording, optional
+        Of the steps that are replayed.
+    """
+
+    def __init__(self, name: str, workload: Any, batches: Any, device: str, recording: Any = None) -> None:
+        super().__init__(name, workload, batches, device)
+        self.given, self.turn, self.recording = batches, 0, recording
+        self.frozen = name.startswith("engine")
+        self.place = tuple(each.clone() for each in batches[0])
+        self._batches = [self.place]
+        if recording is None:
+            self.prepare()
+            return
+        recording.warm(self.prepare)
+        recording.capture(super().step)
+
+    def prepare(self) -> None:
+        """Make steps; then freeze, with one more."""
+        for _ in range(WARMUP):
+            self.step_as_ever()
+        if self.frozen:
+            self._optimizer.zero_grad(set_to_none=False)
+            self._optimizer.freeze()
+            self.step_as_ever()
+        else:
+            self._zero = {"set_to_none": False}
+
+    def bring(self) -> None:
+        """Copy the next batch to where steps read it."""
+        for place, given in zip(self.place, self.given[self.turn % len(self.given)], strict=True):
+            place.copy_(given)
+        self.turn += 1
+
+    def step_as_ever(self) -> None:
+        """Take one step."""
+        self.bring()
+        super().step()
+
+    def step(self) -> None:
+        """Take one step, or replay one."""
+        if self.recording is None:
+            self.step_as_ever()
+        else:
+            self.bring()
+            self.recording.replay()
+
+
+class Bench(training.Bench):
+    """All variants of a workload."""
+
+    def __init__(self, workload: Any, device: str, recording: Callable[[], Any]) -> None:
+        super().__init__(workload, (FLOOR, PEER, UNFROZEN), device)
+        batches = next(iter(self.variants.values()))._batches
+        for name in (FROZEN, REPLAY, BARE_REPLAY):
+            replayed = recording() if name != FROZEN else None
+            self.variants[name] = Fixed(name, workload, batches, device, replayed)
+
+
+def train(
+    name: str,
+    where: Path,
+    rounds: int,
+    seconds: float,
+    device: str = "cuda:0",
+    recording: Callable[[], Any] = Recording,
+) -> dict[str, Any]:
+    """Measure one workload in this process.
+
+    Returns
+    -------
+    dict
+        What was trained; `rounds`, by variant seconds of a step; `ratios`, of the medians of two variants; and
+        `differences` of variants' parameters from DDP's after equally many steps.
+    """
+    end = time.monotonic() + seconds
+    engine = training.join(where, device)
+    workload = training.WORKLOADS[name]
+    bench = Bench(workload, device, recording)
+    for variant in (FLOOR, PEER, UNFROZEN):
+        bench.block(variant, WARMUP + 1)
+    bench.block(BARE_REPLAY, 1)
+    warm = max(bench.block(variant, 1) for variant in VARIANTS)
+    differences = {variant: bench.difference(variant, PEER) for variant in VARIANTS if variant != PEER}
+    each = int(min(steps.MOST, max(2, steps.BLOCK / warm)))
+    taken: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
+    for number in range(rounds):
+        if number >= 2 and time.monotonic() > end:
+            break
+        for turn in range(len(VARIANTS)):
+            variant = VARIANTS[(turn + number) % len(VARIANTS)]
+            bench.block(variant, 1)
+            taken[variant].append(bench.block(variant, each))
+    ratios = {f"{of} to {to}": stats.ratio(taken[of], taken[to]).record() for of, to in RATIOS}
+    size = bench.size()
+    bench.variants.clear()  # the graphs go before the communicator that they have
+    engine.shutdown()
+    return {"title": workload.title, **size, "differences": differences, "rounds": taken, "ratios": ratios}
+
+
+def main() -> None:
+    """Be the rank."""
+    where, seconds, rounds, name = sys.argv[1:]
+    told = train(name, Path(where), int(rounds), float(seconds))
+    Path(where, "0.json").write_text(json.dumps(told), encoding="utf-8")
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

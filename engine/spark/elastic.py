@@ -1,0 +1,302 @@
+"""`engine.spark.run_elastic`: a function on ranks that may come and go, in the tasks of a Spark job.
+
+Three kinds of processes take part. The launcher is that of every elastic job, a process beside this one. Spark's tasks
+offer themselves as hosts of one slot (`hosting`); this process tells the launcher of them (`offers`). The channel of an
+agent goes from the launcher through a carrier, in the place of ssh, to the task's connection.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import secrets
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, TextIO
+
+from ..compat.modules import Finder
+from ..compat.modules import install as install_compat
+from ..launch import leftovers
+from ..launch.errors import JobError, LaunchError
+from ..launch.leftovers import RESULT
+from ..runner.function import CALL, OUTCOME, arguments_of, check_call
+from . import carrier, slots
+from .collecting import Collecting, Late
+from .hosting import Offer, host_agents
+from .job import START_TIMEOUT, dumps, elsewhere, own_addresses, reason, session_of, settings_of
+from .offers import HOSTS, SETTINGS, SOCKET, Offers
+
+MORE = 5.0  # seconds for which more tasks are waited for once there are enough
+LOOK = 0.1
+FAREWELL = 5.0  # seconds that tasks have to end by themselves
+ENDING = 30.0  # seconds that the launcher has to end what it has started
+
+
+def run_elastic(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int | None = None,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    start_timeout: float | None = None,
+    elastic_timeout: float | None = None,
+    reset_limit: int | None = None,
+    env: Mapping[str, str] | None = None,
+    stdout: TextIO | None = None,
+    stderr: TextIO | None = None,
+    verbose: int = 1,
+    nics: str | Sequence[str] | None = None,
+    prefix_output_with_timestamp: bool = False,
+    min_np: int | None = None,
+    max_np: int | None = None,
+    *,
+    cooldown_range: tuple[float, float] | None = None,
+    executable: str | None = None,
+    spark: Any = None,
+) -> list[Any]:
+    """Call `fn(*args, **kwargs)` on the ranks of an elastic job in a running Spark application, and wait for its end.
+
+    The ranks run in ordinary tasks, one in each. A rank that fails is started again in its task; a task whose process
+    or executor is lost is run again by Spark; the others go on from the last commit meanwhile.
+
+    Parameters
+    ----------
+    fn : callable
+        It calls `engine.init()`, and a function under `engine.elastic.run`.
+    args, kwargs : sequence, mapping
+        Its arguments, the same on every rank.
+    num_proc : int, optional
+        Number of ranks at the start; by default as many as Spark has slots.
+    min_num_proc, min_np : int, optional
+        Go on with as few ranks as this; by default `num_proc`.
+    max_num_proc, max_np : int, optional
+        Grow to as many ranks as this, for which as many tasks are asked of Spark; by default `num_proc`.
+    start_timeout : float, optional
+        Seconds in which Spark has to start enough tasks; 600 by default, or `HOROVOD_SPARK_START_TIMEOUT`.
+    elastic_timeout : float, optional
+        Seconds that the job waits for enough ranks after it has lost some; 600 by default.
+    reset_limit : int, optional
+        Resets after which the next ends the job.
+    cooldown_range : (float, float), optional
+        Seconds for which a task whose ranks fail is left alone, at first and at most; by default for good.
+    env, stdout, stderr, verbose, nics, prefix_output_with_timestamp, executable, spark
+        As of `engine.spark.run`.
+
+    Returns
+    -------
+    list
+        What `fn` returned, by rank in the last world.
+
+    Raises
+    ------
+    JobError
+        The training is not complete; the text has the resets and the first failure.
+    LaunchError
+        The job cannot start: there is no session, it is one of Spark Connect, there are too few slots, or too few tasks
+        come in time.
+    TypeError
+        As `engine.run`.
+    """
+    check_call(fn, args, kwargs)
+    session = session_of(spark)
+    least, most = _first(min_num_proc, min_np), _first(max_num_proc, max_np)
+    slots.check_elastic(session, least or num_proc or 1)
+    size = num_proc if num_proc is not None else max(least or 1, slots.default_size(session))
+    least, most = least or size, most or size
+    if not 1 <= least <= size <= most:
+        raise LaunchError(f"num_proc is {size}; it must lie between min_num_proc, {least}, and max_num_proc, {most}")
+    seconds = float(start_timeout or os.environ.get("HOROVOD_SPARK_START_TIMEOUT") or START_TIMEOUT)
+    options = {
+        "-np": size,
+        "--min-np": least,
+        "--max-np": most,
+        "--elastic-timeout": elastic_timeout,
+        "--start-timeout": seconds,
+        "--reset-limit": reset_limit,
+        "--blacklist-cooldown-range": cooldown_range,
+        "--network-interface": nics if nics is None or isinstance(nics, str) else ",".join(nics),
+        "--prefix-output-with-timestamp": prefix_output_with_timestamp,
+        "--quiet": not verbose,
+    }
+    call = dumps(_ranked, (dumps(fn, args, kwargs), any(isinstance(each, Finder) for each in sys.meta_path)), None)
+    home = Path(tempfile.mkdtemp(prefix="enginerun-call-"))
+    lock = leftovers.lock(home)
+    try:
+        (home / SETTINGS).write_text(json.dumps(settings_of(env, None)))
+        (home / CALL).write_bytes(
+            pickle.dumps((sys.path, "", call))
+        )  # no Python is that one: executors' paths go first
+        job = _Job(session, home, executable or "", (stdout or sys.stdout, stderr or sys.stderr))
+        return job.run(options, least, size, most, seconds)
+    finally:
+        os.close(lock)
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def _first(*values: int | None) -> int | None:
+    return next((value for value in values if value is not None), None)
+
+
+def _ranked(call: bytes, horovod: bool) -> tuple[int, Any]:
+    """Make the call on a rank; its result, and the rank that it has in the last world."""
+    if horovod:
+        install_compat()
+    fn, args, kwargs = pickle.loads(call)
+    value = fn(*args, **kwargs)
+    return int(os.environ["ENGINE_RANK"]), value
+
+
+class _Job:
+    """A job that may have room in Spark.
+
+    Parameters
+    ----------
+    session : SparkSession
+    home : Path
+        A directory of this job's.
+    executable : str
+        The Python of ranks; empty: the executors'.
+    streams : (TextIO, TextIO)
+    """
+
+    def __init__(self, session: Any, home: Path, executable: str, streams: tuple[TextIO, TextIO]) -> None:
+        self._session = session
+        self._home = home
+        self._executable = executable
+        self._streams = streams
+        self._over = threading.Event()
+        self._spark_error: BaseException | None = None
+
+    def run(self, options: Mapping[str, Any], least: int, size: int, most: int, seconds: float) -> list[Any]:
+        """Run it, and give what its ranks returned."""
+        secret = secrets.token_hex(32)
+        own = None if elsewhere(self._session) else "127.0.0.1"
+        with Offers(most, secret, own, self._home) as offers:
+            addresses = tuple((host, offers.port) for host in ([own] if own else own_addresses(self._session)))
+            tasks = threading.Thread(target=self._collect, args=(Offer(addresses, secret, self._executable), most))
+            tasks.start()
+            try:
+                self._await_tasks(offers, least, size, most, seconds)
+                self._launch(options)
+            finally:
+                offers.close()
+                tasks.join(FAREWELL)  # tasks that have room end by themselves
+                self._over.set()
+                tasks.join()
+        return self._results()
+
+    def _collect(self, offer: Offer, most: int) -> None:
+        """Have Spark run the tasks, in a thread."""
+
+        def task(batches: Any) -> Any:
+            return host_agents(offer, batches)
+
+        frame = self._session.range(0, most, 1, most).mapInArrow(task, "nothing string")
+        try:
+            Collecting(self._session, frame, f"spark-{secrets.token_hex(8)}").rows(self._over, lambda: False)
+        except Late:
+            pass  # it was cancelled, when all was over
+        except BaseException as error:  # raised again in the thread that waits
+            self._spark_error = error
+
+    def _await_tasks(self, offers: Offers, least: int, size: int, most: int, seconds: float) -> None:
+        """Wait for `size` tasks, or for fewer that are enough."""
+        began = time.monotonic()
+        enough = 0.0
+        while (came := offers.came) < size:
+            self._check_spark()
+            now = time.monotonic()
+            enough = (enough or now) if came >= least else 0.0
+            if enough and now - enough > MORE:
+                return
+            if now - began > seconds:
+                raise LaunchError(
+                    f"{came} of {most} tasks came within {seconds:g} s, and {least} are needed: Spark has no room for "
+                    "them, or the executors do not start; see Spark's user interface, or give a longer start_timeout"
+                )
+            time.sleep(LOOK)
+
+    def _check_spark(self) -> None:
+        if self._spark_error is not None:
+            raise JobError(f"Spark has ended the job: {reason(self._spark_error)}") from self._spark_error  # type: ignore[arg-type]
+
+    def _launch(self, options: Mapping[str, Any]) -> None:
+        """Start the launcher and wait for its end."""
+        home = self._home
+        words = [sys.executable, "-I", str(Path(carrier.__file__)), str(home / SOCKET), "{host}"]
+        hosts = [shutil.which("cat") or "/bin/cat", str(home / HOSTS)]
+        more = {
+            "--host-discovery-script": shlex.join(hosts),
+            "--launch-agent": shlex.join(words),
+            "--remote-python": "python3",  # the agent's own; the carrier does not look at it
+            "--remote-directory": tempfile.gettempdir(),
+            "--no-binding": True,
+        }
+        digest = hashlib.sha256((home / CALL).read_bytes()).hexdigest()
+        command = [sys.executable, "-P", "-m", "engine.runner.rank", digest]
+        launcher = subprocess.Popen(
+            [
+                *(sys.executable, "-P", "-m", "engine.spark.launcher", str(os.getpid()), str(home)),
+                *(*arguments_of({**options, **more}), "--", *command),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        pumps = [
+            threading.Thread(target=_pump, args=pair, daemon=True)
+            for pair in zip((launcher.stdout, launcher.stderr), self._streams, strict=True)
+        ]
+        for pump in pumps:
+            pump.start()
+        try:
+            while launcher.poll() is None:
+                self._check_spark()
+                time.sleep(LOOK)
+        finally:
+            if launcher.poll() is None:
+                launcher.send_signal(signal.SIGTERM)
+            try:
+                launcher.wait(ENDING)
+            finally:
+                launcher.kill()
+                launcher.wait()
+                for pump in pumps:
+                    pump.join(FAREWELL)
+
+    def _results(self) -> list[Any]:
+        try:
+            outcome = json.loads((self._home / OUTCOME).read_text())
+        except (FileNotFoundError, json.JSONDecodeError):
+            raise JobError("the launcher of the job was killed, and the ranks with it") from None
+        if outcome["error"] is not None:
+            raise LaunchError(outcome["error"])
+        if outcome["code"] != 0:
+            raise JobError("\n".join(outcome["report"]) or f"the job ended with exit code {outcome['code']}")
+        if outcome["incomplete"]:
+            name, problem = next(iter(outcome["incomplete"].items()))
+            raise JobError(f"{name} did not arrive whole, since it could not be written here: {problem}; make room")
+        found = dict(pickle.loads(path.read_bytes()) for path in self._home.glob(f"rank.*.{RESULT}"))
+        return [found[rank] for rank in sorted(found)]
+
+
+def _pump(source: IO[bytes], stream: TextIO) -> None:
+    """Show what the launcher writes, line by line; a fault of the user's stream is none of the job."""
+    for line in source:
+        try:
+            stream.write(line.decode(errors="replace"))
+            stream.flush()
+        except Exception:
+            continue

@@ -1,0 +1,120 @@
+"""`KerasEstimator`: train a model of Keras on a DataFrame, as a stage of a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Unpack
+
+from pyspark.ml.param import TypeConverters
+
+from ...launch.errors import LaunchError
+from ..estimator import Common, JobEstimator
+from ..params import param
+from ..store import Store
+from ..training import load
+from .model import KerasModel
+from .packed import Packed
+from .training import CHECKPOINT, Start, train
+
+
+class KerasEstimator(JobEstimator):
+    """Trains a model of Keras 3 on the ranks of a job in Spark.
+
+    Parameters
+    ----------
+    optimizer : keras.optimizers.Optimizer or str, optional
+        None: the model is compiled, and is trained as it is; its `loss` and `metrics` count then.
+    loss : callable, str, or list of them, optional
+        As of `keras.Model.compile`.
+    metrics : list, optional
+        As of `keras.Model.compile`.
+    callbacks : list of keras.callbacks.Callback, optional
+        Called on every rank; they see metrics that are averaged over the ranks. What writes a file has to write another
+        one on each rank.
+    custom_objects : mapping of str to object, optional
+        Classes and functions that the model has, and that are not registered with Keras.
+    sample_weight_col : str, optional
+        A column of numbers: how much each row counts, in training and in validation.
+    **common
+        As of `JobEstimator`. The `model` is a `keras.Model`, with an input for each feature and an output for each
+        label. `input_shapes` are those of its inputs, if it tells them.
+    """
+
+    OBJECT_NAMES = (*JobEstimator.OBJECT_NAMES, "optimizer", "loss", "metrics", "callbacks", "custom_objects")
+    FRAMEWORK = "keras"
+    MODEL_CLASS = KerasModel
+    work = staticmethod(train)
+    sample_weight_col = param("sample_weight_col", "column that says how much a row counts", TypeConverters.toString)
+
+    def __init__(
+        self,
+        *,
+        optimizer: Any = None,
+        loss: Any = None,
+        metrics: Sequence[Any] | None = None,
+        callbacks: Sequence[Any] | None = None,
+        custom_objects: Mapping[str, Any] | None = None,
+        sample_weight_col: str | None = None,
+        **common: Unpack[Common],
+    ) -> None:
+        own = {"optimizer": optimizer, "loss": loss, "metrics": metrics, "callbacks": callbacks}
+        more = {"custom_objects": custom_objects, "sample_weight_col": sample_weight_col}
+        super().__init__({**own, **more, **common})
+
+    def _lacking(self) -> list[str]:
+        if self._optimizer is None and self._loss is None and self._model.compiled:
+            return []
+        return [name for name in ("optimizer", "loss") if getattr(self, f"_{name}") is None]
+
+    def _check(self) -> Store:
+        store = super()._check()
+        inputs, features = self._inputs(), self._value(self.feature_cols)
+        if inputs is not None and len(inputs) != len(features):
+            raise LaunchError(f"the model has {len(inputs)} inputs, feature_cols {len(features)} columns: one for each")
+        return store
+
+    def _inputs(self) -> list[Any] | None:
+        """The model's inputs, in the order in which it takes them; None: it does not tell."""
+        try:
+            found = self._model.inputs
+        except AttributeError:  # of a subclass of `keras.Model`, or of one that is not built
+            return None
+        return None if found is None else list(found)
+
+    def _shapes(self) -> list[Any]:
+        inputs = self._inputs()
+        if self._value(self.input_shapes) or inputs is None:
+            return super()._shapes()
+        shapes = [list(each.shape[1:]) for each in inputs]
+        return [None if None in shape else shape for shape in shapes]
+
+    def _weights(self) -> str:
+        return self._value(self.sample_weight_col) or ""
+
+    def _begin(self) -> Any:
+        compiled = {
+            "optimizer": self._optimizer,
+            "loss": self._loss,
+            "loss_weights": self._value(self.loss_weights),
+            "metrics": self._metrics,
+        }
+        own = {} if self._optimizer is None else compiled
+        objects = dict(self._custom_objects or {})
+        return Packed(Start(self._model, own, list(self._callbacks or ()), objects), objects)
+
+    def _env(self) -> dict[str, str]:
+        import keras
+
+        return {"KERAS_BACKEND": keras.backend.backend()}
+
+    def _packed(self) -> Any:
+        return Packed(super()._packed(), self._custom_objects)
+
+    def _kept(self, model: Any) -> Any:
+        return Packed(model, self._custom_objects)
+
+    def _trained(self, home: str) -> Any:
+        return load(self._store, f"{home}/{CHECKPOINT}")
+
+    def _more(self) -> dict[str, Any]:
+        return {"custom_objects": self._custom_objects}

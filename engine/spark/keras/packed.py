@@ -1,0 +1,39 @@
+"""Pickles of what Keras makes: with the custom objects that it needs, and for the backend that it was made on."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Mapping
+from typing import Any
+
+
+class Packed:
+    """A value with models, optimizers or callbacks of Keras in it. Its pickle gives the value itself.
+
+    Where Keras is imported by unpickling, it runs on the backend that it has here.
+
+    Parameters
+    ----------
+    value
+    custom_objects : mapping of str to object
+        Classes and functions by the names that Keras has for them.
+    """
+
+    def __init__(self, value: Any, custom_objects: Mapping[str, Any] | None) -> None:
+        self._value = value
+        self._custom_objects = dict(custom_objects or {})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        import keras
+        from pyspark import cloudpickle
+
+        return _opened, (cloudpickle.dumps(self._value), keras.backend.backend(), self._custom_objects)
+
+
+def _opened(data: bytes, backend: str, custom_objects: dict[str, Any]) -> Any:
+    os.environ.setdefault("KERAS_BACKEND", backend)
+    import keras
+
+    with keras.saving.custom_object_scope(custom_objects):
+        return pickle.loads(data)

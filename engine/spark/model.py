@@ -1,0 +1,182 @@
+"""A trained model as a stage of a pipeline that adds its outputs to a DataFrame; what the frameworks have in common."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from pyspark.ml.base import Model
+from pyspark.ml.param import TypeConverters
+
+from .columns import as_numbers
+from .params import Stage, param
+from .store import Store
+from .training import MODEL, dump, load, shaped
+
+Compute = Callable[[Any, list[Any]], list[Any]]
+"""Of a model and the arrays of its features: an array for each output, [rows, ...]."""
+
+
+class TrainedModel(Model, Stage):
+    """Computes a model's outputs, on the executors.
+
+    Parameters
+    ----------
+    model
+        Of the class's framework.
+    store : Store
+        Where executors find the model.
+    run_id : str
+        Of the run that has made it.
+    history : list of dict
+        By epoch: losses and metrics; those that begin with `val_` are of the rows that validated.
+    feature_cols, label_cols : list of str
+    input_shapes : list of list of int, or None
+        Of each feature, without the rows; None: as the column has it.
+    feature_lengths : list of int
+        Of each feature's lists; 0: numbers.
+    vector_cols : list of str
+        Labels whose outputs become vectors.
+    output_cols : list of str, optional
+        Names of the outputs; a label's and `__output` by default.
+    batch_size : int
+        The most rows that are computed at once.
+    """
+
+    OBJECT_NAMES: tuple[str, ...] = ("model", "store", "history")
+    run_id = param("run_id", "the run that has made the model", TypeConverters.toString)
+    feature_cols = param("feature_cols", "columns that the model takes", TypeConverters.toListString)
+    label_cols = param("label_cols", "columns that it has learnt", TypeConverters.toListString)
+    input_shapes = param("input_shapes", "shape of each feature, without the rows")
+    feature_lengths = param("feature_lengths", "length of each feature's lists", TypeConverters.toListInt)
+    vector_cols = param("vector_cols", "labels whose outputs become vectors", TypeConverters.toListString)
+    output_cols = param("output_cols", "names of the outputs", TypeConverters.toListString)
+    batch_size = param("batch_size", "rows that are computed at once", TypeConverters.toInt)
+
+    def __init__(
+        self,
+        *,
+        model: Any = None,
+        store: Store | None = None,
+        run_id: str | None = None,
+        history: list[dict[str, float]] | None = None,
+        feature_cols: Sequence[str] | None = None,
+        label_cols: Sequence[str] | None = None,
+        input_shapes: Sequence[Any] | None = None,
+        feature_lengths: Sequence[int] | None = None,
+        vector_cols: Sequence[str] | None = None,
+        output_cols: Sequence[str] | None = None,
+        batch_size: int | None = None,
+    ) -> None:
+        given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        super().__init__()
+        self._setDefault(batch_size=1024, vector_cols=[])
+        self._fill(given)
+
+    @staticmethod
+    def compute(model: Any, arrays: list[Any]) -> list[Any]:
+        """As `Compute`, with whatever the model does in training switched off."""
+        raise NotImplementedError
+
+    def getModel(self) -> Any:
+        """The model itself."""
+        return self._model
+
+    def getHistory(self) -> list[dict[str, float]]:
+        """By epoch: losses and metrics, averaged over all ranks."""
+        return list(self._history)
+
+    def setOutputCols(self, names: Sequence[str]) -> TrainedModel:
+        """Name the outputs."""
+        self._fill({"output_cols": list(names)})
+        return self
+
+    def _transform(self, dataset: Any) -> Any:
+        """Add the outputs: numbers, or lists of numbers; vectors, where the label was one."""
+        from pyspark.ml.functions import array_to_vector, predict_batch_udf
+        from pyspark.sql import types
+
+        value, real = self._value, types.FloatType()
+        features, labels = value(self.feature_cols), value(self.label_cols)
+        names = value(self.output_cols) or [f"{label}__output" for label in labels]
+        inputs = [as_numbers(dataset, name) for name in features]
+        widths = self._widths([np.int64 if integers else np.float32 for _, integers in inputs])
+        fields = [
+            types.StructField(name, types.ArrayType(real) if width else real)
+            for name, width in zip(names, widths, strict=True)
+        ]
+        store, path, compute = self._store, self._publish(), self.compute
+        shapes = [shape if shape is None else tuple(shape) for shape in value(self.input_shapes)]
+
+        def make() -> Any:
+            return _predictor(compute, store, path, features, shapes, names, widths)
+
+        lengths = value(self.feature_lengths)
+        predict = predict_batch_udf(
+            make,
+            return_type=types.StructType(fields),
+            batch_size=value(self.batch_size),
+            input_tensor_shapes=[[length] if length else None for length in lengths],
+        )
+        temporary = f"__engine_{uuid.uuid4().hex}"
+        found = dataset.withColumn(temporary, predict(*(column for column, _ in inputs)))
+        vectors = {name for label, name in zip(labels, names, strict=True) if label in value(self.vector_cols)}
+        for name in names:
+            column = found[temporary][name]
+            found = found.withColumn(name, array_to_vector(column) if name in vectors else column)
+        return found.drop(temporary)
+
+    def _widths(self, kinds: Sequence[Any]) -> list[int]:
+        """How many values each output has a row; 0 for a number."""
+        features, shapes = self._value(self.feature_cols), self._value(self.input_shapes)
+        lengths = self._value(self.feature_lengths)
+        batch = {
+            name: np.zeros((2, length) if length else 2, kind)
+            for name, length, kind in zip(features, lengths, kinds, strict=True)
+        }
+        arrays = shaped(batch, features, [None if shape is None else tuple(shape) for shape in shapes])
+        widths = [output.size // 2 for output in self.compute(self._model, arrays)]
+        vectors = self._value(self.vector_cols)
+        labels = self._value(self.label_cols)
+        return [
+            0 if width == 1 and label not in vectors else width for width, label in zip(widths, labels, strict=True)
+        ]
+
+    def _publish(self) -> str:
+        """Lay the model where executors find it; it is there already unless another store was set."""
+        path = f"{self._store.get_run_path(self._value(self.run_id))}/{MODEL}"
+        if not self._store.exists(path):
+            dump(self._store, path, self._kept())
+        return path
+
+    def _kept(self) -> Any:
+        """What is pickled of the model, for executors that compute with it."""
+        return self._model
+
+
+def _predictor(
+    compute: Compute,
+    store: Store,
+    path: str,
+    features: Sequence[str],
+    shapes: Sequence[tuple[int, ...] | None],
+    names: Sequence[str],
+    widths: Sequence[int],
+) -> Any:
+    """Load the model in an executor's Python process, and give the function that computes a batch."""
+    model = load(store, path)
+
+    def predict(*inputs: Any) -> dict[str, Any]:
+        batch = {
+            name: values.astype(np.int64 if values.dtype.kind in "iub" else np.float32)
+            for name, values in zip(features, inputs, strict=True)
+        }
+        outputs = compute(model, shaped(batch, features, shapes))
+        return {
+            name: output.astype(np.float32, copy=False).reshape((-1, width) if width else -1)
+            for name, output, width in zip(names, outputs, widths, strict=True)
+        }
+
+    return predict

@@ -1,0 +1,201 @@
+"""The driver's end of the tasks of an elastic job: who offers itself as a host, and what the launcher gets of that.
+
+The launcher, a process of its own, learns of hosts by a file, and gets their connections over a Unix socket, both in a
+directory that only this user can enter. Of the attempts of a task one is a host at a time, the first that came; others
+(Spark speculates, or has run the task again) wait until its connection has ended. Each is a host of another name:
+nothing is taken for its predecessor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..host import network
+from ..host.patience import Patience
+from .line import BEGIN, admitted, next_message
+
+HOSTS, SOCKET, SETTINGS = "hosts", "agents", "settings.json"  # in the directory
+PROVING = 5.0  # seconds that a connection has to prove itself, and to offer itself after that
+MOST = 64  # connections that may be unproven at once, beyond two per task
+LOOK = 0.25
+GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR
+
+
+@dataclass
+class _Task:
+    """A connection that has proven itself."""
+
+    number: int
+    attempt: int
+    address: str
+    connection: socket.socket
+    name: str = ""
+    carrier: socket.socket | None = None
+
+
+class Offers:
+    """Listens to the tasks of one job. A context manager: its threads run inside.
+
+    Parameters
+    ----------
+    tasks : int
+        How many there are.
+    secret : str
+    host : str or None
+        The address on which to listen; None: all.
+    directory : Path
+        For the launcher; it exists, and is this user's alone.
+
+    Attributes
+    ----------
+    port : int
+    """
+
+    def __init__(self, tasks: int, secret: str, host: str | None, directory: Path) -> None:
+        self._tasks = tasks
+        self._secret = secret
+        self._directory = directory
+        self._socket = network.listen(host, 0, backlog=256)
+        self.port = int(self._socket.getsockname()[1])
+        self._inner = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._inner.bind(str(directory / SOCKET))
+        self._inner.listen(64)
+        self._changed = threading.Condition()
+        self._hosts: dict[int, _Task] = {}  # by task
+        self._numbers: dict[int, int] = {}  # how many hosts a task has been
+        self._unproven = 0
+        self._ended = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._publish()
+
+    def __enter__(self) -> Offers:
+        for listener, serve in ((self._socket, self._serve_task), (self._inner, self._serve_carrier)):
+            self._start(self._accept, listener, serve)
+        return self
+
+    def close(self) -> None:
+        """Let all tasks go, and let nobody in any more."""
+        self._ended.set()
+        with self._changed:
+            self._changed.notify_all()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+        for thread in [*self._threads]:
+            thread.join()
+        self._socket.close()
+        self._inner.close()
+
+    @property
+    def came(self) -> int:
+        """How many tasks are hosts now."""
+        with self._changed:
+            return len(self._hosts)
+
+    def _start(self, target: object, *arguments: object) -> None:
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        thread = threading.Thread(target=target, args=arguments, name="engine-spark-offers", daemon=True)  # type: ignore[arg-type]
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self, listener: socket.socket, serve: object) -> None:
+        poll = select.poll()
+        poll.register(listener, select.POLLIN)
+        while not self._ended.is_set():
+            if poll.poll(1000 * LOOK):
+                with contextlib.suppress(OSError):
+                    connection, _ = listener.accept()
+                    self._start(serve, connection)
+
+    # ---- tasks
+
+    def _serve_task(self, connection: socket.socket) -> None:
+        """Admit whoever is a task, and have it be a host until its connection ends."""
+        with connection:
+            self._unproven += 1
+            try:
+                task = self._prove(connection) if self._unproven <= MOST + 2 * self._tasks else None
+            finally:
+                self._unproven -= 1
+            if task is not None and self._take_turn(task):
+                try:
+                    self._watch(task)
+                finally:
+                    with self._changed:
+                        del self._hosts[task.number]
+                        self._publish()
+                        self._changed.notify_all()
+
+    def _prove(self, connection: socket.socket) -> _Task | None:
+        address = str(connection.getpeername()[0])
+        channel, number = admitted(connection, self._secret, Patience(PROVING))
+        if channel is None:
+            return None
+        try:
+            message = next_message(channel, Patience(PROVING))
+            if message is None or message.kind != "offer" or not 0 <= number < self._tasks:
+                return None
+            return _Task(number, message.number("attempt"), address, connection)
+        finally:
+            channel.close()  # its descriptors are copies
+
+    def _take_turn(self, task: _Task) -> bool:
+        """Wait until no other attempt of the task is a host; False: the job is over, or the connection has ended."""
+        with self._changed:
+            while task.number in self._hosts:
+                if self._ended.is_set() or _gone(task.connection, 0):
+                    return False
+                self._changed.wait(LOOK)
+            if self._ended.is_set():
+                return False
+            turn = self._numbers[task.number] = self._numbers.get(task.number, 0) + 1
+            task.name = f"task{task.number}.{turn}@{task.address}"
+            self._hosts[task.number] = task
+            self._publish()
+            return True
+
+    def _watch(self, task: _Task) -> None:
+        """Return when the connection has ended, or the launcher has let go of it, or the job is over."""
+        while not self._ended.is_set() and not _gone(task.connection, LOOK):
+            if task.carrier is not None and _gone(task.carrier, 0):
+                break
+        with contextlib.suppress(OSError):
+            task.connection.shutdown(socket.SHUT_RDWR)  # also for the carrier, which has a copy
+        if task.carrier is not None:
+            task.carrier.close()
+
+    def _publish(self) -> None:
+        """Write the hosts down, in the order in which they came."""
+        draft = self._directory / f"{HOSTS}.new"
+        draft.write_text("".join(f"[{task.name}]:1\n" for task in self._hosts.values()))
+        os.replace(draft, self._directory / HOSTS)
+
+    # ---- carriers
+
+    def _serve_carrier(self, connection: socket.socket) -> None:
+        """Give a carrier the connection of the host that it asks for, once."""
+        connection.settimeout(PROVING)
+        with contextlib.suppress(OSError):
+            name = connection.makefile("r").readline().strip()
+            with self._changed:
+                task = next((task for task in self._hosts.values() if task.name == name and not task.carrier), None)
+                if task is not None:
+                    task.carrier = connection
+            if task is not None:
+                task.connection.sendall(BEGIN)
+                socket.send_fds(connection, [b"\n"], [task.connection.fileno()])
+                return
+        connection.close()
+
+
+def _gone(connection: socket.socket, seconds: float) -> bool:
+    """Whether the other side of a connection has ended, or does within so many seconds; nothing is read."""
+    poll = select.poll()
+    poll.register(connection, GONE)
+    return bool(poll.poll(1000 * seconds))

@@ -1,0 +1,37 @@
+"""Write the timelines of several ranks as one file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from . import worlds
+from .reading import events_of, files_of, read
+
+
+def merge(paths: Iterable[str | Path], target: Path, notes: list[str]) -> int:
+    """Write the timelines of several ranks as one file; the number of events.
+
+    Of an elastic job a directory stands for all its worlds: in what is written each worker has one track.
+
+    Raises
+    ------
+    TraceError
+        As `read`.
+    OSError
+        The target cannot be written.
+    """
+    given = worlds.expanded(paths)
+    if worlds.is_of_worlds(given):
+        events = worlds.merged(given, notes)
+    else:
+        read(given, notes)  # They belong together.
+        events = (event for path in files_of(given) for event in events_of(path, []))
+    count = 0
+    with open(target, "w", encoding="utf-8") as file:
+        for event in events:
+            file.write((",\n" if count else "[") + json.dumps(event, separators=(",", ":"), ensure_ascii=False))
+            count += 1
+        file.write("\n]\n")
+    return count

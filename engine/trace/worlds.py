@@ -1,0 +1,135 @@
+"""Merge the timelines of an elastic job's worlds: a track for each worker, through all its worlds, and the job's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from .flight import worlds_in
+from .reading import TraceError, about_of, events_of, files_of, read
+from .timeline import DEVICE_ROW, HEAD, ROWS, SETS
+
+JOB = 10**9  # the process of the trace that stands for the job
+WORKERS = 10**6  # worker 2 is the process 2 of the trace, and in process set 3 it is 3000002
+FIRST_TENSOR = max(*ROWS, DEVICE_ROW) + 1
+Event = dict[str, Any]
+
+
+@dataclass
+class _World:
+    """The timelines of one world."""
+
+    number: int
+    reason: str
+    size: int
+    files: list[Path] = field(default_factory=list)
+    begun: float = float("inf")  # microseconds
+    ended: float = float("-inf")
+
+
+def expanded(paths: Iterable[str | Path]) -> list[Path]:
+    """The same; instead of a directory that has worlds, the directories of all of them in which there is a timeline."""
+
+    def recorded(path: Path) -> list[Path]:
+        return [each for each in worlds_in(path) if any(each.glob("rank.*.trace.json"))]
+
+    return [each for path in map(Path, paths) for each in (recorded(path) or [path])]
+
+
+def is_of_worlds(paths: Sequence[Path]) -> bool:
+    """Whether the files are those of several worlds."""
+    return len({about_of(path).get("world") for path in files_of(paths)}) > 1
+
+
+def merged(paths: Sequence[Path], notes: list[str]) -> Iterator[Event]:
+    """The events of all worlds, by one clock.
+
+    Parameters
+    ----------
+    paths : sequence of Path
+        Files, or directories of one world each.
+    notes : list of str
+        Gets a line about each thing that was left out.
+
+    Raises
+    ------
+    TraceError
+        Files that do not belong to one job, or worlds whose clocks differ.
+    """
+    worlds = _by_world(paths)
+    clocks = set()
+    for world in worlds:
+        for recording in read(world.files, notes):
+            clocks.add(recording.about.get("boot"))
+    if len(clocks) > 1:
+        raise TraceError(
+            "these worlds were on several hosts, and each has a clock of its own: merge one, as DIR/world.K"
+        )
+    rows: dict[tuple[int, str], int] = {}
+    named: set[int] = set()
+    for world in worlds:
+        for path in world.files:
+            yield from _of_worker(path, world, rows, named)
+    yield from _job(worlds)
+
+
+def _by_world(paths: Sequence[Path]) -> list[_World]:
+    worlds: dict[int, _World] = {}
+    for path in files_of(paths):
+        about = about_of(path)
+        if not isinstance(about.get("world"), int) or not isinstance(about.get("worker"), int):
+            raise TraceError(f"{path}: no timeline of an elastic job's world, as others of these files are")
+        world = worlds.setdefault(about["world"], _World(about["world"], str(about.get("reason", "")), about["size"]))
+        world.files.append(path)
+    return [worlds[number] for number in sorted(worlds)]
+
+
+def _of_worker(path: Path, world: _World, rows: dict[tuple[int, str], int], named: set[int]) -> Iterator[Event]:
+    """The events of one file, on the track of its worker, with the same row for a tensor in each world."""
+    worker, rank = about_of(path)["worker"], about_of(path)["rank"]
+    moved: dict[tuple[int, int], int] = {}  # rows of tensors, by process and row in the file
+    for event in events_of(path, []):
+        number = (event["pid"] - rank) // SETS  # of the process set
+        process = WORKERS * number + worker
+        event = event | {"pid": process}
+        if event["name"] == "thread_name" and event["tid"] >= FIRST_TENSOR:
+            key = process, event["args"]["name"]
+            moved[process, event["tid"]] = rows.setdefault(key, FIRST_TENSOR + len(rows))
+        if "tid" in event:
+            event["tid"] = moved.get((process, event["tid"]), event["tid"])
+        if event["name"] == "process_name":
+            if process in named:
+                continue
+            named.add(process)
+            event["args"] = {"name": f"worker {worker}" + _of_set(event)}
+        elif event["name"] == "process_sort_index":
+            event["args"] = {"sort_index": SETS * worker + min(number, SETS - 1)}
+        elif event["ph"] != "M":
+            world.begun = min(world.begun, event["ts"])
+            world.ended = max(world.ended, event["ts"] + event.get("dur", 0))
+        yield event
+
+
+def _of_set(event: Event) -> str:
+    """Of the track of a process set, its ranks in the first world that has it."""
+    name = str(event["args"].get("name", ""))
+    return "" if HEAD in event["args"] or "among" not in name else f" {name[name.index('among') :]}"
+
+
+def _job(worlds: Sequence[_World]) -> Iterator[Event]:
+    """The worlds of the job, and between them the resets, with what each was due to."""
+    there = [world for world in worlds if world.begun <= world.ended]
+    yield {"ph": "M", "pid": JOB, "name": "process_name", "args": {"name": "the job"}}
+    yield {"ph": "M", "pid": JOB, "name": "process_sort_index", "args": {"sort_index": -1}}
+    yield {"ph": "M", "pid": JOB, "tid": 1, "name": "thread_name", "args": {"name": "worlds and resets"}}
+    for world in there:
+        yield _slice(f"world {world.number}: {world.size} ranks", world.begun, world.ended, reason=world.reason)
+    for before, after in pairwise(there):
+        yield _slice(f"reset: {after.reason}", before.ended, max(before.ended, after.begun), world=after.number)
+
+
+def _slice(name: str, begun: float, ended: float, **args: object) -> Event:
+    return {"ph": "X", "pid": JOB, "tid": 1, "ts": begun, "dur": ended - begun, "name": name, "args": args}

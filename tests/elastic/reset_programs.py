@@ -1,0 +1,141 @@
+"""A training of many kinds at once, for `tests/elastic/test_resets.py`: functions of a `Member`.
+
+Optimizers, a scheduler and a gradient scaler are committed; with COMMITS each world begins from the commit in that
+directory, as a run does that was started again, and else from what the members hold.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import engine
+import engine.torch as hvd
+from engine.torch.elastic import TorchState
+
+from .member import Member
+from .programs import alive
+
+STEPS = 3  # in each world, before the commit
+OVERFLOW = 7  # every so many steps a gradient is infinite, which the scaler notices
+
+
+class Model(nn.Module):
+    """A layer that is frozen now and then, an embedding with sparse gradients, and one whose changes are combined."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(8, 16)
+        self.dense = nn.Linear(16, 4)
+        self.embedding = nn.Embedding(20, 8, sparse=True)
+        self.combined = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        known = self.embedding((x.abs() * 3).long().clamp(0, 19)[:, 0]) + x
+        result: torch.Tensor = self.combined(self.dense(torch.relu(self.hidden(known))))
+        return result
+
+
+class Training:
+    """What is trained, all of it made before the first world, and committed together."""
+
+    def __init__(self) -> None:
+        engine.init()
+        self.model = model = Model()
+        adam = torch.optim.Adam([*model.hidden.parameters(), *model.dense.parameters()], 1e-2)
+        self.optimizers: list[Any] = [
+            hvd.DistributedOptimizer(adam, gradient_as_bucket_view=True),
+            hvd.DistributedOptimizer(torch.optim.SGD(model.embedding.parameters(), 0.1)),
+            hvd.DistributedOptimizer(torch.optim.SGD(model.combined.parameters(), 0.05), op=hvd.Adasum),
+        ]
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizers[0], 4, 0.9)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=5)
+        first, second, third = self.optimizers
+        more = {"scheduler": self.scheduler, "scaler": self.scaler, "steps": 0}
+        self.state: Any = TorchState(model, first, second=second, third=third, **more)
+
+    def step(self) -> None:
+        """One, on data of this rank's own."""
+        steps = self.state.steps
+        self.model.hidden.requires_grad_(steps % 10 < 7)
+        generator = torch.Generator().manual_seed(1000 * steps + engine.rank())
+        loss = self.model(torch.randn(4, 8, generator=generator)).square().mean()
+        if steps % OVERFLOW == OVERFLOW - 1:
+            loss = loss * float("inf")
+        for each in self.optimizers:
+            each.zero_grad()
+        first, second, third = self.optimizers
+        self.scaler.scale(loss).backward()
+        self.scaler.step(first)
+        if torch.isfinite(loss):
+            second.step()
+            third.step()
+        self.scaler.update()
+        self.scheduler.step()
+        self.state.steps += 1
+
+    def digest(self) -> str:
+        """Of all that is committed."""
+        held = hashlib.sha256()
+        for value in (self.model, *self.optimizers, self.scheduler, self.scaler):
+            note(value.state_dict(), held)
+        return held.hexdigest()
+
+
+def note(value: Any, held: Any) -> None:
+    """Take a state into a digest: tensors by their bits."""
+    if isinstance(value, torch.Tensor):
+        held.update(value.detach().contiguous().view(-1).numpy().tobytes())
+    elif isinstance(value, dict):
+        for key in sorted(value, key=str):
+            held.update(str(key).encode())
+            note(value[key], held)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            note(each, held)
+    else:
+        held.update(repr(value).encode())
+
+
+def everything(member: Member) -> None:
+    """Some steps and a commit in each world, and then steps that are undone."""
+    training = Training()
+    state, kept = training.state, os.environ.get("COMMITS")
+
+    def body(member: Member) -> None:
+        assert member.world is not None
+        if kept is not None:
+            load(training, Path(kept) / f"{(member.world.number or 0) - 1}")
+        elif member.worlds > 1:
+            state.restore()
+        state.on_reset()
+        state.sync()
+        for _ in range(STEPS):
+            training.step()
+        state.save()
+        if kept is not None and engine.rank() == 0:
+            parts = [training.model, *training.optimizers, training.scheduler, training.scaler]
+            torch.save([state.steps, [each.state_dict() for each in parts]], Path(kept) / f"{member.world.number}")
+        digest = training.digest()
+        gc.collect()
+        held = alive("Engine", "GradientGroup", "TorchReducer", "Deltas")
+        member.say("trained", steps=state.steps, digest=digest, held=held, rate=training.scheduler.get_last_lr())
+        while True:
+            training.step()
+
+    member.run(body)
+
+
+def load(training: Training, commit: Path) -> None:
+    """Begin from a commit, if there is one."""
+    if commit.exists():
+        training.state.steps, states = torch.load(commit, weights_only=False)
+        parts = [training.model, *training.optimizers, training.scheduler, training.scaler]
+        for part, state in zip(parts, states, strict=True):
+            part.load_state_dict(state)

@@ -1,0 +1,54 @@
+"""What is trained over many resets is what a run trains that is started again from each commit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from .worlds import Nursery, Worlds
+
+PROGRAM = "tests.elastic.reset_programs"
+WORLDS = 20
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    with Nursery(PROGRAM) as begun:
+        yield begun
+
+
+def trained(nursery: Nursery, restarted: bool, **environ: str) -> list[tuple[int, str, float]]:
+    """After each world the steps, the digest and the learning rate; ranks agree, and no member holds more than once.
+
+    After each world a member is killed, each of the two in its turn, or both.
+    """
+    found = []
+    with Worlds(nursery, f"{PROGRAM}:everything", **environ) as worlds:
+        members = worlds.start(2)
+        for world in range(WORLDS):
+            worlds.place(members)
+            told = [worker.heard("trained") for worker in members]
+            assert told[0]["digest"] == told[1]["digest"], f"the ranks of world {world + 1} differ"
+            for each in told:
+                assert each["held"] == {"Engine": 1, "GradientGroup": 2, "TorchReducer": 2, "Deltas": 1}, world
+            found.append((told[0]["steps"], told[0]["digest"], told[0]["rate"]))
+            victims = members if restarted else [members[world // 2 % 2]]
+            for worker in victims:
+                worker.kill()
+            for worker in members:
+                if worker not in victims:
+                    worker.heard("failed")
+            members = [worlds.start()[0] if worker in victims else worker for worker in members]
+    return found
+
+
+def test_a_training_over_resets_is_that_of_runs_that_are_started_again(nursery: Nursery, tmp_path: Path) -> None:
+    """Problem 3: views, sparse gradients, Adasum, a layer that freezes, scheduler, scaler; newcomers in each world."""
+    over_resets = trained(nursery, restarted=False)
+    again = trained(nursery, restarted=True, COMMITS=str(tmp_path))
+    assert over_resets == again
+    assert len({digest for _, digest, _ in again}) == WORLDS

@@ -1,0 +1,155 @@
+"""What users of elastic jobs read when something is wrong, in jobs of real workers with the engine."""
+
+from __future__ import annotations
+
+import re
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from ..launch.conftest import launcher as launcher
+from ..launch.launch_jobs import Finished, Launcher
+from ..waiting import until
+from .elastic_jobs import worlds
+
+PRELUDE = """
+import os, sys
+from pathlib import Path
+import numpy as np
+worker, here = int(os.environ["ENGINE_WORKER"]), Path(os.environ["HERE"])
+"""
+
+
+def start_text(text: str) -> str:
+    return PRELUDE + textwrap.dedent(text)
+
+
+def run(launcher: Launcher, text: str, *options: object) -> Finished:
+    """Run a program as an elastic job of two ranks."""
+    program = launcher.home / "train.py"
+    program.write_text(start_text(text))
+    return launcher.run("-np", 2, "--min-np", 1, *options, sys.executable, program)
+
+
+def line_of(launcher: Launcher, code: str) -> int:
+    """The number of the line of the program that has this code."""
+    lines = (launcher.home / "train.py").read_text().splitlines()
+    return lines.index(code) + 1
+
+
+def of_the_engine(text: str) -> list[str]:
+    """Frames of tracebacks that are in the engine."""
+    package = Path(__file__).resolve().parents[2] / "engine"
+    return [line for line in text.splitlines() if re.search(rf'File "({re.escape(str(package))}|engine_ext)/', line)]
+
+
+def test_an_error_of_the_program_shows_the_programs_frames(launcher: Launcher) -> None:
+    """Nothing of the engine stands between the call of the wrapped function and its own first frame."""
+    done = run(
+        launcher,
+        """
+        import engine
+        from engine.elastic import ObjectState, run
+        def step(number):
+            engine.allreduce(np.ones(4))
+            raise ValueError("batch 7 is bad")
+        @run
+        def train(state):
+            step(state.step)
+        train(ObjectState(step=0))
+        """,
+    )
+    assert done.code == 1
+    assert done.err.count("Traceback") == 2 and not of_the_engine(done.err)
+    assert done.verdict[0].startswith("enginerun: first failure: worker ")
+    number = line_of(launcher, '    raise ValueError("batch 7 is bad")')
+    assert done.verdict[1:] == [
+        f'  |   File "{launcher.home}/train.py", line {number}, in step',
+        '  |     raise ValueError("batch 7 is bad")',
+        "  | ValueError: batch 7 is bad",
+    ]
+    assert f"raised the same: ValueError in {launcher.home}/train.py, line {number}" in done.err
+
+
+def test_a_collective_outside_of_the_wrapped_function_is_named_by_the_programs_line(launcher: Launcher) -> None:
+    """The same text helps who has forgotten `elastic.run`."""
+    done = run(launcher, "import engine\nengine.init()\nengine.allreduce(np.ones(4))\n")
+    assert done.code == 1
+    number = line_of(launcher, "engine.allreduce(np.ones(4))")
+    assert f"raised the same: NotInitializedError in {launcher.home}/train.py, line {number}" in done.err
+    frame, code, told = done.verdict[1:]
+    assert f"line {number}, in <module>" in frame and code == "  |     engine.allreduce(np.ones(4))"
+    assert "move this call into that function" in told
+    assert "A program that has none needs one (engine.elastic.run, docs/elastic.md)" in told
+    assert "started without --min-np" in told
+
+
+TRAINING = """
+from tests.waiting import until_files
+if {differs}:
+    {change}
+if late and worker > 0:
+    until_files(here / "trained.0")
+import engine
+from engine import objects
+from engine.elastic import ObjectState, run
+from engine.frameworks import moving
+class Wrapped:
+    # as a wrapped optimizer
+    def move(self, root):
+        objects.compare({{"options": (f"passes={{passes}}", 0)}}, "the ranks give different options")
+engine.init()
+wrapped = Wrapped()
+moving.register(wrapped)
+@run
+def train(state):
+    while not (here / "stop").exists() or state.step % 10:
+        told = float(engine.allreduce(np.ones(1), engine.Sum)[0])
+        state.step += 1
+        state.commit()
+        (here / f"trained.{{worker}}").touch()
+train(ObjectState(step=0))
+"""
+BUILD = 'os.environ["ENGINE_KERNELS"] = "plain"'
+
+
+def test_ranks_that_disagree_at_first_end_the_job_with_the_text(launcher: Launcher) -> None:
+    done = run(launcher, "late, passes = False, 1\n" + TRAINING.format(differs="worker == 1", change=BUILD))
+    assert done.code == 1
+    assert "IncompatibleRanksError: the ranks cannot work together" in "\n".join(done.verdict)
+    assert re.search(r"rank 1 has kernels plain, rank 0 has kernels \w+: set the same ENGINE_KERNELS", done.verdict[-1])
+    assert worlds(done) == ["1: 2 ranks"]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (
+            BUILD,
+            r"worker 1 in slot 1 of localhost is turned away, and its host blacklisted: it has ENGINE_KERNELS plain",
+        ),
+        ("passes = 3", r"MismatchError: the ranks give different options"),
+    ],
+)
+def test_a_newcomer_that_differs_costs_nobody_else_the_job(launcher: Launcher, change: str, told: str) -> None:
+    """Another build is turned away at the gate, and disturbs nobody; an optimizer, in the world that it joins."""
+    program = launcher.home / "train.py"
+    text = "late, passes = True, 1\n" + TRAINING.format(differs="worker > 0", change=change)
+    program.write_text(start_text(text))
+    errors = launcher.home / "errors"
+    with errors.open("wb") as file:
+        process = launcher.start("-np", 1, "--max-np", 2, "--slots", 2, sys.executable, program, stderr=file)
+    until(lambda: re.search(told, errors.read_text()), "the newcomer is told")
+    trained = launcher.home / "trained.0"
+    trained.unlink()
+    until(trained.exists, "the survivor trains on")
+    (launcher.home / "stop").touch()
+    done = launcher.finish(process)
+    done.err = errors.read_text()
+    assert done.code == 0, done.err
+    if change == BUILD:
+        assert worlds(done) == ["1: 1 rank"]
+    else:
+        assert "'options': rank 1 has passes=3, rank 0 has passes=1" in done.err

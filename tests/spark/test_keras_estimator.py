@@ -1,0 +1,148 @@
+"""`KerasEstimator`: training, callbacks, weights of rows, custom objects, transforming, saving and loading."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pyarrow", reason="needs pyarrow")
+pytest.importorskip("keras", reason="needs keras")
+
+import keras
+
+from engine.launch import LaunchError
+from engine.spark.store import Store
+
+pytestmark = pytest.mark.timeout(600)  # the first test of a session starts a JVM, ranks and executors import TensorFlow
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.create(str(tmp_path / "store"))
+
+
+@pytest.fixture(scope="module")
+def points(spark: Any) -> Any:
+    """Rows of y = 2 a - 3 b + 1, or of something else in rows that count nothing, which c tells."""
+    draw = random.Random(3)
+    rows = []
+    for number in range(203):
+        a, b, counts = draw.random(), draw.random(), float(number % 5 > 0)
+        rows.append((a, b, (2 * a - 3 * b + 1) if counts else 100.0, counts))
+    return spark.createDataFrame(rows, "a double, b double, y double, c double").repartition(3)
+
+
+def halving() -> tuple[Any, Any]:
+    """A layer and a loss that nobody else knows: not registered, and of no module that executors could import."""
+
+    class Half(keras.layers.Layer):  # type: ignore[misc]
+        def call(self, x: Any) -> Any:
+            return x / 2
+
+    def distance(label: Any, output: Any) -> Any:
+        return keras.ops.mean(keras.ops.square(label - output), axis=-1)
+
+    return Half, distance
+
+
+def linear(*layers: Any) -> Any:
+    keras.utils.set_random_seed(1)
+    return keras.Sequential([keras.Input((2,)), *layers, keras.layers.Dense(1)])
+
+
+def test_a_model_is_trained_saved_and_loaded_in_a_pipeline(spark, store, points, tmp_path):
+    """Rows that weigh nothing would spoil it; a callback ends it; custom objects go wherever the model does."""
+    from pyspark.ml import Pipeline, PipelineModel
+    from pyspark.ml.feature import VectorAssembler
+
+    from engine.spark.keras import KerasEstimator
+
+    half, distance = halving()
+
+    class Ends(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            assert set(logs) == {"loss", "mae", "val_loss", "val_mae"}
+            if epoch == 11:
+                self.model.stop_training = True
+
+    estimator = KerasEstimator(
+        num_proc=2,
+        model=linear(half()),
+        optimizer=keras.optimizers.SGD(0.1, momentum=0.9),
+        loss=distance,
+        metrics=["mae"],
+        callbacks=[Ends()],
+        custom_objects={"Half": half, "distance": distance},
+        sample_weight_col="c",
+        store=store,
+        feature_cols=["x"],
+        label_cols=["y"],
+        validation=0.2,
+        batch_size=8,
+        epochs=20,
+        verbose=0,
+    )
+    pipeline = Pipeline(stages=[VectorAssembler(inputCols=["a", "b"], outputCol="x"), estimator])
+    pipeline.write().overwrite().save(str(tmp_path / "pipeline"))
+    fitted = Pipeline.load(str(tmp_path / "pipeline")).fit(points)
+    history = fitted.stages[-1].getHistory()
+    assert len(history) == 12 and history[-1]["loss"] < 0.05 < history[0]["loss"]
+    assert history[-1]["val_loss"] < 0.05 and history[-1]["mae"] > 10  # metrics do not count weights
+    assert not store.fs.ls(store.get_full_path("data"))
+    fitted.write().overwrite().save(str(tmp_path / "fitted"))
+    loaded = PipelineModel.load(str(tmp_path / "fitted"))
+    first, second = (each.transform(points).collect() for each in (fitted, loaded))
+    assert first == second
+    assert np.mean([(row.y__output - row.y) ** 2 for row in first if row.c]) < 0.05
+    for mine, other in zip(
+        loaded.stages[-1].getModel().get_weights(), fitted.stages[-1].getModel().get_weights(), strict=True
+    ):
+        assert np.array_equal(mine, other)
+
+
+def test_a_compiled_model_of_two_inputs_and_outputs_is_trained_on_parquet_that_is_there(spark, store, points):
+    from engine.spark.keras import KerasEstimator
+
+    points.where("c > 0").write.parquet(store.get_full_path("data/there"))
+    keras.utils.set_random_seed(1)
+    a, b = keras.Input((1,)), keras.Input((1,))
+    y = keras.layers.Dense(1)(keras.layers.Concatenate()([a, b]))
+    model = keras.Model([a, b], [y, keras.layers.Dense(2)(y)])
+    model.compile(keras.optimizers.SGD(0.05), loss=["mse", "mse"])
+    estimator = KerasEstimator(
+        num_proc=2,
+        model=model,
+        store=store,
+        feature_cols=["a", "b"],
+        label_cols=["y", "a"],
+        batch_size=8,
+        epochs=3,
+        backward_passes_per_step=2,
+        verbose=0,
+    )
+    found = estimator.fit_on_parquet("data/there")
+    history = found.getHistory()
+    assert len(history) == 3 and history[-1]["loss"] < history[0]["loss"]
+    row = found.setOutputCols(["one", "two"]).transform(points).first()
+    expected = [
+        each.ravel() for each in found.getModel().predict([np.array([[row.a]]), np.array([[row.b]])], verbose=0)
+    ]
+    assert np.allclose(row.one, expected[0], atol=1e-6) and np.allclose(row.two, expected[1], atol=1e-6)
+
+
+def test_what_an_estimator_lacks_is_told(store):
+    from engine.spark.keras import KerasEstimator
+
+    whole = {"model": linear(), "store": store, "feature_cols": ["x"], "label_cols": ["y"]}
+    with pytest.raises(LaunchError, match="KerasEstimator needs optimizer="):
+        KerasEstimator(**whole).fit_on_parquet("data/a")
+    with pytest.raises(LaunchError, match="KerasEstimator needs loss="):
+        KerasEstimator(**whole, optimizer="sgd").fit_on_parquet("data/a")
+    with pytest.raises(LaunchError, match="the model has 1 inputs, feature_cols 2 columns"):
+        KerasEstimator(**whole | {"feature_cols": ["x", "z"]}, optimizer="sgd", loss="mse").fit_on_parquet("data/a")
+    with pytest.raises(TypeError, match=r"KerasEstimator has no parameter 'lr'; it has .*batch_size"):
+        KerasEstimator(**whole, lr=3)
