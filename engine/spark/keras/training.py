@@ -95,7 +95,7 @@ def _batches(training: Training, reader: Reader, split: str) -> Iterator[tuple[A
         for batch in islice(reader.batches(epoch, size), steps):
             inputs = shaped(batch, training.features, training.shapes)
             labels = shaped(batch, training.labels, (None,) * len(training.labels))
-            weights = [batch[training.weights]] * bool(training.weights)
+            weights = [batch[training.weights]] if training.weights else []
             yield (_one_or_all(inputs), _one_or_all(labels), *weights)
 
 
