@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from engine.metrics.report.rates import slow_host, straggler
-from engine.trace.reading import Recording, merge, read
+from engine.trace.merging import merge
+from engine.trace.reading import Recording, read
 
 from ..netns import Hosts, need_hosts
 from ..strange import uptime
