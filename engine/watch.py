@@ -67,6 +67,12 @@ def waiting(pending: list[dict[str, Any]], coordinator: int) -> list[str]:
     return lines
 
 
+def _show(text: str) -> None:
+    """Write to stderr, at once, so that no line of another thread comes into the middle: launchers read tracebacks."""
+    sys.stderr.write(text)
+    sys.stderr.flush()
+
+
 class Watch:
     """Hooks and thread of one engine, from `start` to `stop`."""
 
@@ -165,7 +171,9 @@ class Watch:
         """
         if os.getpid() == self._pid:
             self._engine.abort(summary(kind, value, trace))
-            if self._chained is sys.__excepthook__ and self._shorten(kind, value, trace):
+            if self._chained is sys.__excepthook__:
+                if not self._shorten(kind, value, trace):
+                    _show("".join(traceback.format_exception(kind, value, trace)))
                 return
         self._chained(kind, value, trace)
 
@@ -184,9 +192,7 @@ class Watch:
             path = self._recorder.write_text(TRACEBACK, "".join(traceback.format_exception(kind, value, trace)))
         except OSError:
             return False
-        # One write, so that no line of another thread comes into the middle of it.
-        sys.stderr.write(f"{summary(kind, None, trace)} (its traceback: {path})\n")
-        sys.stderr.flush()
+        _show(f"{summary(kind, None, trace)} (its traceback: {path})\n")
         return True
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
