@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -179,4 +180,8 @@ def _predictor(
             for name, output, width in zip(names, outputs, widths, strict=True)
         }
 
+    # Spark counts the parameters, and puts all columns into one array where there is one.
+    kind = inspect.Parameter.POSITIONAL_ONLY
+    columns = [inspect.Parameter(f"column{number}", kind) for number in range(len(features))]
+    predict.__signature__ = inspect.Signature(columns)  # type: ignore[attr-defined]
     return predict

@@ -107,7 +107,7 @@ def test_a_model_is_trained_saved_and_loaded_in_a_pipeline(spark, store, points,
 def test_a_compiled_model_of_two_inputs_and_outputs_is_trained_on_parquet_that_is_there(spark, store, points):
     from engine.spark.keras import KerasEstimator
 
-    points.where("c > 0").write.parquet(store.get_full_path("data/there"))
+    points.where("c > 0").selectExpr("*", "array(a, b) AS pair").write.parquet(store.get_full_path("data/there"))
     keras.utils.set_random_seed(1)
     a, b = keras.Input((1,)), keras.Input((1,))
     y = keras.layers.Dense(1)(keras.layers.Concatenate()([a, b]))
@@ -118,7 +118,7 @@ def test_a_compiled_model_of_two_inputs_and_outputs_is_trained_on_parquet_that_i
         model=model,
         store=store,
         feature_cols=["a", "b"],
-        label_cols=["y", "a"],
+        label_cols=["y", "pair"],
         batch_size=8,
         epochs=3,
         backward_passes_per_step=2,
