@@ -6,12 +6,13 @@ for that. It logs what happens to the world, and writes the files about it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -67,12 +68,6 @@ def waiting(pending: list[dict[str, Any]], coordinator: int) -> list[str]:
     return lines
 
 
-def _show(text: str) -> None:
-    """Write to stderr, at once, so that no line of another thread comes into the middle: launchers read tracebacks."""
-    sys.stderr.write(text)
-    sys.stderr.flush()
-
-
 class Watch:
     """Hooks and thread of one engine, from `start` to `stop`."""
 
@@ -82,6 +77,7 @@ class Watch:
         self._recorder = recorder
         self._pid = os.getpid()
         self._reported = threading.Lock()
+        self._stderr = threading.RLock()  # held by who writes of a failure
         self._told = threading.Event()  # set once a thread has reported the failure
         self._thread = threading.Thread(target=self._run, name="engine-monitor", daemon=True)
         self._chained: Callable[..., Any] = sys.excepthook
@@ -125,7 +121,8 @@ class Watch:
         try:
             path = self._write("failure.json", content)
             self._flight("abort")
-            logger.error("%s (details in %s)", failure, path.parent if path else "no file")
+            with self._writing():
+                logger.error("%s (details in %s)", failure, path.parent if path else "no file")
         finally:
             self._told.set()
 
@@ -169,13 +166,26 @@ class Watch:
 
         `SystemExit` does not come here: a rank that exits, whatever its code, has left, and is named as such.
         """
-        if os.getpid() == self._pid:
-            self._engine.abort(summary(kind, value, trace))
-            if self._chained is sys.__excepthook__:
-                if not self._shorten(kind, value, trace):
-                    _show("".join(traceback.format_exception(kind, value, trace)))
-                return
-        self._chained(kind, value, trace)
+        if os.getpid() != self._pid:
+            self._chained(kind, value, trace)
+            return
+        self._engine.abort(summary(kind, value, trace))
+        if self._chained is not sys.__excepthook__ or not self._shorten(kind, value, trace):
+            with self._writing():
+                self._chained(kind, value, trace)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Keep the line about a failure out of a traceback, which hooks write line by line: launchers read it.
+
+        A hook that waits for its user keeps that line for a moment alone.
+        """
+        held = self._stderr.acquire(timeout=TOLD_SECONDS)
+        try:
+            yield
+        finally:
+            if held:
+                self._stderr.release()
 
     def _shorten(self, kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> bool:
         """Show an exception that tells nothing new in one line, its traceback in a file; False: show it whole.
@@ -192,7 +202,9 @@ class Watch:
             path = self._recorder.write_text(TRACEBACK, "".join(traceback.format_exception(kind, value, trace)))
         except OSError:
             return False
-        _show(f"{summary(kind, None, trace)} (its traceback: {path})\n")
+        # One write, so that no line of another thread comes into the middle of it.
+        sys.stderr.write(f"{summary(kind, None, trace)} (its traceback: {path})\n")
+        sys.stderr.flush()
         return True
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:

@@ -15,6 +15,7 @@ class RankLeftError(WorldError): pass
 """
 # Ranks that end by themselves have time for that, however late they are: the launcher ends none of them.
 LONG = ("--grace-period", 60)
+PAUSE = 0.3  # seconds, in which the monitor thread could write
 
 
 @pytest.mark.parametrize(
@@ -251,6 +252,22 @@ def test_a_hook_for_exceptions_of_the_programs_own_sees_all_of_them(launcher):
     hook = "sys.excepthook = lambda kind, *_: sys.stderr.write(f'mine {kind.__name__}\\n')\n"
     job = launcher.run("-np", 2, *LONG, python=hook + ENGINE_JOB + "if rank: raise ValueError\nengine.barrier()")
     assert "mine RankRaisedError" in job.lines(0, "stderr")
+
+
+def test_no_line_of_the_engines_comes_into_what_a_hook_writes_bit_by_bit(launcher):
+    """A driver reads tracebacks, and knows by them that two workers have raised the same."""
+    hook = (
+        "import threading\n"
+        "def hook(kind, *_):\n"
+        "    print(f'mine {kind.__name__}', file=sys.stderr)\n"
+        f"    threading.Event().wait({PAUSE})\n"
+        "    print('and that is all', file=sys.stderr)\n"
+        "sys.excepthook = hook\n"
+    )
+    job = launcher.run("-np", 2, *LONG, python=hook + ENGINE_JOB + "if rank: raise ValueError\nengine.barrier()")
+    lines = job.lines(1, "stderr")
+    assert lines[lines.index("mine ValueError") + 1] == "and that is all", lines
+    assert any("ERROR: rank 1 failed" in line for line in lines), lines
 
 
 def test_the_odd_one_out_of_a_mismatch_is_named(launcher):
