@@ -27,6 +27,8 @@ MODULES: dict[str, tuple[str, ...]] = {
     "horovod.data": ("..data",),
     "horovod.data.data_loader_base": ("..data",),
     "horovod.ray": ("..ray",),
+    "horovod.ray.elastic": ("..ray",),
+    "horovod.ray.ray_logger": ("..ray.ray_logger",),
     "horovod.ray.runner": ("..ray",),
     "horovod.run": (".package",),
     "horovod.runner": (".package",),
@@ -56,7 +58,6 @@ MODULES["horovod.torch.elastic"] = ("..torch.elastic",)
 _FIXED = "such jobs have a fixed size yet; elastic ones are started by enginerun"
 # Packages that are refused, with the reason.
 ABSENT = {
-    "horovod.ray.elastic": _FIXED,
     "horovod.runner.elastic": "the driver is another: enginerun starts elastic jobs",
     "horovod.runner.launch": "the launcher is another: use enginerun, or horovod.run for a function",
     "horovod.spark.lightning": "there are estimators of PyTorch, in horovod.spark.torch, and of Keras, in .keras",

@@ -25,6 +25,7 @@ from ..host.network import Address
 from ..host.patience import STEP
 from . import remote_files
 from .channel import ChannelError, Message
+from .cluster import Cluster
 from .console import Console
 from .discovery import Discovery, Fixed, Names, Script, changes
 from .elastic_options import MARGIN, Elastic
@@ -76,6 +77,8 @@ class Driver:
     used : callable
         Called with the number of a slot before a worker is started in it.
     watch : Watch
+    cluster : Cluster, optional
+        What tells the hosts and starts agents, where the command line does not.
 
     Attributes
     ----------
@@ -98,6 +101,7 @@ class Driver:
         seconds: float,
         used: Callable[[int], None],
         watch: Watch,
+        cluster: Cluster | None = None,
     ) -> None:
         assert options.elastic is not None
         self.displays: dict[tuple[int, str], Display] = {}
@@ -107,13 +111,15 @@ class Driver:
         self._wakeup = wakeup
         self._used = used
         self._watch = watch
-        self._names = Names(None if options.reach.launch_agent else own_names())
-        self._several = options.elastic.several(None if options.reach.launch_agent else own_names())
+        self._cluster = cluster
+        here = None if options.reach.launch_agent or cluster is not None else own_names()
+        self._names = Names(here)
+        self._several = cluster is not None or options.elastic.several(here)
         self._clock = _Clock()
         self._machine = Machine(limits, self._clock.now())
         self._fleet = Fleet(
             options, job, self._names, self._several, environment, consoles, pages, seconds,
-            self._act, self._lost, self._cleared, self._refused, say,
+            self._act, self._lost, self._cleared, self._refused, say, cluster,
         )  # fmt: skip
         self._fleet.board.hear(wakeup.fileno(), self._signals)
         self._discovery = self._discover(options.elastic)
@@ -132,6 +138,11 @@ class Driver:
     def runs(self, number: int) -> bool:
         """Whether a worker is in the slot of that number."""
         return any(worker.number == number for worker in self._workers.values())
+
+    @property
+    def members(self) -> list[int]:
+        """The numbers of the slots of the newest world's members, by rank."""
+        return [self._numbers[place.slot] for place in sorted(self._places.values(), key=lambda place: place.rank)]
 
     def hear(self, descriptor: int, act: Callable[[], None]) -> None:
         """Call back whenever a descriptor can be read; `act` reads it, and does not block."""
@@ -194,6 +205,8 @@ class Driver:
         )
 
     def _discover(self, elastic: Elastic) -> Discovery:
+        if self._cluster is not None:
+            return self._cluster.discovery
         if elastic.script:
             return Script(elastic.script, elastic.slots, self._fleet.board, self._say)
         return Fixed(dict(elastic.hosts))
@@ -227,7 +240,7 @@ class Driver:
         self._used(number)
         self._workers[worker] = _Worker(slot, number, stderr.stat().st_size)
         size = max(self._options.size, number + 1)
-        fields = {
+        fields: dict[str, Any] = {
             "worker": worker,
             "number": number,
             "slot": slot.number,
@@ -235,6 +248,8 @@ class Driver:
             "size": size,
             "local_size": min(self._hosts[slot.host], size) if self._several else size,
         }
+        if self._cluster is not None:
+            fields["environment"] = self._cluster.variables(slot)
         self._fleet.launch(slot.host, self._hosts[slot.host], fields)
 
     def _kill(self, action: events.Kill) -> None:
@@ -342,6 +357,9 @@ class Driver:
         """A worker has said something at the gate."""
         worker, said = message.number("worker"), dict(message.head["message"])
         kind = said["kind"]
+        if kind == "logged" and self._cluster is not None:
+            self._cluster.logged(str(said["value"]))
+            return
         if kind == "ready":
             ready = self._worker(host, message)
             ready.came, ready.port = True, int(said["port"])

@@ -181,6 +181,7 @@ class ElasticAgent(Agent):
         }
         if self.head["counted"] and number in self.crew.ranks:
             own["ENGINE_COUNTERS"] = f"/proc/{os.getpid()}/fd/{self._page(number)}"
+        own |= message.head.get("environment", {})
         rank_plan = replace(rank_plan, rank=worker, environment=rank_plan.environment | own)
         rank = spawn.start(rank_plan, self.command, self.program, self._descriptors)
         self._keeper.add(rank)

@@ -12,6 +12,7 @@ from ..host import network
 from ..host.patience import Patience
 from . import remote_files
 from .channel import Message
+from .cluster import Cluster
 from .conductor import FAREWELL, order
 from .console import Console
 from .discovery import Names
@@ -67,6 +68,8 @@ class Fleet:
         Called with a host and what keeps its agent from starting workers.
     say : callable
         Shows a line.
+    cluster : Cluster, optional
+        What starts agents, where they are not started by ssh or a command.
     """
 
     def __init__(
@@ -84,7 +87,9 @@ class Fleet:
         cleared: Callable[[list[int]], None],
         refused: Callable[[str, str], None],
         say: Callable[[str], None],
+        cluster: Cluster | None = None,
     ) -> None:
+        self._cluster = cluster
         self.board = Switchboard((), consoles, self._act, self._lose, self._heard)
         self._options, self._job, self._names, self._several = options, job, names, several
         self._environment = environment
@@ -196,9 +201,7 @@ class Fleet:
     # ---- agents
 
     def _start(self, host: str, slots: int) -> None:
-        place = Place(host, (), self._names.is_here(host))
-        agent = RemoteHost(self._numbered, place, agent_command(place, self._options.reach, self._seconds), tied=False)
-        self._numbered += 1
+        agent = self._agent(host, self._seconds)
         self._agents[host] = agent
         self._patience[host] = Patience(self._seconds)
         self._waiting[host] = []
@@ -220,12 +223,20 @@ class Fleet:
             slots=min(slots, self._options.most),
             most=self._options.most,
             several=self._several,
-            lease=None if place.local else self._lease,  # between processes of one machine nothing gets lost
+            lease=None if agent.place.local else self._lease,  # between processes of one machine nothing gets lost
             **order(self._options, self._job, agent, self._environment),
         )
         if self._options.enclosed:
             for head, part in remote_files.parts(self._job.directory / remote_files.ENCLOSED, self._job.directory):
                 self.board.send(agent, "file", part, **head)
+
+    def _agent(self, host: str, seconds: float) -> RemoteHost:
+        """An agent of a host that has so many seconds to answer; it is not started yet."""
+        number, self._numbered = self._numbered, self._numbered + 1
+        if self._cluster is not None:
+            return self._cluster.agent(number, host)
+        place = Place(host, (), self._names.is_here(host))
+        return RemoteHost(number, place, agent_command(place, self._options.reach, seconds), tied=False)
 
     def _act(self, agent: RemoteHost, message: Message) -> None:
         host = agent.name
@@ -302,9 +313,7 @@ class Fleet:
             self._cleared(list(inquiry.workers))
         if not inquiry.workers or not agent.ready:
             return
-        command = agent_command(agent.place, self._options.reach, max(inquiry.patience.left(), self._seconds))
-        witness = RemoteHost(self._numbered, agent.place, command, tied=False)
-        self._numbered += 1
+        witness = self._agent(agent.name, max(inquiry.patience.left(), self._seconds))
         self._inquiries[witness] = inquiry
         self.board.start(witness)
         if witness.trouble:

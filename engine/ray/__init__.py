@@ -1,4 +1,4 @@
-"""The engine on Ray: `RayExecutor` as Horovod has it, and backends for the trainers of Ray Train.
+"""The engine on Ray: the executors of Horovod, for jobs that keep their size and for elastic ones, and Ray Train.
 
 `EngineConfig` and `EngineTorchConfig` are imported when they are asked for: they need what `pip install 'ray[train]'`
 brings, and the second one torch.
@@ -9,14 +9,22 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .elastic import ElasticRayExecutor
 from .executor import RayExecutor
-from .settings import Settings
+from .settings import ElasticSettings, Settings
 
 if TYPE_CHECKING:
     from .train import EngineConfig
     from .train_torch import EngineTorchConfig
 
-__all__ = ["EngineConfig", "EngineTorchConfig", "RayExecutor", "Settings"]
+__all__ = [
+    "ElasticRayExecutor",
+    "ElasticSettings",
+    "EngineConfig",
+    "EngineTorchConfig",
+    "RayExecutor",
+    "Settings",
+]
 
 _LATER = {"EngineConfig": ".train", "EngineTorchConfig": ".train_torch"}
 

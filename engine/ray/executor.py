@@ -9,11 +9,11 @@ import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ..launch.errors import LaunchError
-from ..logs import logger
 from . import failures, placement
 from .actor import Rank, Standing, leave, stand
+from .elastic import Callback, ElasticRayExecutor
 from .seating import answers, in_order, seat
-from .settings import Settings
+from .settings import ElasticSettings, Settings, interfaces, tell_of_ssh
 
 T = TypeVar("T")
 
@@ -21,7 +21,7 @@ LEAVING = 2.0  # seconds in which ranks that are idle leave their world before t
 
 
 class RayExecutor:
-    """Ranks as actors of a Ray cluster, for a job of fixed size.
+    """Ranks as actors of a Ray cluster, for a job of fixed size; or, with `min_workers`, ranks that come and go.
 
     Parameters
     ----------
@@ -39,14 +39,14 @@ class RayExecutor:
     use_current_placement_group : bool
         Whether ranks go into the placement group that the caller runs in, if it runs in one. Not with `num_hosts`.
     min_workers, max_workers, reset_limit, cooldown_range, elastic_timeout, override_discovery
-        Of elastic jobs, which do not exist yet: refused.
+        Of elastic jobs, in the place of `num_workers` and `num_hosts`: as of `ElasticRayExecutor`, which runs them. The
+        first one says that the job is one.
 
     Raises
     ------
     ValueError
-        Neither `num_workers` nor `num_hosts`, or both; numbers below 1; GPUs for ranks without `use_gpu`.
-    NotImplementedError
-        Arguments of elastic jobs.
+        Not one of `num_workers`, `num_hosts` and `min_workers`, or several; numbers below 1; GPUs for ranks without
+        `use_gpu`; other arguments of elastic jobs without `min_workers`.
 
     Examples
     --------
@@ -73,19 +73,34 @@ class RayExecutor:
         elastic_timeout: int = 600,
         override_discovery: bool = True,
     ) -> None:
-        elastic = {
-            "min_workers": min_workers,
-            "max_workers": max_workers,
-            "reset_limit": reset_limit,
-            "cooldown_range": cooldown_range,
-        }
-        if given := [name for name, value in elastic.items() if value is not None]:
-            raise NotImplementedError(
-                f"{', '.join(given)}: elastic jobs on Ray are not there yet. Give num_workers, and start again from a "
-                "checkpoint after a failure, as Ray Train does by itself with engine.ray.EngineConfig"
+        self.settings = settings or Settings()
+        self._elastic: ElasticRayExecutor | None = None
+        self._actors: list[Any] = []
+        self._standings: list[Standing] = []
+        self._room: placement.Room | None = None
+        elastic = {"max_workers": max_workers, "reset_limit": reset_limit, "cooldown_range": cooldown_range}
+        if min_workers is not None:
+            if num_workers is not None or num_hosts is not None:
+                raise ValueError("min_workers makes the job elastic: leave num_workers and num_hosts out")
+            if not override_discovery:
+                raise ValueError("override_discovery=False: give ElasticRayExecutor settings with a discovery")
+            made = ElasticRayExecutor.create_settings(
+                min_workers,
+                max_workers,
+                reset_limit,
+                elastic_timeout,
+                max(self.settings.timeout_s, ElasticSettings.timeout_s),  # a worker's start counts there, too
+                nics=self.settings.nics,
+                cooldown_range=None if cooldown_range is None else (cooldown_range[0], cooldown_range[1]),
             )
+            self._elastic = ElasticRayExecutor(made, use_gpu, cpus_per_worker, gpus_per_worker)
+            return
+        if given := [name for name, value in elastic.items() if value is not None]:
+            raise ValueError(f"{', '.join(given)}: of elastic jobs, which have min_workers; give that, too")
         if (num_workers is None) == (num_hosts is None):
-            raise ValueError("give RayExecutor either num_workers, or num_hosts with num_workers_per_host")
+            raise ValueError(
+                "give RayExecutor either num_workers, or num_hosts with num_workers_per_host, or min_workers"
+            )
         if min(num_workers or 1, num_hosts or 1, num_workers_per_host) < 1 or 0 in (num_workers, num_hosts):
             raise ValueError("num_workers, num_hosts and num_workers_per_host are at least 1")
         if gpus_per_worker and not use_gpu:
@@ -94,12 +109,8 @@ class RayExecutor:
         if use_gpu:
             per_rank["GPU"] = gpus_per_worker or 1
         ranks = num_workers if num_workers is not None else (num_hosts or 1) * num_workers_per_host
-        self.settings = settings or Settings()
         self._request = placement.Request(ranks, per_rank, num_hosts)
         self._use_current = use_current_placement_group
-        self._room: placement.Room | None = None
-        self._actors: list[Any] = []
-        self._standings: list[Standing] = []
 
     @classmethod
     def create_settings(
@@ -123,15 +134,13 @@ class RayExecutor:
         nics : collection of str, optional
             Network interfaces by which ranks of different hosts reach each other.
         """
-        if ssh_identity_file is not None or ssh_str is not None:
-            logger.warning("ssh_identity_file and ssh_str have no effect: Ray starts the ranks, and no ssh")
-        names = nics.split(",") if isinstance(nics, str) else sorted(nics or ())
-        return Settings(timeout_s, placement_group_timeout_s, tuple(names))
+        tell_of_ssh(ssh_identity_file, ssh_str)
+        return Settings(timeout_s, placement_group_timeout_s, interfaces(nics))
 
     @property
     def num_workers(self) -> int:
-        """How many ranks there are, or will be."""
-        return self._request.ranks
+        """How many ranks there are, or will be; of an elastic job, for how many there is room."""
+        return self._request.ranks if self._elastic is None else self._elastic.num_workers
 
     def start(
         self,
@@ -155,7 +164,14 @@ class RayExecutor:
         ------
         LaunchError
             There is no room, or a rank does not come; nothing is left behind. Or the executor has started already.
+        NotImplementedError
+            An `executable_cls` in an elastic job.
         """
+        if self._elastic is not None:
+            if executable_cls is not None:
+                raise NotImplementedError("executable_cls: an elastic job has no objects, since workers come and go")
+            self._elastic.start(extra_env_vars)
+            return
         if self._actors:
             raise LaunchError("this RayExecutor has started already; call shutdown() first")
         seconds = self.settings.placement_group_timeout_s
@@ -186,7 +202,7 @@ class RayExecutor:
         fn: Callable[..., T],
         args: Sequence[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
-        callbacks: None = None,
+        callbacks: Sequence[Callback] | None = None,
     ) -> list[T]:
         """Call `fn(*args, **kwargs)` on every rank, and wait for all.
 
@@ -196,8 +212,8 @@ class RayExecutor:
             It calls `engine.init()` itself. The engine goes on between calls, unless `fn` shuts it down.
         args, kwargs : sequence, mapping, optional
             The same on every rank.
-        callbacks
-            Of elastic jobs, which do not exist yet: refused.
+        callbacks : sequence of callable, optional
+            Of elastic jobs, as of `ElasticRayExecutor.run`.
 
         Returns
         -------
@@ -212,8 +228,10 @@ class RayExecutor:
         JobError
             The process of a rank ended; the text names the rank, its node, and what Ray knows.
         """
+        if self._elastic is not None:
+            return self._elastic.run(fn, callbacks, args=args, kwargs=kwargs)
         if callbacks is not None:
-            raise NotImplementedError("callbacks: elastic jobs on Ray are not there yet; let fn return its results")
+            raise NotImplementedError("callbacks: only elastic jobs have them; let fn return its results")
         return self._results(self.run_remote(fn, args, kwargs))
 
     def run_remote(
@@ -242,6 +260,9 @@ class RayExecutor:
     def shutdown(self) -> None:
         """End all ranks, and give their room back. Ranks that are idle leave their world before; a second call does
         nothing."""
+        if self._elastic is not None:
+            self._elastic.shutdown()
+            return
         actors, self._actors, self._standings = self._actors, [], []
         room, self._room = self._room, None
         try:
@@ -260,6 +281,8 @@ class RayExecutor:
         return ray.remote(Rank).options(**options).remote()
 
     def _started(self) -> list[Any]:
+        if self._elastic is not None:
+            raise NotImplementedError("an elastic job has run() alone, since its workers come and go")
         if not self._actors:
             raise LaunchError("this RayExecutor has no ranks: call start() first")
         return self._actors

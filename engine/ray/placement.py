@@ -104,7 +104,13 @@ def find(request: Request, seconds: float, use_current: bool) -> Room:
     return Room(group, [rank // per_bundle for rank in range(request.ranks)], ours=True)
 
 
-def lack(request: Request, seconds: float, nodes: Sequence[dict[str, Any]], free: dict[str, float]) -> str:
+def lack(
+    request: Request,
+    seconds: float,
+    nodes: Sequence[dict[str, Any]],
+    free: dict[str, float],
+    name: str = "placement_group_timeout_s",
+) -> str:
     """Say what was asked for, and what the cluster has.
 
     Parameters
@@ -114,14 +120,16 @@ def lack(request: Request, seconds: float, nodes: Sequence[dict[str, Any]], free
         For which Ray was given time.
     nodes, free : sequence of dict, dict
         As `ray.nodes()` and `ray.available_resources()` tell.
+    name : str
+        Of the setting that has given that time.
     """
     names = list(request.per_rank)
     alive = [node["Resources"] for node in nodes if node["Alive"]]
-    kinds = Counter(_resources({name: have.get(name, 0) for name in names}) for have in alive)
+    kinds = Counter(_resources({kind: have.get(kind, 0) for kind in names}) for have in alive)
     have = ", ".join(f"{count} with {kind}" for kind, count in sorted(kinds.items(), reverse=True))
-    unused = _resources({name: free.get(name, 0) for name in names})
+    unused = _resources({kind: free.get(kind, 0) for kind in names})
     return (
-        f"Ray found no room within {seconds:g} s (placement_group_timeout_s) for {request}. The cluster has "
+        f"Ray found no room within {seconds:g} s ({name}) for {request}. The cluster has "
         f"{len(alive)} {'node' if len(alive) == 1 else 'nodes'}: {have}; free in all: {unused}. Ask for fewer, end "
         "what holds the rest (`ray status`), or add nodes"
     )

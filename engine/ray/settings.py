@@ -1,9 +1,13 @@
-"""What `RayExecutor.create_settings` makes: for how long a start may take, and over which network ranks speak."""
+"""What `create_settings` of the executors makes: for how long a start may take, and over which network ranks speak."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Protocol
+
+from ..launch.plan import MOST_RANKS
+from ..logs import logger
 
 
 @dataclass(frozen=True)
@@ -24,3 +28,70 @@ class Settings:
     timeout_s: float = 30
     placement_group_timeout_s: float = 100
     nics: Collection[str] = ()
+
+
+class Hosts(Protocol):
+    """A user's own discovery, as Horovod's `HostDiscovery`."""
+
+    def find_available_hosts_and_slots(self) -> Mapping[str, int]:
+        """The slots of each node, by its address or its host's name."""
+        ...
+
+
+@dataclass(frozen=True)
+class ElasticSettings:
+    """Settings of an `ElasticRayExecutor`.
+
+    Attributes
+    ----------
+    min_num_proc : int
+        Ranks without which the job waits for more.
+    max_num_proc : int or None
+        Ranks beyond which none are started; None: as many as there is room for.
+    reset_limit : int or None
+        Resets after which the next ends the job.
+    elastic_timeout : float
+        Seconds that the job waits for `min_num_proc` ranks.
+    timeout_s : float
+        Seconds that a worker has from its start to the function that `engine.elastic.run` has made, and that the
+        members of a world have to meet.
+    cooldown_range : (float, float) or None
+        Seconds for which a node that fails is left alone, at first and at most; None: for good.
+    nics : collection of str
+        As of `Settings`.
+    discovery : Hosts or None
+        Says how many slots to use on which nodes; None: Ray's resources do.
+    verbose : int
+        0: tell nothing but failures; 1: worlds and changes of hosts; 2: each worker.
+    """
+
+    min_num_proc: int = 1
+    max_num_proc: int | None = None
+    reset_limit: int | None = None
+    elastic_timeout: float = 600
+    timeout_s: float = 60
+    cooldown_range: tuple[float, float] | None = None
+    nics: Collection[str] = ()
+    discovery: Hosts | None = None
+    verbose: int = 1
+
+    def __post_init__(self) -> None:
+        most = self.max_num_proc
+        if self.min_num_proc < 1 or (most is not None and most < self.min_num_proc):
+            raise ValueError(
+                f"min_num_proc is {self.min_num_proc} and max_num_proc {most}: the job needs at least 1 rank, and may "
+                "not have fewer at most than at least"
+            )
+        if most is not None and most > MOST_RANKS:
+            raise ValueError(f"max_num_proc is {most}: a job has {MOST_RANKS} ranks at most")
+
+
+def interfaces(nics: Collection[str] | None) -> tuple[str, ...]:
+    """Names of network interfaces, however they were given."""
+    return tuple(nics.split(",") if isinstance(nics, str) else sorted(nics or ()))
+
+
+def tell_of_ssh(*given: object) -> None:
+    """Say that options of ssh have no effect, if any was given."""
+    if any(each is not None for each in given):
+        logger.warning("ssh_identity_file and ssh_str have no effect: Ray starts the ranks, and no ssh")

@@ -72,7 +72,8 @@ MXNET = (
 RAY = (
     "ray.RayExecutor ray.RayExecutor.create_settings ray.RayExecutor.start ray.RayExecutor.run "
     "ray.RayExecutor.run_remote ray.RayExecutor.execute ray.RayExecutor.execute_single ray.RayExecutor.shutdown "
-    "ray.ElasticRayExecutor ray.BaseHorovodWorker"
+    "ray.ElasticRayExecutor ray.ElasticRayExecutor.create_settings ray.ElasticRayExecutor.start "
+    "ray.ElasticRayExecutor.run ray.ray_logger.log ray.BaseHorovodWorker"
 ).split()
 OPTIMIZER = (
     "optimizer named_parameters compression backward_passes_per_step op gradient_predivide_factor num_groups groups "
@@ -207,6 +208,7 @@ def test_arguments_of_horovod_are_accepted_by_name_and_in_its_order(package: str
             "use_current_placement_group min_workers max_workers reset_limit cooldown_range elastic_timeout "
             "override_discovery"
         ),
+        "ray.ElasticRayExecutor": "settings use_gpu cpus_per_slot gpus_per_slot env_vars override_discovery",
     }
     for name, wanted in order.items():
         if name.startswith(f"{package}."):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -14,12 +15,14 @@ SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
     "RAY_TRAIN_METRICS_ENABLED": "0",
+    "RAY_enable_worker_prestart": "0",  # workers are started as they are needed
+    "RAY_prestart_worker_first_driver": "0",
     "OMP_NUM_THREADS": "1",
 }
 
 
 @pytest.fixture(scope="package")
-def cluster() -> Iterator[None]:
+def cluster() -> Iterator[Any]:
     """The cluster, to which this process is connected. Of its processes none is left."""
     ray = pytest.importorskip("ray", reason="needs ray: pip install 'ray[train]'")
     from ray.cluster_utils import Cluster
@@ -35,8 +38,23 @@ def cluster() -> Iterator[None]:
                 nodes.add_node(object_store_memory=MEMORY, include_dashboard=False, **resources)
             ray.init(nodes.address, log_to_driver=False, logging_level="ERROR")
             assert marked(mark)
-            yield
+            yield nodes
         finally:
             ray.shutdown()
             nodes.shutdown()
     until(lambda: not marked(mark), "no process of the cluster is left", 30, pause=0.1)
+
+
+@pytest.fixture
+def add_node(cluster: Any) -> Iterator[Callable[[], Any]]:
+    """Adds a node with two CPUs, which is removed at the end of the test if it still is there."""
+    added: list[Any] = []
+
+    def add() -> Any:
+        added.append(cluster.add_node(num_cpus=2, object_store_memory=MEMORY, include_dashboard=False))
+        return added[-1]
+
+    yield add
+    for each in added:
+        if each in cluster.list_all_nodes():
+            cluster.remove_node(each, allow_graceful=False)

@@ -33,7 +33,9 @@ try:
     try:
         executor.run(programs.work_until_it_fails, (sys.argv[2],))
     except JobError as error:
-        print("cut off:", error.rank, executor._standings[2].address in str(error).partition(";")[0], flush=True)
+        print(error, file=sys.stderr)
+        lost = executor._standings[error.rank].address  # Ray chooses which ranks are there
+        print("cut off:", lost, lost in str(error).partition(";")[0], flush=True)
 finally:
     executor.shutdown()
 os._exit(0)  # Ray would wait for the node that cannot be reached.

@@ -114,6 +114,32 @@ def train(config: dict[str, str]) -> None:
             ray_train.report({"step": step, "total": total, "first": first}, checkpoint=saved)
 
 
+def train_until_there_are_two(config: dict[str, str]) -> None:
+    """Count steps, each of which is reported with a checkpoint, until a group of two workers has made three of them."""
+    import json
+    import tempfile
+
+    from ray import train as ray_train
+
+    engine.init()
+    first, former = 0, ray_train.get_checkpoint()
+    if former is not None:
+        with former.as_directory() as directory, open(f"{directory}/state.json") as file:
+            first = json.load(file)["step"] + 1
+    step = first
+    while engine.size() < 2 or step < first + 3:
+        total = float(engine.allreduce(np.ones(1), op=engine.Sum)[0])
+        with tempfile.TemporaryDirectory() as directory:
+            with open(f"{directory}/state.json", "w") as file:
+                json.dump({"step": step}, file)
+            saved = ray_train.Checkpoint.from_directory(directory) if engine.rank() == 0 else None
+            ray_train.report({"step": step, "total": total, "first": first}, checkpoint=saved)
+        with open(config["log"], "a") as log:
+            log.write(f"{engine.size()} {step}\n")
+        be_late(0.1)
+        step += 1
+
+
 def train_and_raise(config: dict[str, str]) -> None:
     """The engine and PyTorch's process group side by side; then one worker raises."""
     import torch

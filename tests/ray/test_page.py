@@ -38,6 +38,16 @@ def test_the_example_of_the_executor_trains_one_model_on_two_ranks(tmp_path: Pat
     assert lines[0][2] == lines[1][2] and all(float(loss) < 0.5 for _, loss, _ in lines), lines
 
 
+@pytest.mark.slow  # two workers import torch after a driver has
+def test_the_example_of_an_elastic_job_trains(tmp_path: Path) -> None:
+    said = run("elastic", tmp_path)
+    lines = re.findall(r"^rank (\d) of (\d): loss ([0-9.]+)$", said, re.M)
+    assert [rank for rank, _, _ in lines] == [str(rank) for rank in range(len(lines))] and lines, said
+    assert len({loss for _, _, loss in lines}) == 1 and float(lines[0][2]) < 8, said
+    logged = re.search(r"^(\d+) steps were logged$", said, re.M)
+    assert logged is not None and int(logged[1]) >= 5 * 25, said
+
+
 @pytest.mark.slow  # a group of workers of Ray Train imports much
 def test_the_example_of_ray_train_trains(tmp_path: Path) -> None:
     said = run("train", tmp_path)

@@ -92,8 +92,9 @@ def test_a_bundle_for_each_rank_or_for_each_host() -> None:
 @pytest.mark.parametrize(
     ("options", "kind", "words"),
     [
-        ({"min_workers": 1, "max_workers": 4}, NotImplementedError, "min_workers, max_workers: elastic jobs on Ray"),
-        ({"num_workers": 2, "reset_limit": 3}, NotImplementedError, "reset_limit: elastic jobs on Ray are not there"),
+        ({"min_workers": 1, "num_workers": 4}, ValueError, "leave num_workers and num_hosts out"),
+        ({"min_workers": 3, "max_workers": 2}, ValueError, "min_num_proc is 3 and max_num_proc 2"),
+        ({"num_workers": 2, "reset_limit": 3}, ValueError, "reset_limit: of elastic jobs, which have min_workers"),
         ({}, ValueError, "either num_workers, or num_hosts"),
         ({"num_workers": 2, "num_hosts": 2}, ValueError, "either num_workers, or num_hosts"),
         ({"num_workers": 0}, ValueError, "at least 1"),

@@ -186,6 +186,10 @@ class Gate:
         """Tell that the program's function has returned, on all members of a world."""
         self._send("done", world=world)
 
+    def log(self, value: str) -> None:
+        """Hand a text to whoever started the job."""
+        self._send("logged", value=value)
+
     def leave(self) -> None:
         """Tell that this worker wants to go: the members of its world come to the gate, and it is let go there.
 

@@ -12,6 +12,7 @@ message is signed for both nonces, its direction and its count: none can be left
 | joined, done | worker | world |
 | committed | worker | world, commit |
 | leaving | worker | |
+| logged | worker | value: a text for whoever started the job |
 | place | driver | place, members, hosts, hub, reason |
 | void, update | driver | world |
 | end | driver | why, good; over: whether the job goes on without this worker, or not |

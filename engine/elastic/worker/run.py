@@ -117,6 +117,12 @@ def leave() -> None:
         gate.leave()
 
 
+def log(value: str) -> None:
+    """Hand a text to whoever started this job. Does nothing outside an elastic job."""
+    if (gate := _open_gate()) is not None:
+        gate.log(value)
+
+
 class _Worker:
     """A worker between its first coming to the gate and the end of the training.
 

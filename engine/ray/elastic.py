@@ -1,0 +1,408 @@
+"""`ElasticRayExecutor`: a job on a Ray cluster whose ranks may come and go, with Horovod's signatures.
+
+The driver of `engine.launch.elastic` runs in the caller's process, and one agent on each node, in an actor (`porter`).
+Workers are processes of agents, started one after the other in slots for which Ray has set aside resources (`slots`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import pickle
+import secrets
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import ray
+from ray import cloudpickle
+
+from .. import readable
+from ..compat.modules import Finder
+from ..config import Config
+from ..elastic.places import Slot
+from ..host import machine
+from ..launch import leftovers, remote_files
+from ..launch.console import Console
+from ..launch.elastic import Driver
+from ..launch.elastic_options import Elastic
+from ..launch.elastic_report import Result
+from ..launch.elastic_watch import Watch
+from ..launch.errors import JobError, LaunchError
+from ..launch.options import Options
+from ..launch.plan import MOST_RANKS, Job
+from ..launch.reach import Reach
+from ..launch.remote import RemoteHost
+from . import placement, ray_logger
+from .porter import RayAgent
+from .settings import ElasticSettings, Hosts, interfaces, tell_of_ssh
+from .slots import Slots
+
+T = TypeVar("T")
+Callback = Callable[[Any], Any]
+
+SETTLE = 5.0  # seconds within which slots that there is room for are found before the first world is planned
+GRACE = 5.0  # seconds that workers have to end when the job is ended
+
+
+class ElasticRayExecutor:
+    """Ranks on a Ray cluster that come and go with its nodes.
+
+    Parameters
+    ----------
+    settings : ElasticSettings
+        From `create_settings`.
+    use_gpu : bool
+    cpus_per_slot : int
+    gpus_per_slot : int, optional
+        1 if `use_gpu` is set.
+    env_vars : mapping of str to str, optional
+        Environment variables of all workers, such as settings of the engine.
+    override_discovery : bool
+        Whether Ray's resources say where workers may be, instead of the settings' `discovery`.
+
+    Raises
+    ------
+    ValueError
+        GPUs for slots without `use_gpu`; no discovery, though it is not to be overridden; numbers below 1.
+
+    Examples
+    --------
+    >>> executor = ElasticRayExecutor(ElasticRayExecutor.create_settings(min_np=2, max_np=4))
+    >>> executor.start()
+    >>> losses = executor.run(train)  # train() calls what engine.elastic.run has made; losses are by rank
+    >>> executor.shutdown()
+    """
+
+    def __init__(
+        self,
+        settings: ElasticSettings,
+        use_gpu: bool = False,
+        cpus_per_slot: int = 1,
+        gpus_per_slot: int | None = None,
+        env_vars: Mapping[str, str] | None = None,
+        override_discovery: bool = True,
+    ) -> None:
+        if gpus_per_slot and not use_gpu:
+            raise ValueError(f"gpus_per_slot is {gpus_per_slot} and use_gpu is False: set use_gpu=True")
+        if cpus_per_slot < 1 or (gpus_per_slot is not None and gpus_per_slot < 1):
+            raise ValueError("cpus_per_slot and gpus_per_slot are at least 1")
+        if not override_discovery and settings.discovery is None:
+            raise ValueError("override_discovery is False and the settings have no discovery: give create_settings one")
+        self.settings = settings
+        self._per_slot: dict[str, float] = {"CPU": cpus_per_slot}
+        if use_gpu:
+            self._per_slot["GPU"] = gpus_per_slot or 1
+        self._variables = {name: str(value) for name, value in (env_vars or {}).items()}
+        self._hosts = None if override_discovery else settings.discovery
+        self._slots: Slots | None = None
+        self._running: socket.socket | None = None
+        self._idle = threading.Event()
+        self._idle.set()
+
+    @staticmethod
+    def create_settings(
+        min_num_proc: int = 1,
+        max_num_proc: int | None = None,
+        reset_limit: int | None = None,
+        elastic_timeout: float = 600,
+        timeout_s: float = 60,
+        ssh_identity_file: str | None = None,
+        nics: Collection[str] | None = None,
+        min_np: int | None = None,
+        max_np: int | None = None,
+        *,
+        min_workers: int | None = None,
+        max_workers: int | None = None,
+        cooldown_range: tuple[float, float] | None = None,
+        discovery: Hosts | None = None,
+        verbose: int = 1,
+        ssh_str: str | None = None,
+    ) -> ElasticSettings:
+        """Make the settings of an executor.
+
+        Parameters
+        ----------
+        min_num_proc, min_np, min_workers : int
+            Ranks without which the job waits for more. One of the three.
+        max_num_proc, max_np, max_workers : int, optional
+            Ranks beyond which none are started; by default as many as there is room for.
+        ssh_identity_file, ssh_str
+            Accepted, and answered with one line: Ray starts the ranks, and no ssh.
+        reset_limit, elastic_timeout, timeout_s, nics, cooldown_range, discovery, verbose
+            As of `ElasticSettings`.
+        """
+        tell_of_ssh(ssh_identity_file, ssh_str)
+        least = next((each for each in (min_np, min_workers) if each is not None), min_num_proc)
+        most = next((each for each in (max_np, max_workers) if each is not None), max_num_proc)
+        names = interfaces(nics)
+        cooldown = None if cooldown_range is None else (float(cooldown_range[0]), float(cooldown_range[1]))
+        return ElasticSettings(
+            least, most, reset_limit, elastic_timeout, timeout_s, cooldown, names, discovery, int(verbose)
+        )
+
+    @property
+    def num_workers(self) -> int:
+        """For how many workers there are slots."""
+        return 0 if self._slots is None else sum(self._slots.found.values())
+
+    def start(self, extra_env_vars: Mapping[str, str] | None = None) -> None:
+        """Ask Ray for slots, and wait a moment for those that there is room for; others may come later.
+
+        Parameters
+        ----------
+        extra_env_vars : mapping of str to str, optional
+            Environment variables of all workers, beside `env_vars`.
+
+        Raises
+        ------
+        LaunchError
+            The executor has started already.
+        """
+        if self._slots is not None:
+            raise LaunchError("this ElasticRayExecutor has started already; call shutdown() first")
+        self._variables |= {name: str(value) for name, value in (extra_env_vars or {}).items()}
+        settings = self.settings
+        most = settings.max_num_proc or MOST_RANKS
+        bounded = settings.max_num_proc is not None
+        self._slots = Slots(self._per_slot, settings.min_num_proc, most, bounded, self._hosts)
+        try:
+            self._slots.open()
+            self._slots.settle(SETTLE)
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def run(
+        self,
+        worker_fn: Callable[..., T],
+        callbacks: Sequence[Callback] | None = None,
+        *,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[T]:
+        """Call `worker_fn(*args, **kwargs)` on workers until it has returned on all ranks of a world.
+
+        Parameters
+        ----------
+        worker_fn : callable
+            It makes its model and its state, and calls a function that `engine.elastic.run` or its like has made. A
+            worker that comes later calls it from the beginning.
+        callbacks : sequence of callable, optional
+            Called, in this thread, with each value that rank 0 gives to `engine.ray.ray_logger.log`.
+        args, kwargs : sequence, mapping, optional
+            The same on every worker.
+
+        Returns
+        -------
+        list
+            What it returned, by rank of the last world.
+
+        Raises
+        ------
+        JobError
+            The training is not complete; the text ends with the first cause, of a worker the end of its stderr.
+        LaunchError
+            The executor has not been started, runs already, or no agent can start workers.
+        """
+        if self._slots is None:
+            raise LaunchError("this ElasticRayExecutor has no slots: call start() first")
+        if self._running is not None:
+            raise LaunchError("this ElasticRayExecutor runs a function already")
+        call = _Call(cloudpickle.dumps((worker_fn, tuple(args or ()), dict(kwargs or {}))))
+        self._running, wakeup = socket.socketpair()
+        self._idle.clear()
+        try:
+            wakeup.setblocking(False)
+            return _Run(self.settings, self._slots, call, self._variables, list(callbacks or ()), wakeup).run()
+        finally:
+            running, self._running = self._running, None
+            running.close()
+            wakeup.close()
+            self._idle.set()
+
+    def shutdown(self) -> None:
+        """End a function that still runs, and give all slots back; a second call does nothing."""
+        if (running := self._running) is not None:
+            running.send(bytes([signal.SIGTERM]))
+            self._idle.wait(2 * GRACE + SETTLE)
+        slots, self._slots = self._slots, None
+        if slots is not None:
+            slots.close()
+
+
+class _Call:
+    """A pickled call, as `engine.runner.rank` takes it."""
+
+    def __init__(self, call: bytes) -> None:
+        self.enclosed = pickle.dumps(([], "", call))
+        digest = hashlib.sha256(self.enclosed).hexdigest()
+        self.command = (sys.executable, "-P", "-m", "engine.runner.rank", digest)
+
+
+class _Run:
+    """One call of a function. It is the `Cluster` of its driver."""
+
+    def __init__(
+        self,
+        settings: ElasticSettings,
+        slots: Slots,
+        call: _Call,
+        variables: Mapping[str, str],
+        callbacks: Sequence[Callback],
+        wakeup: socket.socket,
+    ) -> None:
+        self.discovery = _News(slots)
+        self._settings, self._slots, self._call = settings, slots, call
+        self._variables = {"RAY_ADDRESS": ray.get_runtime_context().gcs_address, **variables}
+        self._callbacks = callbacks
+        self._wakeup = wakeup
+        self._out, self._err = Console(1), Console(2)
+        self._directory = Path()
+
+    def agent(self, number: int, host: str) -> RemoteHost:
+        """As of `Cluster`."""
+        return RayAgent(number, host, self._slots.node(host))
+
+    def variables(self, slot: Slot) -> dict[str, str]:
+        """As of `Cluster`: a worker sees the GPUs of its node's slots so far, its own at the number of its slot."""
+        gpus = self._slots.gpus(slot.host)
+        return {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
+
+    def logged(self, value: str) -> None:
+        """As of `Cluster`."""
+        if self._callbacks:
+            for callback in self._callbacks:
+                callback(ray_logger.logged(value))
+
+    def run(self) -> list[Any]:
+        """Run it to its end; nothing is left then."""
+        with self._in_directory() as keep:
+            options = self._options()
+            assert options.elastic is not None
+            job = Job(
+                size=options.size,
+                name=f"ray-{secrets.token_hex(8)}",
+                secret=secrets.token_hex(32),
+                port=machine.free_port(),
+                directory=self._directory,
+                settings={"ENGINE_START_TIMEOUT": str(self._settings.timeout_s)},
+                horovod=options.horovod,
+                torchrun=False,
+            )
+            stall = float(self._variables.get("ENGINE_STALL_LIMIT", Config.stall_limit))
+            limits = options.elastic.limits(self._settings.timeout_s, stall, GRACE)
+            seconds = limits.start_timeout
+            driver = Driver(
+                *(options, job, limits, (self._out, self._err), (), self._variables, self._say, self._wakeup, seconds),
+                lambda number: None,
+                Watch(options.elastic, (), lambda job: None),
+                self,
+            )
+            try:
+                result = driver.run()
+                return self._conclude(result, driver.members, keep)
+            finally:
+                driver.abandon()
+                self._out.drain()
+                self._err.drain()
+
+    def _options(self) -> Options:
+        settings = self._settings
+        least, most = settings.min_num_proc, settings.max_num_proc or MOST_RANKS
+        size = max(least, min(most, sum(self._slots.found.values())))
+        elastic = Elastic(
+            *(size, least, most, 1, (), (), 1, settings.elastic_timeout, settings.reset_limit),
+            *(settings.cooldown_range, None),
+        )
+        return Options(
+            size=size,
+            command=self._call.command,
+            directory=None,
+            settings={},
+            binding=False,
+            cpus_per_rank=int(self._slots.per_slot["CPU"]),
+            grace=GRACE,
+            timestamps=False,
+            verbose=settings.verbose > 1,
+            quiet=not settings.verbose,
+            summary=False,
+            horovod=any(isinstance(finder, Finder) for finder in sys.meta_path),
+            torchrun=False,
+            ignored=(),
+            enclosed=self._call.enclosed,
+            reach=Reach(python=("python",), directory=".", interface=",".join(settings.nics) or None),
+            elastic=elastic,
+        )
+
+    def _conclude(self, result: Result, members: Sequence[int], keep: list[bool]) -> list[Any]:
+        """What the function returned, or why it did not."""
+        if not result.good:
+            keep.append(True)
+            raise JobError("\n".join(["the elastic job has failed", *self._lack(members), *result.lines]))
+        paths = [self._directory / f"rank.{number}" / leftovers.RESULT for number in members]
+        lacking = [rank for rank, path in enumerate(paths) if not path.exists()]
+        if lacking:
+            keep.append(True)
+            raise JobError(
+                f"the training is complete, but {readable.ranks(lacking)} ended before the function returned, or its "
+                f"result was lost with its node; what they wrote is in {self._directory}",
+                lacking[0],
+            )
+        return [pickle.loads(path.read_bytes()) for path in paths]
+
+    def _lack(self, members: Sequence[int]) -> list[str]:
+        """What room was asked for, if that was never found."""
+        if members or sum(self._slots.found.values()) >= self._settings.min_num_proc:
+            return []
+        request = placement.Request(self._settings.min_num_proc, self._slots.per_slot)
+        return [
+            placement.lack(
+                request, self._settings.elastic_timeout, ray.nodes(), ray.available_resources(), "elastic_timeout"
+            )
+        ]
+
+    @contextlib.contextmanager
+    def _in_directory(self) -> Iterator[list[bool]]:
+        """A directory for the job's files, which is left only if something is put into the list."""
+        leftovers.clear_old(Path(tempfile.gettempdir()))
+        self._directory = Path(tempfile.mkdtemp(prefix=leftovers.PREFIX))
+        lock = leftovers.lock(self._directory)
+        keep: list[bool] = []
+        try:
+            remote_files.write_new(self._directory / remote_files.ENCLOSED, self._call.enclosed)
+            yield keep
+        finally:
+            (self._directory / remote_files.ENCLOSED).unlink(missing_ok=True)
+            os.close(lock)
+            if not keep:
+                shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _say(self, line: str) -> None:
+        self._err.write(f"engine.ray: {line}\n".encode(errors="backslashreplace"))
+
+
+class _News:
+    """Slots, as a driver asks for them: those that have changed since it asked last."""
+
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
+        self._told: dict[str, int] | None = None
+
+    def look(self, now: float) -> Mapping[str, int] | None:
+        """As of `Discovery`."""
+        found = self._slots.found
+        if found == self._told:
+            return None
+        self._told = found
+        return found
+
+    def close(self) -> None:
+        """The slots are the executor's."""

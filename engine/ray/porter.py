@@ -1,0 +1,157 @@
+"""The agent of a node: an actor that starts it, and the caller's end, which carries what both say over calls of Ray.
+
+So agents need no port of their own, and who may speak with them is who may call actors. The actor holds the agent's
+standard input: it ends with the actor, and so with the caller, and ends its workers then.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from ..launch.channel import READ_BYTES, Channel
+from ..launch.hosts import Place
+from ..launch.remote import PATIENCE, RemoteHost
+from ..launch.verdict import describe
+
+LOOK = 10.0  # seconds after which a call that waits for words of a silent agent comes back
+
+
+class Porter:
+    """An actor without CPUs of its own. Calls of each of its two groups are made one after the other."""
+
+    def __init__(self) -> None:
+        # Workers find what Ray's own workers find: its `runtime_env` and the caller's directory are in this sys.path.
+        path = os.pathsep.join(dict.fromkeys(filter(None, sys.path)))
+        self._agent = subprocess.Popen(
+            [sys.executable, "-P", "-m", "engine.launch.agent"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            env=os.environ | {"PYTHONPATH": path},
+        )
+        assert self._agent.stdin and self._agent.stdout and self._agent.stderr
+        self._in = self._agent.stdin.fileno()
+        self._outs = [self._agent.stdout.fileno(), self._agent.stderr.fileno()]
+
+    @ray.method(concurrency_group="in")
+    def write(self, data: bytes) -> None:
+        """Write to the agent; empty: close its standard input, at which it ends."""
+        if not data:
+            assert self._agent.stdin is not None
+            self._agent.stdin.close()
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._in, view) :]
+
+    @ray.method(concurrency_group="out")
+    def read(self) -> tuple[bytes, bytes, int | None]:
+        """What the agent writes to its stdout and its stderr, as soon as there is something; at its end its code."""
+        poll = select.poll()
+        for descriptor in self._outs:
+            poll.register(descriptor, select.POLLIN)
+        found = dict.fromkeys(self._outs, b"")
+        for descriptor, _ in poll.poll(1e3 * LOOK):
+            found[descriptor] = os.read(descriptor, READ_BYTES)
+            if not found[descriptor]:
+                self._outs.remove(descriptor)
+        assert self._agent.stdout and self._agent.stderr
+        code = None if self._outs else self._agent.wait(PATIENCE)
+        return found.get(self._agent.stdout.fileno(), b""), found.get(self._agent.stderr.fileno(), b""), code
+
+
+class RayAgent(RemoteHost):
+    """The caller's end of the agent of a node. Two threads bring what is said from pipes to the actor, and back.
+
+    Parameters
+    ----------
+    number : int
+        Of the host in the job.
+    host : str
+        `NODE@ADDRESS`.
+    node : str
+        Ray's id of the node.
+    """
+
+    def __init__(self, number: int, host: str, node: str) -> None:
+        super().__init__(number, Place(host, (), local=False), ["an actor on", host], tied=False)
+        self._node = node
+        self._porter: Any = None
+        self._ended_how = ""
+        self._threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        """Start the actor, which starts the agent."""
+        to_agent, writing = os.pipe2(os.O_CLOEXEC)
+        reading, from_agent = os.pipe2(os.O_CLOEXEC)
+        self.errors, errors_of_agent = os.pipe2(os.O_CLOEXEC)
+        self.carrier, end = os.pipe2(os.O_CLOEXEC)
+        self.channel = Channel(reading, writing, greeted=False)
+        os.set_blocking(self.errors, False)
+        where = NodeAffinitySchedulingStrategy(self._node, soft=False)
+        kind = ray.remote(num_cpus=0, max_restarts=0, concurrency_groups={"in": 1, "out": 1})(Porter)
+        self._porter = kind.options(scheduling_strategy=where).remote()
+        self._threads = [
+            threading.Thread(target=self._bring, args=(to_agent,), name="engine-ray-in", daemon=True),
+            threading.Thread(
+                target=self._fetch, args=(from_agent, errors_of_agent, end), name="engine-ray", daemon=True
+            ),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def how_it_ended(self) -> str:
+        """How the agent ended, or its actor."""
+        return self._ended_how or "closed its channel"
+
+    def close(self, patience: float = PATIENCE) -> None:
+        """Hang up, wait for the end of the agent, and kill the actor."""
+        self.hang_up()
+        fetching = self._threads[-1] if self._threads else None
+        if fetching is not None and not self.cut_off:
+            fetching.join(min(patience, PATIENCE))
+        if self._porter is not None:
+            ray.kill(self._porter)
+            self._porter = None
+        super().close(patience)
+
+    def _bring(self, to_agent: int) -> None:
+        """Until the caller hangs up, or the actor is gone."""
+        porter = self._porter
+        try:
+            while data := os.read(to_agent, READ_BYTES):
+                ray.get(porter.write.remote(data))
+            ray.get(porter.write.remote(b""))
+        except (RayError, OSError):
+            pass  # the other thread tells how it ended
+        finally:
+            os.close(to_agent)
+
+    def _fetch(self, from_agent: int, errors: int, end: int) -> None:
+        """Until the agent has ended, or the actor is gone, or nobody listens here any more."""
+        porter = self._porter
+        try:
+            code = None
+            while code is None:
+                out, err, code = ray.get(porter.read.remote())
+                for descriptor, data in ((errors, err), (from_agent, out)):
+                    view = memoryview(data)
+                    while view:
+                        view = view[os.write(descriptor, view) :]
+            self._ended_how = f"ended ({describe(code)})"
+        except RayError as error:
+            self._ended_how = f"is gone: {str(error).strip().splitlines()[0]}"
+        except OSError:
+            self._ended_how = "was given up"
+        finally:
+            for descriptor in (errors, from_agent, end):
+                os.close(descriptor)

@@ -1,0 +1,223 @@
+"""Slots for workers of an elastic job: one placement group for each, of which Ray makes as many as there is room for.
+
+Groups that have no room yet are what makes an autoscaler add nodes. A thread asks Ray twice a second which groups there
+are and on which nodes, so nothing else waits for Ray.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from ..logs import logger
+from .settings import Hosts
+
+EVERY = 0.5  # seconds from one question to the next
+SHARE = 0.001  # of the resource by which Ray names a node
+
+
+class Holder:
+    """An actor that holds the GPUs of a slot."""
+
+    def gpus(self) -> list[str]:
+        """Those that Ray has given to it."""
+        return list(ray.get_runtime_context().get_accelerator_ids().get("GPU", ()))
+
+
+@dataclass
+class _Slot:
+    group: PlacementGroup
+    pinned: str  # the address that it has to be at; empty: any
+    node: str = ""
+    holder: Any = None
+    asked: Any = None  # the reference to its GPUs
+    gpus: list[str] = field(default_factory=list)
+    since: float = math.inf  # a number by which slots of a node count, in the order in which they came
+
+    @property
+    def ready(self) -> bool:
+        """Whether a worker can be started in it."""
+        return self.since < math.inf
+
+
+class Slots:
+    """Asks for slots, and tells which there are. Between `open` and `close` it has a thread.
+
+    Parameters
+    ----------
+    per_slot : dict of str to float
+        What each slot needs: `CPU`, and `GPU` if it needs any.
+    least : int
+    most : int
+        Slots that are asked for, if Ray has room. Where `bounded` is not set, they are asked for one after the other.
+    bounded : bool
+    hosts : Hosts, optional
+        Says how many slots to ask for on which nodes.
+    """
+
+    def __init__(
+        self, per_slot: dict[str, float], least: int, most: int, bounded: bool, hosts: Hosts | None = None
+    ) -> None:
+        self.per_slot = per_slot
+        self._least, self._most, self._bounded = least, most, bounded
+        self._hosts = hosts
+        self._slots: list[_Slot] = []
+        self._lock = threading.Lock()
+        self._found: dict[str, list[_Slot]] = {}
+        self._nodes: dict[str, str] = {}
+        self._looked = threading.Condition()
+        self._looks = 0
+        self._numbered = 0
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def open(self) -> None:
+        """Ask for slots, and keep looking."""
+        self._thread = threading.Thread(target=self._watch, name="engine-ray-slots", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Give all slots back."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(10 * EVERY)
+            self._thread = None
+        for slot in self._slots:
+            self._give_back(slot)
+        self._slots = []
+
+    @property
+    def found(self) -> dict[str, int]:
+        """The slots of each node that there are, by `NODE@ADDRESS`."""
+        with self._lock:
+            return {host: len(slots) for host, slots in self._found.items()}
+
+    def node(self, host: str) -> str:
+        """Ray's id of a node."""
+        return self._nodes[host]
+
+    def gpus(self, host: str) -> list[str]:
+        """The GPUs of all slots of a node, by slot."""
+        with self._lock:
+            return [gpu for slot in self._found.get(host, ()) for gpu in slot.gpus]
+
+    def settle(self, seconds: float) -> int:
+        """Wait until all slots that were asked for are there, or no more have come for a second; how many there are."""
+        before, quiet = -1, 0.0
+        while seconds > 0:
+            with self._looked:
+                looks = self._looks
+                self._looked.wait_for(lambda looks=looks: self._looks > looks, 4 * EVERY)  # type: ignore[misc]
+            seconds -= EVERY
+            there = sum(self.found.values())
+            quiet = quiet + EVERY if there == before and there >= self._least else 0.0
+            before = there
+            if there >= self._most or quiet >= 1.0:
+                break
+        return max(before, 0)
+
+    # ---- the thread
+
+    def _watch(self) -> None:
+        trouble = ""
+        while not self._stop.is_set():
+            try:
+                self._look()
+                trouble = ""
+            except Exception as error:  # of Ray's, or of the user's discovery: the last answer counts
+                if str(error) != trouble:
+                    trouble = str(error)
+                    logger.warning("the slots of the cluster cannot be told, the last answer counts: %s", error)
+            with self._looked:
+                self._looks += 1
+                self._looked.notify_all()
+            self._stop.wait(EVERY)
+
+    def _look(self) -> None:
+        alive = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+        self._ask_for(self._wanted(alive))
+        table = placement_group_table()
+        found: dict[str, list[_Slot]] = {}
+        for slot in self._slots:
+            entry = table.get(slot.group.id.hex(), {})
+            node = str(entry.get("bundles_to_node_id", {}).get(0, "")) if entry.get("state") == "CREATED" else ""
+            if node != slot.node:
+                self._moved(slot, node)
+            if node in alive and self._ready(slot):
+                host = f"{node[:8]}@{alive[node]['NodeManagerAddress']}"
+                self._nodes[host] = node
+                found.setdefault(host, []).append(slot)
+        with self._lock:  # who has a number keeps it: its GPUs are found by that
+            self._found = {host: sorted(slots, key=lambda slot: slot.since) for host, slots in found.items()}
+
+    def _wanted(self, alive: Mapping[str, dict[str, Any]]) -> Counter[str]:
+        """How many slots to ask for, by the address of the node that they have to be on; empty: any."""
+        if self._hosts is None:
+            there = sum(slot.ready for slot in self._slots)
+            return Counter({"": self._most if self._bounded else min(self._most, max(self._least, there + 1))})
+        addresses = {
+            name: node["NodeManagerAddress"]
+            for node in alive.values()
+            for name in (node["NodeManagerHostname"], node["NodeManagerAddress"])
+        }
+        wanted: Counter[str] = Counter()
+        for name, slots in self._hosts.find_available_hosts_and_slots().items():
+            if name in addresses:
+                wanted[addresses[name]] += min(slots, self._most - wanted.total())
+        return wanted
+
+    def _ask_for(self, wanted: Counter[str]) -> None:
+        lacking = wanted.copy()
+        for slot in sorted(self._slots, key=lambda slot: slot.since):
+            if lacking[slot.pinned] > 0:
+                lacking[slot.pinned] -= 1
+            else:
+                self._slots.remove(slot)
+                self._give_back(slot)
+        for address in lacking.elements():
+            pin = {f"node:{address}": SHARE} if address else {}
+            self._slots.append(_Slot(placement_group([{**self.per_slot, **pin}]), address))
+
+    def _moved(self, slot: _Slot, node: str) -> None:
+        """It has been made on a node, or its node is lost and Ray makes it anew."""
+        slot.node, slot.since, slot.gpus, slot.asked = node, math.inf, [], None
+        if slot.holder is not None:
+            ray.kill(slot.holder)
+            slot.holder = None
+
+    def _ready(self, slot: _Slot) -> bool:
+        """Whether all is known of a slot that a worker in it has to be told."""
+        if slot.ready:
+            return True
+        if "GPU" not in self.per_slot:
+            slot.since = self._next()
+            return True
+        if slot.holder is None:
+            where = PlacementGroupSchedulingStrategy(slot.group, 0)
+            kind = ray.remote(num_cpus=0, num_gpus=self.per_slot["GPU"])(Holder)
+            slot.holder = kind.options(scheduling_strategy=where).remote()
+            slot.asked = slot.holder.gpus.remote()
+        if ray.wait([slot.asked], timeout=0)[0]:
+            try:
+                slot.gpus, slot.since = ray.get(slot.asked), self._next()
+            except RayError:
+                self._moved(slot, slot.node)
+        return slot.ready
+
+    def _next(self) -> int:
+        self._numbered += 1
+        return self._numbered
+
+    def _give_back(self, slot: _Slot) -> None:
+        if slot.holder is not None:
+            ray.kill(slot.holder)
+        remove_placement_group(slot.group)
