@@ -119,7 +119,7 @@ class TrainedModel(Model, Stage):
             make,
             return_type=types.StructType(fields),
             batch_size=value(self.batch_size),
-            input_tensor_shapes=[[length] if length else None for length in lengths],
+            input_tensor_shapes=[[length] if length else [] for length in lengths],
         )
         temporary = f"__engine_{uuid.uuid4().hex}"
         found = dataset.withColumn(temporary, predict(*(column for column, _ in inputs)))
