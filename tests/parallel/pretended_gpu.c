@@ -51,6 +51,8 @@ static int await(device *d, void *stream, uint64_t ticket, char *why) {
 
 static int has_passed(device *d, uint64_t ticket) { return load_acquire(&d->passed) >= ticket; }
 
+static int frozen_rest(device *d) { return d != NULL; } /* it has no frozen passes */
+
 static void stop(device *d) {
   pretended *p = (pretended *)d;
   pthread_mutex_lock(&p->lock);
@@ -101,6 +103,7 @@ API void *pretended_begin(uint64_t *log, uint64_t room) {
   p->d.push = push;
   p->d.wait = await;
   p->d.has_passed = has_passed;
+  p->d.frozen_rest = frozen_rest;
   p->d.stop = stop;
   pthread_mutex_init(&p->lock, NULL);
   pthread_cond_init(&p->news, NULL);
