@@ -55,7 +55,6 @@ for _name in ("horovod.keras", "horovod.tensorflow.keras"):
 MODULES["horovod.tensorflow.elastic"] = ("..tensorflow.elastic",)
 MODULES["horovod.torch.elastic"] = ("..torch.elastic",)
 
-_FIXED = "such jobs have a fixed size yet; elastic ones are started by enginerun"
 # Packages that are refused, with the reason.
 ABSENT = {
     "horovod.runner.elastic": "the driver is another: enginerun starts elastic jobs",
