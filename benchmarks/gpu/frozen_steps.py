@@ -8,8 +8,6 @@ own; they take turns.
 from __future__ import annotations
 
 import json
-import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -182,14 +180,5 @@ def train(
     return {"title": workload.title, **size, "differences": differences, "rounds": taken, "ratios": ratios}
 
 
-def main() -> None:
-    """Be the rank."""
-    where, seconds, rounds, name = sys.argv[1:]
-    told = train(name, Path(where), int(rounds), float(seconds))
-    Path(where, "0.json").write_text(json.dumps(told), encoding="utf-8")
-    sys.stdout.flush()
-    os._exit(0)
-
-
 if __name__ == "__main__":
-    main()
+    steps.be_rank(train)

@@ -112,8 +112,14 @@ def train(name: str, where: Path, rounds: int, seconds: float, device: str = "cu
     return {"title": workload.title, **bench.size(), "difference": difference, **found}
 
 
-def main() -> None:
-    """Be the rank."""
+def be_rank(train: Callable[[str, Path, int, float], dict[str, Any]]) -> None:
+    """Be the rank that the command line describes, and tell what was measured.
+
+    Parameters
+    ----------
+    train : callable
+        Called with the workload's name, the directory, rounds and seconds.
+    """
     where, seconds, rounds, name = sys.argv[1:]
     told = train(name, Path(where), int(rounds), float(seconds))
     Path(where, "0.json").write_text(json.dumps(told), encoding="utf-8")
@@ -122,4 +128,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    be_rank(train)

@@ -37,15 +37,20 @@ def reduced(state: ObjectState) -> None:
     state.step += 1
 
 
+def commit_or_wait(state: ObjectState) -> None:
+    """Commit in every fifth step; after the twentieth, between two commits, wait until the test has seen that."""
+    if state.step % 5 == 0:
+        state.commit()
+    if state.step == 22:
+        (PLACE / f"half.{WORKER}").touch()
+        until_files(PLACE / "go")
+
+
 def steps(state: ObjectState) -> int:
-    """Commit in every fifth step; held up in the twentieth until the test has seen that."""
+    """All steps."""
     while state.step < STEPS:
         reduced(state)
-        if state.step % 5 == 0:
-            state.commit()
-        if state.step == 22:
-            (PLACE / f"half.{WORKER}").touch()
-            until_files(PLACE / "go")
+        commit_or_wait(state)
     return state.step
 
 
@@ -112,11 +117,7 @@ def in_a_graph(state: ObjectState, call: str) -> int:
         except WorldError:
             raise SystemExit("TensorFlow has passed on what was raised: the test shows nothing") from None
         state.step += 1
-        if state.step % 5 == 0:
-            state.commit()
-        if state.step == 22:
-            (PLACE / f"half.{WORKER}").touch()
-            until_files(PLACE / "go")
+        commit_or_wait(state)
     return state.step
 
 
