@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         rocm_built,
     )
     from .compression import Compression, Compressor, Scheme
+    from .controls import abort, counters, knobs, set_knobs, start_timeline, stop_timeline
     from .groups import (
         grouped_allgather,
         grouped_allgather_async,
@@ -53,28 +54,10 @@ if TYPE_CHECKING:
     )
     from .handles import Handle, poll, synchronize
     from .objects import allgather_object, broadcast_object, check_consistency
+    from .place import cross_rank, cross_size, is_homogeneous, local_rank, local_size, rank, size
     from .process_sets import ProcessSet, global_process_set
     from .runner.function import run
-    from .runtime import (
-        abort,
-        add_process_set,
-        counters,
-        cross_rank,
-        cross_size,
-        init,
-        is_homogeneous,
-        is_initialized,
-        knobs,
-        local_rank,
-        local_size,
-        rank,
-        remove_process_set,
-        set_knobs,
-        shutdown,
-        size,
-        start_timeline,
-        stop_timeline,
-    )
+    from .runtime import add_process_set, init, is_initialized, remove_process_set, shutdown
     from .types import Adasum, Average, Max, Min, Op, Product, Sum
 
 _MODULES = {
@@ -86,6 +69,7 @@ _MODULES = {
         "allgather allgather_async allreduce allreduce_ allreduce_async allreduce_async_ alltoall alltoall_async "
         "barrier broadcast broadcast_ broadcast_async broadcast_async_ join reducescatter reducescatter_async"
     ),
+    "controls": "abort counters knobs set_knobs start_timeline stop_timeline",
     "compression": "Compression Compressor Scheme",
     "groups": (
         "grouped_allgather grouped_allgather_async grouped_allreduce grouped_allreduce_ grouped_allreduce_async "
@@ -95,10 +79,8 @@ _MODULES = {
     "runner.function": "run",
     "objects": "allgather_object broadcast_object check_consistency",
     "process_sets": "ProcessSet global_process_set",
-    "runtime": (
-        "abort add_process_set counters cross_rank cross_size init is_homogeneous is_initialized knobs local_rank "
-        "local_size rank remove_process_set set_knobs shutdown size start_timeline stop_timeline"
-    ),
+    "place": "cross_rank cross_size is_homogeneous local_rank local_size rank size",
+    "runtime": "add_process_set init is_initialized remove_process_set shutdown",
     "types": "Adasum Average Max Min Op Product Sum",
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names.split()}

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from . import readable, runtime
+from . import place, readable
 from .adapters import adapter_of
 from .collectives import barrier, broadcast_
 from .errors import EngineError, MismatchError, UnsupportedTensorError
@@ -54,7 +54,7 @@ def broadcast_object(
     data = b""
     if name is None:
         barrier(process_set=process_set)  # Behind it the ranks agree on how many unnamed operations there were.
-    if runtime.rank() == root_rank:
+    if place.rank() == root_rank:
         try:
             data = pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
         except Exception as error:  # Whatever a `__reduce__` may raise; the others must hear of it.

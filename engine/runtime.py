@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import multiprocessing
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Never
+from typing import Any
 
 from . import config, logs
 from . import waiting_room as waiting
@@ -27,11 +26,9 @@ from .metrics.names import STATES
 from .native import core
 from .process_sets import WAITING, ProcessSet
 from .rendezvous import CallOff, by_mpi
-from .rendezvous.layout import Layout
 from .running import Running, start
-from .trace.timeline import Timeline
 from .waiting_room import GATE, WaitingRoom
-from .world import NO_LAUNCHER, World, detect, find_place
+from .world import World, detect, find_place
 
 _FORKED = (
     "the engine was initialised in process {parent}, and this is its forked child {child}. Use the start method "
@@ -82,8 +79,8 @@ os.register_at_fork(after_in_child=_in_forked_child)
 
 
 @contextlib.contextmanager
-def _alone(what: str) -> Iterator[None]:
-    """Hold the lock for something that changes the default engine.
+def alone(what: str) -> Iterator[None]:
+    """Hold the lock for something that changes the default engine, which users know by that name.
 
     A signal handler runs in the middle of whatever the main thread does, so it may find the lock held by its own
     thread. Then it is refused, except for `shutdown`, which looks first and has itself put off to the end of that.
@@ -117,7 +114,7 @@ def init(process_sets: Iterable[ProcessSet | Iterable[int]] | str | None = None,
         Sets to add at once, equal on all ranks. `"dynamic"` is accepted and needs not be said: sets can be added at any
         time.
     **settings
-        Any setting of `engine.config.Config`, such as `fusion_threshold` (bytes) or `cycle_time_ms`. They go before the
+        Any setting of `engine.config.Config`, such as `start_timeout` (seconds). They go before the
         environment.
 
     Raises
@@ -131,7 +128,7 @@ def init(process_sets: Iterable[ProcessSet | Iterable[int]] | str | None = None,
     ForkedError
         The parent of this process had initialised the engine.
     """
-    with _alone("init"):
+    with alone("init"):
         if _running is not None:
             _check_pid(_running)
             if settings or process_sets:
@@ -227,7 +224,7 @@ def enter(world: World, called_off: CallOff | None = None) -> None:
     """
     global _running, _room, _generation
     called_off = None if called_off is None else CallOff(*called_off)
-    with _alone("enter"):
+    with alone("enter"):
         room = _room = _leave_for(world)
         room.tell_children()
         environ = config.environment()
@@ -258,7 +255,7 @@ def leave() -> None:
     Whoever comes to the gate of an elastic job leaves first: a process that ends waits for ranks that have not left.
     """
     global _room
-    with _alone("leave"):
+    with alone("leave"):
         if _running is not None:
             _room = _leave_for(_running.world)
 
@@ -313,7 +310,7 @@ def failure(seconds: float) -> Failure | None:
 
 def number() -> int:
     """The number of the world: its driver's in an elastic job, else how many this process has begun."""
-    return _current().generation
+    return current().generation
 
 
 def is_waiting() -> bool:
@@ -338,7 +335,7 @@ def shutdown() -> None:
                 "it is done when that has ended" if _put_off else "nothing more to do",
             )
             return
-    with _alone("shutdown"):
+    with alone("shutdown"):
         if _room is not None and _room.pid == os.getpid():
             _room.close()
             _room = None
@@ -405,7 +402,13 @@ def _check_pid(running: Running) -> None:
         raise ForkedError(_FORKED.format(parent=running.pid, child=os.getpid()))
 
 
-def _current() -> Running:
+def inside() -> Running | WaitingRoom | None:
+    """The world that this process is in, else the waiting room, else None: it has begun nothing, or has ended it."""
+    return _room if _running is None else _running
+
+
+def current() -> Running:
+    """The world that this process is in. Errors as of `engine`."""
     running = _running
     if running is None:
         raise NotInitializedError(
@@ -414,43 +417,6 @@ def _current() -> Running:
     if os.getpid() != running.pid:
         _check_pid(running)
     return running
-
-
-def _world() -> World:
-    """Who this rank is. A worker of it may know, too: data-loading workers ask for their parent's shard."""
-    running = _running
-    if running is None and _room is not None:
-        return _room.world
-    if running is None:
-        return _world_of_worker() if multiprocessing.parent_process() is not None else _current().world
-    return running.world
-
-
-def _world_of_worker() -> World:
-    """Who the rank is that started this process of `multiprocessing` with `spawn` or `forkserver`: such a process has
-    nothing of its parent but the launcher's variables."""
-    world = find_place(config.environment())
-    if world.source == NO_LAUNCHER:
-        raise NotInitializedError(
-            f"process {os.getpid()} is a worker that was started with 'spawn' or 'forkserver' (Python 3.14's default), "
-            "and has no launcher's variables from which to tell its rank: give it engine.rank() and engine.size() as "
-            "arguments, or start the job with enginerun"
-        )
-    return world
-
-
-def _layout() -> Layout:
-    """How the ranks lie on hosts, as `_world`."""
-    running = _running
-    if running is not None:
-        return running.layout
-    world = _world()
-    if world.several_hosts:
-        raise NotInitializedError(
-            f"process {os.getpid()} is a worker that was started with 'spawn' or 'forkserver', and its variables tell "
-            "nothing of other hosts: give it engine.cross_rank() and engine.cross_size() as arguments"
-        )
-    return Layout((0,) * world.size)
 
 
 def engine() -> core.Engine:
@@ -463,19 +429,19 @@ def engine() -> core.Engine:
     ForkedError
         In a forked child.
     """
-    return _current().engine
+    return current().engine
 
 
 def device() -> Device:
     """The GPU of this rank. Errors as of `engine`."""
-    running_device = _current().device
+    running_device = current().device
     assert running_device is not None
     return running_device
 
 
 def settings() -> config.Config:
     """The settings that this process's engine runs with, or is to run with. Errors as of `engine`."""
-    return _room.settings if _room is not None and _running is None else _current().settings
+    return _room.settings if _room is not None and _running is None else current().settings
 
 
 def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
@@ -502,9 +468,9 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     """
     if _room is not None and _running is None:
         return _room.add(process_set)
-    running = _current()
+    running = current()
     added = running.sets.add(process_set)
-    with _alone("add_process_set"):
+    with alone("add_process_set"):
         running.show(added)
     return added
 
@@ -517,7 +483,7 @@ def process_set(number: int) -> ProcessSet:
     NotInitializedError
         There is none.
     """
-    return _current().sets.numbered(number)
+    return current().sets.numbered(number)
 
 
 def called_set(number: int) -> ProcessSet:
@@ -528,7 +494,7 @@ def called_set(number: int) -> ProcessSet:
     NotInitializedError
         There is none.
     """
-    return _current().sets.called(number)
+    return current().sets.called(number)
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
@@ -541,156 +507,9 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     """
     if _room is not None and _running is None:
         return _room.remove(process_set)
-    return _current().sets.remove(process_set)
+    return current().sets.remove(process_set)
 
 
 def is_initialized() -> bool:
     """Whether `init` has been called, in this very process, and `shutdown` has not."""
     return any(each is not None and each.pid == os.getpid() for each in (_running, _room))
-
-
-def rank() -> int:
-    """This process's rank, from 0 to `size() - 1`; in a worker process its parent's, as for all that only tells."""
-    return _world().rank
-
-
-def size() -> int:
-    """The number of ranks: the world size."""
-    return _world().size
-
-
-def local_rank() -> int:
-    """This process's rank among those on its host."""
-    return _world().local_rank
-
-
-def local_size() -> int:
-    """The number of ranks on this host."""
-    return _world().local_size
-
-
-def cross_rank() -> int:
-    """The number of this host among those that have a rank of this rank's `local_rank`: 0, with one host."""
-    return _layout().cross(rank())[0]
-
-
-def cross_size() -> int:
-    """The number of hosts that have a rank of this rank's `local_rank`: 1, with one host."""
-    return _layout().cross(rank())[1]
-
-
-def is_homogeneous() -> bool:
-    """Whether every host has equally many ranks: True, with one host."""
-    return _layout().homogeneous
-
-
-def set_knobs(
-    *,
-    fusion_threshold: int | str | None = None,
-    cycle_time_ms: float | str | None = None,
-    stores: str | None = None,
-    chunk_bytes: int | str | None = None,
-    between_hosts: str | None = None,
-    compression: str | None = None,
-    sockets_per_lane: int | str | None = None,
-    **unknown: Never,
-) -> int:
-    """Change knobs while running. On rank 0 only: every rank sees the change at the same schedule entry.
-
-    A search of the tuner ends by it: the knobs are the program's then.
-
-    Parameters
-    ----------
-    fusion_threshold, cycle_time_ms, stores, chunk_bytes, between_hosts, compression, sockets_per_lane : optional
-        Those settings of `engine.config.Config` that are knobs, with values as of `init`, such as 65536 or `"64K"`;
-        None leaves a knob as it is. `compression` changes the results of tensors with `Compression.tuned`. Of
-        `sockets_per_lane` no more can be used than were opened at the start.
-
-    Returns
-    -------
-    int
-        The version that the next entry carries; `knobs()["version"]` on every rank once it has executed that entry.
-
-    Raises
-    ------
-    EngineError
-        On another rank than 0.
-    ConfigError
-        A value that cannot be, or what is no knob.
-    """
-    changes = {
-        "fusion_threshold": fusion_threshold,
-        "cycle_time_ms": cycle_time_ms,
-        "stores": stores,
-        "chunk_bytes": chunk_bytes,
-        "between_hosts": between_hosts,
-        "compression": compression,
-        "sockets_per_lane": sockets_per_lane,
-        **unknown,
-    }
-    running = _current()
-    if running.world.rank != 0:
-        raise EngineError(f"set_knobs was called on rank {running.world.rank}; rank 0 decides, call it there")
-    checked = config.check_knobs(changes)
-    if running.tuning is not None:
-        running.tuning.leave_knobs()
-    return running.engine.set_knobs(**checked)
-
-
-def knobs() -> dict[str, Any]:
-    """The knobs as stamped on the last schedule entry that this rank executed."""
-    return engine().knobs()
-
-
-def counters() -> dict[str, int]:
-    """Counts since `init`: entries, tensors, bytes, and nanoseconds `wait_ns` and `busy_ns`."""
-    return engine().counters()
-
-
-def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
-    """Record a timeline from now on. Each rank that calls it writes a file of its own; rank 0 has to be among them, and
-    the first rank of each process set that is to be shown.
-
-    Parameters
-    ----------
-    file_path : path
-        `NAME.json`, for `NAME.rankN.json`; or a directory, for `rank.N.trace.json` in it. Directories are made, files
-        that exist are overwritten.
-    mark_cycles : bool
-        Mark when each batch closes.
-
-    Raises
-    ------
-    TypeError
-        What is no path.
-    ValueError
-        An empty path.
-    EngineError
-        A timeline is being recorded already.
-    OSError
-        The file cannot be made.
-    """
-    running = _current()
-    with _alone("start_timeline"):
-        if running.timeline is not None:
-            path = running.timeline.path
-            raise EngineError(f"a timeline is being recorded to {path}; call engine.stop_timeline() first")
-        world, limit = running.world, running.settings.timeline_limit
-        told = world.text(running.generation)
-        timeline = Timeline(file_path, world.rank, world.size, limit, mark_cycles, told, world.number, world.elastic)
-        timeline.start(running.engine, running.sets, len(running.layout.crews))
-        running.timeline = timeline
-
-
-def stop_timeline() -> None:
-    """End this rank's timeline and complete its file, as `shutdown` does. Does nothing if none is being recorded."""
-    running = _current()
-    with _alone("stop_timeline"):
-        timeline, running.timeline = running.timeline, None
-        if timeline is not None:
-            timeline.stop()
-
-
-def abort(reason: str) -> None:
-    """End the world: every rank's calls raise an error that names this rank and `reason`."""
-    engine().abort(reason)

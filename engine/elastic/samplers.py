@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .. import runtime
+from .. import place
 from .sampling import PAD, Cut, GlobalBatches, check_indices, permutation
 
 
@@ -77,7 +77,7 @@ class _Sampler:
 
     def reset(self) -> None:
         """Cut what is left of the epoch anew, for the rank and size that this process has now."""
-        self.rank, self.size = self._given or (runtime.rank(), runtime.size())
+        self.rank, self.size = self._given or (place.rank(), place.size())
         self._cut()
 
     def _cut(self) -> None:

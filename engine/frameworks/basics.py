@@ -15,24 +15,12 @@ from ..compat.builds import (
     rocm_built,
 )
 from ..compression import Compression, Compressor
+from ..controls import start_timeline, stop_timeline
 from ..errors import CollectiveError as HorovodInternalError
 from ..objects import allgather_object, broadcast_object, check_consistency
+from ..place import cross_rank, cross_size, is_homogeneous, local_rank, local_size, rank, size
 from ..process_sets import ProcessSet, global_process_set
-from ..runtime import (
-    add_process_set,
-    cross_rank,
-    cross_size,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    rank,
-    remove_process_set,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
+from ..runtime import add_process_set, is_initialized, remove_process_set, shutdown
 from ..types import Adasum, Average, Max, Min, Op, Product, Sum
 from .learning_rate import scale_learning_rate
 from .surface import barrier, init, join

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import collectives, groups, objects, runtime
+from .. import collectives, groups, objects, place
 from ..compression import MARKERS, Scheme, resolve
 from ..types import Average, Max, Min, Op, Product, Sum
 from .options import Options
@@ -89,7 +89,7 @@ class Rounds:
         first = next(iter(self._parameters.values()))[0]
         root = root if root in self._process_set.ranks else self._process_set.ranks[0]
         state = objects.broadcast_object(self._scheme.state_dict(), root, f"{first}.state", self._process_set)
-        if runtime.rank() != root:
+        if place.rank() != root:
             self._scheme.load_state_dict(state)
 
     def run(self, missing: Sequence[int]) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .. import collectives, groups, runtime
+from .. import collectives, groups, place, runtime
 from ..compression import MARKERS, Compression, resolve
 from ..errors import EngineError
 from ..failures import announce
@@ -392,7 +392,7 @@ def init(comm: Any = None, process_sets: Any = None, **settings: Any) -> None:
         if parts and all(isinstance(part, int) for part in parts):
             _expect_world(parts)
         elif len(parts) == 1:
-            _expect_world(parts[0].allgather(runtime.rank()))
+            _expect_world(parts[0].allgather(place.rank()))
         else:
             sets = [ProcessSet(part) for part in parts] + sets
     for each in sets:
@@ -400,8 +400,8 @@ def init(comm: Any = None, process_sets: Any = None, **settings: Any) -> None:
 
 
 def _expect_world(ranks: Sequence[int]) -> None:
-    if sorted(ranks) != list(range(runtime.size())):
+    if sorted(ranks) != list(range(place.size())):
         raise EngineError(
-            f"init(comm=...) has ranks {sorted(ranks)}, but this job has {runtime.size()}: start as many processes as "
+            f"init(comm=...) has ranks {sorted(ranks)}, but this job has {place.size()}: start as many processes as "
             "the world has ranks, and give a part of them to process_sets"
         )

@@ -22,7 +22,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 
-from .. import __version__, collectives, groups, runtime
+from .. import __version__, collectives, groups, place
 from ..compression import MARKERS
 from ..errors import ArgumentError, EngineError, UnsupportedOperationError
 from ..frameworks.backward import backward_name, combining, expect_gradient, scatter_factor
@@ -286,7 +286,7 @@ class Broadcast(Collective):
     def backward(self, gradients: list[Any], shapes: list[Shape], name: str | None, settings: Settings) -> list[Any]:
         reducing = Settings(settings.process_set, combining(settings.mathematical), mathematical=settings.mathematical)
         [total] = ALLREDUCE(gradients, name, reducing)
-        is_root = np.bool_(runtime.rank() == settings.root)
+        is_root = np.bool_(place.rank() == settings.root)
         return [jax.numpy.where(is_root, total, jax.numpy.zeros_like(total))]  # The others take part in it, too.
 
 

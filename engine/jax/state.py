@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from .. import objects, runtime
+from .. import objects, place, runtime
 from ..collectives import broadcast_async
 from ..errors import UnsupportedTensorError
 from ..failures import announce
@@ -154,6 +154,6 @@ def _like(leaf: Any, result: Any) -> Any:
 def forget_programs() -> None:
     """Have programs compiled anew in a world of another size, or with another rank: the shapes in them go by both."""
     global _place
-    if _place != (place := (runtime.rank(), runtime.size())):
-        _place = place
+    if _place != (now := (place.rank(), place.size())):
+        _place = now
         jax.clear_caches()

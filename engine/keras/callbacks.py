@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from .. import objects, runtime
+from .. import objects, place
 from ..process_sets import ProcessSet, global_process_set
 from . import agreement
 from .values import broadcast_variables, variables_of
@@ -228,7 +228,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         def multiplier(epoch: float) -> float:
             # The first batch of an epoch ends with as many batches done as that: the last reaches the whole rate.
             done = min(epoch + 1 / (self.steps_per_epoch or 1), warmup_epochs)
-            return 1 / runtime.size() * (done * (runtime.size() - 1) / warmup_epochs + 1)
+            return 1 / place.size() * (done * (place.size() - 1) / warmup_epochs + 1)
 
         super().__init__(initial_lr, multiplier, 0, warmup_epochs, False, momentum_correction, steps_per_epoch)
         self.verbose = verbose
@@ -236,7 +236,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Tell the learning rate among the metrics, and that the warm-up is over."""
         super().on_epoch_end(epoch, logs)
-        if epoch + 1 == self.end_epoch and self.verbose and runtime.rank() == 0:
+        if epoch + 1 == self.end_epoch and self.verbose and place.rank() == 0:
             rate = _number(self.model.optimizer.learning_rate)
             print(f"\nEpoch {epoch + 1}: the warm-up has reached the learning rate {rate:g}.")
 
@@ -271,12 +271,12 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Save, if `save_freq` says so."""
-        if runtime.rank() == 0:
+        if place.rank() == 0:
             super().on_train_batch_end(batch, logs)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Save, if this is the best model so far."""
-        if runtime.rank() == 0:
+        if place.rank() == 0:
             super().on_epoch_end(epoch, logs)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ray import cloudpickle
 
-from .. import runtime
+from .. import place
 from ..elastic.worker import run
 
 __all__ = ["log"]
@@ -21,7 +21,7 @@ def log(info: Any) -> None:
     info : object
         It is pickled, and has about 500 KiB at most then.
     """
-    if runtime.rank() == 0:
+    if place.rank() == 0:
         run.log(base64.b64encode(cloudpickle.dumps(info)).decode())
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from .. import collectives, runtime
+from .. import collectives, place, runtime
 from ..process_sets import ProcessSet, global_process_set
 from . import op as _op
 from .call import Call, number_of
@@ -80,12 +80,12 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
 
 def local_rank_op(name: str | None = None) -> Any:
     """The rank among those of this host when the program runs, as int32. `name` has no meaning here."""
-    return _asked(runtime.local_rank)
+    return _asked(place.local_rank)
 
 
 def local_size_op(name: str | None = None) -> Any:
     """The number of ranks of this host when the program runs, as int32. `name` has no meaning here."""
-    return _asked(runtime.local_size)
+    return _asked(place.local_size)
 
 
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from .. import objects, runtime
+from .. import objects, place, runtime
 from ..collectives import broadcast_async_
 from ..errors import EngineError, UnsupportedTensorError
 from ..failures import announce
@@ -129,7 +129,7 @@ def _broadcast_now(variables: Iterable[Any], root: int, process_set: ProcessSet,
     handles = [broadcast_async_(each.reshape(-1).view(np.uint8), root, None, process_set) for each in arrays]
     for handle in handles:
         handle.wait()
-    if runtime.rank() != root:
+    if place.rank() != root:
         for variable, array in zip(named.values(), arrays, strict=True):
             variable.assign(array)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .. import collectives, groups, runtime
+from .. import collectives, groups, place
 from ..frameworks.backward import (
     are_mathematical,
     backward_name,
@@ -196,7 +196,7 @@ class Broadcast(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
         total = _combined(gradients[0], ctx.mathematical, ctx.name, ctx.process_set)
-        if runtime.rank() != ctx.root_rank:  # Zeros with a graph: every rank goes the same way back, a second time too.
+        if place.rank() != ctx.root_rank:  # Zeros with a graph: every rank goes the same way back, a second time too.
             total = total.masked_fill(torch.ones((), dtype=torch.bool, device=total.device), 0)
         return total, None, None, None
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .. import objects, runtime
+from .. import objects, place, runtime
 from ..collectives import barrier, broadcast_async_
 from ..errors import UnsupportedTensorError
 from ..failures import announce
@@ -106,7 +106,7 @@ def broadcast_optimizer_state(
         described, "broadcast_optimizer_state: the ranks' optimizers have different parameters", None, process_set
     )
     tensors: list[torch.Tensor] = []
-    is_root = runtime.rank() == root_rank
+    is_root = place.rank() == root_rank
     try:
         state = _strip(optimizer.state_dict(), tensors) if is_root else None
         for tensor in tensors:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from engine import config, runtime
+from engine import config, controls
 from engine.errors import ConfigError
 from engine.forms import Bytes, Number, Whole, Words, truth
 from engine.launch import options
@@ -124,7 +124,7 @@ def test_the_native_engine_has_the_same_knobs_with_the_same_ranges() -> None:
 
 
 def test_editors_are_shown_what_set_knobs_takes() -> None:
-    *shown, unknown = inspect.signature(runtime.set_knobs).parameters.values()
+    *shown, unknown = inspect.signature(controls.set_knobs).parameters.values()
     kinds = {each.name: str(each.type) for each in fields(config.Config)}
     assert {each.name: each.annotation for each in shown} == {
         name: " | ".join(dict.fromkeys((kinds[name], "str", "None"))) for name in config.knobs()
@@ -150,7 +150,7 @@ ALLOWED = {
     "engine/foresee/recorded.py",  # reads what a timeline tells
     "engine/launch/options.py",  # Horovod's option in another unit, --fusion-threshold-mb
     "engine/metrics/report/advice.py",  # tells a user which option to change
-    "engine/runtime.py",  # what `set_knobs` takes, so that editors know it: a test compares it with the fields
+    "engine/controls.py",  # what `set_knobs` takes, so that editors know it: a test compares it with the fields
 }
 
 

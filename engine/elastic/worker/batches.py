@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ... import logs, runtime
+from ... import logs, place
 from ..samplers import ElasticBatchSampler, ElasticSampler
 from ..state import ObjectState, Progress
 
@@ -113,10 +113,10 @@ def _begin(state: ObjectState, sampler: Any) -> None:
     """Bring the sampler to where the state is, and say so if that is in the middle."""
     progress, length = state.progress, len(sampler.dataset)
     sampler.load_state_dict({"epoch": progress.epoch, "done": progress.done, "length": length})
-    if state.committed and runtime.rank() == 0:
+    if state.committed and place.rank() == 0:
         logs.logger.info(
             "%d ranks go on in epoch %d behind %d samples of %d",
-            runtime.size(),
+            place.size(),
             progress.epoch,
             sampler.done,
             length,
@@ -170,7 +170,7 @@ def _chunks(indices: list[int], size: int) -> Iterator[list[int]]:
 @contextmanager
 def _bar(epochs: int) -> Iterator[Callable[[int, Any], None]]:
     """A progress bar on rank 0, where there is a terminal, and rich to draw it."""
-    if runtime.rank() or not sys.stderr.isatty() or find_spec("rich") is None:
+    if place.rank() or not sys.stderr.isatty() or find_spec("rich") is None:
         yield lambda epoch, sampler: None
         return
     console = import_module("rich.console").Console(stderr=True)

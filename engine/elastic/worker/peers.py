@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ... import collectives, objects, runtime
+from ... import collectives, objects, place
 from ...types import Max
 
 _PREFIX = "engine.elastic."
@@ -20,7 +20,7 @@ class WorldPeers:
     @property
     def rank(self) -> int:
         """This process's rank. No collective."""
-        return runtime.rank()
+        return place.rank()
 
     def gather(self, value: Any) -> Sequence[Any]:
         """The values of all ranks, by rank."""

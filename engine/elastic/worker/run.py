@@ -26,7 +26,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from ... import collectives, runtime
+from ... import collectives, place, runtime
 from ...errors import CalledOff, ConfigError, EngineError, IncompatibleRanksError, MismatchError
 from ...hub_address import HubAddress, host_and_port, secret
 from ...launchers import ENGINERUN
@@ -173,8 +173,8 @@ class _Worker:
 
     def _enter(self, assigned: Assigned) -> bool:
         """Meet the members of a world; whether that was possible."""
-        world, place = assigned.place.world, assigned.place
-        planned = runtime.rank(), runtime.size()
+        world, given = assigned.place.world, assigned.place
+        planned = place.rank(), place.size()
         self._text, self._culprit, self._stalled = "", None, False
         try:
             called_off = CallOff(self._gate.fileno(), lambda: self._gate.called_off(world))
@@ -191,7 +191,7 @@ class _Worker:
             return False
         self._gate.joined(world)
         first = self._world == 0
-        self._world, self._renewed = world, not first or planned != (place.rank, place.size)
+        self._world, self._renewed = world, not first or planned != (given.rank, given.size)
         self._state.enter(world, lambda: self._gate.updated(world), self._tell_commit(assigned))
         return True
 
