@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from .. import readable
@@ -30,12 +29,12 @@ from .console import Console
 from .discovery import Discovery, Fixed, Names, Script, changes
 from .elastic_options import MARGIN, Elastic
 from .elastic_report import Last, Result, first_failure, how, last_of, reason, resets
+from .elastic_slots import Slots
 from .elastic_watch import Watch
 from .errors import LaunchError
 from .fleet import Fleet
 from .hosts import own_names
 from .options import Options
-from .output import Display
 from .plan import Job
 from .supervisor import ENDING_SIGNALS, PASSED_SIGNALS
 
@@ -82,10 +81,8 @@ class Driver:
 
     Attributes
     ----------
-    displays : dict
-        Of each slot and stream that was used.
-    problems : dict of str to OSError
-        Files of workers that could not be written here, and why.
+    slots : Slots
+        With the output of workers.
     """
 
     def __init__(
@@ -104,9 +101,8 @@ class Driver:
         cluster: Cluster | None = None,
     ) -> None:
         assert options.elastic is not None
-        self.displays: dict[tuple[int, str], Display] = {}
-        self.problems: dict[str, OSError] = {}
-        self._options, self._job, self._consoles = options, job, list(consoles)
+        self.slots = Slots(job.directory, options.most, consoles, timestamps=options.timestamps)
+        self._options, self._job = options, job
         self._say = say
         self._wakeup = wakeup
         self._used = used
@@ -124,7 +120,6 @@ class Driver:
         self._fleet.board.hear(wakeup.fileno(), self._signals)
         self._discovery = self._discover(options.elastic)
         self._hosts: dict[str, int] = {}
-        self._numbers: dict[Slot, int] = {}
         self._workers: dict[int, _Worker] = {}
         self._places: Mapping[int, Place] = {}  # of the newest world
         self._ends: dict[int, Last] = {}
@@ -142,7 +137,7 @@ class Driver:
     @property
     def members(self) -> list[int]:
         """The numbers of the slots of the newest world's members, by rank."""
-        return [self._numbers[place.slot] for place in sorted(self._places.values(), key=lambda place: place.rank)]
+        return [self.slots[place.slot] for place in sorted(self._places.values(), key=lambda place: place.rank)]
 
     def hear(self, descriptor: int, act: Callable[[], None]) -> None:
         """Call back whenever a descriptor can be read; `act` reads it, and does not block."""
@@ -187,8 +182,7 @@ class Driver:
         self._end_discovery()
         self._fleet.close()
         (self._job.directory / remote_files.TOKEN).unlink(missing_ok=True)
-        for display in self.displays.values():
-            display.close()
+        self.slots.close()
 
     def _end_discovery(self) -> None:
         """Ask no more. A script may run now; it is ended as long as there is the selector that listens to it."""
@@ -235,8 +229,8 @@ class Driver:
 
     def _start(self, action: events.Start) -> None:
         worker, slot = action.worker, action.slot
-        number = self._number(slot)
-        stderr = self._open(number)
+        number = self.slots.number(slot, {each.number for each in self._workers.values()})
+        stderr = self.slots.open(number)
         self._used(number)
         self._workers[worker] = _Worker(slot, number, stderr.stat().st_size)
         size = max(self._options.size, number + 1)
@@ -333,7 +327,7 @@ class Driver:
     def _act(self, host: str, message: Message) -> None:
         kind, head = message.kind, message.head
         if kind == "output":
-            self._show(host, message)
+            self.slots.show(host, message)
         elif kind == "said":
             self._said(host, message)
         elif kind == "end":
@@ -344,9 +338,7 @@ class Driver:
         elif kind == "started":
             self._show_start(host, message)
         elif kind == "file":
-            problem = remote_files.keep(message, self._job.directory)
-            if problem is not None:
-                self.problems.setdefault(f"{self._job.directory}/{head['path']}", problem)
+            self.slots.keep(message)
         elif kind == "say":
             if head["line"] != self._told:
                 self._say(f"{host}: {head['line']}")
@@ -380,7 +372,7 @@ class Driver:
     def _ended(self, host: str, message: Message) -> None:
         number, code = message.number("worker"), message.number("code")
         worker = self._worker(host, message)
-        display = self.displays[worker.number, "stderr"]
+        display = self.slots.displays[worker.number, "stderr"]
         last = last_of(code, display.path, worker.since)
         self._gone(number)
         if code != 0 and not message.head["killed"]:
@@ -425,9 +417,7 @@ class Driver:
             self._gone(number)
 
     def _gone(self, number: int) -> None:
-        worker = self._workers.pop(number)
-        for name in ("stdout", "stderr"):
-            self.displays[worker.number, name].flush()
+        self.slots.flush(self._workers.pop(number).number)
 
     def _signals(self) -> None:
         """Pass on the signals that have come; a second one to end kills."""
@@ -450,52 +440,12 @@ class Driver:
         if first:
             self._feed(events.Stop(f"ended by {name}"))
 
-    def _show(self, host: str, message: Message) -> None:
-        """Show what was written in a slot: by its worker, or by what a worker has started, which may outlive it."""
-        number = message.number("number")
-        if not any(slot.host == host and each == number for slot, each in self._numbers.items()):
-            raise ChannelError(f"it speaks of slot number {number}, which is not one of its slots")
-        self.displays[number, str(message.head["stream"])].take(message.body)
-
     def _worker(self, host: str, message: Message) -> _Worker:
         """The worker that a message is about, which must be one of its host."""
         worker = self._workers.get(message.number("worker"))
         if worker is None or worker.slot.host != host:
             raise ChannelError(f"it speaks of worker {message.head['worker']}, which is not one of its workers")
         return worker
-
-    # ---- slots and files
-
-    def _number(self, slot: Slot) -> int:
-        """The number of a slot in the job. It stays, unless there are so many that one without a worker must give its.
-
-        The first are given in the order of the first world's ranks.
-        """
-        number = self._numbers.get(slot)
-        if number is None:
-            used = {worker.number for worker in self._workers.values()}
-            known = set(self._numbers.values())
-            number = next((each for each in range(self._options.most) if each not in known), None)
-            if number is None:
-                number = next(each for each in range(2 * self._options.most + len(used)) if each not in used)
-                self._numbers = {other: each for other, each in self._numbers.items() if each != number}
-            self._numbers[slot] = number
-        return number
-
-    def _open(self, number: int) -> Path:
-        """Open the files of a slot, if they are not; gives that of stderr."""
-        directory = self._job.directory / f"rank.{number}"
-        for name, console in zip(("stdout", "stderr"), self._consoles, strict=True):
-            if (number, name) not in self.displays:
-                try:
-                    directory.mkdir(mode=0o700, exist_ok=True)
-                    display = Display(number, name, directory / name, console, timestamps=self._options.timestamps)
-                except OSError as error:
-                    raise LaunchError(
-                        f"cannot write {str(directory / name)!r}: {error.strerror}; choose another --output-dir"
-                    ) from error
-                self.displays[number, name] = display
-        return directory / "stderr"
 
     # ---- the end
 

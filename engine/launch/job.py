@@ -238,8 +238,8 @@ class JobRun:
         if outcome.failed and outcome.signum is None:
             metrics.linger(wakeup)
         metrics.stop()
-        self._displays.extend(driver.displays.values())
-        self.problems = driver.problems
+        self._displays.extend(driver.slots.displays.values())
+        self.problems = driver.slots.problems
         return outcome
 
     def _supervise(

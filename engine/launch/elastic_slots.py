@@ -1,0 +1,112 @@
+"""The slots of an elastic job: the number of each, and the files in which the output of its workers is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from ..elastic.places import Slot
+from . import remote_files
+from .channel import ChannelError, Message
+from .console import Console
+from .errors import LaunchError
+from .output import Display
+
+
+class Slots:
+    """Numbers of slots, and what is written in them.
+
+    Parameters
+    ----------
+    directory : Path
+        The job's. Each slot has a directory of its own in it, by its number.
+    most : int
+        Workers that there are at once, at most.
+    consoles : sequence of Console
+        The launcher's stdout and stderr.
+    timestamps : bool
+        Whether lines on them begin with the time.
+
+    Attributes
+    ----------
+    displays : dict
+        Of each number and stream that was used.
+    problems : dict of str to OSError
+        Files of workers that could not be written here, and why.
+    """
+
+    def __init__(self, directory: Path, most: int, consoles: Sequence[Console], *, timestamps: bool) -> None:
+        self.displays: dict[tuple[int, str], Display] = {}
+        self.problems: dict[str, OSError] = {}
+        self._directory, self._most = directory, most
+        self._consoles, self._timestamps = list(consoles), timestamps
+        self._numbers: dict[Slot, int] = {}
+
+    def __getitem__(self, slot: Slot) -> int:
+        """The number that the slot has."""
+        return self._numbers[slot]
+
+    def number(self, slot: Slot, used: Collection[int]) -> int:
+        """A slot's number in the job. It stays, unless there are so many that one without a worker must give its.
+
+        The first are given in the order of the first world's ranks.
+
+        Parameters
+        ----------
+        slot : Slot
+        used : collection of int
+            The numbers of slots in which there are workers.
+        """
+        number = self._numbers.get(slot)
+        if number is None:
+            known = set(self._numbers.values())
+            number = next((each for each in range(self._most) if each not in known), None)
+            if number is None:
+                number = next(each for each in range(2 * self._most + len(used)) if each not in used)
+                self._numbers = {other: each for other, each in self._numbers.items() if each != number}
+            self._numbers[slot] = number
+        return number
+
+    def open(self, number: int) -> Path:
+        """Open the files of a slot, if they are not; gives that of stderr.
+
+        Raises
+        ------
+        LaunchError
+            They cannot be written.
+        """
+        directory = self._directory / f"rank.{number}"
+        for name, console in zip(("stdout", "stderr"), self._consoles, strict=True):
+            if (number, name) not in self.displays:
+                try:
+                    directory.mkdir(mode=0o700, exist_ok=True)
+                    display = Display(number, name, directory / name, console, timestamps=self._timestamps)
+                except OSError as error:
+                    raise LaunchError(
+                        f"cannot write {str(directory / name)!r}: {error.strerror}; choose another --output-dir"
+                    ) from error
+                self.displays[number, name] = display
+        return directory / "stderr"
+
+    def show(self, host: str, message: Message) -> None:
+        """Show what was written in a slot: by its worker, or by what a worker has started, which may outlive it."""
+        number = message.number("number")
+        if not any(slot.host == host and each == number for slot, each in self._numbers.items()):
+            raise ChannelError(f"it speaks of slot number {number}, which is not one of its slots")
+        self.displays[number, str(message.head["stream"])].take(message.body)
+
+    def keep(self, message: Message) -> None:
+        """Keep a file of a worker's that its host has sent."""
+        problem = remote_files.keep(message, self._directory)
+        if problem is not None:
+            self.problems.setdefault(f"{self._directory}/{message.head['path']}", problem)
+
+    def flush(self, number: int) -> None:
+        """Show what a worker has left of its last line, as no more follows."""
+        for name in ("stdout", "stderr"):
+            self.displays[number, name].flush()
+
+    def close(self) -> None:
+        """Close all files."""
+        for display in self.displays.values():
+            display.close()
