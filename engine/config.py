@@ -1,8 +1,8 @@
 """Every setting of the engine, once: a field of `Config` has its default, unit, form, meaning and names.
 
-The launcher's options, the table in the README, what `set_knobs` takes, the space that the tuner searches and the
-gauges of the knobs follow from the fields. This is the one place that reads the environment: a setting `name` is read
-from `ENGINE_NAME`, or from an alias that existing job scripts use; `engine.init(name=value)` overrides both.
+The launcher's options, the table in `docs/settings.md`, what `set_knobs` takes, the space that the tuner searches and
+the gauges of the knobs follow from the fields. This is the one place that reads the environment: a setting `name` is
+read from `ENGINE_NAME`, or from an alias that existing job scripts use; `engine.init(name=value)` overrides both.
 """
 
 from __future__ import annotations

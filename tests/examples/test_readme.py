@@ -101,7 +101,7 @@ def test_the_example_beyond_gradients_runs() -> None:
 
 
 def test_settings_are_those_of_the_code() -> None:
-    (table,) = re.findall(r"<!-- settings.*?-->\n(.*?)\n<!--", README, re.DOTALL)
+    (table,) = re.findall(r"<!-- settings.*?-->\n(.*?)\n<!--", (ROOT / "docs/settings.md").read_text(), re.DOTALL)
     assert table == config.describe()
 
 

@@ -134,8 +134,8 @@ def test_editors_are_shown_what_set_knobs_takes() -> None:
 
 
 def test_the_documents_name_every_knob() -> None:
-    readme, tuning = ((ROOT / page).read_text() for page in ("README.md", "docs/autotune.md"))
-    assert f"engine.set_knobs({', '.join(f'{name}=...' for name in config.knobs())})" in readme
+    settings, tuning = ((ROOT / page).read_text() for page in ("docs/settings.md", "docs/autotune.md"))
+    assert f"engine.set_knobs({', '.join(f'{name}=...' for name in config.knobs())})" in settings
     assert re.findall(r"^\| `(\w+)` \| .*", tuning.partition("## What is tuned")[2], re.MULTILINE)[
         : len(KNOBS)
     ] == list(KNOBS)
