@@ -71,6 +71,13 @@ class Config:
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
         option=Option("S", ("--stall-check-shutdown-time-seconds",)),
     )
+    host_silence: float = setting(
+        4.0,
+        "seconds",
+        Number(2.0, 60.0, "a number of seconds"),
+        "Seconds without an answer of another host's kernel after which it is lost, and all ranks fail.",
+        option=Option("S"),
+    )
     start_timeout: float = setting(
         60.0,
         "seconds",

@@ -186,6 +186,7 @@ def _start(
         knobs={name: getattr(settings, name) for name in config.knobs()},
         stall_warning=settings.stall_warning,
         stall_limit=settings.stall_limit,
+        host_silence=settings.host_silence,
         spin_us=spin_us(gathered) if settings.spin_us is None else settings.spin_us,
         yield_us=yield_us(gathered) if settings.spin_us is None else 0.0,
         counters=page,

@@ -27,6 +27,7 @@ class Engine:
         hosts: Sequence[int] | None = None,
         lanes: Mapping[int, Sequence[int]] | None = None,
         trunks: Mapping[int, int] | None = None,
+        host_silence: float = 4.0,
         mpi: dict[str, int] | None = None,
         device_sums: str = "nccl",
         another_follows: bool = False,
@@ -41,7 +42,8 @@ class Engine:
         sockets by rank, to whom this rank carries for and who carries for it, equally many to each, in the same order
         at both ends, and `trunks` by host, between rank 0 and the first rank of each other host. They do not block,
         nothing was received that is not yet read, and they are the engine's from now on, even if this fails. `control`
-        and `arena` are those of this rank's host, `peers` of ranks elsewhere -1. `mpi`: what large parts of tensors go
+        and `arena` are those of this rank's host, `peers` of ranks elsewhere -1. `host_silence`: seconds, from 2 to 60,
+        after which a host that does not answer is lost. `mpi`: what large parts of tensors go
         over instead: the addresses `isend`, `irecv`, `test` and `cancel`, the handles `comm` and `byte`, whether
         handles are `ints`, and the first `tag` of 256 for messages. `device_sums`: the setting of that name, of which
         rank 0's decides whether gradients on GPUs travel in frozen batches. `another_follows`: the process may enter

@@ -28,7 +28,7 @@ from engine_ext.bindings.rooms cimport close_rooms, make_rooms
 from engine_ext.bindings.submit cimport TICK_NS
 from engine_ext.bindings.waiting cimport wait_for_joins
 from engine_ext.control.connections cimport (
-    Network, connections_close, connections_forked, connections_messages, connections_open, connections_use,
+    Network, connections_close, connections_forked, connections_messages, connections_open, connections_use, connections_watch,
 )
 from engine_ext.control.coordinator cimport coordinator_close, coordinator_open
 from engine_ext.control.driver cimport Goal, driver_start, driver_stop, driver_wait, driver_wait_for_all
@@ -116,8 +116,8 @@ cdef class Engine:
         self.shared = []
 
     def __init__(self, int rank, int size, int control, int arena, peers, *, dict knobs, stall_warning, stall_limit, spin_us,
-                 int counters=-1, double yield_us=0.0, int calls=0, hosts=None, lanes=None, trunks=None, mpi=None,
-                 device_sums="nccl", bint another_follows=False):
+                 int counters=-1, double yield_us=0.0, int calls=0, hosts=None, lanes=None, trunks=None,
+                 double host_silence=4.0, mpi=None, device_sums="nccl", bint another_follows=False):
         cdef State* e = self.state
         cdef int r
         if e.segment.header != NULL:
@@ -137,7 +137,7 @@ cdef class Engine:
             raise MemoryError("no memory for the engine")
         self.settings = {
             "knobs": knobs, "stall_warning": stall_warning, "stall_limit": stall_limit, "spin_us": spin_us, "yield_us": yield_us,
-            "counters": counters, "hosts": hosts, "lanes": lanes, "trunks": trunks, "mpi": mpi,
+            "counters": counters, "hosts": hosts, "lanes": lanes, "trunks": trunks, "host_silence": host_silence, "mpi": mpi,
             "device_sums": device_sums,
         }
         try:
@@ -231,6 +231,7 @@ cdef class Engine:
         e.network = <Network*>calloc(1, sizeof(Network))
         if e.network == NULL or connections_open(e.network, &e.segment, lanes, sockets, trunks) != Status.OK:
             raise MemoryError("no memory for the connections to other hosts")
+        connections_watch(e.network, <uint32_t>(<double>self.settings["host_silence"] * 1e3), self.world is None)
         if self.settings["mpi"] is not None:
             self.use_mpi(self.settings["mpi"])
         return 0

@@ -10,10 +10,6 @@ import struct
 from pathlib import Path
 from typing import NamedTuple
 
-# Seconds for which an idle connection may be silent, about. As long as what was sent may be without an answer
-# (engine_ext/control/network.pyx): that a host is gone is told by rank 0's host, over trunks, before lanes say so.
-TRUNK_SILENCE = 4
-LANE_SILENCE = 6
 _NO_PORT = 9  # where a way to a host is asked for, and nothing sent
 _SIOCGIFADDR = 0x8915  # ioctl of an interface's IPv4 address (netdevice(7))
 
@@ -185,7 +181,7 @@ def keep_watch(connection: socket.socket, silence: int) -> None:
     """Have the kernel end an idle connection whose other side has not answered for so many seconds.
 
     The other side's kernel answers, whatever its process does. A busy connection is not watched: TCP_USER_TIMEOUT would
-    also end one whose other side takes nothing, because its process is stopped (the engine's network thread looks).
+    also end one whose other side takes nothing, because its process is stopped.
     """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in ((socket.TCP_KEEPIDLE, 1), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, silence)):

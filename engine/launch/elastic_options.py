@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from ..config import Config
 from ..elastic.limits import Limits
 from ..forms import Whole, argument, seconds
 from .errors import LaunchError
@@ -20,6 +21,7 @@ SLOW_TIME = 60.0  # seconds
 TIMEOUT = 600.0  # seconds that a job waits for enough workers, as Horovod's
 LEASE = 10.0  # seconds without a word of the launcher after which an agent's workers are ended, and the other way round
 LEAST_LEASE = 2.0
+SILENCE = 2.0  # least `host_silence`
 MARGIN = 1.0  # seconds that a guardian may take to see that a lease is over, and to end what runs
 
 
@@ -59,6 +61,11 @@ class Elastic:
     cooldown: tuple[float, float] | None
     slow: tuple[float, float] | None
     lease: float = LEASE
+
+    @property
+    def silence(self) -> float:
+        """Seconds for which ranks wait for a silent host: the lease, within what the engine allows and is used to."""
+        return max(SILENCE, min(self.lease, Config.host_silence))
 
     def several(self, names: Collection[str] | None) -> bool:
         """Whether ranks may be on several hosts; `names` as of `lay_out`."""

@@ -117,7 +117,7 @@ class JobRun:
                 secret=secrets.token_hex(32),
                 port=machine.free_port(),
                 directory=directory,
-                settings=_with_log(options, chosen) | metrics.settings,
+                settings=_settings(options, chosen) | metrics.settings,
                 horovod=options.horovod,
                 torchrun=options.torchrun,
                 counters=() if options.places or options.elastic else metrics.counters,
@@ -389,11 +389,15 @@ def _guarded(job: Job, metrics: Metrics) -> Iterator[socket.socket]:
         guardian.dismiss()
 
 
-def _with_log(options: Options, chosen: Mapping[str, Any]) -> dict[str, str]:
-    """The settings; the tuner's log goes to the job's directory, if that is kept and nobody has named another file."""
-    if options.directory is None or "autotune_log" in chosen:
-        return options.settings
-    return {**options.settings, variable("autotune_log"): str(options.directory.absolute() / "autotune.jsonl")}
+def _settings(options: Options, chosen: Mapping[str, Any]) -> dict[str, str]:
+    """The settings, and what follows for those that nobody has chosen: the tuner's log goes to the job's directory, if that
+    is kept, and ranks take a silent host for lost no later than the launcher does."""
+    ours = {}
+    if options.directory is not None:
+        ours["autotune_log"] = str(options.directory.absolute() / "autotune.jsonl")
+    if options.elastic is not None:
+        ours["host_silence"] = f"{options.elastic.silence:g}"
+    return {variable(name): value for name, value in ours.items() if name not in chosen} | options.settings
 
 
 def _lock(directory: Path) -> int:

@@ -295,18 +295,13 @@ class Between:
         taken: dict[int, int] = {}
         links = self.trunks()
         for there in self.layout.trunks(rank):
-            connection = links[self.layout.hosts[there]].connection
-            network.keep_watch(connection, network.TRUNK_SILENCE)
-            taken[there] = connection.detach()
+            taken[there] = links[self.layout.hosts[there]].connection.detach()
         return taken
 
     def taken_lanes(self, rank: int) -> dict[int, list[int]]:
         """By rank elsewhere, the descriptors of the lane of `rank`; the caller's from now on."""
         taken: dict[int, list[int]] = {}
         own = {lane: link.connection for lane, link in sorted(self.open.items()) if lane[0] == rank}
-        for (_, _, number), connection in own.items():
-            if number == 0:  # The others of a lane go the same way.
-                network.keep_watch(connection, network.LANE_SILENCE)
         for (_, there, _), connection in own.items():
             taken.setdefault(there, []).append(connection.detach())
         return taken

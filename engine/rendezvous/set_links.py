@@ -154,9 +154,6 @@ class _Meeting:
         """The descriptors, by rank, of which the caller is the owner now: lanes and trunks."""
         lanes: dict[int, list[int]] = {}
         trunks: dict[int, int] = {}
-        for (kind, _, _), link in self.links.items():
-            if kind == "trunk":
-                network.keep_watch(link.connection, network.LANE_SILENCE)
         for kind, other, number in sorted(self.links):
             descriptor = self.links.pop((kind, other, number)).connection.detach()
             if kind == "trunk":

@@ -29,6 +29,8 @@ cdef struct Network:
     uint32_t spoken         # atomic: 1: something was sent on a link since the thread last looked at what is owed
     uint32_t watching       # atomic: 1 while the thread looks now and then whether what was sent is acknowledged
     uint64_t watched_at     # when it last did: nanoseconds, monotonic
+    uint32_t lane_silence_ms    # for which nothing may come of what was asked for on a lane
+    uint32_t trunk_silence_ms   # the same on a trunk
     uint32_t stop           # atomic: 1 once the thread has to end
     bint threaded
     pthread_t thread
@@ -38,6 +40,7 @@ cdef struct Network:
     uint64_t suspected_at   # since when: nanoseconds, monotonic
 
 cdef int connections_open(Network* network, Segment* segment, const int* lanes, int sockets, const int* trunks) noexcept nogil
+cdef void connections_watch(Network* network, uint32_t silence_ms, bint of_world) noexcept nogil
 cdef bint connections_delivered(Network* network) noexcept nogil
 cdef int connections_use(Network* network, const Segment* segment, const engine_mpi* mpi, int tag) noexcept nogil
 cdef uint64_t connections_messages(const Network* network) noexcept nogil

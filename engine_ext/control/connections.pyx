@@ -1,5 +1,5 @@
 """Open and close a rank's connections to other hosts: sockets that were connected and proven at the start."""
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
@@ -11,6 +11,9 @@ from engine_ext.shared.segment cimport coordinates
 from engine_ext.transport.lanes cimport Lane, carrier, lanes_close
 from engine_ext.transport.link cimport AHEAD, link_close, link_delivered, link_open
 from engine_ext.transport.mpi cimport courier_close, courier_sent
+
+cdef extern from "platform/sockets.h" nogil:
+    void engine_socket_keep(int fd, uint32_t silence_ms)
 
 cdef extern from "<sys/epoll.h>" nogil:
     enum: EPOLL_CLOEXEC
@@ -61,6 +64,20 @@ cdef void add_lane(Network* network, const Segment* segment, int number, int soc
     network.of[peer] = lane
     if carrier(segment, segment.rank, segment.host_of[peer]) == peer:
         network.to[segment.host_of[peer]] = lane
+
+
+cdef void connections_watch(Network* network, uint32_t silence_ms, bint of_world) noexcept nogil:
+    """Have the kernel end connections that are idle, and whose other side has not answered for so long; those on which something
+    was sent the network thread looks at. Lanes, and a process set's trunks, have half as much more: that a host is gone is told by
+    rank 0's host, over the world's trunks, before they say so."""
+    cdef int k
+    network.lane_silence_ms = silence_ms + silence_ms // 2
+    network.trunk_silence_ms = silence_ms if of_world else network.lane_silence_ms
+    for k in range(network.lane_count, network.count):
+        engine_socket_keep(network.links[k].fd, network.trunk_silence_ms)
+    for k in range(network.lane_count if of_world else 0):
+        if k % network.list[0].count == 0:      # the others of a lane go the same way
+            engine_socket_keep(network.links[k].fd, network.lane_silence_ms)
 
 
 cdef int connections_use(Network* network, const Segment* segment, const engine_mpi* mpi, int tag) noexcept nogil:

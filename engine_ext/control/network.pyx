@@ -39,9 +39,8 @@ cdef enum:
     LOOKS_SOON = 5000           # before pauses become long
     SHORT_NAP_NS = 50000
     LONG_NAP_NS = 1000000
-    WATCH_MS = 1000             # between two looks at what is not acknowledged
-    TRUNK_SILENCE_MS = 4000     # as long as the kernel takes to find an idle one silent (engine/host/network.py)
-    LANE_SILENCE_MS = 6000      # longer, so that a host which is gone is told by the coordinator's host
+    WATCHES = 4                 # looks at what is not acknowledged, in the time for which a trunk may be silent
+    WATCH_MS = 1000             # between two of them, at most
     NEWS_MS = 1                 # for which news that nobody waits for is left, to be looked at with what comes meanwhile
     SHARED_NEWS_MS = 2          # the same where several ranks have trunks, each of which leaves its own
     MANY_HOSTS = 16             # with more of them, what comes on trunks while such news is left is taken in together
@@ -129,6 +128,11 @@ cdef inline int news_ms(const State* e) noexcept nogil:
     return NEWS_MS if e.segment.rank == e.segment.leader else SHARED_NEWS_MS
 
 
+cdef inline int watch_ms(const Network* network) noexcept nogil:
+    """Milliseconds between two looks at what is not acknowledged."""
+    return min(<int>WATCH_MS, <int>network.trunk_silence_ms // WATCHES)
+
+
 cdef int longest_wait(const State* e) noexcept nogil:
     """For how many milliseconds this thread may wait for what comes; -1: without limit."""
     cdef const Network* network = e.network
@@ -136,7 +140,7 @@ cdef int longest_wait(const State* e) noexcept nogil:
         return news_ms(e)
     if network.suspect >= 0:
         return GRACE_LOOK_MS
-    return WATCH_MS if load32_relaxed(&network.watching) else -1
+    return watch_ms(network) if load32_relaxed(&network.watching) else -1
 
 
 cdef void tell_news(State* e) noexcept nogil:
@@ -212,13 +216,13 @@ cdef void watch(State* e) noexcept nogil:
     if not load32_relaxed(&network.spoken) and not load32_relaxed(&network.watching):
         return
     now = now_ns()
-    if not overdue_ns(now, network.watched_at, WATCH_MS * 1000000):
+    if not overdue_ns(now, network.watched_at, watch_ms(network) * <uint64_t>1000000):
         store32_release(&network.watching, 1)   # and look then
         return
     network.watched_at = now
     store32_release(&network.spoken, 0)
     for k in range(network.count):
-        owed |= link_look(&network.links[k], LANE_SILENCE_MS if k < network.lane_count else TRUNK_SILENCE_MS)
+        owed |= link_look(&network.links[k], network.lane_silence_ms if k < network.lane_count else network.trunk_silence_ms)
         notice_end(e, k)
     store32_release(&network.watching, owed)
     if add32(&network.spoken, 0):               # read and written: behind `watching`, as network_rest reads that behind this

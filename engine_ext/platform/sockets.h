@@ -65,6 +65,16 @@ static inline void engine_socket_wait(int epoll, uint64_t *news, uint64_t *ended
   }
 }
 
+/* Have the system end a TCP connection that is idle, and whose other side's system has not answered for so long; it asks once a
+ * second. Other kinds of sockets have no use of that. TCP_USER_TIMEOUT would also end one whose other side takes nothing. */
+static inline void engine_socket_keep(int fd, uint32_t silence_ms) {
+  int on = 1, second = 1, times = (int)((silence_ms + 999) / 1000);
+  setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &second, sizeof second);
+  setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &second, sizeof second);
+  setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &times, sizeof times);
+  setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+}
+
 /* Whether a TCP connection's other side has yet to acknowledge something. `silent` is for how many milliseconds nothing has come
  * from there, if the system has asked for an answer again and again, else 0. A process that is stopped is not silent: its system
  * answers, if only that there is no room. */

@@ -12,7 +12,7 @@ import pytest
 
 from engine.errors import EngineError, RendezvousError
 from engine.process_sets import Registry
-from engine.rendezvous import Gathered, set_links
+from engine.rendezvous import Gathered
 from engine.rendezvous.layout import Layout
 from engine.rendezvous.messages import close_all
 from engine.rendezvous.set_links import Connections, SetLinks
@@ -105,22 +105,6 @@ def test_nobody_waits_for_connections_when_the_world_has_ended() -> None:
 
     results = on_all(use)
     assert {str(results[rank]) for rank in RANKS[:-1]} == {"the world has ended"}
-
-
-def test_a_rank_that_cannot_be_watched_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every connection is open by then."""
-
-    def refuse(connection: Any, silence: int) -> None:
-        raise OSError("not today")
-
-    def use(rank: int, links: SetLinks, exchange: Callable[[bytes], list[bytes]]) -> Connections:
-        monkeypatch.setattr(set_links.network, "keep_watch", refuse)
-        lanes, trunks = links.open(RANKS, exchange, goes_on)
-        close_all([*chain(*lanes.values()), *trunks.values()])
-        return lanes, trunks
-
-    results = on_all(use)
-    assert [isinstance(results[rank], OSError) for rank in range(5)] == [False, True, True, False, True]
 
 
 @pytest.mark.parametrize("when", ["connected", "formed"])
