@@ -390,8 +390,8 @@ def _guarded(job: Job, metrics: Metrics) -> Iterator[socket.socket]:
 
 
 def _settings(options: Options, chosen: Mapping[str, Any]) -> dict[str, str]:
-    """The settings, and what follows for those that nobody has chosen: the tuner's log goes to the job's directory, if that
-    is kept, and ranks take a silent host for lost no later than the launcher does."""
+    """The settings, and what follows for those that nobody has chosen: the tuner's log goes to the job's directory, if
+    that is kept, and ranks wait for a silent host no longer than the launcher does."""
     ours = {}
     if options.directory is not None:
         ours["autotune_log"] = str(options.directory.absolute() / "autotune.jsonl")

@@ -67,9 +67,9 @@ cdef void add_lane(Network* network, const Segment* segment, int number, int soc
 
 
 cdef void connections_watch(Network* network, uint32_t silence_ms, bint of_world) noexcept nogil:
-    """Have the kernel end connections that are idle, and whose other side has not answered for so long; those on which something
-    was sent the network thread looks at. Lanes, and a process set's trunks, have half as much more: that a host is gone is told by
-    rank 0's host, over the world's trunks, before they say so."""
+    """Have the kernel end connections that are idle, and whose other side has not answered for so long; those on which
+    something was sent the network thread looks at. Lanes, and a process set's trunks, have half as much more: that a host is
+    gone is told by rank 0's host, over the world's trunks, before they say so."""
     cdef int k
     network.lane_silence_ms = silence_ms + silence_ms // 2
     network.trunk_silence_ms = silence_ms if of_world else network.lane_silence_ms
