@@ -58,8 +58,7 @@ ALLOWED = {
     "cable": 10.0,
     "lost": 4.0,
 }
-"""Seconds from a fault to the next step in a later world; for `cable`, from its end to the next step; for `lost`, on top
-of the lease."""
+"""Seconds from a fault to the next step in a later world; of `cable`, from its end; of `lost`, beside the lease."""
 KEPT = 20  # worlds of which flight records are kept
 LONGEST = 120.0  # seconds after which the job is taken to hang
 WEIGHTS = dict.fromkeys(ALLOWED, 1) | {"kill": 10, "leave": 3, "agent": 2}
