@@ -53,6 +53,22 @@ def raise_in(rank: int) -> Any:
     return engine.allreduce(np.ones(3))
 
 
+class Strange(Exception):
+    """It cannot be made again from its pickle; or, with a lock, not be pickled."""
+
+    def __init__(self, way: str, _: str) -> None:
+        super().__init__("of a kind")
+        self.lock = threading.Lock() if way == "to" else None
+
+
+def raise_something_strange(rank: int, way: str) -> Any:
+    """One rank raises what cannot be pickled, or not be unpickled; the others wait for it."""
+    engine.init()
+    if engine.rank() == rank:
+        raise Strange(way, "")
+    return engine.allreduce(np.ones(3))
+
+
 def die_in(rank: int, before_init: bool = False) -> Any:
     """One rank is killed, the others wait for it."""
     if before_init and int(os.environ["ENGINE_RANK"]) == rank:

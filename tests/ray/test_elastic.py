@@ -149,7 +149,7 @@ def test_the_other_executor_runs_elastic_jobs_and_each_worker_has_its_gpu_at_the
     try:
         ranks.start()
         found = ranks.run(elastic_programs.devices)
-        assert sorted(str(seen).split(",")[int(str(slot))] for seen, slot in found) == ["0", "1"], found
+        assert sorted(str(seen).split(",")[int(str(slot))] for seen, slot, _ in found) == ["0", "1"], found
         with pytest.raises(NotImplementedError, match=r"run\(\) alone"):
             ranks.run_remote(elastic_programs.devices)
     finally:
@@ -165,6 +165,18 @@ def test_slots_that_never_come_are_told_with_what_the_cluster_has(start: Callabl
         "The cluster has 3 nodes: 1 with 2 CPU, 2 with 1 CPU",
     ):
         assert part in str(caught.value)
+
+
+def test_what_a_callback_raises_ends_the_job_and_a_value_that_is_too_large_is_refused(
+    start: Callable[..., ElasticRayExecutor],
+) -> None:
+    executor = start({"min_np": 1, "max_np": 1})
+
+    def callback(value: str) -> None:
+        raise KeyError(value)
+
+    with pytest.raises(KeyError, match=r"ray_logger.log: a bytes of 500 KiB; 500 KiB go"):
+        executor.run(elastic_programs.log_too_much, [callback])
 
 
 @pytest.mark.slow  # a worker more, and so many seconds
