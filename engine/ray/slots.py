@@ -77,6 +77,7 @@ class Slots:
         self._looked = threading.Condition()
         self._looks = 0
         self._numbered = 0
+        self._unknown: set[str] = set()  # names of the user's discovery that have been told
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -181,6 +182,10 @@ class Slots:
         for name, slots in self._hosts.find_available_hosts_and_slots().items():
             if name in addresses:
                 wanted[addresses[name]] += min(slots, self._most - wanted.total())
+            elif name not in self._unknown:
+                self._unknown.add(name)
+                known = ", ".join(sorted(addresses))
+                logger.warning("the discovery tells of %r, which is no node of the cluster yet: %s", name, known)
         return wanted
 
     def _ask_for(self, wanted: Counter[str]) -> None:

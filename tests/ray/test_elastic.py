@@ -172,16 +172,22 @@ def test_what_a_callback_raises_ends_the_job_and_a_value_that_is_too_large_is_re
 ) -> None:
     executor = start({"min_np": 1, "max_np": 1})
 
-    def callback(value: str) -> None:
+    def interrupt(_: str) -> None:
+        signal.raise_signal(signal.SIGINT)  # as Ctrl-C at any time
+
+    with pytest.raises(KeyboardInterrupt):
+        executor.run(elastic_programs.log_too_much, [interrupt])
+
+    def fail(value: str) -> None:
         raise KeyError(value)
 
     with pytest.raises(KeyError, match=r"ray_logger.log: a bytes of 500 KiB; 500 KiB go"):
-        executor.run(elastic_programs.log_too_much, [callback])
+        executor.run(elastic_programs.log_too_much, [fail])
 
 
 @pytest.mark.slow  # a worker more, and so many seconds
 def test_a_discovery_of_the_users_own_and_a_limit_of_resets_are_kept_to(
-    start: Callable[..., ElasticRayExecutor], tmp_path: Path
+    start: Callable[..., ElasticRayExecutor], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Told:
         slots = 1
@@ -194,6 +200,7 @@ def test_a_discovery_of_the_users_own_and_a_limit_of_resets_are_kept_to(
     executor = start(settings, override_discovery=False)
     job = Job(tmp_path, executor)
     job.of_size(1)
+    assert caplog.text.count("the discovery tells of 'elsewhere', which is no node of the cluster") == 1
     with pytest.raises(LaunchError, match="runs a function already"):
         executor.run(elastic_programs.devices)
     told.slots = 2
