@@ -193,8 +193,8 @@ class ElasticRayExecutor:
             It makes its model and its state, and calls a function that `engine.elastic.run` or its like has made. A
             worker that comes later calls it from the beginning.
         callbacks : sequence of callable, optional
-            Called, in this thread, with each value that rank 0 gives to `engine.ray.ray_logger.log`. What one raises ends
-            the job, and is raised here.
+            Called, in this thread, with each value that rank 0 gives to `engine.ray.ray_logger.log`. What one raises
+            ends the job, and is raised here.
         args, kwargs : sequence, mapping, optional
             The same on every worker.
 
@@ -239,7 +239,11 @@ class ElasticRayExecutor:
 
 
 class _CallbackError(Exception):
-    """A callback of the user's has failed; its exception is the cause."""
+    """A callback of the user's has failed."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
 
 
 class _Call:
@@ -286,7 +290,7 @@ class _Run:
             for callback in self._callbacks:
                 callback(ray_logger.logged(value))
         except Exception as error:  # which would look like one of what the agent has sent
-            raise _CallbackError from error
+            raise _CallbackError(error) from error
 
     def run(self) -> list[Any]:
         """Run it to its end; nothing is left then."""
@@ -316,8 +320,7 @@ class _Run:
                 result = driver.run()
                 return self._conclude(result, driver.members, keep)
             except _CallbackError as failed:
-                assert failed.__cause__ is not None
-                raise failed.__cause__ from None
+                raise failed.error from None
             finally:
                 driver.abandon()
                 self._out.drain()

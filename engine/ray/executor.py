@@ -287,7 +287,7 @@ class RayExecutor:
         if not self._actors:
             raise LaunchError("this RayExecutor has no ranks: call start() first")
         if not ray.is_initialized():
-            raise LaunchError("ray.shutdown() has ended the ranks of this RayExecutor: call its shutdown(), and start()")
+            raise LaunchError("ray.shutdown() has ended the ranks of this RayExecutor: shutdown() and start() it")
         return self._actors
 
     def _results(self, refs: Sequence[Any]) -> list[Any]:

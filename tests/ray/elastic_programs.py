@@ -96,6 +96,6 @@ def devices() -> list[str | None]:
     @engine.elastic.run
     def train(state: Any) -> list[str | None]:
         engine.barrier()
-        return [os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("ENGINE_SLOT"), os.environ.get("OMP_NUM_THREADS")]
+        return [os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "ENGINE_SLOT", "OMP_NUM_THREADS")]
 
     return train(engine.elastic.ObjectState(step=0))

@@ -66,7 +66,7 @@ class Training:
         return [tuple(map(int, line.split())) for line in lines if line.endswith("\n")]
 
     def group(self, size: int) -> dict[int, int]:
-        """Wait until a group of so many workers has made steps that nobody has asked for before; their pids, by rank."""
+        """Wait until a group of so many workers has made steps since the last call; their pids, by rank."""
 
         def there() -> dict[int, int]:
             assert not self._fitting.done(), self._fitting.result()
