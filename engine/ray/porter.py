@@ -73,10 +73,20 @@ def _environment() -> dict[str, str]:
     """What the agent and its workers find, which is what Ray's own workers find."""
     path = os.pathsep.join(dict.fromkeys(filter(None, sys.path)))  # has the `runtime_env` and the caller's directory
     environment = os.environ | {"PYTHONPATH": path}
-    given = ray.get_runtime_context().runtime_env.get("env_vars", {})
-    if THREADS not in given and f"{THREADS}=".encode() not in Path(f"/proc/{os.getppid()}/environ").read_bytes():
+    if not _has_threads_of_the_user():
         environment.pop(THREADS, None)  # Ray has set it to 1, as this actor has no CPUs; its workers have some
     return environment
+
+
+def _has_threads_of_the_user() -> bool:
+    """Whether the node was started with a number of threads, or the `runtime_env` has one."""
+    if THREADS in ray.get_runtime_context().runtime_env.get("env_vars", {}):
+        return True
+    try:
+        node = Path(f"/proc/{os.getppid()}/environ").read_bytes()
+    except OSError:  # another user's: as Ray has it
+        return True
+    return any(each.startswith(f"{THREADS}=".encode()) for each in node.split(b"\0"))
 
 
 class RayAgent(RemoteHost):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,7 @@ from engine.errors import MismatchError, RankDiedError, RankRaisedError, Rendezv
 from engine.host import network
 from engine.launch import JobError, LaunchError
 from engine.launch.plan import Job
-from engine.ray import RayExecutor, actor, failures
+from engine.ray import RayExecutor, actor, failures, porter
 from engine.ray.actor import Standing
 from engine.ray.failures import culprit
 from engine.ray.placement import Request
@@ -88,6 +89,25 @@ def test_slots_are_asked_for_as_many_at_once_as_might_find_room(monkeypatch: pyt
     assert wanted(CPU=500, GPU=100) == 64
     asked._slots += [SimpleNamespace(node="")] * 4  # type: ignore[list-item]
     assert wanted(CPU=50, GPU=0) == 10
+
+
+@pytest.mark.parametrize(
+    ("node", "runtime_env", "left"),
+    [({}, {}, None), ({"OMP_NUM_THREADS": "1"}, {}, "1"), ({}, {"env_vars": {"OMP_NUM_THREADS": "1"}}, "1")],
+    ids=["ray", "node", "runtime-env"],
+)
+def test_threads_that_ray_has_set_for_an_actor_without_cpus_are_not_those_of_workers(
+    monkeypatch: pytest.MonkeyPatch, node: dict[str, str], runtime_env: dict[str, Any], left: str | None
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(runtime_env=runtime_env))
+    raylet = subprocess.Popen(["sleep", "60"], env={"PATH": os.environ["PATH"], **node})
+    try:
+        monkeypatch.setattr(os, "getppid", lambda: raylet.pid)
+        assert porter._environment().get("OMP_NUM_THREADS") == left
+    finally:
+        raylet.kill()
+        raylet.wait()
 
 
 def raised(error: Exception) -> RayTaskError:
