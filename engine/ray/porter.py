@@ -151,9 +151,10 @@ class RayAgent(RemoteHost):
         """Until the caller hangs up, or the actor is gone."""
         porter = self._porter
         try:
-            while data := os.read(to_agent, READ_BYTES):
+            while (data := os.read(to_agent, READ_BYTES)) and ray.is_initialized():
                 ray.get(porter.write.remote(data))
-            ray.get(porter.write.remote(b""))
+            if ray.is_initialized():  # else a call would connect to it again
+                ray.get(porter.write.remote(b""))
         except (RayError, OSError):
             pass  # the other thread tells how it ended
         finally:
@@ -164,13 +165,15 @@ class RayAgent(RemoteHost):
         porter = self._porter
         try:
             code = None
-            while code is None:
+            self._ended_how = "is gone with ray.shutdown()"
+            while code is None and ray.is_initialized():
                 out, err, code = ray.get(porter.read.remote())
                 for descriptor, data in ((errors, err), (from_agent, out)):
                     view = memoryview(data)
                     while view:
                         view = view[os.write(descriptor, view) :]
-            self._ended_how = f"ended ({describe(code)})"
+            if code is not None:
+                self._ended_how = f"ended ({describe(code)})"
         except RayError as error:
             self._ended_how = f"is gone: {str(error).strip().splitlines()[0]}"
         except OSError:

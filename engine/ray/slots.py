@@ -130,7 +130,7 @@ class Slots:
 
     def _watch(self) -> None:
         trouble = ""
-        while not self._stop.is_set():
+        while ray.is_initialized() and not self._stop.is_set():  # else its functions would connect to it again
             try:
                 self._look()
                 trouble = ""
@@ -145,6 +145,8 @@ class Slots:
 
     def _look(self) -> None:
         alive = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+        if not ray.is_initialized():
+            return
         table = placement_group_table()
         for slot in self._slots:
             entry = table.get(slot.group.id.hex(), {})

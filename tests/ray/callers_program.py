@@ -13,15 +13,18 @@ import ray
 
 from engine.launch import LaunchError
 from engine.ray import ElasticRayExecutor, RayExecutor
+from engine.ray.slots import EVERY
 from tests.ray import elastic_programs, programs
+from tests.waiting import let_pass
 
 
 def started() -> tuple[RayExecutor, list[ElasticRayExecutor]]:
     """All of them."""
     ranks = RayExecutor(num_workers=1)
     jobs = [ElasticRayExecutor(ElasticRayExecutor.create_settings(min_np=1, max_np=1)) for _ in range(2)]
-    for each in (*jobs, ranks):
-        each.start()
+    ranks.start()
+    for job in jobs:
+        job.start()
     return ranks, jobs
 
 
@@ -29,12 +32,15 @@ home = Path(sys.argv[1])
 ranks, jobs = started()
 print("slots", [job.num_workers for job in jobs], flush=True)
 ray.shutdown()
+let_pass(3 * EVERY)
+print("connected", ray.is_initialized(), flush=True)
 try:
     ranks.run(programs.add)
 except LaunchError as error:
     print(str(error).partition(":")[0], flush=True)
-for each in (*jobs, ranks):
-    each.shutdown()
+for job in jobs:
+    job.shutdown()
+ranks.shutdown()
 print("connected", ray.is_initialized(), flush=True)
 
 ranks, jobs = started()
