@@ -9,7 +9,7 @@ import ray
 from engine.ray import ElasticRayExecutor, RayExecutor
 from tests.ray import elastic_programs, programs
 
-ray.init(sys.argv[1])
+ray.init(sys.argv[1], runtime_env={"env_vars": {"OMP_NUM_THREADS": "2"}})
 ranks = RayExecutor(num_workers=2)
 ranks.start()
 try:
@@ -22,6 +22,6 @@ finally:
 job = ElasticRayExecutor(ElasticRayExecutor.create_settings(min_np=2, max_np=2))
 job.start()
 try:
-    print(len(job.run(elastic_programs.devices)))
+    print([threads for _, _, threads in job.run(elastic_programs.devices)])
 finally:
     job.shutdown()

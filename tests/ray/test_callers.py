@@ -72,6 +72,6 @@ def test_a_caller_that_ray_client_connects_has_an_executor_and_an_elastic_job(tm
         serving.terminate()
         serving.wait(30)
     said = [line for line in done.stdout.splitlines() if not line.startswith(("(", "\x1b"))]  # Ray shows ranks' lines
-    expected = ["[[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]", "rank 1 of 2 failed first", "2"]
+    expected = ["[[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]", "rank 1 of 2 failed first", "['2', '2']"]
     assert said == expected, done.stdout + done.stderr + log.read_text()
     nothing_is_left()

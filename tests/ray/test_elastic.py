@@ -17,7 +17,7 @@ pytest.importorskip("ray", reason="needs ray: pip install 'ray[train]'")
 import ray
 
 from engine.launch import JobError, LaunchError
-from engine.ray import ElasticRayExecutor, RayExecutor
+from engine.ray import ElasticRayExecutor, RayExecutor, elastic
 
 from ..waiting import until
 from . import elastic_programs, programs
@@ -156,7 +156,10 @@ def test_the_other_executor_runs_elastic_jobs_and_each_worker_has_its_gpu_at_the
         ranks.shutdown()
 
 
-def test_slots_that_never_come_are_told_with_what_the_cluster_has(start: Callable[..., ElasticRayExecutor]) -> None:
+def test_slots_that_never_come_are_told_with_what_the_cluster_has(
+    start: Callable[..., ElasticRayExecutor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(elastic, "SETTLE", 1.0)
     executor = start({"min_np": 3, "max_np": 5, "elastic_timeout": 1.0}, cpus_per_slot=2)
     with pytest.raises(JobError) as caught:
         executor.run(elastic_programs.devices)
