@@ -150,20 +150,22 @@ class Rank:
         """Call a function of this module."""
         return function(*args)
 
-    def start(self, kind: Callable[..., Any] | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def start(self, made: tuple[Callable[..., Any] | None, Sequence[Any], Mapping[str, Any]]) -> None:
         """Make the object that `execute` works on."""
+        kind, args, kwargs = made
         with telling_others():
             self._executable = None if kind is None else kind(*args, **kwargs)
 
-    def run(self, function: Callable[..., T], args: Sequence[Any], kwargs: Mapping[str, Any]) -> T:
+    def run(self, call: tuple[Callable[..., T], Sequence[Any], Mapping[str, Any]]) -> T:
         """Call the user's function with its arguments."""
+        function, args, kwargs = call
         with telling_others():
             _refuse_a_failed_world()
             return function(*args, **kwargs)
 
     def execute(self, function: Callable[[Any], T]) -> T:
         """Call the user's function with the object of this rank."""
-        return self.run(function, (self._executable,), {})
+        return self.run((function, (self._executable,), {}))
 
 
 def _refuse_a_failed_world() -> None:

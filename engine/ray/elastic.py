@@ -40,9 +40,9 @@ from ..launch.options import Options
 from ..launch.plan import MOST_RANKS, Job
 from ..launch.reach import Reach
 from ..launch.remote import RemoteHost
-from . import placement, ray_logger
+from . import placement, ray_logger, seating
 from .porter import RayAgent
-from .settings import ElasticSettings, Hosts, interfaces, tell_of_ssh
+from .settings import ElasticSettings, Hosts, interfaces, set_aside, tell_of_ssh
 from .slots import Slots
 
 T = TypeVar("T")
@@ -71,7 +71,8 @@ class ElasticRayExecutor:
     Raises
     ------
     ValueError
-        GPUs for slots without `use_gpu`; no discovery, though it is not to be overridden; numbers below 1.
+        GPUs for slots without `use_gpu`; no discovery, though it is not to be overridden; numbers below 1, or parts of
+        a CPU or GPU.
 
     Examples
     --------
@@ -90,18 +91,13 @@ class ElasticRayExecutor:
         env_vars: Mapping[str, str] | None = None,
         override_discovery: bool = True,
     ) -> None:
-        if gpus_per_slot and not use_gpu:
-            raise ValueError(f"gpus_per_slot is {gpus_per_slot} and use_gpu is False: set use_gpu=True")
-        if cpus_per_slot < 1 or (gpus_per_slot is not None and gpus_per_slot < 1):
-            raise ValueError("cpus_per_slot and gpus_per_slot are at least 1")
         if not override_discovery and settings.discovery is None:
             raise ValueError("override_discovery is False and the settings have no discovery: give create_settings one")
         self.settings = settings
-        self._per_slot: dict[str, float] = {"CPU": cpus_per_slot}
-        if use_gpu:
-            self._per_slot["GPU"] = gpus_per_slot or 1
+        self._per_slot = set_aside(cpus_per_slot, use_gpu, gpus_per_slot, "slot")
         self._variables = {name: str(value) for name, value in (env_vars or {}).items()}
         self._hosts = None if override_discovery else settings.discovery
+        self._more: dict[str, str] = {}
         self._slots: Slots | None = None
         self._running: socket.socket | None = None
         self._idle = threading.Event()
@@ -168,10 +164,11 @@ class ElasticRayExecutor:
         """
         if self._slots is not None:
             raise LaunchError("this ElasticRayExecutor has started already; call shutdown() first")
-        self._variables |= {name: str(value) for name, value in (extra_env_vars or {}).items()}
+        self._more = {name: str(value) for name, value in (extra_env_vars or {}).items()}
         settings = self.settings
         most = settings.max_num_proc or MOST_RANKS
         bounded = settings.max_num_proc is not None
+        placement.connect()
         self._slots = Slots(self._per_slot, settings.min_num_proc, most, bounded, self._hosts)
         try:
             self._slots.open()
@@ -196,7 +193,8 @@ class ElasticRayExecutor:
             It makes its model and its state, and calls a function that `engine.elastic.run` or its like has made. A
             worker that comes later calls it from the beginning.
         callbacks : sequence of callable, optional
-            Called, in this thread, with each value that rank 0 gives to `engine.ray.ray_logger.log`.
+            Called, in this thread, with each value that rank 0 gives to `engine.ray.ray_logger.log`. What one raises
+            ends the job, and is raised here.
         args, kwargs : sequence, mapping, optional
             The same on every worker.
 
@@ -221,7 +219,8 @@ class ElasticRayExecutor:
         self._idle.clear()
         try:
             wakeup.setblocking(False)
-            return _Run(self.settings, self._slots, call, self._variables, list(callbacks or ()), wakeup).run()
+            variables = self._variables | self._more
+            return _Run(self.settings, self._slots, call, variables, list(callbacks or ()), wakeup).run()
         finally:
             running, self._running = self._running, None
             running.close()
@@ -231,11 +230,20 @@ class ElasticRayExecutor:
     def shutdown(self) -> None:
         """End a function that still runs, and give all slots back; a second call does nothing."""
         if (running := self._running) is not None:
-            running.send(bytes([signal.SIGTERM]))
+            with contextlib.suppress(OSError):  # it has ended in this moment
+                running.send(bytes([signal.SIGTERM]))
             self._idle.wait(2 * GRACE + SETTLE)
         slots, self._slots = self._slots, None
         if slots is not None:
             slots.close()
+
+
+class _CallbackError(Exception):
+    """A callback of the user's has failed."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
 
 
 class _Call:
@@ -273,14 +281,16 @@ class _Run:
 
     def variables(self, slot: Slot) -> dict[str, str]:
         """As of `Cluster`: a worker sees the GPUs of its node's slots so far, its own at the number of its slot."""
-        gpus = self._slots.gpus(slot.host)
-        return {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
+        gpus = seating.visible(self._slots.gpus(slot.host))
+        return {"CUDA_VISIBLE_DEVICES": gpus} if gpus else {}
 
     def logged(self, value: str) -> None:
         """As of `Cluster`."""
-        if self._callbacks:
+        try:
             for callback in self._callbacks:
                 callback(ray_logger.logged(value))
+        except Exception as error:  # which would look like one of what the agent has sent
+            raise _CallbackError(error) from error
 
     def run(self) -> list[Any]:
         """Run it to its end; nothing is left then."""
@@ -309,6 +319,8 @@ class _Run:
             try:
                 result = driver.run()
                 return self._conclude(result, driver.members, keep)
+            except _CallbackError as failed:
+                raise failed.error from None
             finally:
                 driver.abandon()
                 self._out.drain()

@@ -13,7 +13,7 @@ from . import failures, placement
 from .actor import Rank, Standing, leave, stand
 from .elastic import Callback, ElasticRayExecutor
 from .seating import answers, in_order, seat
-from .settings import ElasticSettings, Settings, interfaces, tell_of_ssh
+from .settings import ElasticSettings, Settings, interfaces, set_aside, tell_of_ssh
 
 T = TypeVar("T")
 
@@ -45,8 +45,8 @@ class RayExecutor:
     Raises
     ------
     ValueError
-        Not one of `num_workers`, `num_hosts` and `min_workers`, or several; numbers below 1; GPUs for ranks without
-        `use_gpu`; other arguments of elastic jobs without `min_workers`.
+        Not one of `num_workers`, `num_hosts` and `min_workers`, or several; numbers below 1, or parts of a CPU or GPU;
+        GPUs for ranks without `use_gpu`; other arguments of elastic jobs without `min_workers`.
 
     Examples
     --------
@@ -103,11 +103,7 @@ class RayExecutor:
             )
         if min(num_workers or 1, num_hosts or 1, num_workers_per_host) < 1 or 0 in (num_workers, num_hosts):
             raise ValueError("num_workers, num_hosts and num_workers_per_host are at least 1")
-        if gpus_per_worker and not use_gpu:
-            raise ValueError(f"gpus_per_worker is {gpus_per_worker} and use_gpu is False: set use_gpu=True")
-        per_rank: dict[str, float] = {"CPU": cpus_per_worker}
-        if use_gpu:
-            per_rank["GPU"] = gpus_per_worker or 1
+        per_rank = set_aside(cpus_per_worker, use_gpu, gpus_per_worker, "worker")
         ranks = num_workers if num_workers is not None else (num_hosts or 1) * num_workers_per_host
         self._request = placement.Request(ranks, per_rank, num_hosts)
         self._use_current = use_current_placement_group
@@ -175,6 +171,7 @@ class RayExecutor:
         if self._actors:
             raise LaunchError("this RayExecutor has started already; call shutdown() first")
         seconds = self.settings.placement_group_timeout_s
+        placement.connect()
         try:
             self._room = placement.find(self._request, seconds, self._use_current)
             actors = [self._actor(self._room, bundle) for bundle in self._room.bundles]
@@ -191,8 +188,8 @@ class RayExecutor:
                 {name: str(value) for name, value in (extra_env_vars or {}).items()},
                 ",".join(self.settings.nics),
             )
-            made = (executable_cls, tuple(executable_args or ()), dict(executable_kwargs or {}))
-            self._results([actor.start.remote(*made) for actor in self._actors])
+            made = ray.put((executable_cls, tuple(executable_args or ()), dict(executable_kwargs or {})))
+            self._results([actor.start.remote(made) for actor in self._actors])
         except BaseException:
             self.shutdown()
             raise
@@ -245,26 +242,30 @@ class RayExecutor:
             By rank. `ray.get` of them raises the error of the lowest rank that failed, which names the one that failed
             first.
         """
-        function, given = ray.put(fn), (tuple(args or ()), dict(kwargs or {}))
-        return [actor.run.remote(function, *given) for actor in self._started()]
+        actors, call = self._started(), ray.put((fn, tuple(args or ()), dict(kwargs or {})))
+        return [actor.run.remote(call) for actor in actors]
 
     def execute(self, fn: Callable[[Any], T]) -> list[T]:
         """Call `fn` on every rank with its object of `executable_cls`, or None; results and errors as of `run`."""
-        function = ray.put(fn)
-        return self._results([actor.execute.remote(function) for actor in self._started()])
+        actors, function = self._started(), ray.put(fn)
+        return self._results([actor.execute.remote(function) for actor in actors])
 
     def execute_single(self, fn: Callable[[Any], T]) -> T:
         """Call `fn` as `execute` does, on rank 0 alone."""
         return self._results([self._started()[0].execute.remote(fn)])[0]
 
     def shutdown(self) -> None:
-        """End all ranks, and give their room back. Ranks that are idle leave their world before; a second call does
-        nothing."""
+        """End all ranks, and give their room back. Ranks that are idle leave their world before.
+
+        A second call does nothing, nor does one after `ray.shutdown()`, with which all of this has ended.
+        """
         if self._elastic is not None:
             self._elastic.shutdown()
             return
         actors, self._actors, self._standings = self._actors, [], []
         room, self._room = self._room, None
+        if not ray.is_initialized():
+            return
         try:
             if actors:
                 ray.wait([actor.call.remote(leave) for actor in actors], num_returns=len(actors), timeout=LEAVING)
@@ -285,6 +286,8 @@ class RayExecutor:
             raise NotImplementedError("an elastic job has run() alone, since its workers come and go")
         if not self._actors:
             raise LaunchError("this RayExecutor has no ranks: call start() first")
+        if not ray.is_initialized():
+            raise LaunchError("ray.shutdown() has ended the ranks of this RayExecutor: shutdown() and start() it")
         return self._actors
 
     def _results(self, refs: Sequence[Any]) -> list[Any]:

@@ -71,6 +71,12 @@ class Room:
             remove_placement_group(self.group)
 
 
+def connect() -> None:
+    """Connect to a cluster, if this process is not. Of Ray's own functions most do that, and some do not."""
+    if not ray.is_initialized():
+        ray.init()
+
+
 def find(request: Request, seconds: float, use_current: bool) -> Room:
     """Find room, or make it.
 

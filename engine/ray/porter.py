@@ -11,6 +11,7 @@ import select
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -22,6 +23,7 @@ from ..launch.hosts import Place
 from ..launch.remote import PATIENCE, RemoteHost
 from ..launch.verdict import describe
 
+THREADS = "OMP_NUM_THREADS"
 LOOK = 10.0  # seconds after which a call that waits for words of a silent agent comes back
 
 
@@ -29,15 +31,13 @@ class Porter:
     """An actor without CPUs of its own. Calls of each of its two groups are made one after the other."""
 
     def __init__(self) -> None:
-        # Workers find what Ray's own workers find: its `runtime_env` and the caller's directory are in this sys.path.
-        path = os.pathsep.join(dict.fromkeys(filter(None, sys.path)))
         self._agent = subprocess.Popen(
             [sys.executable, "-P", "-m", "engine.launch.agent"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
-            env=os.environ | {"PYTHONPATH": path},
+            env=_environment(),
         )
         assert self._agent.stdin and self._agent.stdout and self._agent.stderr
         self._in = self._agent.stdin.fileno()
@@ -69,6 +69,26 @@ class Porter:
         return found.get(self._agent.stdout.fileno(), b""), found.get(self._agent.stderr.fileno(), b""), code
 
 
+def _environment() -> dict[str, str]:
+    """What the agent and its workers find, which is what Ray's own workers find."""
+    path = os.pathsep.join(dict.fromkeys(filter(None, sys.path)))  # has the `runtime_env` and the caller's directory
+    environment = os.environ | {"PYTHONPATH": path}
+    if not _has_threads_of_the_user():
+        environment.pop(THREADS, None)  # Ray has set it to 1, as this actor has no CPUs; its workers have some
+    return environment
+
+
+def _has_threads_of_the_user() -> bool:
+    """Whether the node was started with a number of threads, or the `runtime_env` has one."""
+    if THREADS in ray.get_runtime_context().runtime_env.get("env_vars", {}):
+        return True
+    try:
+        node = Path(f"/proc/{os.getppid()}/environ").read_bytes()
+    except OSError:  # another user's: as Ray has it
+        return True
+    return any(each.startswith(f"{THREADS}=".encode()) for each in node.split(b"\0"))
+
+
 class RayAgent(RemoteHost):
     """The caller's end of the agent of a node. Two threads bring what is said from pipes to the actor, and back.
 
@@ -91,6 +111,9 @@ class RayAgent(RemoteHost):
 
     def start(self) -> None:
         """Start the actor, which starts the agent."""
+        if not ray.is_initialized():
+            self.trouble = "ray.shutdown() has been called, so that no actor can be started"
+            return
         to_agent, writing = os.pipe2(os.O_CLOEXEC)
         reading, from_agent = os.pipe2(os.O_CLOEXEC)
         self.errors, errors_of_agent = os.pipe2(os.O_CLOEXEC)
@@ -119,18 +142,19 @@ class RayAgent(RemoteHost):
         fetching = self._threads[-1] if self._threads else None
         if fetching is not None and not self.cut_off:
             fetching.join(min(patience, PATIENCE))
-        if self._porter is not None:
+        if self._porter is not None and ray.is_initialized():  # else it has ended with Ray
             ray.kill(self._porter)
-            self._porter = None
+        self._porter = None
         super().close(patience)
 
     def _bring(self, to_agent: int) -> None:
         """Until the caller hangs up, or the actor is gone."""
         porter = self._porter
         try:
-            while data := os.read(to_agent, READ_BYTES):
+            while (data := os.read(to_agent, READ_BYTES)) and ray.is_initialized():
                 ray.get(porter.write.remote(data))
-            ray.get(porter.write.remote(b""))
+            if ray.is_initialized():  # else a call would connect to it again
+                ray.get(porter.write.remote(b""))
         except (RayError, OSError):
             pass  # the other thread tells how it ended
         finally:
@@ -141,13 +165,15 @@ class RayAgent(RemoteHost):
         porter = self._porter
         try:
             code = None
-            while code is None:
+            self._ended_how = "is gone with ray.shutdown()"
+            while code is None and ray.is_initialized():
                 out, err, code = ray.get(porter.read.remote())
                 for descriptor, data in ((errors, err), (from_agent, out)):
                     view = memoryview(data)
                     while view:
                         view = view[os.write(descriptor, view) :]
-            self._ended_how = f"ended ({describe(code)})"
+            if code is not None:
+                self._ended_how = f"ended ({describe(code)})"
         except RayError as error:
             self._ended_how = f"is gone: {str(error).strip().splitlines()[0]}"
         except OSError:

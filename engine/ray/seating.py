@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -129,10 +129,15 @@ def in_order(standings: Sequence[Standing]) -> list[int]:
     return sorted(range(len(standings)), key=lambda each: (hosts[standings[each].machine], nodes[standings[each].node]))
 
 
-def _devices(crew: Sequence[Standing]) -> tuple[str, ...]:
-    """CUDA_VISIBLE_DEVICES of each rank of a host; none if Ray has given it no GPU.
+def visible(gpus: Sequence[Sequence[str]]) -> str:
+    """CUDA_VISIBLE_DEVICES for all ranks of a host, from the GPUs that each has.
 
-    Scripts choose their device by the local rank, so each sees the GPUs of all ranks of its host, by rank.
+    Scripts choose their device by the local rank: so the first GPU of each comes first, then what some have besides.
     """
-    gpus = dict.fromkeys(chain.from_iterable(standing.gpus for standing in crew))
-    return (",".join(gpus),) * len(crew) if gpus else ()
+    return ",".join(dict.fromkeys(gpu for turn in zip_longest(*gpus) for gpu in turn if gpu is not None))
+
+
+def _devices(crew: Sequence[Standing]) -> tuple[str, ...]:
+    """CUDA_VISIBLE_DEVICES of each rank of a host; none if Ray has given it no GPU."""
+    gpus = visible([standing.gpus for standing in crew])
+    return (gpus,) * len(crew) if gpus else ()

@@ -86,6 +86,31 @@ class ElasticSettings:
             raise ValueError(f"max_num_proc is {most}: a job has {MOST_RANKS} ranks at most")
 
 
+def set_aside(cpus: int, use_gpu: bool, gpus: int | None, whose: str) -> dict[str, float]:
+    """What Ray sets aside for each rank or slot.
+
+    Parameters
+    ----------
+    cpus : int
+    use_gpu : bool
+    gpus : int or None
+        None: 1 if `use_gpu` is set.
+    whose : str
+        `worker` or `slot`: the end of the arguments' names.
+
+    Raises
+    ------
+    ValueError
+        Not whole numbers of at least 1, since no two ranks can share a GPU in NCCL; or GPUs without `use_gpu`.
+    """
+    for name, number in ((f"cpus_per_{whose}", cpus), (f"gpus_per_{whose}", gpus)):
+        if number is not None and (number < 1 or number != int(number)):
+            raise ValueError(f"{name} is {number}: give a whole number, at least 1")
+    if gpus and not use_gpu:
+        raise ValueError(f"gpus_per_{whose} is {gpus} and use_gpu is False: set use_gpu=True")
+    return {"CPU": cpus, "GPU": gpus or 1} if use_gpu else {"CPU": cpus}
+
+
 def interfaces(nics: Collection[str] | None) -> tuple[str, ...]:
     """Names of network interfaces, however they were given."""
     return tuple(nics.split(",") if isinstance(nics, str) else sorted(nics or ()))

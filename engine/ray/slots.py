@@ -58,7 +58,7 @@ class Slots:
         What each slot needs: `CPU`, and `GPU` if it needs any.
     least : int
     most : int
-        Slots that are asked for, if Ray has room. Where `bounded` is not set, they are asked for one after the other.
+        Slots that are asked for. Where `bounded` is not set, only as many are as might find room, and one at least.
     bounded : bool
     hosts : Hosts, optional
         Says how many slots to ask for on which nodes.
@@ -77,6 +77,7 @@ class Slots:
         self._looked = threading.Condition()
         self._looks = 0
         self._numbered = 0
+        self._unknown: set[str] = set()  # names of the user's discovery that have been told
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -91,9 +92,9 @@ class Slots:
         if self._thread is not None:
             self._thread.join(10 * EVERY)
             self._thread = None
-        for slot in self._slots:
+        slots, self._slots = self._slots, []
+        for slot in slots if ray.is_initialized() else ():  # with Ray they would have ended
             self._give_back(slot)
-        self._slots = []
 
     @property
     def found(self) -> dict[str, int]:
@@ -105,10 +106,10 @@ class Slots:
         """Ray's id of a node."""
         return self._nodes[host]
 
-    def gpus(self, host: str) -> list[str]:
+    def gpus(self, host: str) -> list[list[str]]:
         """The GPUs of all slots of a node, by slot."""
         with self._lock:
-            return [gpu for slot in self._found.get(host, ()) for gpu in slot.gpus]
+            return [slot.gpus for slot in self._found.get(host, ())]
 
     def settle(self, seconds: float) -> int:
         """Wait until all slots that were asked for are there, or no more have come for a second; how many there are."""
@@ -129,7 +130,7 @@ class Slots:
 
     def _watch(self) -> None:
         trouble = ""
-        while not self._stop.is_set():
+        while ray.is_initialized() and not self._stop.is_set():  # else its functions would connect to it again
             try:
                 self._look()
                 trouble = ""
@@ -144,14 +145,18 @@ class Slots:
 
     def _look(self) -> None:
         alive = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
-        self._ask_for(self._wanted(alive))
+        if not ray.is_initialized():
+            return
         table = placement_group_table()
-        found: dict[str, list[_Slot]] = {}
         for slot in self._slots:
             entry = table.get(slot.group.id.hex(), {})
             node = str(entry.get("bundles_to_node_id", {}).get(0, "")) if entry.get("state") == "CREATED" else ""
             if node != slot.node:
                 self._moved(slot, node)
+        self._ask_for(self._wanted(alive))
+        found: dict[str, list[_Slot]] = {}
+        for slot in self._slots:
+            node = slot.node
             if node in alive and self._ready(slot):
                 host = f"{node[:8]}@{alive[node]['NodeManagerAddress']}"
                 self._nodes[host] = node
@@ -162,8 +167,14 @@ class Slots:
     def _wanted(self, alive: Mapping[str, dict[str, Any]]) -> Counter[str]:
         """How many slots to ask for, by the address of the node that they have to be on; empty: any."""
         if self._hosts is None:
-            there = sum(slot.ready for slot in self._slots)
-            return Counter({"": self._most if self._bounded else min(self._most, max(self._least, there + 1))})
+            if self._bounded:
+                return Counter({"": self._most})
+            free = ray.available_resources()
+            more = min(int(free.get(kind, 0) // amount) for kind, amount in self.per_slot.items())
+            there = sum(bool(slot.node) for slot in self._slots)
+            # Those that wait in vain go one by one: what looks like that may be about to be made.
+            asked = max(there + max(1, more), len(self._slots) - 1)
+            return Counter({"": min(self._most, max(self._least, asked))})
         addresses = {
             name: node["NodeManagerAddress"]
             for node in alive.values()
@@ -173,6 +184,10 @@ class Slots:
         for name, slots in self._hosts.find_available_hosts_and_slots().items():
             if name in addresses:
                 wanted[addresses[name]] += min(slots, self._most - wanted.total())
+            elif name not in self._unknown:
+                self._unknown.add(name)
+                known = ", ".join(sorted(addresses))
+                logger.warning("the discovery tells of %r, which is no node of the cluster yet: %s", name, known)
         return wanted
 
     def _ask_for(self, wanted: Counter[str]) -> None:

@@ -35,7 +35,8 @@ def cluster() -> Iterator[Any]:
         nodes = Cluster()
         try:
             for resources in ({"num_cpus": 2, "num_gpus": 2}, {"num_cpus": 1}, {"num_cpus": 1}):
-                nodes.add_node(object_store_memory=MEMORY, include_dashboard=False, **resources)
+                nodes.add_node(wait=False, object_store_memory=MEMORY, include_dashboard=False, **resources)
+            nodes.wait_for_nodes(90)
             ray.init(nodes.address, log_to_driver=False, logging_level="ERROR")
             assert marked(mark)
             yield nodes

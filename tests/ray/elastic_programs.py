@@ -14,7 +14,7 @@ import engine
 import engine.elastic
 from engine.ray import ray_logger
 
-from ..waiting import be_late
+from ..waiting import be_late, linger
 
 cloudpickle.register_pickle_by_value(sys.modules[be_late.__module__])
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -73,13 +73,29 @@ def raise_in_rank_1() -> None:
     train(state)
 
 
+def log_too_much() -> None:
+    """Log what is too large, and why that was refused."""
+    engine.init()
+
+    @engine.elastic.run
+    def train(state: Any) -> None:
+        engine.barrier()
+        try:
+            ray_logger.log(bytes(ray_logger.LIMIT))
+        except ValueError as error:
+            ray_logger.log(str(error))
+        linger()
+
+    train(engine.elastic.ObjectState(step=0))
+
+
 def devices() -> list[str | None]:
-    """The GPUs that a rank sees, and the number of its slot."""
+    """The GPUs that a rank sees, the number of its slot, and its threads."""
     engine.init()
 
     @engine.elastic.run
     def train(state: Any) -> list[str | None]:
         engine.barrier()
-        return [os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("ENGINE_SLOT")]
+        return [os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "ENGINE_SLOT", "OMP_NUM_THREADS")]
 
     return train(engine.elastic.ObjectState(step=0))

@@ -53,6 +53,22 @@ def raise_in(rank: int) -> Any:
     return engine.allreduce(np.ones(3))
 
 
+class Strange(Exception):
+    """It cannot be made again from its pickle; or, with a lock, not be pickled."""
+
+    def __init__(self, way: str, _: str) -> None:
+        super().__init__("of a kind")
+        self.lock = threading.Lock() if way == "to" else None
+
+
+def raise_something_strange(rank: int, way: str) -> Any:
+    """One rank raises what cannot be pickled, or not be unpickled; the others wait for it."""
+    engine.init()
+    if engine.rank() == rank:
+        raise Strange(way, "")
+    return engine.allreduce(np.ones(3))
+
+
 def die_in(rank: int, before_init: bool = False) -> Any:
     """One rank is killed, the others wait for it."""
     if before_init and int(os.environ["ENGINE_RANK"]) == rank:
@@ -114,28 +130,30 @@ def train(config: dict[str, str]) -> None:
             ray_train.report({"step": step, "total": total, "first": first}, checkpoint=saved)
 
 
-def train_until_there_are_two(config: dict[str, str]) -> None:
-    """Count steps, each of which is reported with a checkpoint, until a group of two workers has made three of them."""
+def train_on(config: dict[str, str]) -> None:
+    """Count steps, each of which is reported with a checkpoint, until there is a file `stop`; all are written down."""
     import json
     import tempfile
 
     from ray import train as ray_train
 
     engine.init()
-    first, former = 0, ray_train.get_checkpoint()
+    step, former = 0, ray_train.get_checkpoint()
     if former is not None:
         with former.as_directory() as directory, open(f"{directory}/state.json") as file:
-            first = json.load(file)["step"] + 1
-    step = first
-    while engine.size() < 2 or step < first + 3:
-        total = float(engine.allreduce(np.ones(1), op=engine.Sum)[0])
+            step = json.load(file)["step"] + 1
+    stopped = False
+    while not stopped:
+        wants_to_stop = float(os.path.exists(f"{config['home']}/stop"))
+        told = engine.allreduce(np.array([1.0, wants_to_stop]), op=engine.Sum)
+        stopped = bool(told[1])
         with tempfile.TemporaryDirectory() as directory:
             with open(f"{directory}/state.json", "w") as file:
                 json.dump({"step": step}, file)
             saved = ray_train.Checkpoint.from_directory(directory) if engine.rank() == 0 else None
-            ray_train.report({"step": step, "total": total, "first": first}, checkpoint=saved)
-        with open(config["log"], "a") as log:
-            log.write(f"{engine.size()} {step}\n")
+            ray_train.report({"step": step, "total": float(told[0])}, checkpoint=saved)
+        with open(f"{config['home']}/steps", "a") as log:
+            log.write(f"{step} {engine.size()} {engine.rank()} {os.getpid()}\n")
         be_late(0.1)
         step += 1
 

@@ -17,7 +17,7 @@ pytest.importorskip("ray", reason="needs ray: pip install 'ray[train]'")
 import ray
 
 from engine.launch import JobError, LaunchError
-from engine.ray import ElasticRayExecutor, RayExecutor
+from engine.ray import ElasticRayExecutor, RayExecutor, elastic
 
 from ..waiting import until
 from . import elastic_programs, programs
@@ -149,14 +149,17 @@ def test_the_other_executor_runs_elastic_jobs_and_each_worker_has_its_gpu_at_the
     try:
         ranks.start()
         found = ranks.run(elastic_programs.devices)
-        assert sorted(str(seen).split(",")[int(str(slot))] for seen, slot in found) == ["0", "1"], found
+        assert sorted(str(seen).split(",")[int(str(slot))] for seen, slot, _ in found) == ["0", "1"], found
         with pytest.raises(NotImplementedError, match=r"run\(\) alone"):
             ranks.run_remote(elastic_programs.devices)
     finally:
         ranks.shutdown()
 
 
-def test_slots_that_never_come_are_told_with_what_the_cluster_has(start: Callable[..., ElasticRayExecutor]) -> None:
+def test_slots_that_never_come_are_told_with_what_the_cluster_has(
+    start: Callable[..., ElasticRayExecutor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(elastic, "SETTLE", 1.0)
     executor = start({"min_np": 3, "max_np": 5, "elastic_timeout": 1.0}, cpus_per_slot=2)
     with pytest.raises(JobError) as caught:
         executor.run(elastic_programs.devices)
@@ -167,9 +170,27 @@ def test_slots_that_never_come_are_told_with_what_the_cluster_has(start: Callabl
         assert part in str(caught.value)
 
 
+def test_what_a_callback_raises_ends_the_job_and_a_value_that_is_too_large_is_refused(
+    start: Callable[..., ElasticRayExecutor],
+) -> None:
+    executor = start({"min_np": 1, "max_np": 1})
+
+    def interrupt(_: str) -> None:
+        signal.raise_signal(signal.SIGINT)  # as Ctrl-C at any time
+
+    with pytest.raises(KeyboardInterrupt):
+        executor.run(elastic_programs.log_too_much, [interrupt])
+
+    def fail(value: str) -> None:
+        raise KeyError(value)
+
+    with pytest.raises(KeyError, match=r"ray_logger.log: a bytes of 500 KiB; 500 KiB go"):
+        executor.run(elastic_programs.log_too_much, [fail])
+
+
 @pytest.mark.slow  # a worker more, and so many seconds
 def test_a_discovery_of_the_users_own_and_a_limit_of_resets_are_kept_to(
-    start: Callable[..., ElasticRayExecutor], tmp_path: Path
+    start: Callable[..., ElasticRayExecutor], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Told:
         slots = 1
@@ -182,6 +203,7 @@ def test_a_discovery_of_the_users_own_and_a_limit_of_resets_are_kept_to(
     executor = start(settings, override_discovery=False)
     job = Job(tmp_path, executor)
     job.of_size(1)
+    assert caplog.text.count("the discovery tells of 'elsewhere', which is no node of the cluster") == 1
     with pytest.raises(LaunchError, match="runs a function already"):
         executor.run(elastic_programs.devices)
     told.slots = 2

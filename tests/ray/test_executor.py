@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 pytest.importorskip("ray", reason="needs ray: pip install 'ray[train]'")
 
 import ray
+from ray.exceptions import RayTaskError, UnserializableException
 from ray.util import placement_group, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -63,8 +66,16 @@ def gone(pid: int) -> bool:
 def test_ranks_on_three_nodes_of_one_machine_share_memory_and_answer_by_rank(
     start: Callable[..., RayExecutor],
 ) -> None:
+    pickled = []
+
+    class Half:
+        def __reduce__(self) -> Any:
+            pickled.append(self)
+            return float, (0.5,)
+
     ranks = start(num_workers=4)
-    first = ranks.run(programs.add, (0.5,), {"scale": 2.0})
+    first = ranks.run(programs.add, (Half(),), {"scale": 2.0})
+    assert len(pickled) == 1  # and not once for each rank
     assert [each["place"] for each in first] == [(rank, 4, rank, 4) for rank in range(4)]
     assert all(each["total"] == [16.0] * 3 and each["main"] for each in first), first
     again = ray.get(ranks.run_remote(programs.add))  # the same world, in the same processes
@@ -98,12 +109,12 @@ def test_objects_live_on_ranks_and_variables_reach_them() -> None:
 def test_an_exception_in_rank_1_is_what_the_user_sees_and_a_new_start_makes_a_new_world(
     start: Callable[..., RayExecutor],
 ) -> None:
-    ranks = start(num_workers=3)
+    ranks = start(num_workers=2)
     with pytest.raises(ValueError, match="bad batch") as caught:
         ranks.run(programs.raise_in, (1,))
     text = "\n".join([str(caught.value), *caught.value.__notes__])
     assert text.count("ValueError: bad batch") == 1, text
-    assert "rank 1 of 3 failed first, on node" in text and "ranks 0, 2 failed because of it" in text
+    assert "rank 1 of 2 failed first, on node" in text and "rank 0 failed because of it" in text
     assert "raise_in" in text  # the traceback
     with pytest.raises(RankRaisedError, match="rank 1 failed: ValueError: bad batch") as again:
         ranks.run(programs.add)
@@ -112,23 +123,36 @@ def test_an_exception_in_rank_1_is_what_the_user_sees_and_a_new_start_makes_a_ne
         ray.get(ranks.run_remote(programs.add))
     ranks.shutdown()
     ranks.start()
-    assert [each["total"] for each in ranks.run(programs.add)] == [[3.0] * 3] * 3
+    assert [each["total"] for each in ranks.run(programs.add)] == [[1.0] * 3] * 2
 
 
-@pytest.mark.parametrize("before_init", [False, True], ids=["in-a-collective", "before-init"])
-def test_a_killed_rank_ends_the_run_within_seconds_and_is_named(
-    start: Callable[..., RayExecutor], before_init: bool
-) -> None:
-    ranks = start(num_workers=3)
+@pytest.mark.parametrize("when", ["in a collective", "before init", "between two calls"])
+def test_a_killed_rank_ends_the_run_within_seconds_and_is_named(start: Callable[..., RayExecutor], when: str) -> None:
+    ranks = start(num_workers=2)
+    call: tuple[Any, ...] = (programs.die_in, (1, when == "before init"))
+    if when == "between two calls":
+        call = (programs.add,)
+        ranks.run(*call)
+        os.kill(ranks._standings[1].pid, signal.SIGKILL)
     began = time.monotonic()
     with pytest.raises(JobError) as caught:
-        ranks.run(programs.die_in, (1, before_init))
+        ranks.run(*call)
     assert time.monotonic() - began < SOON
     assert caught.value.rank == 1
     killed = ranks._standings[1]
-    said = f"rank 1 of 3 failed first, on node {killed.address} ({killed.node[:8]}), pid {killed.pid}"
+    said = f"rank 1 of 2 failed first, on node {killed.address} ({killed.node[:8]}), pid {killed.pid}"
     assert str(caught.value).startswith(said), caught.value
     assert "its worker process has died" in str(caught.value)
+
+
+@pytest.mark.parametrize(("way", "kind"), [("to", RayTaskError), ("from", UnserializableException)])
+def test_an_exception_that_cannot_be_pickled_is_told_with_its_traceback(
+    start: Callable[..., RayExecutor], way: str, kind: type[Exception]
+) -> None:
+    with pytest.raises(kind, match=r"Strange: of a kind") as caught:
+        start(num_workers=2).run(programs.raise_something_strange, (1, way))
+    assert "raise_something_strange" in str(caught.value)
+    assert caught.value.__notes__[0].startswith("rank 1 of 2 failed first, on node")
 
 
 def test_the_error_of_the_rank_that_the_others_name_is_waited_for() -> None:

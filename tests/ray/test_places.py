@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,11 +20,12 @@ from engine.errors import MismatchError, RankDiedError, RankRaisedError, Rendezv
 from engine.host import network
 from engine.launch import JobError, LaunchError
 from engine.launch.plan import Job
-from engine.ray import RayExecutor, actor, failures
+from engine.ray import RayExecutor, actor, failures, porter
 from engine.ray.actor import Standing
 from engine.ray.failures import culprit
 from engine.ray.placement import Request
-from engine.ray.seating import in_order, layout_of, seat
+from engine.ray.seating import in_order, layout_of, seat, visible
+from engine.ray.slots import Slots
 
 
 def standing(machine: str, node: str, *gpus: str, network: int = 1, user: int = 0) -> Standing:
@@ -63,6 +65,51 @@ def test_two_hosts_are_told_of_the_hub_and_each_rank_of_its_place(monkeypatch: p
     assert [list(job.devices) for job in jobs] == [["0,1"] * 2, ["0,1"] * 2, ["0"]]
 
 
+def test_each_rank_of_a_host_finds_the_first_of_its_gpus_at_its_local_rank() -> None:
+    assert visible([["0", "1"], ["2", "3"]]) == "0,2,1,3"
+    assert visible([["4"], ["1", "2"], ["0"]]) == "4,1,0,2"
+    assert visible([[], []]) == "" and visible([]) == ""
+
+
+def test_slots_are_asked_for_as_many_at_once_as_might_find_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no most is given. Of those that wait in vain one at a time is withdrawn."""
+    free: dict[str, float] = {}
+    monkeypatch.setattr("ray.available_resources", lambda: free)
+    asked = Slots({"CPU": 2, "GPU": 1}, least=1, most=64, bounded=False)
+
+    def wanted(**left: float) -> int:
+        free.clear()
+        free.update(left)
+        return asked._wanted({})[""]
+
+    assert wanted() == 1
+    assert wanted(CPU=64, GPU=7) == 7
+    asked._slots = [SimpleNamespace(node="n")] * 7  # type: ignore[list-item]
+    assert wanted(CPU=50, GPU=0) == 8  # which an autoscaler sees
+    assert wanted(CPU=500, GPU=100) == 64
+    asked._slots += [SimpleNamespace(node="")] * 4  # type: ignore[list-item]
+    assert wanted(CPU=50, GPU=0) == 10
+
+
+@pytest.mark.parametrize(
+    ("node", "runtime_env", "left"),
+    [({}, {}, None), ({"OMP_NUM_THREADS": "1"}, {}, "1"), ({}, {"env_vars": {"OMP_NUM_THREADS": "1"}}, "1")],
+    ids=["ray", "node", "runtime-env"],
+)
+def test_threads_that_ray_has_set_for_an_actor_without_cpus_are_not_those_of_workers(
+    monkeypatch: pytest.MonkeyPatch, node: dict[str, str], runtime_env: dict[str, Any], left: str | None
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(runtime_env=runtime_env))
+    raylet = subprocess.Popen(["sleep", "60"], env={"PATH": os.environ["PATH"], **node})
+    try:
+        monkeypatch.setattr(os, "getppid", lambda: raylet.pid)
+        assert porter._environment().get("OMP_NUM_THREADS") == left
+    finally:
+        raylet.kill()
+        raylet.wait()
+
+
 def raised(error: Exception) -> RayTaskError:
     """What Ray raises for an exception of a rank."""
     return RayTaskError("run", "Traceback ...", error).as_instanceof_cause()
@@ -99,9 +146,12 @@ def test_a_bundle_for_each_rank_or_for_each_host() -> None:
         ({"num_workers": 2, "num_hosts": 2}, ValueError, "either num_workers, or num_hosts"),
         ({"num_workers": 0}, ValueError, "at least 1"),
         ({"num_workers": 2, "gpus_per_worker": 1}, ValueError, "set use_gpu=True"),
+        ({"num_workers": 2, "use_gpu": True, "gpus_per_worker": 0.5}, ValueError, "gpus_per_worker is 0.5: give"),
+        ({"num_workers": 2, "cpus_per_worker": 0}, ValueError, "cpus_per_worker is 0: give a whole number, at least 1"),
+        ({"min_workers": 2, "cpus_per_worker": 1.5}, ValueError, "cpus_per_slot is 1.5: give a whole number"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(options: dict[str, int], kind: type[Exception], words: str) -> None:
+def test_what_cannot_be_is_refused_by_name(options: dict[str, float], kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):
         RayExecutor(RayExecutor.create_settings(), **options)  # type: ignore[arg-type]
 

@@ -21,6 +21,7 @@ PROGRAM = Path(__file__).parent / "hosts_program.py"
 START = (sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=2")
 MEMORY = "--object-store-memory=83886080"
 ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+ENVIRONMENT |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": 16 * "word"}  # whether or not the user has a token
 
 
 @pytest.fixture

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -48,31 +51,72 @@ def test_a_killed_worker_is_made_up_for_by_a_new_group_that_begins_at_the_last_c
     assert sorted(began[2:]) == [(0, 0, 2, again), (1, 1, 2, again)]
 
 
-@pytest.mark.slow  # two groups of workers of Ray Train, and a node that comes
-def test_a_group_that_may_grow_begins_again_with_more_workers_at_the_last_checkpoint(
-    add_node: Callable[[], Any], tmp_path: Path
-) -> None:
-    log = tmp_path / "log"
+class Training:
+    """A run of Ray Train in a thread of its own, whose workers write down each step that they make."""
 
-    trainer = DataParallelTrainer(
-        programs.train_until_there_are_two,
-        train_loop_config={"log": str(log)},
-        backend_config=EngineConfig(start_timeout=60),
-        scaling_config=ScalingConfig(
-            num_workers=(1, 2), resources_per_worker={"CPU": 2}, elastic_resize_monitor_interval_s=1
+    def __init__(self, home: Path, trainer: DataParallelTrainer) -> None:
+        self._home = home
+        self._seen = 0
+        self._fitting = ThreadPoolExecutor(1).submit(trainer.fit)
+
+    def steps(self) -> list[tuple[int, ...]]:
+        """Number, size, rank and pid of all steps so far."""
+        path = self._home / "steps"
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        return [tuple(map(int, line.split())) for line in lines if line.endswith("\n")]
+
+    def group(self, size: int) -> dict[int, int]:
+        """Wait until a group of so many workers has made steps since the last call; their pids, by rank."""
+
+        def there() -> dict[int, int]:
+            assert not self._fitting.done(), self._fitting.result()
+            found = {rank: pid for _, each, rank, pid in self.steps()[self._seen :] if each == size}
+            return found if len(found) == size else {}
+
+        found = until(there, f"a group of {size} workers makes steps", 150, pause=0.05)
+        self._seen = len(self.steps())
+        return found
+
+    def stop(self) -> Any:
+        """Have the training end; the metrics that were reported last."""
+        (self._home / "stop").touch()
+        return self._fitting.result(120).metrics
+
+
+@pytest.mark.slow  # four groups of workers of Ray Train, and a lost node that Ray takes note of after some 15 s
+def test_an_elastic_group_begins_again_at_the_last_checkpoint_with_as_many_workers_as_there_is_room_for(
+    cluster: Any, add_node: Callable[[], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "10")  # for room that Ray still counts on a lost node
+    node = add_node()
+    training = Training(
+        tmp_path,
+        DataParallelTrainer(
+            programs.train_on,
+            train_loop_config={"home": str(tmp_path)},
+            backend_config=EngineConfig(),
+            scaling_config=ScalingConfig(
+                num_workers=(1, 2), resources_per_worker={"CPU": 2}, elastic_resize_monitor_interval_s=1
+            ),
+            run_config=run_config(tmp_path, failures=2),
         ),
-        run_config=run_config(tmp_path, failures=0),
     )
-    with ThreadPoolExecutor(1) as pool:
-        fitting = pool.submit(trainer.fit)
-        until(lambda: log.exists() or fitting.done(), "a step is made", 120, pause=0.1)
-        add_node()  # which Ray allows in the main thread alone
-        metrics = fitting.result(120).metrics
-    made = [tuple(map(int, line.split())) for line in log.read_text().splitlines()]
-    alone = [step for size, step in made if size == 1]
-    assert alone == list(range(len(alone))) and alone
-    assert metrics["total"] == 2.0 and metrics["step"] == metrics["first"] + 2
-    assert 1 <= metrics["first"] <= len(alone) + 1  # Which reports Ray had kept, it decides.
+    groups = [training.group(2)]
+    os.kill(groups[-1][1], signal.SIGKILL)
+    groups.append(training.group(2))
+    cluster.remove_node(node, allow_graceful=False)
+    groups.append(training.group(1))
+    add_node()
+    groups.append(training.group(2))
+    metrics = training.stop()
+
+    assert len({pid for group in groups for pid in group.values()}) == 7, "each group has processes of its own"
+    made = [[(step, size) for step, size, _, pid in training.steps() if pid == group[0]] for group in groups]
+    assert made[0][0][0] == 0 and [each[0][1] for each in made] == [2, 2, 1, 2]
+    for before, after in pairwise(made):
+        assert [step for step, _ in after] == list(range(after[0][0], after[0][0] + len(after)))
+        assert 1 <= after[0][0] <= before[-1][0] + 2, "it begins at a checkpoint of the group before"
+    assert metrics == {"step": made[-1][-1][0], "total": 2.0}
 
 
 @pytest.mark.slow  # a second group of workers of Ray Train, which import much
