@@ -15,7 +15,7 @@ import keras
 import numpy as np
 
 from ..elastic.samplers import ElasticBatchSampler, ElasticSampler
-from ..elastic.state import HostsUpdatedInterrupt, ObjectState, State
+from ..elastic.state import HostsUpdatedInterrupt, ObjectState, Parts, State
 from ..elastic.worker.batches import loop
 from ..elastic.worker.gate import JobOver
 from ..elastic.worker.run import leave, run
@@ -94,7 +94,7 @@ class KerasState(ObjectState):
         variables = _variables_of(value)
         if variables is None:
             return super()._kept(value)
-        return [np.asarray(keras.ops.convert_to_numpy(each.value)) for each in variables]
+        return Parts([np.asarray(keras.ops.convert_to_numpy(each.value)) for each in variables])
 
     def _load(self, name: str, present: Any, kept: Any) -> None:
         variables = _variables_of(present)

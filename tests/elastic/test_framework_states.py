@@ -128,6 +128,26 @@ def test_an_array_that_a_program_uses_up_comes_back() -> None:
     assert made.state.params["w"].tolist() == [0, 0, 0]
 
 
+def test_a_pytree_that_was_nothing_before_becomes_nothing_again() -> None:
+    """And a newcomer, which has no structure for what is committed, says so instead of going on with a list."""
+    made, newcomer = Jax(), Jax()
+    made.state.key = None
+    made.state.save()
+    made.state.key = {"best": made.jax.numpy.ones(2)}
+    made.state.restore()
+    assert made.state.key is None
+    made.state.key = {"best": made.jax.numpy.ones(2)}
+    made.state.save()
+    made.state.restore()
+    assert made.state.key["best"].tolist() == [1, 1]
+    newcomer.state.key = None
+    states = [made.state, newcomer.state]
+    for state in states:
+        state._peers = Rank()
+    told = together([state._peers for state in states], [state.sync for state in states])
+    assert told[0] is None and "'key' is a NoneType here" in str(told[1])
+
+
 def test_a_model_without_variables_is_refused() -> None:
     keras = pytest.importorskip("keras")
     from engine.keras.elastic import KerasState

@@ -129,8 +129,8 @@ def _feed_of(loader: Any, batch_size: int | None, sampler: Any) -> tuple[Feed, A
     if torch_data is not None and isinstance(loader, torch_data.DataLoader):
         if batch_size is not None or sampler is not None:
             raise ValueError("a DataLoader has its own batch size and sampler: give loop() neither")
-        made, own = import_module("...torch.loaders", __package__).elastic(loader)
-        return lambda: made, own, made.batch_size or 1
+        made, own, size = import_module("...torch.loaders", __package__).elastic(loader)
+        return lambda: made, own, size
     whole = isinstance(sampler, ElasticBatchSampler)
     if batch_size is None and not whole:
         raise ValueError("loop() needs batch_size, the samples of a rank in a step, as the loader is none of torch")
