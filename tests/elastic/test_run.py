@@ -27,7 +27,7 @@ class Workers:
         self.directory = directory
         self.processes: dict[int, subprocess.Popen[str]] = {}
 
-    def start(self, task: str, workers: Sequence[int], size: int) -> None:
+    def start(self, task: str, workers: Sequence[int], size: int, *more: str) -> None:
         """Start workers, which plan with a world of that size, and see them come to the gate."""
         for worker in workers:
             place = {"RANK": worker % size, "SIZE": size, "LOCAL_RANK": worker % size, "LOCAL_SIZE": size}
@@ -35,7 +35,7 @@ class Workers:
             environment |= {f"ENGINE_{name}": str(value) for name, value in place.items()}
             environment |= {"ENGINE_JOB": f"run-{os.getpid()}-{self.directory.name}"}
             self.processes[worker] = subprocess.Popen(
-                [sys.executable, "-m", PROGRAM, task],
+                [sys.executable, "-m", PROGRAM, task, *more],
                 env=environment,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -153,6 +153,15 @@ def test_an_error_of_the_program_in_a_healthy_world_ends_the_worker(workers: Wor
     assert "ValueError: batch 7 is bad" in err
     ready = workers.driver.wait_for("ready", 0, 2)
     assert ready["culprit"] == 1 and "batch 7 is bad" in ready["text"]
+
+
+def test_a_job_has_one_training(workers: Workers) -> None:
+    """A second call, or one within the first, is refused where it stands: the driver takes neither for what it is."""
+    workers.start("nested", [0], 1, "twice")
+    workers.begin(1, [0])
+    words, err = workers.end(0, 1)
+    assert words[1].startswith("elastic.run_was_called_again,_and_the_first_call_runs:")
+    assert "ConfigError: elastic.run was called again, and the first call is complete:" in err
 
 
 @pytest.mark.parametrize("passed", [True, False])

@@ -51,6 +51,7 @@ R = TypeVar("R")
 S = TypeVar("S", bound=State)
 
 _gate: Gate | None = None
+_called = ""  # of the call of a function that `run` has wrapped: "runs", "is complete", or nothing, also if it has raised
 
 
 def run(function: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
@@ -67,10 +68,10 @@ def run(function: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P],
     Returns
     -------
     callable
-        Takes and returns what `function` does. Every rank returns when the function has returned on all ranks. It
-        raises `JobOver` if the job ends before the training is complete, with the state as it was last committed; and
-        what `function` raises while its world is well. A worker without which the job goes on, or that comes when all
-        is done, ends here.
+        Takes and returns what `function` does; an elastic job has one such call. Every rank returns when the function
+        has returned on all ranks. It raises `JobOver` if the job ends before the training is complete, with the state
+        as it was last committed; and what `function` raises while its world is well. A worker without which the job
+        goes on, or that comes when all is done, ends here.
 
     Examples
     --------
@@ -90,7 +91,12 @@ def run(function: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P],
         if gate is None:
             state.sync()
             return call()
-        with _leaving_on_sigterm(gate):
+        if _called:
+            raise ConfigError(
+                f"elastic.run was called again, and the first call {_called}: an elastic job has one training, which is "
+                "complete when its function has returned on all ranks. Wrap one function that calls both"
+            )
+        with _only_call(), _leaving_on_sigterm(gate):
             try:
                 result: R = _Worker(gate, state).run(call)
             except Exception as error:
@@ -99,6 +105,19 @@ def run(function: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P],
             return result
 
     return wrapped
+
+
+@contextmanager
+def _only_call() -> Iterator[None]:
+    """Note that there is a call, and whether it was completed: for the driver that is the end of the training."""
+    global _called
+    _called = "runs"
+    try:
+        yield
+    except BaseException:
+        _called = ""
+        raise
+    _called = "is complete"
 
 
 def _behind_the_engine(frames: TracebackType | None) -> TracebackType | None:
