@@ -112,6 +112,19 @@ def test_a_commit_waits_for_the_passes_of_a_wrapped_optimizer(every: int, expect
     assert state.steps == 2 and state.progress.epoch == 1
 
 
+def test_a_loop_over_other_data_goes_on_where_the_first_has_ended() -> None:
+    """Also when both are begun again, and the first has fewer samples than are done of the second."""
+    _, _, state = training()
+    for attempt in range(2):
+        for _ in engine.elastic.loop(state, np.arange(4), 1, batch_size=1):
+            assert not attempt
+        for number, _ in enumerate(engine.elastic.loop(state, np.arange(LENGTH), 2, batch_size=1, commit_every=4)):
+            if not attempt and number == 6:
+                break
+        assert attempt or state.progress.done == 12
+    assert state.epoch == 2
+
+
 class Stream(IterableDataset[int]):
     """Data without an order of their own."""
 

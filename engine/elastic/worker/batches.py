@@ -48,7 +48,7 @@ def loop(
         or JAX: a batch is the rows of each. Or a function that makes an iterable of batches of the sampler's indices,
         such as a `tf.data.Dataset`, which is called with the sampler at each beginning.
     epochs : int
-        In all.
+        In all; those of earlier loops with the same state, such as one over other data, are among them.
     batch_size : int, optional
         Of a rank, for arrays and functions; a loader of torch has its own.
     sampler : ElasticSampler or ElasticBatchSampler, optional
@@ -85,7 +85,7 @@ def _batches(
     commit_every: int,
     on_epoch: Callable[[int], Any] | None,
 ) -> Iterator[Any]:
-    _begin(state, sampler)
+    _begin(state, sampler, epochs)
     since = 0
     with _bar(epochs) as show:
         while state.progress.epoch < epochs:
@@ -109,9 +109,11 @@ def _batches(
             state.commit()
 
 
-def _begin(state: ObjectState, sampler: Any) -> None:
+def _begin(state: ObjectState, sampler: Any, epochs: int) -> None:
     """Bring the sampler to where the state is, and say so if that is in the middle."""
     progress, length = state.progress, len(sampler.dataset)
+    if progress.epoch >= epochs:
+        return  # Whatever is done beyond was done by a later loop, perhaps over other data.
     sampler.load_state_dict({"epoch": progress.epoch, "done": progress.done, "length": length})
     if state.committed and place.rank() == 0:
         logs.logger.info(
