@@ -35,6 +35,7 @@ from ...native import setup
 from ...rendezvous import CallOff, compared
 from ...rendezvous.messages import SETTINGS
 from ...setting import variable
+from ...trace import flight
 from ...waiting_room import GATE
 from ...world import World
 from ..builds import Build
@@ -182,9 +183,11 @@ class _Worker:
     def _last(self, over: JobOver) -> Any:
         """What comes after the gate's END."""
         if over.good and self._finished:
+            flight.forget_temporary()
             return self._finished[0]
         if over.good or isinstance(over, LetGo):
             logger.info("worker %d ends: %s", self._gate.worker, over)
+            flight.forget_temporary()
             raise SystemExit(0) from None
         if self._failed:
             self._restore()
@@ -238,6 +241,7 @@ class _Worker:
             self._failed = True
             return False
         self._gate.done(world)
+        flight.forget_temporary()
         return True
 
     def _restore(self) -> None:
