@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -262,3 +265,13 @@ def test_epochs_and_batches_are_those_of_an_undisturbed_run() -> None:
         seen, commits = _seen(interrupt_at)
         assert [epoch for epoch, _ in seen] == expected
         assert commits == [interrupt_at]
+
+
+def test_a_fit_on_jax_commits_and_comes_back_from_a_step_that_fails() -> None:
+    """Its variables have no values within an epoch, and behind a step that has failed none that can be used."""
+    pytest.importorskip("keras")
+    pytest.importorskip("jax")
+    program = [sys.executable, "-m", "tests.elastic.keras_fit_program"]
+    environment = os.environ | {"KERAS_BACKEND": "jax"}
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.stdout.split() == ["jax", "True", "2", "20"], done.stderr
