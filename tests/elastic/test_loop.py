@@ -21,6 +21,7 @@ from torch.utils.data import (
 import engine
 import engine.elastic
 import engine.torch
+from engine.elastic.state import Progress
 from engine.elastic.worker.peers import WorldPeers
 from engine.torch.elastic import TorchState
 
@@ -123,6 +124,20 @@ def test_a_loop_over_other_data_goes_on_where_the_first_has_ended() -> None:
                 break
         assert attempt or state.progress.done == 12
     assert state.epoch == 2
+
+
+def test_nothing_is_read_of_an_epoch_of_which_nothing_is_left() -> None:
+    """Problem 8: a reset behind the last batch of an epoch; the function cannot make batches of no samples."""
+    _, _, state = training()
+    sampler = engine.elastic.ElasticSampler(range(LENGTH))
+
+    def batches(sampler: Any) -> Any:
+        indices = [*sampler]
+        return (batch for batch in np.split(np.array(indices), len(indices) // BATCH))
+
+    state.progress = Progress(0, LENGTH)
+    count = run(state, batches, 0, batch_size=BATCH, sampler=sampler)
+    assert count == LENGTH // BATCH // engine.size() and state.epoch == EPOCHS
 
 
 class Stream(IterableDataset[int]):

@@ -90,7 +90,8 @@ def _batches(
     with _bar(epochs) as show:
         while state.progress.epoch < epochs:
             epoch = state.progress.epoch
-            for number, batch in enumerate(feed()):
+            left = feed() if len(sampler) else ()  # a reset may come behind the last batch of an epoch
+            for number, batch in enumerate(left):
                 yield batch
                 sampler.record_batch(number, batch_size)
                 state.progress = Progress(epoch, sampler.done)
