@@ -350,8 +350,8 @@ class ObjectState(State):
         """Have the value of a name take over the parts that were kept."""
         if not _has_state(present):
             raise ValueError(
-                f"{name!r} is a {type(present).__qualname__} here, and what is committed of it is the state of an object: "
-                "give the state an object of that kind when you make it, and leave it there"
+                f"{name!r} is a {type(present).__qualname__} here, and what is committed of it is the state of an "
+                "object: give the state an object of that kind when you make it, and leave it there"
             )
         present.load_state_dict(kept)
 

@@ -65,7 +65,9 @@ class TensorFlowState(ObjectState):
             super()._load(name, present, kept)
             return
         if len(present) != len(kept):
-            raise ValueError(f"there are {len(present)} variables here, and {len(kept)} were kept: all ranks have as many")
+            raise ValueError(
+                f"there are {len(present)} variables here, and {len(kept)} were kept: all ranks have as many"
+            )
         for variable, array in zip(present, kept, strict=True):
             variable.assign(array)
 

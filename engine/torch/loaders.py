@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import Any, cast
 
 from torch.utils.data import (
     BatchSampler,
@@ -41,11 +41,11 @@ def elastic(loader: DataLoader[Any]) -> tuple[DataLoader[Any], Any, int]:
     TypeError
         The loader has a sampler of another kind, or none.
     """
-    batches = loader.batch_sampler
+    batches: Any = loader.batch_sampler
     if isinstance(batches, ElasticBatchSampler):
         return loader, batches, 1
     own = _goes_by(loader)
-    size = 1 if batches is None else getattr(batches, "batch_size", None)
+    size: Any = 1 if batches is None else getattr(batches, "batch_size", None)
     if isinstance(own, ElasticSampler) and size is not None:
         return loader, own, size
     if odd := _oddity(loader):
@@ -62,23 +62,23 @@ def elastic(loader: DataLoader[Any]) -> tuple[DataLoader[Any], Any, int]:
 
 
 def _goes_by(loader: DataLoader[Any]) -> Any:
-    """The sampler by which a loader goes: one that was given whole batches has another beside, which it does not use."""
+    """The sampler by which a loader goes: one that was given batches has another beside, which it does not use."""
     return loader.sampler if loader.batch_sampler is None else getattr(loader.batch_sampler, "sampler", None)
 
 
 def _oddity(loader: DataLoader[Any]) -> str:
     """What of a loader does not go once through its data set, sample by sample; empty if all does."""
-    own, batches = _goes_by(loader), loader.batch_sampler
-    if isinstance(loader.dataset, IterableDataset):
-        return f"a {type(loader.dataset).__qualname__}"
+    own, batches, data = _goes_by(loader), loader.batch_sampler, cast(Any, loader.dataset)
+    if isinstance(data, IterableDataset):
+        return f"a {type(data).__qualname__}"
     if batches is not None and type(batches) is not BatchSampler:
         return f"a {type(batches).__qualname__}"
     if batches is None or type(own) not in (DistributedSampler, RandomSampler, SequentialSampler):
         return f"a {type(own).__qualname__}" + " without batches" * (batches is None)
     if type(own) is RandomSampler and own.replacement:
         return "a RandomSampler with replacement"
-    source = own.dataset if type(own) is DistributedSampler else own.data_source
-    samples, length = own.num_samples if type(own) is RandomSampler else len(source), len(loader.dataset)
+    source: Any = own.dataset if type(own) is DistributedSampler else own.data_source
+    samples, length = own.num_samples if type(own) is RandomSampler else len(source), len(data)
     return "" if samples == length else f"a {type(own).__qualname__} of {samples} of {length} samples"
 
 

@@ -269,7 +269,7 @@ class Gate:
         self._tell_leaving()  # a handler may have come meanwhile
 
     def _check_mine(self) -> None:
-        """See that the job is not over for this worker, and that this is not a forked child, which shares the socket."""
+        """See that the job is not over for this worker, and that this is no forked child, which shares the socket."""
         if self._over is not None:
             raise self._over
         if os.getpid() != self._pid:

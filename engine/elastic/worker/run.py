@@ -52,7 +52,7 @@ R = TypeVar("R")
 S = TypeVar("S", bound=State)
 
 _gate: Gate | None = None
-_called = ""  # of the call of a function that `run` has wrapped: "runs", "is complete", or nothing, also if it has raised
+_called = ""  # of a function that `run` has wrapped, what its call does: "runs", "is complete"; empty: it has raised
 
 
 def run(function: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
@@ -94,8 +94,8 @@ def run(function: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P],
             return call()
         if _called:
             raise ConfigError(
-                f"elastic.run was called again, and the first call {_called}: an elastic job has one training, which is "
-                "complete when its function has returned on all ranks. Wrap one function that calls both"
+                f"elastic.run was called again, and the first call {_called}: an elastic job has one training, which "
+                "is complete when its function has returned on all ranks. Wrap one function that calls both"
             )
         with _only_call(), _leaving_on_sigterm(gate):
             try:
