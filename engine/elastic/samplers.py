@@ -52,11 +52,15 @@ class _Sampler:
             self._begin(epoch, 0)
 
     def state_dict(self) -> dict[str, int]:
-        """What another rank needs to go on from here."""
-        return {"epoch": self.epoch, "done": self._done, "length": self._length}
+        """What another rank, or a later run, needs to go on from here: the order of the epoch is part of it."""
+        order = {"seed": self.seed, "shuffle": self.shuffle}
+        return {"epoch": self.epoch, "done": self._done, "length": self._length, **order}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Go on from where the state was taken, with the rank and size that this process has now.
+
+        The order is that of the state, whatever seed this sampler was made with: another one would begin behind samples
+        that were not trained. A state without an order goes by this sampler's.
 
         Raises
         ------
@@ -68,6 +72,7 @@ class _Sampler:
                 f"the state is that of {state['length']} samples, {state['done']} of them done, and the data set has "
                 f"{self._length}: a sampler goes on with the data set that it began with"
             )
+        self.seed, self.shuffle = state.get("seed", self.seed), bool(state.get("shuffle", self.shuffle))
         self._begin(state["epoch"], state["done"])
 
     def _begin(self, epoch: int, done: int) -> None:

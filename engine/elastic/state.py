@@ -7,6 +7,7 @@ before it takes the place of the one before, in one assignment; so an exception 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -237,6 +238,18 @@ class State:
         raise NotImplementedError
 
 
+@dataclass(frozen=True)
+class Parts:
+    """What is kept of a value that stays the object that it is, and takes it over; other values are replaced.
+
+    Attributes
+    ----------
+    parts : object
+    """
+
+    parts: Any
+
+
 @dataclass
 class Progress:
     """How far a loop over epochs is.
@@ -315,22 +328,32 @@ class ObjectState(State):
     def _give(self, values: Copy) -> None:
         given = copies.give(values, self.arrays, lambda name: self._lent(getattr(self, name)))
         for name, value in given.items():
-            self._load(name, getattr(self, name), value)
+            present = getattr(self, name)
+            if not isinstance(value, Parts):
+                setattr(self, name, copy.deepcopy(value) if self._lent(present) else value)
+                continue
+            try:
+                self._load(name, present, value.parts)
+            except Exception as error:
+                error.add_note(f"{name!r} of this worker's state was to go on from what is committed of it.")
+                raise
 
     def _kept(self, value: Any) -> Any:
-        """What is kept of a value."""
-        return value.state_dict() if _has_state(value) else value
+        """What is kept of a value: itself, or `Parts` for `_load`."""
+        return Parts(value.state_dict()) if _has_state(value) else value
 
     def _lent(self, present: Any) -> bool:
         """Whether `_load` copies what it is given at once, so that it may be given what is kept."""
         return False
 
     def _load(self, name: str, present: Any, kept: Any) -> None:
-        """Make what was kept the value of a name."""
-        if _has_state(present):
-            present.load_state_dict(kept)
-        else:
-            setattr(self, name, kept)
+        """Have the value of a name take over the parts that were kept."""
+        if not _has_state(present):
+            raise ValueError(
+                f"{name!r} is a {type(present).__qualname__} here, and what is committed of it is the state of an "
+                "object: give the state an object of that kind when you make it, and leave it there"
+            )
+        present.load_state_dict(kept)
 
 
 def _has_state(value: Any) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..elastic.copies import NUMPY, Memory, Place
 from ..elastic.samplers import ElasticBatchSampler, ElasticSampler
-from ..elastic.state import HostsUpdatedInterrupt, ObjectState, State
+from ..elastic.state import HostsUpdatedInterrupt, ObjectState, Parts, State
 from ..elastic.worker.batches import loop
 from ..elastic.worker.gate import JobOver
 from ..elastic.worker.run import leave, run
@@ -95,7 +95,7 @@ class JaxState(ObjectState):
 
     def _kept(self, value: Any) -> Any:
         leaves = _leaves(value)
-        return super()._kept(value) if leaves is None else leaves
+        return super()._kept(value) if leaves is None else Parts(leaves)
 
     def _load(self, name: str, present: Any, kept: Any) -> None:
         if _leaves(present) is None:

@@ -14,8 +14,9 @@ from typing import Any
 import keras
 import numpy as np
 
+from ..elastic.copies import Copy
 from ..elastic.samplers import ElasticBatchSampler, ElasticSampler
-from ..elastic.state import HostsUpdatedInterrupt, ObjectState, State
+from ..elastic.state import HostsUpdatedInterrupt, ObjectState, Parts, State
 from ..elastic.worker.batches import loop
 from ..elastic.worker.gate import JobOver
 from ..elastic.worker.run import leave, run
@@ -84,7 +85,36 @@ class KerasState(ObjectState):
             if optimizer is not None and is_distributed(optimizer) and optimizer._engine.local.ids():
                 model.train_function = None
 
+    def restore(self) -> None:
+        """Give all values back, and to variables that are a rank's own those that they had at its newest commit.
+
+        On JAX a step that fails leaves variables without a value, or with one that raises the failure again.
+        """
+        for model in self._models():
+            model._jax_state, model._jax_state_synced = None, True  # else they are given back as they failed
+        super().restore()
+        for variable, value in self._own:
+            variable.assign(value)
+
+    def _take(self) -> Copy:
+        self._bring_back()
+        taken = super()._take()
+        own = [each for model in self._models() for each in _own_variables(model)]
+        self._own = [(each, np.asarray(keras.ops.convert_to_numpy(each.value))) for each in own]
+        return taken
+
+    def _bring_back(self) -> None:
+        """Have variables hold what is trained: `fit` takes their values away on JAX, and keeps them to itself."""
+        for model in self._models():
+            model.jax_state_sync()
+
+    def _models(self) -> list[Any]:
+        """The models whose variables `fit` takes the values of."""
+        present = [getattr(self, name) for name in self._names]
+        return [each for each in present if isinstance(each, keras.Model) and hasattr(each, "jax_state_sync")]
+
     def _passes_in_hand(self) -> bool:
+        self._bring_back()
         present = [getattr(self, name) for name in self._names]
         optimizers = [value for value in present if isinstance(value, keras.optimizers.Optimizer)]
         counts = [each._engine.passes.variables[-1:] for each in optimizers if is_distributed(each)]
@@ -94,7 +124,7 @@ class KerasState(ObjectState):
         variables = _variables_of(value)
         if variables is None:
             return super()._kept(value)
-        return [np.asarray(keras.ops.convert_to_numpy(each.value)) for each in variables]
+        return Parts([np.asarray(keras.ops.convert_to_numpy(each.value)) for each in variables])
 
     def _load(self, name: str, present: Any, kept: Any) -> None:
         variables = _variables_of(present)
@@ -108,6 +138,12 @@ class KerasState(ObjectState):
             )
         for variable, array in zip(variables, kept, strict=True):
             variable.assign(array)
+
+
+def _own_variables(model: Any) -> list[Any]:
+    """The variables of a model that are not kept: of random generators and metrics."""
+    kept = {id(each) for each in model.weights}
+    return [each for each in model.variables if id(each) not in kept]
 
 
 def _variables_of(value: Any) -> list[Any] | None:

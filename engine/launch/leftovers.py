@@ -9,6 +9,7 @@ import re
 import shutil
 import stat
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from ..host import stacks
@@ -17,9 +18,9 @@ from ..trace import flight
 PREFIX = "enginerun-"  # prefix of the names of jobs' temporary directories
 RESULT, ERROR = "call-result", "call-error"  # files that a rank of `engine.run` leaves: one of them
 # Files that a rank leaves about its job.
-RECORDS = ("failure.json", "flight.json", "traceback.txt", stacks.NAME, RESULT, ERROR)
+RECORDS = (*flight.RECORDS, stacks.NAME, RESULT, ERROR)
 KEPT = 7 * 24 * 3600.0  # seconds for which a temporary directory is kept
-_OF_RANK = re.compile(r"rank\.\d+")
+_OF_RANK, _OF_WORLD = re.compile(r"rank\.\d+"), re.compile(r"world\.\d+")
 CLEARED = 20  # most directories that one job clears, so that it does not start late
 
 
@@ -39,6 +40,8 @@ def forget_records(directory: Path) -> None:
     for name in RECORDS:
         for old in directory.glob(f"rank.*/{name}"):
             old.unlink()
+    for world in flight.worlds_in(directory):
+        flight.forget(world)
 
 
 def forget_empty(directory: Path) -> None:
@@ -117,18 +120,32 @@ def clear_old(temporary: Path) -> None:
 
 
 def _holds_records_alone(descriptor: int) -> bool:
-    """Whether a directory is one of ranks' records by what is in it: others may have named theirs alike."""
-    ranks = os.listdir(descriptor)
-    return bool(ranks) and all(_OF_RANK.fullmatch(rank) and _is_of_records(rank, descriptor) for rank in ranks)
+    """Whether a directory is one of ranks' records by what is in it: others may have named theirs alike.
+
+    Those of an elastic job are in directories of its worlds.
+    """
+    names = os.listdir(descriptor)
+    return bool(names) and all(
+        _in(name, descriptor, _holds_records_alone)
+        if _OF_WORLD.fullmatch(name)
+        else _OF_RANK.fullmatch(name) is not None and _in(name, descriptor, _is_of_records)
+        for name in names
+    )
 
 
-def _is_of_records(rank: str, descriptor: int) -> bool:
-    """Whether a directory within another has records, or drafts of such, and nothing else."""
-    inside = os.open(rank, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=descriptor)
+def _in(name: str, descriptor: int, ask: Callable[[int], bool]) -> bool:
+    """What is to be said of a directory within another."""
+    inside = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=descriptor)
     try:
-        return all(name.startswith((*RECORDS, *(f".{record}." for record in RECORDS))) for name in os.listdir(inside))
+        return ask(inside)
     finally:
         os.close(inside)
+
+
+def _is_of_records(descriptor: int) -> bool:
+    """Whether a directory has records, or drafts of such, and nothing else."""
+    known = (*RECORDS, *(f".{record}." for record in RECORDS))
+    return all(name.startswith(known) for name in os.listdir(descriptor))
 
 
 def _is_old(about: os.stat_result) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..elastic.samplers import ElasticBatchSampler, ElasticSampler
-from ..elastic.state import HostsUpdatedInterrupt, ObjectState, State
+from ..elastic.state import HostsUpdatedInterrupt, ObjectState, Parts, State
 from ..elastic.worker.batches import loop
 from ..elastic.worker.gate import JobOver
 from ..elastic.worker.run import leave, run
@@ -58,12 +58,16 @@ class TensorFlowState(ObjectState):
         super().__init__(variables=known, **values)
 
     def _kept(self, value: Any) -> Any:
-        return [each.numpy() for each in value] if value is self.variables else super()._kept(value)
+        return Parts([each.numpy() for each in value]) if value is self.variables else super()._kept(value)
 
     def _load(self, name: str, present: Any, kept: Any) -> None:
         if name != "variables":
             super()._load(name, present, kept)
             return
+        if len(present) != len(kept):
+            raise ValueError(
+                f"there are {len(present)} variables here, and {len(kept)} were kept: all ranks have as many"
+            )
         for variable, array in zip(present, kept, strict=True):
             variable.assign(array)
 

@@ -140,6 +140,16 @@ class TorchState(ObjectState):
             extra = {key: _into(None, value) for key, value in kept.items() if key.endswith("_extra_state")}
             kept.update(extra)
         super()._load(name, present, kept)
+        if isinstance(present, torch.nn.Module) and _has_taken(present, kept):
+            super()._load(name, present, _into(None, kept))
+        elif isinstance(stages := getattr(present, "_per_optimizer_states", None), dict):
+            stages.clear()  # A scaler would take the gradients of the next step for unscaled already.
+
+
+def _has_taken(module: torch.nn.Module, kept: dict[str, Any]) -> bool:
+    """Whether a module has made tensors that it was given its own, as one may that loads its state by itself."""
+    given = {value.data_ptr() for value in kept.values() if isinstance(value, torch.Tensor) and value.numel()}
+    return any(isinstance(own, torch.Tensor) and own.data_ptr() in given for own in module.state_dict().values())
 
 
 def _into(present: Any, kept: Any) -> Any:

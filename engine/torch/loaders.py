@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import Any, cast
 
 from torch.utils.data import (
     BatchSampler,
@@ -15,40 +15,75 @@ from torch.utils.data import (
 )
 
 from ..elastic.samplers import ElasticBatchSampler, ElasticSampler
+from ..elastic.sampling import DROP, PAD
 
 # What a loader is made of, but for its samplers.
 _KEPT = (
-    "batch_size num_workers collate_fn pin_memory drop_last timeout worker_init_fn multiprocessing_context generator "
-    "prefetch_factor persistent_workers pin_memory_device in_order"
+    "num_workers collate_fn pin_memory timeout worker_init_fn multiprocessing_context generator prefetch_factor "
+    "persistent_workers pin_memory_device in_order"
 ).split()
-_CUT = (DistributedSampler, RandomSampler, SequentialSampler)
 
 _made: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # by loader: persistent workers live on
 
 
-def elastic(loader: DataLoader[Any]) -> tuple[DataLoader[Any], Any]:
-    """A loader like one that is given, with a sampler for a changing number of ranks; and that sampler.
+def elastic(loader: DataLoader[Any]) -> tuple[DataLoader[Any], Any, int]:
+    """A loader like one that is given, with a sampler for a changing number of ranks.
+
+    Returns
+    -------
+    loader : DataLoader
+    sampler : ElasticSampler or ElasticBatchSampler
+    batch_size : int
+        Samples of a rank in a step, by the loader.
 
     Raises
     ------
     TypeError
         The loader has a sampler of another kind, or none.
     """
-    for own in (loader.batch_sampler, loader.sampler):
-        if isinstance(own, ElasticSampler | ElasticBatchSampler):
-            return loader, own
+    batches: Any = loader.batch_sampler
+    if isinstance(batches, ElasticBatchSampler):
+        return loader, batches, 1
+    own = _goes_by(loader)
+    size: Any = 1 if batches is None else getattr(batches, "batch_size", None)
+    if isinstance(own, ElasticSampler) and size is not None:
+        return loader, own, size
+    if odd := _oddity(loader):
+        raise TypeError(
+            f"the loader goes by {odd}, which cannot be cut for a changing number of ranks: make "
+            "DataLoader(dataset, sampler=ElasticSampler(dataset)), with a data set that has a length"
+        )
     if loader not in _made:
-        old = loader.sampler
-        plain = type(loader.batch_sampler) is BatchSampler and type(old) in _CUT
-        if isinstance(loader.dataset, IterableDataset) or not plain:
-            kind = type(loader.dataset if isinstance(loader.dataset, IterableDataset) else old).__qualname__
-            raise TypeError(
-                f"the loader goes by a {kind}, which cannot be cut for a changing number of ranks: make "
-                "DataLoader(dataset, sampler=ElasticSampler(dataset)), with a data set that has a length"
-            )
         options = {name: getattr(loader, name) for name in _KEPT if hasattr(loader, name)}
-        shuffle = old.shuffle if isinstance(old, DistributedSampler) else type(old) is RandomSampler
-        sampler = ElasticSampler(loader.dataset, shuffle)  # type: ignore[arg-type]
-        _made[loader] = type(loader)(loader.dataset, sampler=sampler, **options)
+        cut = {"sampler": _sampler_like(own, loader.dataset), "batch_size": size, "drop_last": batches.drop_last}
+        _made[loader] = type(loader)(loader.dataset, **cut, **options)
     made = _made[loader]
-    return made, made.sampler
+    return made, made.sampler, size
+
+
+def _goes_by(loader: DataLoader[Any]) -> Any:
+    """The sampler by which a loader goes: one that was given batches has another beside, which it does not use."""
+    return loader.sampler if loader.batch_sampler is None else getattr(loader.batch_sampler, "sampler", None)
+
+
+def _oddity(loader: DataLoader[Any]) -> str:
+    """What of a loader does not go once through its data set, sample by sample; empty if all does."""
+    own, batches, data = _goes_by(loader), loader.batch_sampler, cast(Any, loader.dataset)
+    if isinstance(data, IterableDataset):
+        return f"a {type(data).__qualname__}"
+    if batches is not None and type(batches) is not BatchSampler:
+        return f"a {type(batches).__qualname__}"
+    if batches is None or type(own) not in (DistributedSampler, RandomSampler, SequentialSampler):
+        return f"a {type(own).__qualname__}" + " without batches" * (batches is None)
+    if type(own) is RandomSampler and own.replacement:
+        return "a RandomSampler with replacement"
+    source: Any = own.dataset if type(own) is DistributedSampler else own.data_source
+    samples, length = own.num_samples if type(own) is RandomSampler else len(source), len(data)
+    return "" if samples == length else f"a {type(own).__qualname__} of {samples} of {length} samples"
+
+
+def _sampler_like(old: Any, dataset: Any) -> ElasticSampler:
+    """A sampler of the same samples for a changing number of ranks."""
+    if type(old) is DistributedSampler:
+        return ElasticSampler(dataset, old.shuffle, old.seed, DROP if old.drop_last else PAD)
+    return ElasticSampler(dataset, shuffle=type(old) is RandomSampler)

@@ -93,9 +93,13 @@ class PowerSGD(Scheme):
         return {"calls": dict(self._calls), "factors": factors}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over calls and right factors. What this rank has not reduced yet has no error to feed back."""
-        self._calls = dict(state["calls"])
-        before, self._states = self._states, {}
+        """Take over calls and right factors, and keep the error feedback of gradients that have as many calls here.
+
+        Others have none: what was left out of reductions that a state does not know belongs to steps that were undone.
+        """
+        calls, self._calls = self._calls, dict(state["calls"])
+        before = {name: each for name, each in self._states.items() if calls.get(name) == self._calls.get(name)}
+        self._states = {}
         for name, (right, random) in state["factors"].items():
             generator = torch.Generator()
             generator.set_state(random)

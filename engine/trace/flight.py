@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import tempfile
 from functools import lru_cache
 from pathlib import Path
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
 
 PREFIX = "engine-records-"  # prefix of the names of temporary directories of ranks to which nobody has given one
 WORLD = "world."  # prefix of the names of directories in which the ranks of a world have written, in an elastic job
+KEPT = 20  # worlds of an elastic job, the newest, of which records are kept
+RECORDS = ("failure.json", "flight.json", "traceback.txt")  # names of what a `Recorder` writes
 
 
 def newest_world(directory: Path) -> Path:
@@ -28,10 +32,27 @@ def worlds_in(directory: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name.removeprefix(WORLD)))
 
 
+def forget(world: Path) -> None:
+    """Remove the records in the directory of a world, and what is empty then. Others may do so at the same time."""
+    for path in world.glob("rank.*/*"):
+        if path.name.lstrip(".").startswith(RECORDS):
+            path.unlink(missing_ok=True)
+    for directory in (*world.glob("rank.*"), world):
+        with contextlib.suppress(OSError):  # a timeline is there, or another has removed it
+            directory.rmdir()
+
+
 @lru_cache(maxsize=1)
 def _temporary() -> Path:
     """A temporary directory for all worlds of this process."""
     return Path(tempfile.mkdtemp(prefix=PREFIX))
+
+
+def forget_temporary() -> None:
+    """Remove the temporary directory for the worlds of this process, if there is one: the job has outlived them."""
+    if _temporary.cache_info().currsize:
+        shutil.rmtree(_temporary(), ignore_errors=True)
+        _temporary.cache_clear()
 
 
 class Recorder:
@@ -44,7 +65,7 @@ class Recorder:
     rank : int
     world : int, optional
         The number of a world in an elastic job: then it writes to `world.K/rank.N`, since the ranks of the next world
-        may be other processes.
+        may be other processes; and what was written of old worlds is removed.
     """
 
     def __init__(self, directory: Path | None, rank: int, world: int | None = None) -> None:
@@ -73,6 +94,9 @@ class Recorder:
             self._directory = _temporary() if self._again else Path(tempfile.mkdtemp(prefix=PREFIX))
         home = self._directory / self._name
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self._again:
+            for old in worlds_in(self._directory)[-2 * KEPT : -KEPT]:  # those before are gone, but for timelines
+                forget(old)
         path = home / name
         # mkstemp makes the file 0600; a link that somebody planted under a guessed name would not be followed.
         handle, draft = tempfile.mkstemp(dir=home, prefix=f".{name}.")

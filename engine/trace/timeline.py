@@ -312,7 +312,7 @@ class Timeline:
             about = {"version": VERSION, "rank": self._rank, "size": self._size, "pid": os.getpid(), **self._elastic}
             host: dict[str, Any] = {"host": platform.node(), "hosts": self._hosts, "boot": self._clock(track)}
             if (clock := track.engine.clock()) is not None and self._world:
-                host |= {"ahead_ns": clock[0], "ahead_error_ns": clock[1]}
+                host |= {"ahead_ns": clock[0], "ahead_error_ns": clock[1], "own_boot": boot()}
             self._tell(track, HEAD, {**about, "time": time.time(), **host})
         self._event(track, "process_sort_index", {"sort_index": SETS * self._rank + min(track.number, SETS - 1)})
         for row, name in ROWS.items():

@@ -26,6 +26,8 @@ class _World:
     reason: str
     size: int
     files: list[Path] = field(default_factory=list)
+    ahead: dict[str, tuple[int, int]] = field(default_factory=dict)  # by host's boot: of its clock, and how wrong; ns
+    shift: float | None = None  # microseconds from its clock to that of the first world; None: not known
     begun: float = float("inf")  # microseconds
     ended: float = float("-inf")
 
@@ -57,23 +59,45 @@ def merged(paths: Sequence[Path], notes: list[str]) -> Iterator[Event]:
     Raises
     ------
     TraceError
-        Files that do not belong to one job, or worlds whose clocks differ.
+        Files that do not belong to one job, or worlds of which no host is known to have been in two.
     """
     worlds = _by_world(paths)
-    clocks = set()
     for world in worlds:
         for recording in read(world.files, notes):
-            clocks.add(recording.about.get("boot"))
-    if len(clocks) > 1:
-        raise TraceError(
-            "these worlds were on several hosts, and each has a clock of its own: merge one, as DIR/world.K"
-        )
+            about = recording.about
+            told = about.get("ahead_ns", 0), about.get("ahead_error_ns", 0)
+            world.ahead[str(about.get("own_boot", about.get("boot")))] = told
+    _find_shifts(worlds)
     rows: dict[tuple[int, str], int] = {}
     named: set[int] = set()
     for world in worlds:
         for path in world.files:
             yield from _of_worker(path, world, rows, named)
     yield from _job(worlds)
+
+
+def _find_shifts(worlds: Sequence[_World]) -> None:
+    """Find how far the clock of the first world, which is that of its rank 0's host, is ahead of each other one's.
+
+    A host that was in two worlds knows how far the clock of each is ahead of its own.
+    """
+    worlds[0].shift = 0.0
+    known = {boot: (ahead / 1e3, error) for boot, (ahead, error) in worlds[0].ahead.items()}  # of the first world
+    left = list(worlds[1:])
+    while left:
+        found = next((world for world in left if world.ahead.keys() & known.keys()), None)
+        if found is None:
+            numbers = ", ".join(str(world.number) for world in left)
+            raise TraceError(
+                f"no file tells of a host that was in worlds {numbers} and in others, so that their clocks cannot be "
+                "compared: collect the files of all hosts, or merge one, as DIR/world.K"
+            )
+        left.remove(found)
+        both = found.ahead.keys() & known.keys()
+        host = min(both, key=lambda boot: (known[boot][1] + found.ahead[boot][1], boot))
+        found.shift = known[host][0] - found.ahead[host][0] / 1e3
+        for boot, (ahead, error) in found.ahead.items():
+            known.setdefault(boot, (ahead / 1e3 + found.shift, error + known[host][1]))
 
 
 def _by_world(paths: Sequence[Path]) -> list[_World]:
@@ -95,6 +119,8 @@ def _of_worker(path: Path, world: _World, rows: dict[tuple[int, str], int], name
         number = (event["pid"] - rank) // SETS  # of the process set
         process = WORKERS * number + worker
         event = event | {"pid": process}
+        if "ts" in event:
+            event["ts"] += world.shift or 0
         if event["name"] == "thread_name" and event["tid"] >= FIRST_TENSOR:
             key = process, event["args"]["name"]
             moved[process, event["tid"]] = rows.setdefault(key, FIRST_TENSOR + len(rows))

@@ -27,7 +27,8 @@ OVERFLOW = 7  # every so many steps a gradient is infinite, which the scaler not
 
 
 class Model(nn.Module):
-    """A layer that is frozen now and then, an embedding with sparse gradients, and one whose changes are combined."""
+    """A layer that is frozen now and then, an embedding with sparse gradients, one whose changes are combined, and one
+    whose gradients are compressed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,10 +36,11 @@ class Model(nn.Module):
         self.dense = nn.Linear(16, 4)
         self.embedding = nn.Embedding(20, 8, sparse=True)
         self.combined = nn.Linear(4, 4)
+        self.thin = nn.Linear(4, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         known = self.embedding((x.abs() * 3).long().clamp(0, 19)[:, 0]) + x
-        result: torch.Tensor = self.combined(self.dense(torch.relu(self.hidden(known))))
+        result: torch.Tensor = self.combined(self.thin(self.dense(torch.relu(self.hidden(known)))))
         return result
 
 
@@ -48,17 +50,20 @@ class Training:
     def __init__(self) -> None:
         engine.init()
         self.model = model = Model()
+        self.scheme = hvd.PowerSGD(rank=1, start_iter=2, min_compression_rate=0.1)
         adam = torch.optim.Adam([*model.hidden.parameters(), *model.dense.parameters()], 1e-2)
         self.optimizers: list[Any] = [
             hvd.DistributedOptimizer(adam, gradient_as_bucket_view=True),
             hvd.DistributedOptimizer(torch.optim.SGD(model.embedding.parameters(), 0.1)),
             hvd.DistributedOptimizer(torch.optim.SGD(model.combined.parameters(), 0.05), op=hvd.Adasum),
+            hvd.DistributedOptimizer(torch.optim.SGD(model.thin.parameters(), 1e-3), compression=self.scheme),
         ]
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizers[0], 4, 0.9)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=5)
-        first, second, third = self.optimizers
-        more = {"scheduler": self.scheduler, "scaler": self.scaler, "steps": 0}
-        self.state: Any = TorchState(model, first, second=second, third=third, **more)
+        first, second, third, fourth = self.optimizers
+        more = {"scheme": self.scheme, "scheduler": self.scheduler, "scaler": self.scaler, "steps": 0}
+        self.state: Any = TorchState(model, first, second=second, third=third, fourth=fourth, **more)
+        self.parts = [model, *self.optimizers, self.scheme, self.scheduler, self.scaler]
 
     def step(self) -> None:
         """One, on data of this rank's own."""
@@ -70,12 +75,13 @@ class Training:
             loss = loss * float("inf")
         for each in self.optimizers:
             each.zero_grad()
-        first, second, third = self.optimizers
+        first, second, third, fourth = self.optimizers
         self.scaler.scale(loss).backward()
         self.scaler.step(first)
         if torch.isfinite(loss):
             second.step()
             third.step()
+            fourth.step()
         self.scaler.update()
         self.scheduler.step()
         self.state.steps += 1
@@ -83,7 +89,7 @@ class Training:
     def digest(self) -> str:
         """Of all that is committed."""
         held = hashlib.sha256()
-        for value in (self.model, *self.optimizers, self.scheduler, self.scaler):
+        for value in self.parts:
             note(value.state_dict(), held)
         return held.hexdigest()
 
@@ -120,12 +126,14 @@ def everything(member: Member) -> None:
             training.step()
         state.save()
         if kept is not None and engine.rank() == 0:
-            parts = [training.model, *training.optimizers, training.scheduler, training.scaler]
-            torch.save([state.steps, [each.state_dict() for each in parts]], Path(kept) / f"{member.world.number}")
-        digest = training.digest()
+            states = [each.state_dict() for each in training.parts]
+            torch.save([state.steps, states], Path(kept) / f"{member.world.number}")
+        told = {"steps": state.steps, "digest": training.digest(), "rate": training.scheduler.get_last_lr()}
+        for _ in range(2):  # which are undone: of one alone the gradients may be infinite, and not be reduced
+            training.step()
         gc.collect()
         held = alive("Engine", "GradientGroup", "TorchReducer", "Deltas")
-        member.say("trained", steps=state.steps, digest=digest, held=held, rate=training.scheduler.get_last_lr())
+        member.say("trained", held=held, **told)
         while True:
             training.step()
 
@@ -136,6 +144,5 @@ def load(training: Training, commit: Path) -> None:
     """Begin from a commit, if there is one."""
     if commit.exists():
         training.state.steps, states = torch.load(commit, weights_only=False)
-        parts = [training.model, *training.optimizers, training.scheduler, training.scaler]
-        for part, state in zip(parts, states, strict=True):
+        for part, state in zip(training.parts, states, strict=True):
             part.load_state_dict(state)

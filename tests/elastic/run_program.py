@@ -18,7 +18,7 @@ import engine
 from engine.elastic.state import ObjectState
 from engine.elastic.worker.gate import JobOver
 from engine.elastic.worker.run import run
-from engine.errors import WorldError
+from engine.errors import ConfigError, WorldError
 
 from ..waiting import linger, until_files
 
@@ -138,6 +138,16 @@ def program_error(state: ObjectState) -> int:
     return steps(state)
 
 
+def nested(state: ObjectState) -> str:
+    """Wrap a function that is called in another one."""
+    reduced(state)
+    try:
+        run(steps)(state)
+    except ConfigError as error:
+        return str(error).replace(" ", "_")
+    return ""
+
+
 def ends_late(state: ObjectState) -> int:
     """Worker 0 returns; the others do not come to an end until the test lets them."""
     while state.step < 5:
@@ -169,7 +179,7 @@ def forks(state: ObjectState) -> int | None:
 
 
 OTHERS = other_exception, swallowed, from_a_loader, py_function, numpy_function
-TASKS = {each.__name__: each for each in (steps, endless, *OTHERS, program_error, ends_late, forks)}
+TASKS = {each.__name__: each for each in (steps, endless, *OTHERS, program_error, nested, ends_late, forks)}
 
 
 def main() -> None:
@@ -183,6 +193,8 @@ def main() -> None:
         raise SystemExit(7) from None
     variables = [os.environ[name] for name in ("ENGINE_RANK", "ENGINE_SIZE")]
     say("result", result, state.total, engine.rank(), engine.size(), *variables, *resets)
+    if sys.argv[2:] == ["twice"]:
+        run(steps)(state)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -128,6 +131,26 @@ def test_an_array_that_a_program_uses_up_comes_back() -> None:
     assert made.state.params["w"].tolist() == [0, 0, 0]
 
 
+def test_a_pytree_that_was_nothing_before_becomes_nothing_again() -> None:
+    """And a newcomer, which has no structure for what is committed, says so instead of going on with a list."""
+    made, newcomer = Jax(), Jax()
+    made.state.key = None
+    made.state.save()
+    made.state.key = {"best": made.jax.numpy.ones(2)}
+    made.state.restore()
+    assert made.state.key is None
+    made.state.key = {"best": made.jax.numpy.ones(2)}
+    made.state.save()
+    made.state.restore()
+    assert made.state.key["best"].tolist() == [1, 1]
+    newcomer.state.key = None
+    states = [made.state, newcomer.state]
+    for state in states:
+        state._peers = Rank()
+    told = together([state._peers for state in states], [state.sync for state in states])
+    assert told[0] is None and "'key' is a NoneType here" in str(told[1])
+
+
 def test_a_model_without_variables_is_refused() -> None:
     keras = pytest.importorskip("keras")
     from engine.keras.elastic import KerasState
@@ -242,3 +265,13 @@ def test_epochs_and_batches_are_those_of_an_undisturbed_run() -> None:
         seen, commits = _seen(interrupt_at)
         assert [epoch for epoch, _ in seen] == expected
         assert commits == [interrupt_at]
+
+
+def test_a_fit_on_jax_commits_and_comes_back_from_a_step_that_fails() -> None:
+    """Its variables have no values within an epoch, and behind a step that has failed none that can be used."""
+    pytest.importorskip("keras")
+    pytest.importorskip("jax")
+    program = [sys.executable, "-m", "tests.elastic.keras_fit_program"]
+    environment = os.environ | {"KERAS_BACKEND": "jax"}
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.stdout.split() == ["jax", "True", "2", "20"], done.stderr

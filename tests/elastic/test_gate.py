@@ -17,7 +17,7 @@ import pytest
 from engine.elastic.events import Why
 from engine.elastic.worker.gate import Assigned, Gate, JobOver
 from engine.elastic.worker.messages import Talk, TalkError
-from engine.errors import ConfigError, RendezvousError
+from engine.errors import ConfigError, ForkedError, RendezvousError
 
 from ..waiting import until
 from .fake_driver import SECRET, FakeDriver
@@ -66,6 +66,23 @@ def test_what_a_worker_tells_comes_in_order(driver):
         gate.done(4)
         driver.wait_for("done", 1)
     assert [message["kind"] for _, message in driver.heard] == ["ready", "joined", "committed", "leaving", "done"]
+
+
+def test_a_forked_child_reads_nothing_of_what_is_for_the_worker(driver):
+    with closing(Gate.open(driver.environment(1))) as gate:
+        gate.joined(1)
+        driver.wait_for("joined", 1)
+        driver.tell(1, "update", world=1)
+        assert select.select([gate], [], [], 10)[0]
+        child = os.fork()
+        if child == 0:
+            try:
+                gate.updated(1)
+            except ForkedError:
+                os._exit(7)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert gate.updated(1)
 
 
 @pytest.mark.parametrize("good", [True, False])

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, SubsetRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+)
 
 import engine
 import engine.elastic
 import engine.torch
+from engine.elastic.state import Progress
 from engine.elastic.worker.peers import WorldPeers
 from engine.torch.elastic import TorchState
 
@@ -103,11 +113,75 @@ def test_a_commit_waits_for_the_passes_of_a_wrapped_optimizer(every: int, expect
     assert state.steps == 2 and state.progress.epoch == 1
 
 
-def test_a_loader_that_cannot_be_cut_is_refused_by_name() -> None:
+def test_a_loop_over_other_data_goes_on_where_the_first_has_ended() -> None:
+    """Also when both are begun again, and the first has fewer samples than are done of the second."""
     _, _, state = training()
-    loader = DataLoader(range(LENGTH), sampler=SubsetRandomSampler([0, 1]))  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"SubsetRandomSampler.*ElasticSampler"):
-        engine.elastic.loop(state, loader, 1)
+    for attempt in range(2):
+        for _ in engine.elastic.loop(state, np.arange(4), 1, batch_size=1):
+            assert not attempt
+        for number, _ in enumerate(engine.elastic.loop(state, np.arange(LENGTH), 2, batch_size=1, commit_every=4)):
+            if not attempt and number == 6:
+                break
+        assert attempt or state.progress.done == 12
+    assert state.epoch == 2
+
+
+def test_nothing_is_read_of_an_epoch_of_which_nothing_is_left() -> None:
+    """Problem 8: a reset behind the last batch of an epoch; the function cannot make batches of no samples."""
+    _, _, state = training()
+    sampler = engine.elastic.ElasticSampler(range(LENGTH))
+
+    def batches(sampler: Any) -> Any:
+        indices = [*sampler]
+        return (batch for batch in np.split(np.array(indices), len(indices) // BATCH))
+
+    state.progress = Progress(0, LENGTH)
+    count = run(state, batches, 0, batch_size=BATCH, sampler=sampler)
+    assert count == LENGTH // BATCH // engine.size() and state.epoch == EPOCHS
+
+
+class Stream(IterableDataset[int]):
+    """Data without an order of their own."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(LENGTH))
+
+
+ROWS: Any = range(LENGTH)
+REFUSED = {
+    "SubsetRandomSampler": lambda: DataLoader(ROWS, sampler=SubsetRandomSampler([0, 1])),
+    "Stream": lambda: DataLoader(Stream()),
+    "SequentialSampler without batches": lambda: DataLoader(ROWS, batch_size=None),
+    "RandomSampler with replacement": lambda: DataLoader(ROWS, sampler=RandomSampler(ROWS, True)),
+    "RandomSampler of 5 of 24 samples": lambda: DataLoader(ROWS, sampler=RandomSampler(ROWS, num_samples=5)),
+    "SequentialSampler of 4 of 24 samples": lambda: DataLoader(ROWS, sampler=SequentialSampler(range(4))),
+    "a list": lambda: DataLoader(ROWS, batch_sampler=[[1, 2], [3]]),
+}
+
+
+@pytest.mark.parametrize("told", REFUSED)
+def test_a_loader_that_cannot_be_cut_is_refused_by_name(told: str) -> None:
+    _, _, state = training()
+    with pytest.raises(TypeError, match=rf"{told}.*ElasticSampler"):
+        engine.elastic.loop(state, REFUSED[told](), 1)
+
+
+def test_a_loader_of_batches_keeps_them_shuffled_and_of_one_size() -> None:
+    _, _, state = training()
+    loader = DataLoader(ROWS, batch_sampler=BatchSampler(RandomSampler(ROWS), BATCH, drop_last=False))
+    batches = [batch.tolist() for batch in engine.elastic.loop(state, loader, 1)]
+    seen = [sample for batch in batches for sample in batch]
+    assert {len(batch) for batch in batches} == {BATCH} and seen != sorted(seen)
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_distributed_sampler_keeps_its_seed_and_its_tail(drop_last: bool) -> None:
+    _, _, state = training()
+    sampler: Any = DistributedSampler(ROWS[:23], engine.size(), engine.rank(), seed=7, drop_last=drop_last)
+    loader = DataLoader(ROWS[:23], BATCH, sampler=sampler)
+    seen = [sample for batch in engine.elastic.loop(state, loader, 1) for sample in batch.tolist()]
+    tail = "drop" if drop_last else "pad"
+    assert seen == [*engine.elastic.ElasticSampler(ROWS[:23], seed=7, tail=tail)]
 
 
 def test_what_is_no_loader_is_refused() -> None:

@@ -34,7 +34,7 @@ def trained(nursery: Nursery, restarted: bool, **environ: str) -> list[tuple[int
             told = [worker.heard("trained") for worker in members]
             assert told[0]["digest"] == told[1]["digest"], f"the ranks of world {world + 1} differ"
             for each in told:
-                assert each["held"] == {"Engine": 1, "GradientGroup": 2, "TorchReducer": 2, "Deltas": 1}, world
+                assert each["held"] == {"Engine": 1, "GradientGroup": 3, "TorchReducer": 3, "Deltas": 1}, world
             found.append((told[0]["steps"], told[0]["digest"], told[0]["rate"]))
             victims = members if restarted else [members[world // 2 % 2]]
             for worker in victims:
@@ -47,7 +47,8 @@ def trained(nursery: Nursery, restarted: bool, **environ: str) -> list[tuple[int
 
 
 def test_a_training_over_resets_is_that_of_runs_that_are_started_again(nursery: Nursery, tmp_path: Path) -> None:
-    """Problem 3: views, sparse gradients, Adasum, a layer that freezes, scheduler, scaler; newcomers in each world."""
+    """Problem 3: views, sparse gradients, Adasum, PowerSGD, a layer that freezes, scheduler, scaler; newcomers in each
+    world."""
     over_resets = trained(nursery, restarted=False)
     again = trained(nursery, restarted=True, COMMITS=str(tmp_path))
     assert over_resets == again

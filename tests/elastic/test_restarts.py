@@ -60,7 +60,7 @@ def test_workers_are_started_while_metrics_are_scraped(job, restarts):
     scraper.join(60)
     assert done.code == 0, done.err
     started = len(list(job.home.glob("pid.*")))
-    assert started == SIZE + worlds * (SIZE - 1)
+    assert started == SIZE + worlds * (SIZE - 1), done.err
     assert scraper.count > worlds and scraper.last > ended - 5, "the endpoint has not answered all the time"
     assert f"the job had {worlds} resets" in done.err
 

@@ -27,15 +27,15 @@ class Workers:
         self.directory = directory
         self.processes: dict[int, subprocess.Popen[str]] = {}
 
-    def start(self, task: str, workers: Sequence[int], size: int) -> None:
+    def start(self, task: str, workers: Sequence[int], size: int, *more: str) -> None:
         """Start workers, which plan with a world of that size, and see them come to the gate."""
         for worker in workers:
             place = {"RANK": worker % size, "SIZE": size, "LOCAL_RANK": worker % size, "LOCAL_SIZE": size}
             environment = os.environ | self.driver.environment(worker) | {"RUN_TEST": str(self.directory)}
             environment |= {f"ENGINE_{name}": str(value) for name, value in place.items()}
-            environment |= {"ENGINE_JOB": f"run-{os.getpid()}-{self.directory.name}"}
+            environment |= {"ENGINE_JOB": f"run-{os.getpid()}-{self.directory.name}", "TMPDIR": str(self.directory)}
             self.processes[worker] = subprocess.Popen(
-                [sys.executable, "-m", PROGRAM, task],
+                [sys.executable, "-m", PROGRAM, task, *more],
                 env=environment,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -60,6 +60,10 @@ class Workers:
         """Wait until workers are in the middle of what they do."""
         for worker in workers:
             until((self.directory / f"half.{worker}").exists, f"the middle of worker {worker}")
+
+    def recorded(self) -> list[str]:
+        """The worlds of which somebody has left records in a temporary directory."""
+        return sorted(path.name for path in self.directory.glob("engine-records-*/world.*"))
 
     def let_go(self) -> None:
         """Hold nobody up any more."""
@@ -96,6 +100,7 @@ def test_survivors_go_on_from_the_commit_and_a_newcomer_joins_them(workers: Work
         assert (ready["why"], ready["world"], ready["culprit"], ready["commit"]) == ("FAILURE", 1, 0, 4)
     workers.start("steps", [3], 3)
     workers.begin(2, [2, 3])  # worker 1 has no place in it: nothing depends on who was who
+    assert workers.recorded() == ["world.1"] * 2
     workers.driver.tell(1, "end", why="there is no place for it", good=False, over=False)
     assert workers.end(1)[0] == []
     for rank, worker in enumerate((2, 3)):
@@ -104,6 +109,7 @@ def test_survivors_go_on_from_the_commit_and_a_newcomer_joins_them(workers: Work
         assert words[:7] == ["result", str(STEPS), "140.0", str(rank), "2", str(rank), "2"], err
         assert words[7:] == ["2"]  # reset callbacks: of the survivor, and of one that has planned with three ranks
     assert workers.driver.wait_for("done", 3)["world"] == 2
+    assert not [*workers.directory.glob("engine-records-*")]
 
 
 def test_a_change_of_hosts_loses_nothing(workers: Workers) -> None:
@@ -150,9 +156,18 @@ def test_an_error_of_the_program_in_a_healthy_world_ends_the_worker(workers: Wor
     workers.start("program_error", [0, 1], 2)
     workers.begin(1, [0, 1])
     _, err = workers.end(1, 1)
-    assert "ValueError: batch 7 is bad" in err
+    assert "ValueError: batch 7 is bad" in err and workers.recorded()
     ready = workers.driver.wait_for("ready", 0, 2)
     assert ready["culprit"] == 1 and "batch 7 is bad" in ready["text"]
+
+
+def test_a_job_has_one_training(workers: Workers) -> None:
+    """A second call, or one within the first, is refused where it stands: the driver takes neither for what it is."""
+    workers.start("nested", [0], 1, "twice")
+    workers.begin(1, [0])
+    words, err = workers.end(0, 1)
+    assert words[1].startswith("elastic.run_was_called_again,_and_the_first_call_runs:")
+    assert "ConfigError: elastic.run was called again, and the first call is complete:" in err
 
 
 @pytest.mark.parametrize("passed", [True, False])

@@ -171,13 +171,27 @@ def test_training_goes_on_with_another_size() -> None:
     for sampler in (one, two):
         sampler.record_batch(1, 2)
     saved = two.state_dict()
-    assert saved == one.state_dict() == {"epoch": 0, "done": 8, "length": 12}
+    assert saved == one.state_dict() == {"epoch": 0, "done": 8, "length": 12, "seed": 0, "shuffle": True}
     rest = []
     for rank in range(4):
         sampler = ElasticSampler(range(12), rank=rank, size=4)
         sampler.load_state_dict(saved)
         rest += list(sampler)
     assert sorted(trained + rest) == list(range(12))
+
+
+@pytest.mark.parametrize("other", [{"seed": 9}, {"seed": 3, "shuffle": False}])
+def test_what_is_left_of_an_epoch_goes_by_the_order_in_which_it_began(other: dict[str, Any]) -> None:
+    """A later run with another seed, which a checkpoint brings into the middle of an epoch."""
+    first = ElasticSampler(range(12), seed=3, rank=0, size=1)
+    trained = list(first)[:8]
+    first.record_batch(1, 4)
+    later = ElasticSampler(range(12), rank=0, size=1, **other)
+    later.load_state_dict(first.state_dict())
+    assert sorted(trained + list(later)) == list(range(12))
+    older = {name: first.state_dict()[name] for name in ("epoch", "done", "length")}  # as they were before
+    later.load_state_dict(older)
+    assert sorted(trained + list(later)) == list(range(12))
 
 
 def test_a_smaller_last_batch_is_recorded_right() -> None:

@@ -312,3 +312,18 @@ def test_a_rule_that_is_left_out_is_noticed(
     monkeypatch.setattr(State, name, replacement)
     with pytest.raises(AssertionError):
         test()
+
+
+def test_a_value_may_become_an_object_and_an_object_a_value() -> None:
+    state: Any = ObjectState(Rank(), best=None)
+    state.best = Value(1)
+    state.restore()
+    assert state.best is None
+    state.best = Value(1)
+    state.save()
+    state.best.number = 2
+    state.restore()
+    assert state.best.number == 1
+    state.best = None
+    with pytest.raises(ValueError, match="'best' is a NoneType here"):
+        state.restore()

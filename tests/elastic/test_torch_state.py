@@ -202,3 +202,73 @@ def test_an_extra_state_is_a_copy() -> None:
         module.held += 1
         state.restore()
         assert module.held.tolist() == [0, 0]
+
+
+def test_a_module_that_makes_what_it_is_given_its_own_does_not_change_the_commit() -> None:
+    class Queue(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("queue", torch.zeros(3))
+
+        def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+            self.queue = state_dict[f"{prefix}queue"]
+
+    module = torch.nn.Sequential(Queue(), torch.nn.Linear(2, 2))
+    state: Any = TorchState(module)
+    for _ in range(3):
+        state.restore()
+        module[0].queue += 1
+        assert module[0].queue.tolist() == [1, 1, 1]
+
+
+def test_a_step_that_ends_between_unscaling_and_update_is_forgotten() -> None:
+    """Else the scaler takes the gradients of the next step for unscaled, and the optimizer applies them as they are."""
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    state: Any = TorchState(model, optimizer, scaler=scaler)
+    weights = []
+    for ended in (False, True):
+        if ended:
+            scaler.scale(model(torch.ones(1, 2)).sum()).backward()
+            scaler.unscale_(optimizer)
+        state.restore()
+        state.on_reset()
+        scaler.scale(model(torch.ones(1, 2)).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        weights.append(model.weight.tolist())
+    assert weights[0] == weights[1]
+
+
+def test_lbfgs_goes_on_as_it_would_have() -> None:
+    torch.manual_seed(3)
+    model, rows = torch.nn.Linear(3, 1), torch.randn(10, 3)
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, history_size=2)
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        loss = model(rows).square().mean()
+        loss.backward()
+        return loss
+
+    state: Any = TorchState(model, optimizer)
+    optimizer.step(closure)
+    state.save()
+    ends = []
+    for _ in range(3):
+        state.restore()
+        for _ in range(3):
+            optimizer.step(closure)
+        ends.append(model.weight.tolist())
+    assert ends[0] == ends[1] == ends[2]
+
+
+def test_what_cannot_be_taken_over_is_named() -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    state: Any = TorchState(model, optimizer)
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
+    with pytest.raises(ValueError, match="parameter groups") as raised:
+        state.restore()
+    assert "'optimizer'" in "".join(raised.value.__notes__)

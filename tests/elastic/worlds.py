@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -122,7 +123,9 @@ class Worlds:
         self.number = 0
         self._program = program
         self._job = f"worlds-{os.getpid()}-{secrets.token_hex(4)}"
-        self._environ = {"ENGINE_GATE": "none", "ENGINE_START_TIMEOUT": "20", "ENGINE_STALL_LIMIT": "30"} | environ
+        self._records = tempfile.TemporaryDirectory(prefix="engine-worlds-", ignore_cleanup_errors=True)
+        places = {"ENGINE_GATE": "none", "ENGINE_OUTPUT_DIR": self._records.name}
+        self._environ = places | {"ENGINE_START_TIMEOUT": "20", "ENGINE_STALL_LIMIT": "30"} | environ
         self._nursery = nursery
 
     def __enter__(self) -> Worlds:
@@ -131,6 +134,7 @@ class Worlds:
     def __exit__(self, *_: object) -> None:
         for worker in self.workers:
             worker.close()
+        self._records.cleanup()
 
     def start(self, count: int = 1, **environ: str) -> list[Worker]:
         """Start so many processes, which wait for a place."""

@@ -372,6 +372,9 @@ def test_old_directories_of_jobs_are_cleared_and_nothing_else(launcher, tmp_path
 
     directory("enginerun-forgotten")
     directory("engine-records-forgotten", file="flight.json")  # of a rank without enginerun
+    worker = directory("engine-records-of-a-worker/world.3", file="flight.json").parent  # which was killed
+    worker.chmod(0o700)
+    os.utime(worker, (month_ago, month_ago))
     others = directory("engine-records-others", file="flight.json")  # of another program, by what is in it
     (others / "model").touch()
     for path in (others / "model", others):

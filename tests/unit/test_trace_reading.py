@@ -497,6 +497,20 @@ def test_worlds_that_cannot_be_merged_are_refused(
     assert text in capsys.readouterr().err
 
 
+def test_worlds_are_merged_by_the_clock_of_a_host_that_was_in_both(tmp_path: Path) -> None:
+    """World 1 goes by the clock of host a, 5 ms ahead of that of b, by which world 2 goes."""
+    of_worlds(tmp_path)
+    clocks = {(1, 0): ("a", 0), (1, 1): ("b", 5_000_000), (2, 0): ("b", 0), (2, 1): ("c", -7_000_000)}
+    for (number, rank), (boot, ahead) in clocks.items():
+        told = {"world": number, "worker": number + rank - 1, "boot": f"world {number}", "own_boot": boot}
+        told |= {"ahead_ns": ahead, "ahead_error_ns": 1000}
+        write(tmp_path / f"world.{number}" / f"rank.{rank}.trace.json", [head(rank, **told), *a_rank(rank)[1:]])
+    target = tmp_path / "all.json"
+    assert main(["merge", str(tmp_path), "-o", str(target)]) == 0
+    drawn = [event for event in json.loads(target.read_text()) if event["ph"] == "X" and "world 2" in event["name"]]
+    assert [(each["ts"], each["dur"]) for each in drawn] == [(5_000, 50_000)]
+
+
 def test_worlds_on_several_hosts_have_clocks_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     of_worlds(tmp_path)
     for rank, worker in enumerate((1, 2)):

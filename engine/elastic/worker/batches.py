@@ -48,7 +48,7 @@ def loop(
         or JAX: a batch is the rows of each. Or a function that makes an iterable of batches of the sampler's indices,
         such as a `tf.data.Dataset`, which is called with the sampler at each beginning.
     epochs : int
-        In all.
+        In all; those of earlier loops with the same state, such as one over other data, are among them.
     batch_size : int, optional
         Of a rank, for arrays and functions; a loader of torch has its own.
     sampler : ElasticSampler or ElasticBatchSampler, optional
@@ -85,12 +85,13 @@ def _batches(
     commit_every: int,
     on_epoch: Callable[[int], Any] | None,
 ) -> Iterator[Any]:
-    _begin(state, sampler)
+    _begin(state, sampler, epochs)
     since = 0
     with _bar(epochs) as show:
         while state.progress.epoch < epochs:
             epoch = state.progress.epoch
-            for number, batch in enumerate(feed()):
+            left = feed() if len(sampler) else ()  # a reset may come behind the last batch of an epoch
+            for number, batch in enumerate(left):
                 yield batch
                 sampler.record_batch(number, batch_size)
                 state.progress = Progress(epoch, sampler.done)
@@ -109,9 +110,11 @@ def _batches(
             state.commit()
 
 
-def _begin(state: ObjectState, sampler: Any) -> None:
+def _begin(state: ObjectState, sampler: Any, epochs: int) -> None:
     """Bring the sampler to where the state is, and say so if that is in the middle."""
     progress, length = state.progress, len(sampler.dataset)
+    if progress.epoch >= epochs:
+        return  # Whatever is done beyond was done by a later loop, perhaps over other data.
     sampler.load_state_dict({"epoch": progress.epoch, "done": progress.done, "length": length})
     if state.committed and place.rank() == 0:
         logs.logger.info(
@@ -129,8 +132,8 @@ def _feed_of(loader: Any, batch_size: int | None, sampler: Any) -> tuple[Feed, A
     if torch_data is not None and isinstance(loader, torch_data.DataLoader):
         if batch_size is not None or sampler is not None:
             raise ValueError("a DataLoader has its own batch size and sampler: give loop() neither")
-        made, own = import_module("...torch.loaders", __package__).elastic(loader)
-        return lambda: made, own, made.batch_size or 1
+        made, own, size = import_module("...torch.loaders", __package__).elastic(loader)
+        return lambda: made, own, size
     whole = isinstance(sampler, ElasticBatchSampler)
     if batch_size is None and not whole:
         raise ValueError("loop() needs batch_size, the samples of a rank in a step, as the loader is none of torch")

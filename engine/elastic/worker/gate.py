@@ -263,13 +263,17 @@ class Gate:
                 ) from None
 
     def _send(self, kind: str, /, **fields: Any) -> None:
+        self._check_mine()
+        self._tell_leaving()
+        self._write(self._talk.message(kind, **fields))
+        self._tell_leaving()  # a handler may have come meanwhile
+
+    def _check_mine(self) -> None:
+        """See that the job is not over for this worker, and that this is no forked child, which shares the socket."""
         if self._over is not None:
             raise self._over
         if os.getpid() != self._pid:
             raise ForkedError(f"worker {self.worker} speaks for itself: this is process {os.getpid()}, forked by it")
-        self._tell_leaving()
-        self._write(self._talk.message(kind, **fields))
-        self._tell_leaving()  # a handler may have come meanwhile
 
     def _tell_leaving(self) -> None:
         if self._leaves and self._talk.proven:
@@ -290,8 +294,7 @@ class Gate:
 
     def _receive(self, block: bool) -> None:
         """Tell that this worker wants to go, if it does. Take what has come; with `block`, wait until something has."""
-        if self._over is not None:
-            raise self._over
+        self._check_mine()
         self._tell_leaving()
         if block:
             self._poll(select.POLLIN, None)

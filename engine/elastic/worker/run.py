@@ -35,6 +35,7 @@ from ...native import setup
 from ...rendezvous import CallOff, compared
 from ...rendezvous.messages import SETTINGS
 from ...setting import variable
+from ...trace import flight
 from ...waiting_room import GATE
 from ...world import World
 from ..builds import Build
@@ -51,6 +52,7 @@ R = TypeVar("R")
 S = TypeVar("S", bound=State)
 
 _gate: Gate | None = None
+_called = ""  # of a function that `run` has wrapped, what its call does: "runs", "is complete"; empty: it has raised
 
 
 def run(function: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
@@ -67,10 +69,10 @@ def run(function: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P],
     Returns
     -------
     callable
-        Takes and returns what `function` does. Every rank returns when the function has returned on all ranks. It
-        raises `JobOver` if the job ends before the training is complete, with the state as it was last committed; and
-        what `function` raises while its world is well. A worker without which the job goes on, or that comes when all
-        is done, ends here.
+        Takes and returns what `function` does; an elastic job has one such call. Every rank returns when the function
+        has returned on all ranks. It raises `JobOver` if the job ends before the training is complete, with the state
+        as it was last committed; and what `function` raises while its world is well. A worker without which the job
+        goes on, or that comes when all is done, ends here.
 
     Examples
     --------
@@ -90,7 +92,12 @@ def run(function: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P],
         if gate is None:
             state.sync()
             return call()
-        with _leaving_on_sigterm(gate):
+        if _called:
+            raise ConfigError(
+                f"elastic.run was called again, and the first call {_called}: an elastic job has one training, which "
+                "is complete when its function has returned on all ranks. Wrap one function that calls both"
+            )
+        with _only_call(), _leaving_on_sigterm(gate):
             try:
                 result: R = _Worker(gate, state).run(call)
             except Exception as error:
@@ -99,6 +106,19 @@ def run(function: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P],
             return result
 
     return wrapped
+
+
+@contextmanager
+def _only_call() -> Iterator[None]:
+    """Note that there is a call, and whether it was completed: for the driver that is the end of the training."""
+    global _called
+    _called = "runs"
+    try:
+        yield
+    except BaseException:
+        _called = ""
+        raise
+    _called = "is complete"
 
 
 def _behind_the_engine(frames: TracebackType | None) -> TracebackType | None:
@@ -163,9 +183,11 @@ class _Worker:
     def _last(self, over: JobOver) -> Any:
         """What comes after the gate's END."""
         if over.good and self._finished:
+            flight.forget_temporary()
             return self._finished[0]
         if over.good or isinstance(over, LetGo):
             logger.info("worker %d ends: %s", self._gate.worker, over)
+            flight.forget_temporary()
             raise SystemExit(0) from None
         if self._failed:
             self._restore()
@@ -219,6 +241,7 @@ class _Worker:
             self._failed = True
             return False
         self._gate.done(world)
+        flight.forget_temporary()
         return True
 
     def _restore(self) -> None:
