@@ -96,6 +96,8 @@ def lengths_of(table: Any) -> dict[str, int]:
         if listed:
             bounds = pc.min_max(pc.list_value_length(column)).as_py()
             check_length(name, bounds["min"], bounds["max"])
+            if bounds["max"] == 0:
+                raise DataError(f"column {name!r} has lists without values")
             lengths[name] = int(bounds["max"])
             if pc.list_flatten(column).null_count:
                 raise DataError(f"column {name!r} has lists in which a value is missing: drop or fill them")
