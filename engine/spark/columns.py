@@ -104,6 +104,21 @@ def lengths_of(table: Any) -> dict[str, int]:
     return lengths
 
 
+def integers_of(table: Any) -> dict[str, bool]:
+    """Whether each column of numbers, or of lists of them, has integers.
+
+    Parameters
+    ----------
+    table : pyarrow.Table
+        Of which `lengths_of` has accepted all columns.
+    """
+    import pyarrow as pa
+
+    kinds = {field.name: field.type for field in table.schema}
+    values = {name: getattr(kind, "value_type", kind) for name, kind in kinds.items()}
+    return {name: not pa.types.is_floating(value) for name, value in values.items()}
+
+
 def arrays(table: Any) -> dict[str, np.ndarray[Any, Any]]:
     """Each column as an array.
 

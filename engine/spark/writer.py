@@ -105,10 +105,12 @@ def write(
         raise DataError(problems[0])
     found = [json.loads(row.part) for row in rows]
     manifest = Manifest.of(Part(**part | {"groups": tuple(part["groups"])}) for part in found)
-    if lacking := [part.name for part in manifest.parts if not store.exists(f"{path}/{part.name}")]:
+    store.fs.invalidate_cache()
+    there = {name.rpartition("/")[2] for name in store.fs.ls(store.get_full_path(path), detail=False)}
+    if lacking := [part.name for part in manifest.parts if part.name not in there]:
         raise DataError(
-            f"the executors have written {path}/{lacking[0]} into {store.prefix_path}, and it is not there on the driver: "
-            "the store must be one place for the driver and all executors, such as a shared directory or object store"
+            f"executors have written {path}/{lacking[0]} into {store.prefix_path}, and it is not there on the driver: "
+            "the store must be one place for driver and all executors, such as a shared directory or an object store"
         )
     store.write(f"{path}/{NAME}", manifest.text().encode())
     return manifest
