@@ -76,7 +76,7 @@ class HorovodRunner:
             return run(main, kwargs=kwargs, num_proc=size, stdout=_Told(), stderr=nowhere, verbose=0)[0]
 
 
-class _Told(io.TextIOBase):
+class _Told(io.StringIO):
     """Shows the lines that are for the driver, and no others."""
 
     def write(self, text: str) -> int:
