@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from .slots import context_of
+
 LOOK = 0.2
 CANCELLED = 3.0  # seconds that Spark has to end a job that was cancelled
 AGAIN = 1.0  # seconds from one cancellation to the next
@@ -21,7 +23,9 @@ class Late(Exception):
 
 
 class Collecting:
-    """The rows of a DataFrame that are on their way.
+    """The rows of a DataFrame, on their way from now on.
+
+    The job has the properties of the caller's thread, such as its scheduler pool.
 
     Parameters
     ----------
@@ -40,8 +44,7 @@ class Collecting:
         self._rows: list[Any] | None = None
         self._error: BaseException | None = None
         self._done = threading.Event()
-        # It has the properties of the caller's thread, such as its scheduler pool.
-        self._thread = InheritableThread(target=self._collect, session=session, daemon=True)
+        InheritableThread(target=self._collect, session=session, daemon=True).start()
 
     def rows(self, late: threading.Event, excused: Callable[[], bool]) -> list[Any]:
         """Wait for the rows.
@@ -60,7 +63,6 @@ class Collecting:
         Exception
             What Spark raises.
         """
-        self._thread.start()
         asked = False
         try:
             while not self._done.wait(LOOK):
@@ -79,6 +81,8 @@ class Collecting:
     def _collect(self) -> None:
         try:
             self._session.addTag(self._tag)
+            if (context := context_of(self._session)) is not None:
+                context.addJobTag(self._tag)  # by which its status tracker knows the job
             self._rows = self._frame.collect()
         except BaseException as error:  # raised again in the thread that waits
             self._error = error

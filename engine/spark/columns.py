@@ -96,10 +96,27 @@ def lengths_of(table: Any) -> dict[str, int]:
         if listed:
             bounds = pc.min_max(pc.list_value_length(column)).as_py()
             check_length(name, bounds["min"], bounds["max"])
+            if bounds["max"] == 0:
+                raise DataError(f"column {name!r} has lists without values")
             lengths[name] = int(bounds["max"])
             if pc.list_flatten(column).null_count:
                 raise DataError(f"column {name!r} has lists in which a value is missing: drop or fill them")
     return lengths
+
+
+def integers_of(table: Any) -> dict[str, bool]:
+    """Whether each column of numbers, or of lists of them, has integers.
+
+    Parameters
+    ----------
+    table : pyarrow.Table
+        Of which `lengths_of` has accepted all columns.
+    """
+    import pyarrow as pa
+
+    kinds = {field.name: field.type for field in table.schema}
+    values = {name: getattr(kind, "value_type", kind) for name, kind in kinds.items()}
+    return {name: not pa.types.is_floating(value) for name, value in values.items()}
 
 
 def arrays(table: Any) -> dict[str, np.ndarray[Any, Any]]:

@@ -184,7 +184,8 @@ class _Job:
         own = None if elsewhere(self._session) else "127.0.0.1"
         with Offers(most, secret, own, self._home) as offers:
             addresses = tuple((host, offers.port) for host in ([own] if own else own_addresses(self._session)))
-            tasks = threading.Thread(target=self._collect, args=(Offer(addresses, secret, self._executable), most))
+            rows = self._ask(Offer(addresses, secret, self._executable), most)
+            tasks = threading.Thread(target=self._await_end, args=(rows,), daemon=True)
             tasks.start()
             try:
                 self._await_tasks(offers, least, size, most, seconds)
@@ -196,15 +197,19 @@ class _Job:
                 tasks.join()
         return self._results()
 
-    def _collect(self, offer: Offer, most: int) -> None:
-        """Have Spark run the tasks, in a thread."""
+    def _ask(self, offer: Offer, most: int) -> Collecting:
+        """Have Spark run the tasks."""
 
         def task(batches: Any) -> Any:
             return host_agents(offer, batches)
 
         frame = self._session.range(0, most, 1, most).mapInArrow(task, "nothing string")
+        return Collecting(self._session, frame, f"spark-{secrets.token_hex(8)}")
+
+    def _await_end(self, rows: Collecting) -> None:
+        """Wait, in a thread, until Spark has ended the job."""
         try:
-            Collecting(self._session, frame, f"spark-{secrets.token_hex(8)}").rows(self._over, lambda: False)
+            rows.rows(self._over, lambda: False)
         except Late:
             pass  # it was cancelled, when all was over
         except BaseException as error:  # raised again in the thread that waits

@@ -18,7 +18,7 @@ from .manifest import NAME, TRAIN, VALIDATION, Manifest, of_parquet
 from .model import TrainedModel
 from .params import Stage, param
 from .store import Store
-from .training import HISTORY, MODEL, START, Training, dump
+from .training import HISTORY, START, Training, dump
 from .writer import write
 
 
@@ -126,13 +126,13 @@ class JobEstimator(Estimator[TrainedModel], Stage):
         """
         store = self._check()
         if store.exists(f"{path}/{NAME}"):
-            return self._train(path, Manifest.read(store.read(f"{path}/{NAME}")), ())
+            return self._train(path, Manifest.read(store.read(f"{path}/{NAME}")))
         parts = []
         for each, split in ((path, TRAIN), (validation_path, VALIDATION)):
             if each is not None:
                 found = of_parquet(store.fs, store.get_full_path(each), [*dict.fromkeys(self._columns())], split)
                 parts += [replace(part, name=f"{each}/{part.name}") for part in found.parts]
-        return self._train("", Manifest.of(parts), ())
+        return self._train("", Manifest.of(parts))
 
     def _fit(self, dataset: Any) -> Any:
         """Write the data, train, and give the model."""
@@ -142,7 +142,7 @@ class JobEstimator(Estimator[TrainedModel], Stage):
             manifest = write(dataset, store, data, self._columns(), value(self.validation), value(self.random_seed))
             labels = value(self.label_cols)
             vectors = [name for name in labels if isinstance(dataset.schema[name].dataType, VectorUDT)]
-            return self._train(data, manifest, vectors)
+            return self._train(data, manifest, vectors, dataset.sparkSession)
         finally:
             store.remove(data)
 
@@ -168,10 +168,6 @@ class JobEstimator(Estimator[TrainedModel], Stage):
     def _trained(self, home: str) -> Any:
         """The model that the ranks have left in the store."""
         raise NotImplementedError
-
-    def _kept(self, model: Any) -> Any:
-        """What is pickled of a model, for executors that compute with it."""
-        return model
 
     def _more(self) -> dict[str, Any]:
         """More arguments of the model's class."""
@@ -217,8 +213,10 @@ class JobEstimator(Estimator[TrainedModel], Stage):
             )
         return self._store
 
-    def _train(self, data: str, manifest: Manifest, vectors: Sequence[str]) -> Any:
-        store, value = self._check(), self._value
+    def _train(self, data: str, manifest: Manifest, vectors: Sequence[str] = (), spark: Any = None) -> Any:
+        """Have the ranks train, and give the model."""
+        store, value = self._store, self._value
+        assert isinstance(store, Store)
         home = store.get_run_path(value(self.run_id) or f"{self.FRAMEWORK}-{uuid.uuid4().hex[:12]}")
         shapes = self._shapes()
         options: Mapping[str, Any] = {"backward_passes_per_step": value(self.backward_passes_per_step)}
@@ -244,11 +242,10 @@ class JobEstimator(Estimator[TrainedModel], Stage):
             verbose=value(self.verbose),
             weights=self._weights(),
         )
-        run(self.work, (training,), num_proc=value(self.num_proc), verbose=value(self.verbose), env=self._env())
-        model = self._trained(home)
-        dump(store, f"{home}/{MODEL}", self._kept(model))
-        return self.MODEL_CLASS(
-            model=model,
+        verbose, size = value(self.verbose), value(self.num_proc)
+        run(self.work, (training,), num_proc=size, verbose=verbose, env=self._env(), spark=spark)
+        model = self.MODEL_CLASS(
+            model=self._trained(home),
             store=store,
             run_id=home.rpartition("/")[2],
             history=json.loads(store.read(f"{home}/{HISTORY}")),
@@ -259,3 +256,5 @@ class JobEstimator(Estimator[TrainedModel], Stage):
             vector_cols=vectors,
             **self._more(),
         )
+        model.publish()
+        return model

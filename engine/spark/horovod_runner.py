@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +13,18 @@ from ..runner.function import run as run_here
 from .job import run
 
 VERBOSITIES = ("all", "log_callback_only")
+MARK = "[driver] "  # before what a rank has for the driver
+
+
+def log_to_driver(message: object) -> None:
+    """Show something on the driver, from a rank, however little of ranks is shown there.
+
+    Parameters
+    ----------
+    message : object
+        Its text is shown, each line with the rank.
+    """
+    print("\n".join(MARK + line for line in str(message).splitlines() or [""]), flush=True)
 
 
 class HorovodRunner:
@@ -22,10 +36,10 @@ class HorovodRunner:
         Number of ranks. Below 0: so many processes beside this one, on the driver, to try a program out; Spark has no
         part in that. 0: as many as Spark has slots.
     driver_log_verbosity : str
-        `all`: what ranks write is shown here. `log_callback_only`: only what went wrong.
+        `all`: what ranks write is shown here. `log_callback_only`: only what they give to `log_to_driver`.
     """
 
-    def __init__(self, *, np: int, driver_log_verbosity: str = "log_callback_only") -> None:
+    def __init__(self, np: int, driver_log_verbosity: str = "log_callback_only") -> None:
         if driver_log_verbosity not in VERBOSITIES:
             raise LaunchError(
                 f"driver_log_verbosity is {driver_log_verbosity!r}; expected one of {', '.join(VERBOSITIES)}"
@@ -59,4 +73,13 @@ class HorovodRunner:
         if self._shows:
             return run(main, kwargs=kwargs, num_proc=size)[0]
         with open(os.devnull, "w") as nowhere:
-            return run(main, kwargs=kwargs, num_proc=size, stdout=nowhere, stderr=nowhere, verbose=0)[0]
+            return run(main, kwargs=kwargs, num_proc=size, stdout=_Told(), stderr=nowhere, verbose=0)[0]
+
+
+class _Told(io.StringIO):
+    """Shows the lines that are for the driver, and no others."""
+
+    def write(self, text: str) -> int:
+        sys.stdout.write("".join(line.replace(MARK, "", 1) for line in text.splitlines(True) if f">:{MARK}" in line))
+        sys.stdout.flush()
+        return len(text)

@@ -188,8 +188,11 @@ class _Job:
         if context is None:
             return self._progress.all_began
         tracker = context.statusTracker()
-        stages = [info for stage in tracker.getActiveStageIds() if (info := tracker.getStageInfo(stage))]
-        return any(info.numTasks == size == info.numActiveTasks + info.numCompletedTasks for info in stages)
+        jobs = [tracker.getJobInfo(job) for job in context._jsc.sc().statusTracker().getJobIdsForTag(self._orders.name)]
+        stages = [tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds]
+        return any(
+            info.numTasks == size == info.numActiveTasks + info.numCompletedTasks for info in stages if info is not None
+        )
 
     def _failure(self, error: Exception, seconds: float, began: float) -> Exception:
         """What the user is told when Spark has given the job up."""
@@ -247,15 +250,16 @@ def session_of(spark: Any = None) -> Any:
     if spark is not None:
         return spark
     try:
+        from pyspark.errors import PySparkRuntimeError
         from pyspark.sql import SparkSession
     except ModuleNotFoundError as error:
         raise LaunchError("engine.spark needs pyspark 4: pip install 'enginerun[spark]'") from error
-    found = SparkSession.getActiveSession()
-    if found is None:
+    try:
+        return SparkSession.active()  # else the application's: a thread that did not make it has no active one
+    except PySparkRuntimeError as error:
         raise LaunchError(
             "there is no active Spark session: make one by SparkSession.builder.getOrCreate(), or give spark="
-        )
-    return found
+        ) from error
 
 
 def reason(error: Exception) -> str:

@@ -127,13 +127,15 @@ def of_parquet(fs: Any, path: str, columns: Sequence[str], split: str = TRAIN) -
     Raises
     ------
     DataError
-        There are no files, a column is missing, or it has something else than numbers and lists of numbers.
+        There are no files, a column is missing, or it has something else than numbers and lists of numbers, or integers
+        in one file and fractions in another.
     """
     import pyarrow.parquet as pq
 
-    from .columns import lengths_of
+    from .columns import integers_of, lengths_of
 
-    parts = []
+    parts: list[Part] = []
+    kinds: dict[str, tuple[bool, str]] = {}
     for file in sorted(fs.find(path)):
         name = file[len(path.rstrip("/")) :].lstrip("/")
         if not name.endswith(".parquet") or any(step.startswith((".", "_")) for step in name.split("/")):
@@ -148,6 +150,14 @@ def of_parquet(fs: Any, path: str, columns: Sequence[str], split: str = TRAIN) -
             if first is not None:
                 table = parquet.read_row_group(first, columns=list(columns))
                 parts.append(Part(name, split, groups, lengths_of(table)))
+                for column, integers in integers_of(table).items():
+                    expected, other = kinds.setdefault(column, (integers, file))
+                    if integers != expected:
+                        pair = (file, other) if integers else (other, file)
+                        raise DataError(
+                            f"column {column!r} has integers in {pair[0]} and fractions in {pair[1]}: write all files "
+                            "with one schema"
+                        )
     if not parts:
         raise DataError(f"there are no Parquet files with rows in {path}")
     return Manifest.of(parts)

@@ -14,7 +14,7 @@ from pyspark.ml.param import TypeConverters
 from .columns import as_numbers
 from .params import Stage, param
 from .store import Store
-from .training import MODEL, dump, load, shaped
+from .training import dump, load, shaped
 
 Compute = Callable[[Any, list[Any]], list[Any]]
 """Of a model and the arrays of its features: an array for each output, [rows, ...]."""
@@ -108,7 +108,7 @@ class TrainedModel(Model, Stage):
             types.StructField(name, types.ArrayType(real) if width else real)
             for name, width in zip(names, widths, strict=True)
         ]
-        store, path, compute = self._store, self._publish(), self.compute
+        store, path, compute = self._store, self.publish(), self.compute
         shapes = [shape if shape is None else tuple(shape) for shape in value(self.input_shapes)]
 
         def make() -> Any:
@@ -145,9 +145,16 @@ class TrainedModel(Model, Stage):
             0 if width == 1 and label not in vectors else width for width, label in zip(widths, labels, strict=True)
         ]
 
-    def _publish(self) -> str:
-        """Lay the model where executors find it; it is there already unless another store was set."""
-        path = f"{self._store.get_run_path(self._value(self.run_id))}/{MODEL}"
+    def publish(self) -> str:
+        """Lay the model where executors find it, if it is not there yet.
+
+        Returns
+        -------
+        str
+            Where, below the store. The name is this model's alone: after its run was removed, another of that name has
+            another model.
+        """
+        path = f"{self._store.get_run_path(self._value(self.run_id))}/{self.uid}.pkl"
         if not self._store.exists(path):
             dump(self._store, path, self._kept())
         return path

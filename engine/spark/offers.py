@@ -18,6 +18,7 @@ from pathlib import Path
 
 from ..host import network
 from ..host.patience import Patience
+from ..launch.channel import ChannelError
 from .line import BEGIN, admitted, next_message
 
 HOSTS, SOCKET, SETTINGS = "hosts", "agents", "settings.json"  # in the directory
@@ -69,7 +70,7 @@ class Offers:
         self._changed = threading.Condition()
         self._hosts: dict[int, _Task] = {}  # by task
         self._numbers: dict[int, int] = {}  # how many hosts a task has been
-        self._unproven = 0
+        self._unproven = threading.Semaphore(MOST + 2 * tasks)
         self._ended = threading.Event()
         self._threads: list[threading.Thread] = []
         self._publish()
@@ -99,10 +100,10 @@ class Offers:
             return len(self._hosts)
 
     def _start(self, target: object, *arguments: object) -> None:
-        self._threads = [thread for thread in self._threads if thread.is_alive()]
         thread = threading.Thread(target=target, args=arguments, name="engine-spark-offers", daemon=True)  # type: ignore[arg-type]
-        self._threads.append(thread)
-        thread.start()
+        with self._changed:
+            self._threads = [*(each for each in self._threads if each.is_alive()), thread]
+            thread.start()
 
     def _accept(self, listener: socket.socket, serve: object) -> None:
         poll = select.poll()
@@ -118,11 +119,7 @@ class Offers:
     def _serve_task(self, connection: socket.socket) -> None:
         """Admit whoever is a task, and have it be a host until its connection ends."""
         with connection:
-            self._unproven += 1
-            try:
-                task = self._prove(connection) if self._unproven <= MOST + 2 * self._tasks else None
-            finally:
-                self._unproven -= 1
+            task = self._prove(connection) if self._unproven.acquire(blocking=False) else None
             if task is not None and self._take_turn(task):
                 try:
                     self._watch(task)
@@ -133,17 +130,21 @@ class Offers:
                         self._changed.notify_all()
 
     def _prove(self, connection: socket.socket) -> _Task | None:
-        address = str(connection.getpeername()[0])
-        channel, number = admitted(connection, self._secret, Patience(PROVING))
-        if channel is None:
-            return None
+        """The task; None: it is none, or has gone again. Gives `_unproven` back."""
         try:
-            message = next_message(channel, Patience(PROVING))
-            if message is None or message.kind != "offer" or not 0 <= number < self._tasks:
+            address = str(connection.getpeername()[0])
+            channel, number = admitted(connection, self._secret, Patience(PROVING))
+            if channel is None:
                 return None
-            return _Task(number, message.number("attempt"), address, connection)
+            with contextlib.closing(channel):  # its descriptors are copies
+                message = next_message(channel, Patience(PROVING))
+                if message is None or message.kind != "offer" or not 0 <= number < self._tasks:
+                    return None
+                return _Task(number, message.number("attempt"), address, connection)
+        except (OSError, ChannelError):
+            return None
         finally:
-            channel.close()  # its descriptors are copies
+            self._unproven.release()
 
     def _take_turn(self, task: _Task) -> bool:
         """Wait until no other attempt of the task is a host; False: the job is over, or the connection has ended."""

@@ -1,13 +1,18 @@
-"""What estimators and their models have in common: parameters in JSON, and what is no JSON in a file beside them."""
+"""What estimators and their models have in common: parameters in JSON, and what is no JSON in a pickle beside them."""
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 from pyspark.ml.param import Param, Params, TypeConverters
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLReader, MLWritable, MLWriter
 
-OBJECTS = "objects.pkl"
+from .. import __version__
+from ..launch.errors import LaunchError
+
+OBJECTS = "objects"  # the directory of the pickle
+PIECE = 32 << 20  # bytes of it in a row
 
 
 def param(name: str, doc: str, convert: Any = TypeConverters.identity) -> Param[Any]:
@@ -19,7 +24,7 @@ class Stage(Params, MLWritable, MLReadable[Any]):
     """A stage of a pipeline whose parameters are its class attributes of type `Param`, and which is saved and loaded.
 
     What `OBJECT_NAMES` names are attributes of any kind. They are pickled, in `OBJECTS` beside the parameters, so that
-    loading a stage runs code: load what trusted users have saved.
+    loading a stage runs code: load what trusted users have saved. Spark writes both, so a path means one place.
     """
 
     OBJECT_NAMES: tuple[str, ...] = ()
@@ -60,28 +65,40 @@ class Stage(Params, MLWritable, MLReadable[Any]):
 
 
 class _Writer(DefaultParamsWriter):
-    """Saves parameters as Spark does, and the objects by fsspec."""
+    """Saves parameters as Spark does, and the objects as rows of a Parquet file."""
 
     def saveImpl(self, path: str) -> None:
-        from fsspec.core import open as open_file
         from pyspark import cloudpickle
 
-        super().saveImpl(path)
-        stage = self.instance
+        stage, spark = self.instance, self.sparkSession
         assert isinstance(stage, Stage)
-        with open_file(f"{path.rstrip('/')}/{OBJECTS}", "wb") as file:
-            cloudpickle.dump(stage._packed(), file)
+        data = cloudpickle.dumps(stage._packed())
+        self.saveMetadata(stage, path, spark, {"engineVersion": __version__})
+        pieces = [(number, data[at : at + PIECE]) for number, at in enumerate(range(0, len(data), PIECE))]
+        frame = spark.createDataFrame(pieces, "number int, data binary")
+        frame.coalesce(1).write.parquet(f"{path.rstrip('/')}/{OBJECTS}")
 
 
 class _Reader(DefaultParamsReader[Any]):
     """Loads what `_Writer` has saved."""
 
     def load(self, path: str) -> Any:
-        import pickle
+        """The stage.
 
-        from fsspec.core import open as open_file
-
-        stage = super().load(path)
-        with open_file(f"{path.rstrip('/')}/{OBJECTS}", "rb") as file:
-            stage._fill(pickle.load(file))
+        Raises
+        ------
+        LaunchError
+            Another version has saved it, and this one cannot make it.
+        """
+        version = self.loadMetadata(path, self.sparkSession).get("engineVersion")
+        try:
+            stage = super().load(path)
+            rows = self.sparkSession.read.parquet(f"{path.rstrip('/')}/{OBJECTS}").orderBy("number").collect()
+            stage._fill(pickle.loads(b"".join(row.data for row in rows)))
+        except Exception as error:
+            if version == __version__:
+                raise
+            raise LaunchError(
+                f"{path} was saved by version {version or 'unknown'}, and {__version__} cannot load it: {error}"
+            ) from error
         return stage

@@ -14,6 +14,7 @@ from ..launch.errors import LaunchError
 
 REGISTERING = 4.0  # seconds that executors have to tell Spark of themselves, before there are too few slots
 LOOK = 0.1
+UDF = "spark.sql.execution.pyspark.udf"
 SAID_EVERY = 30.0
 
 
@@ -57,6 +58,7 @@ def check(session: Any, size: int, seconds: float, say: Callable[[str], None]) -
         There are fewer slots than ranks, or too few became free in time; or Spark runs no barrier stages as it is
         configured.
     """
+    _check_idle(session)
     context = context_of(session)
     if context is None:
         return
@@ -93,9 +95,20 @@ def check_elastic(session: Any, least: int) -> None:
             "run_elastic needs executors that reach this process, and a SparkContext; a session of Spark Connect has "
             "neither: run the program on the cluster's driver, or use engine.spark.run, whose jobs have a fixed size"
         )
+    _check_idle(session)
     if context.getConf().get("spark.dynamicAllocation.enabled", "false").lower() == "true":
         return  # Spark starts executors for the tasks that wait
     _await_slots(context, least)
+
+
+def _check_idle(session: Any) -> None:
+    """Refuse what would have Spark kill the tasks: between their beginning and their end they give it nothing."""
+    idle = session.conf.get(f"{UDF}.idleTimeoutSeconds", "0")
+    if int(idle) > 0 and session.conf.get(f"{UDF}.killOnIdleTimeout", "false").lower() == "true":
+        raise LaunchError(
+            f"Spark kills Python tasks that are silent for {idle} s, as those of ranks are: set "
+            f"{UDF}.killOnIdleTimeout to false (or spark.python.worker.killOnIdleTimeout, if that is set)"
+        )
 
 
 def _await_slots(context: Any, size: int) -> None:

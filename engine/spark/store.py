@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 from typing import Any
 
 from ..launch.errors import LaunchError
@@ -87,7 +88,13 @@ class Store:
 
     def read(self, path: str) -> bytes:
         """The content of a file below the store."""
-        data: bytes = self.fs.cat_file(self.get_full_path(path))
+        try:
+            data: bytes = self.fs.cat_file(self.get_full_path(path))
+        except FileNotFoundError as error:
+            raise FileNotFoundError(
+                f"{socket.gethostname()} does not find {path} in {self.prefix_path}: a store must be one place for the "
+                "driver and all executors"
+            ) from error
         return data
 
     def write(self, path: str, data: bytes) -> None:
@@ -138,8 +145,9 @@ class DBFSLocalStore(LocalStore):
     @staticmethod
     def matches(path: str) -> bool:
         """Whether a path is one of Databricks'."""
-        return re.match(r"dbfs:/|file:/+dbfs/|/dbfs/|/Volumes/", path) is not None
+        return re.match(r"dbfs:/|file:/+(dbfs|Volumes)/|/dbfs/|/Volumes/", path) is not None
 
     @staticmethod
     def _normalized(path: str) -> str:
+        path = re.sub(r"^(dbfs:|file:)/+(?=Volumes/)", "/", path)
         return re.sub(r"^(dbfs:/+|file:/+dbfs/|/dbfs/)", "/dbfs/", path)

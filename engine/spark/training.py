@@ -15,7 +15,7 @@ from .manifest import TRAIN, VALIDATION, Manifest
 from .reader import Batch, Reader
 from .store import Store
 
-START, MODEL, HISTORY = "start.pkl", "model.pkl", "history.json"  # below the run
+START, HISTORY = "start.pkl", "history.json"  # below the run
 
 
 @dataclass(frozen=True)

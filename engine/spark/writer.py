@@ -19,6 +19,7 @@ from .manifest import NAME, TRAIN, VALIDATION, DataError, Manifest, Part, check_
 from .store import Store
 
 ROWS_PER_GROUP = 4096
+BYTES_PER_GROUP = 64 << 20  # rows of images are large, and a rank holds a few groups
 SPLIT = "__engine_validation__"  # the column that says which rows validate, on its way to the tasks
 
 
@@ -34,7 +35,7 @@ class _Writing:
     share : float
         Of the rows that validate, drawn at random; 0 where a column says which.
     seed : int
-    rows_per_group : int
+    rows_per_group, bytes_per_group : int
     """
 
     store: Store
@@ -42,6 +43,7 @@ class _Writing:
     share: float
     seed: int
     rows_per_group: int
+    bytes_per_group: int
 
 
 def write(
@@ -52,6 +54,7 @@ def write(
     validation: float | str | None = None,
     seed: int = 0,
     rows_per_group: int = ROWS_PER_GROUP,
+    bytes_per_group: int = BYTES_PER_GROUP,
 ) -> Manifest:
     """Write columns of a DataFrame into a store, and their manifest beside them.
 
@@ -67,8 +70,8 @@ def write(
         Share of the rows that validate, drawn at random; or a column that is true, or more than 0, where a row does.
     seed : int
         Of the draw.
-    rows_per_group : int
-        Rows of a row group, which is what ranks read at a time.
+    rows_per_group, bytes_per_group : int
+        The most of a row group, which is what ranks read at a time.
 
     Returns
     -------
@@ -88,7 +91,7 @@ def write(
         chosen = _with_split(frame, columns, validation)
     store.remove(path)
     store.fs.makedirs(store.get_full_path(path), exist_ok=True)
-    writing = _Writing(store, path, share, seed, rows_per_group)
+    writing = _Writing(store, path, share, seed, rows_per_group, bytes_per_group)
 
     def task(batches: Any) -> Any:
         return _write_partition(writing, batches)
@@ -102,6 +105,13 @@ def write(
         raise DataError(problems[0])
     found = [json.loads(row.part) for row in rows]
     manifest = Manifest.of(Part(**part | {"groups": tuple(part["groups"])}) for part in found)
+    store.fs.invalidate_cache()
+    there = {name.rpartition("/")[2] for name in store.fs.ls(store.get_full_path(path), detail=False)}
+    if lacking := [part.name for part in manifest.parts if part.name not in there]:
+        raise DataError(
+            f"executors have written {path}/{lacking[0]} into {store.prefix_path}, and it is not there on the driver: "
+            "the store must be one place for driver and all executors, such as a shared directory or an object store"
+        )
     store.write(f"{path}/{NAME}", manifest.text().encode())
     return manifest
 
@@ -143,6 +153,7 @@ class _Partition:
         self._attempt = f"{context.attemptNumber()}-{uuid.uuid4().hex[:8]}"
         self._random = np.random.default_rng((writing.seed, self._number))
         self._lengths: dict[str, int] = {}
+        self._most = writing.rows_per_group  # rows of a row group
         self._waiting: dict[str, list[Any]] = {TRAIN: [], VALIDATION: []}
         self._groups: dict[str, list[int]] = {TRAIN: [], VALIDATION: []}
         self._files: dict[str, tuple[str, Any, Any]] = {}
@@ -158,9 +169,11 @@ class _Partition:
             if batch.num_rows:
                 for column, length in lengths_of(batch).items():
                     check_length(column, self._lengths.setdefault(column, length), length)
+                row = batch.nbytes // batch.num_rows
+                self._most = min(self._writing.rows_per_group, max(1, self._writing.bytes_per_group // max(1, row)))
                 for split, rows in self._split(batch):
                     self._waiting[split].append(rows)
-                    self._flush(split, self._writing.rows_per_group)
+                    self._flush(split, self._most)
         parts = []
         for split in self._waiting:
             self._flush(split, 1)
@@ -188,7 +201,7 @@ class _Partition:
         """Write row groups as long as so many rows are there."""
         import pyarrow as pa
 
-        waiting, most = self._waiting[split], self._writing.rows_per_group
+        waiting, most = self._waiting[split], self._most
         if sum(batch.num_rows for batch in waiting) < least:
             return
         table = pa.Table.from_batches(waiting)

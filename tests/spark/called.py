@@ -12,7 +12,7 @@ import numpy as np
 
 import engine
 
-from ..waiting import let_pass, linger
+from ..waiting import let_pass, linger, until
 
 
 def place(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -21,6 +21,10 @@ def place(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
     total = engine.allreduce(np.ones(3), op=engine.Sum)
     found = engine.rank(), engine.size(), engine.local_rank(), engine.local_size(), float(total[0])
     print(f"rank {engine.rank()} was here")
+    if kwargs.get("key") == 1:
+        from engine.spark import log_to_driver
+
+        log_to_driver("two\nlines")
     engine.shutdown()
     return (*found, args, kwargs, os.environ.get("ENGINE_TEST_WORD"))
 
@@ -52,6 +56,14 @@ def tells_and_waits(directory: str, child: bool = False) -> None:
     draft.rename(Path(directory, f"rank.{engine.rank()}.there"))
     engine.barrier()
     linger()
+
+
+def waits_for(directory: str) -> int:
+    """Say that this rank is there, and stay until `go` is."""
+    engine.init()
+    Path(directory, f"there.{engine.rank()}").touch()
+    until(Path(directory, "go").exists, "the ranks may end")
+    return engine.rank()
 
 
 def exits(code: int) -> None:

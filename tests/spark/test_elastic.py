@@ -6,6 +6,7 @@ import io
 import os
 import signal
 import socket
+import struct
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 from engine.launch import JobError, LaunchError
 from engine.spark import run_elastic, slots
 from engine.spark.line import BEGIN, reach_driver
-from engine.spark.offers import HOSTS, SOCKET, Offers
+from engine.spark.offers import HOSTS, MOST, SOCKET, Offers
 
 from ..waiting import until
 from . import called
@@ -114,9 +115,13 @@ def test_agents_and_executors_are_killed_and_the_result_is_that_of_an_undisturbe
 
 
 def test_an_exception_of_the_program_ends_the_job_with_its_traceback(spark):
+    """The job has the properties of the thread that asked for it, such as the group."""
     quiet = {"stdout": io.StringIO(), "stderr": io.StringIO()}
+    spark.sparkContext.setJobGroup("mine", "a job of ours")
     with pytest.raises(JobError, match=r"(?s)first failure: .*ValueError: rank 1 does not like it"):
         run_elastic(called.ends_badly, (1,), num_proc=2, **quiet)
+    assert len(spark.sparkContext.statusTracker().getJobIdsForGroup("mine")) == 1
+    spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)
 
 
 def test_what_cannot_be_is_refused_before_anything_starts(spark):
@@ -127,6 +132,19 @@ def test_what_cannot_be_is_refused_before_anything_starts(spark):
     remote = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
     with pytest.raises(LaunchError, match=r"a session of Spark Connect has neither: .*engine.spark.run"):
         run_elastic(called.sums, num_proc=2, spark=remote)
+
+
+def test_who_comes_and_is_gone_at_once_disturbs_nobody(tmp_path, monkeypatch):
+    """As port scanners do: more of them than may be unproven at once, and each is reset."""
+    problems: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", problems.append)
+    with Offers(1, "secret", "127.0.0.1", tmp_path) as offered:
+        address = ("127.0.0.1", offered.port)
+        for _ in range(2 * MOST):
+            with socket.create_connection(address) as stranger:
+                stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        until(lambda: (tried := reach_driver([address], "secret", 0)) and not tried.close(), "a task is let in")
+    assert problems == []
 
 
 def test_one_attempt_of_a_task_is_a_host_at_a_time_and_another_is_a_host_of_another_name(tmp_path):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import random
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +81,13 @@ def test_row_groups_without_rows_are_passed_over(store):
     assert [int(value) for batch in batches for value in batch["x"]] == [0, 1, 2, 0, 1]
 
 
+def test_files_of_two_schemas_are_told(store):
+    files(store, "data/h", [3])
+    files(store, "data/h/later", [3], float)
+    with pytest.raises(DataError, match=r"'x' has integers in .*/h/0\.parquet and fractions in .*/later/0\.parquet"):
+        of_parquet(store.fs, store.get_full_path("data/h"), ["x"])
+
+
 def test_too_few_rows_for_the_ranks_are_an_error(store):
     with pytest.raises(DataError, match="2 train rows are too few for 3 ranks"):
         Reader(store, "data/a", files(store, "data/a", [2]), ["x"], size=3)
@@ -105,6 +114,8 @@ def test_what_is_written_is_what_the_manifest_says(spark, store):
     assert (manifest.rows(TRAIN), manifest.rows(VALIDATION)) == (48, 32)
     assert manifest.lengths == {"id": 0, "v": 2, "w": 2}
     assert max(rows for _, _, rows in manifest.groups()) <= 7
+    small = write(data, store, "data/s", ["w"], bytes_per_group=20 * 3)  # a row has 16 bytes, and 4 of its list's end
+    assert (small.rows(), max(rows for _, _, rows in small.groups())) == (80, 3)
     store.write("data/b/train-00000-1-repeated.parquet", b"of a task that was run twice")
     found = Manifest.read(store.read(f"data/b/{NAME}"))
     assert found == manifest
@@ -141,6 +152,7 @@ def test_a_frame_that_differs_at_each_evaluation_is_written_once(spark, store):
             "y double, x array<double>",
             "column 'x' has lists in which a value is missing",
         ),
+        ([(1.0, [])], "y double, x array<double>", "column 'x' has lists without values"),
         ([(1.0, "a")], "y double, x string", "column 'x' is of string: expected numbers"),
         ([], "y double, x array<double>", "has no rows"),
         ([(1.0,)], "y double", "has no column 'x'; it has y"),
@@ -162,7 +174,18 @@ def test_a_path_says_which_store_it_is(tmp_path):
     for path in ("dbfs:/a", "/dbfs/a", "file:///dbfs/a"):
         store = Store.create(path)
         assert type(store) is DBFSLocalStore and store.prefix_path == "/dbfs/a"
-    assert type(Store.create("/Volumes/a/b")) is DBFSLocalStore
+    for path in ("/Volumes/a/b", "dbfs:/Volumes/a/b", "file:/Volumes/a/b"):
+        store = Store.create(path)
+        assert type(store) is DBFSLocalStore and store.prefix_path == "/Volumes/a/b"
+
+
+def test_a_store_that_executors_have_not_in_common_with_the_driver_is_told(spark, store):
+    from engine.spark.writer import write
+
+    with pytest.raises(DataError, match=r"memory://a, and it is not there on the driver: the store must be one place"):
+        write(frame(spark, [(1.0,)], "y double"), Store.create("memory://a"), "data/g", ["y"])
+    with pytest.raises(FileNotFoundError, match=r"does not find runs/a/start\.pkl in .*: a store must be one place"):
+        store.read("runs/a/start.pkl")
 
 
 def test_a_local_store_is_the_same_directory_wherever_a_task_runs(tmp_path, monkeypatch):
@@ -196,18 +219,28 @@ def test_a_model_is_trained_saved_and_loaded_in_a_pipeline(spark, store, points,
     torch = pytest.importorskip("torch", reason="needs torch")
     from pyspark.ml import Pipeline, PipelineModel
     from pyspark.ml.feature import VectorAssembler
+    from pyspark.ml.linalg import DenseVector
 
     from engine.spark.torch import TorchEstimator
 
-    model, optimizer = linear()
+    class Two(torch.nn.Module):  # what it learns, and the vector that it is given
+        def __init__(self) -> None:
+            super().__init__()
+            self.sum, self.copy = torch.nn.Linear(2, 1), torch.nn.Linear(2, 2)
+
+        def forward(self, x: Any) -> tuple[Any, Any]:
+            return self.sum(x), self.copy(x)
+
+    torch.manual_seed(1)
+    model = Two()
     estimator = TorchEstimator(
         num_proc=2,
         model=model,
-        optimizer=optimizer,
-        loss=torch.nn.functional.mse_loss,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        loss=[torch.nn.functional.mse_loss] * 2,
         store=store,
         feature_cols=["x"],
-        label_cols=["y"],
+        label_cols=["y", "x"],
         validation=0.2,
         batch_size=8,
         epochs=10,
@@ -215,23 +248,26 @@ def test_a_model_is_trained_saved_and_loaded_in_a_pipeline(spark, store, points,
     )
     pipeline = Pipeline(stages=[VectorAssembler(inputCols=["a", "b"], outputCol="x"), estimator])
     pipeline.write().overwrite().save(str(tmp_path / "pipeline"))
-    fitted = Pipeline.load(str(tmp_path / "pipeline")).fit(points.drop("x"))
+    pipeline = Pipeline.load(str(tmp_path / "pipeline"))
+    with ThreadPoolExecutor(1) as pool:  # a thread that has made no session, as of a `CrossValidator`
+        fitted = pool.submit(pipeline.fit, points.drop("x")).result()
     history = fitted.stages[-1].getHistory()
-    assert len(history) == 10 and history[-1]["loss"] < 0.05 < history[0]["loss"]
-    assert history[-1]["val_loss"] < 0.05
+    assert len(history) == 10 and history[-1]["loss"] < 0.1 < history[0]["loss"]
+    assert history[-1]["val_loss"] < 0.1
     assert not store.fs.ls(store.get_full_path("data"))
-    fitted.write().overwrite().save(str(tmp_path / "fitted"))
-    loaded = PipelineModel.load(str(tmp_path / "fitted"))
+    fitted.write().overwrite().save(f"file:{tmp_path}/fitted")  # a path of Spark's, which fsspec does not know
+    loaded = PipelineModel.load(f"file:{tmp_path}/fitted")
     first, second = (each.transform(points.drop("x")).collect() for each in (fitted, loaded))
     assert first == second
     assert np.mean([(row.y__output - row.y) ** 2 for row in first]) < 0.05
-    assert torch.equal(loaded.stages[-1].getModel().weight, fitted.stages[-1].getModel().weight)
+    assert all(isinstance(row.x__output, DenseVector) for row in first)
+    assert np.mean([(row.x__output.toArray() - row.x.toArray()) ** 2 for row in first]) < 0.05
+    assert torch.equal(loaded.stages[-1].getModel().sum.weight, fitted.stages[-1].getModel().sum.weight)
 
 
-def test_parquet_that_is_there_already_is_trained_on_and_vectors_come_back_as_vectors(spark, store, points):
+def test_parquet_that_is_there_already_is_trained_on(spark, store, points):
     torch = pytest.importorskip("torch", reason="needs torch")
     from pyspark.ml.functions import vector_to_array
-    from pyspark.ml.linalg import VectorUDT
 
     from engine.spark.torch import TorchEstimator
 
@@ -243,12 +279,52 @@ def test_parquet_that_is_there_already_is_trained_on_and_vectors_come_back_as_ve
     trained = TorchEstimator(model=model, optimizer=optimizer, loss=loss, label_cols=["y"], **common)
     history = trained.fit_on_parquet("data/there").getHistory()
     assert history[1]["loss"] < history[0]["loss"]
-    copy = torch.nn.Linear(2, 2)
-    again = TorchEstimator(
-        model=copy, optimizer=torch.optim.SGD(copy.parameters(), lr=0.1), loss=loss, label_cols=["x"], **common
-    )
-    found = again.fit(points).setOutputCols(["out"]).transform(points)
-    assert isinstance(found.schema["out"].dataType, VectorUDT) and len(found.first().out) == 2
+
+
+def test_models_of_one_run_id_do_not_compute_with_each_others_parameters(spark, store, points):
+    """A run was removed, and another got its name: a model of the first is still itself."""
+    torch = pytest.importorskip("torch", reason="needs torch")
+    from engine.spark.torch import TorchModel
+
+    found = []
+    for value in (1.0, 2.0):
+        model = torch.nn.Linear(1, 1, bias=False)
+        torch.nn.init.constant_(model.weight, value)
+        found.append(
+            TorchModel(
+                model=model,
+                store=store,
+                run_id="mine",
+                history=[],
+                feature_cols=["y"],
+                label_cols=["y"],
+                input_shapes=[[1]],
+                feature_lengths=[0],
+            )
+        )
+    for value, each in zip((1.0, 2.0), found, strict=True):
+        rows = each.setOutputCols(["out"]).transform(points).collect()
+        assert [row.out for row in rows] == pytest.approx([value * row.y for row in rows], rel=1e-5)
+
+
+def test_a_stage_that_a_later_version_has_saved_is_told(spark, store, tmp_path):
+    pytest.importorskip("torch", reason="needs torch")
+    from engine.spark.torch import TorchEstimator
+
+    path = str(tmp_path / "stage")
+    TorchEstimator(store=store, label_cols=["y"]).save(path)
+    assert TorchEstimator.load(path).getOrDefault("label_cols") == ["y"]
+    (metadata,) = Path(path, "metadata").glob("part-*")
+    found = json.loads(metadata.read_text())
+    found["paramMap"]["of_tomorrow"] = 1
+    metadata.write_text(json.dumps(found))
+    for checksum in metadata.parent.glob(".*.crc"):
+        checksum.unlink()
+    with pytest.raises(Exception, match="of_tomorrow"):
+        TorchEstimator.load(path)
+    metadata.write_text(json.dumps(found | {"engineVersion": "99.0"}))
+    with pytest.raises(LaunchError, match=r"was saved by version 99\.0, and .* cannot load it: .*of_tomorrow"):
+        TorchEstimator.load(path)
 
 
 def test_what_an_estimator_lacks_is_told(store):

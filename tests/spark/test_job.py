@@ -35,8 +35,13 @@ def test_tasks_that_spark_runs_are_not_late_though_some_cannot_reach_the_driver(
     came: int, tasks: int, active: int, completed: int, runs: bool
 ):
     info = SimpleNamespace(numTasks=tasks, numActiveTasks=active, numCompletedTasks=completed)
-    tracker = SimpleNamespace(getActiveStageIds=lambda: [0], getStageInfo=lambda stage: info)
-    session = SimpleNamespace(sparkContext=SimpleNamespace(statusTracker=lambda: tracker))
+    tracker = SimpleNamespace(
+        getJobInfo={7: SimpleNamespace(stageIds=[3])}.get,
+        getStageInfo={3: info}.get,  # another job's are not asked for
+    )
+    tagged = SimpleNamespace(getJobIdsForTag={"spark-test": [7]}.get)
+    scala = SimpleNamespace(sc=lambda: SimpleNamespace(statusTracker=lambda: tagged))
+    session = SimpleNamespace(sparkContext=SimpleNamespace(statusTracker=lambda: tracker, _jsc=scala))
     assert job(session, came)._runs_unseen() is runs
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,8 +37,13 @@ def printed(program: str, tmp_path: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_the_example_runs(tmp_path: Path) -> None:
-    *said, first, second = printed(PROGRAMS[0], tmp_path)
+def test_the_example_runs(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the session that is there, which its own call finds, and with its own `__main__`."""
+    monkeypatch.setattr(type(spark), "stop", lambda session: None)
+    out = io.StringIO()
+    with redirect_stdout(out):
+        exec(compile(PROGRAMS[0], "example.py", "exec"), {"__name__": "__main__"})
+    *said, first, second = out.getvalue().splitlines()
     assert sorted(line.partition(" ")[0] for line in said) == ["[0]<stdout>:loss", "[1]<stdout>:loss"]
     assert first == second == "3.000 -1.000"
 

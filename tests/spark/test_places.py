@@ -164,7 +164,7 @@ def test_a_pretended_driver_is_told_nothing(says: tuple[str, ...]):
 def test_what_spark_would_not_do_is_told_beforehand(name: str, said: str, monkeypatch: pytest.MonkeyPatch):
     conf = {name: "true"}
     context = SimpleNamespace(getConf=lambda: conf, master="yarn")
-    session: Any = SimpleNamespace(sparkContext=context)
+    session: Any = SimpleNamespace(sparkContext=context, conf={})
     monkeypatch.setattr(slots, "_slots", lambda context: 2)
     monkeypatch.setattr(slots, "_busy", lambda context: 0)
     lines: list[str] = []

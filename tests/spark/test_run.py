@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +200,20 @@ def test_tasks_that_do_not_come_are_told_by_our_own_deadline(run, monkeypatch):
         run(called.place, num_proc=3, start_timeout=1)
 
 
+def test_a_job_is_not_taken_for_another_one_of_its_size(run, tmp_path, monkeypatch):
+    """One thread's job has all slots; the other's tasks do not come, although as many run. Neither made the session."""
+    from engine.spark import job
+
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(run, called.waits_for, (str(tmp_path),))
+        until(lambda: len([*tmp_path.glob("there.*")]) == 2, "both ranks of the first job are there")
+        monkeypatch.setattr(job, "check", lambda *_: None)
+        with pytest.raises(LaunchError, match="0 of 2 tasks came within 1 s"):
+            run(called.place, start_timeout=1)
+        Path(tmp_path, "go").touch()
+        assert first.result() == [0, 1]
+
+
 def test_where_the_driver_cannot_be_reached_the_first_cause_still_comes(run, monkeypatch):
     from engine.spark import job
 
@@ -214,13 +229,22 @@ def test_where_the_driver_cannot_be_reached_the_first_cause_still_comes(run, mon
 
 
 @pytest.mark.parametrize(("np", "size"), [(2, 2), (-2, 2)])
-def test_horovod_runner_gives_what_rank_0_returned(spark, np, size):
+def test_horovod_runner_gives_what_rank_0_returned_and_shows_what_is_for_the_driver(spark, capsys, np, size):
     from engine.spark import HorovodRunner
 
-    assert HorovodRunner(np=np).run(called.place, key=1)[:2] == (0, size)
+    assert HorovodRunner(np).run(called.place, key=1)[:2] == (0, size)
+    said = capsys.readouterr().out.splitlines()
+    if np > 0:  # with processes on the driver all is shown
+        assert sorted(said) == [f"[{rank}]<stdout>:{line}" for rank in range(2) for line in ("lines", "two")]
 
 
-def test_what_cannot_be_is_refused_before_anything_starts(run):
+def test_what_cannot_be_is_refused_before_anything_starts(spark, run):
+    for name, value in (("idleTimeoutSeconds", "9"), ("killOnIdleTimeout", "true")):
+        spark.conf.set(f"spark.sql.execution.pyspark.udf.{name}", value)
+    with pytest.raises(LaunchError, match="Spark kills Python tasks that are silent for 9 s"):
+        run(called.place)
+    spark.conf.unset("spark.sql.execution.pyspark.udf.killOnIdleTimeout")
+    spark.conf.unset("spark.sql.execution.pyspark.udf.idleTimeoutSeconds")
     with pytest.raises(LaunchError, match="num_proc is 0"):
         run(called.place, num_proc=0)
     with pytest.raises(TypeError, match="not a function"):

@@ -110,9 +110,6 @@ class KerasEstimator(JobEstimator):
     def _packed(self) -> Any:
         return Packed(super()._packed(), self._custom_objects)
 
-    def _kept(self, model: Any) -> Any:
-        return Packed(model, self._custom_objects)
-
     def _trained(self, home: str) -> Any:
         return load(self._store, f"{home}/{CHECKPOINT}")
 
