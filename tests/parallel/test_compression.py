@@ -16,7 +16,7 @@ from .arrays import check_equal, check_same_on_all, numbers, refused
 from .halves import KINDS, LENGTHS, MANY, MARKERS, SCALES, compressed
 from .operation_table import OPS, Array, expected
 
-pytestmark = on_ranks(1, spare(2), 3, 4)
+pytestmark = on_ranks(1, 2, 3, spare(4))
 
 PLAN = [
     *(

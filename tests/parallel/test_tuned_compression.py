@@ -20,7 +20,7 @@ from .arrays import check_equal, check_same_on_all, numbers, refused
 from .halves import MANY, MARKERS, SCALES, compressed
 from .operation_table import OPS, Array, expected, same
 
-pytestmark = on_ranks(1, spare(2), 3, 4)
+pytestmark = on_ranks(1, 2, 3, spare(4))
 
 KNOBS: dict[str, str | None] = {"none": None, "bf16": "bfloat16", "fp16": "float16"}
 TURNS = ("none", "bf16", "fp16", "none")  # what one follows another
