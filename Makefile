@@ -137,7 +137,7 @@ chaos: $(VENV)/.installed-dev ## Train on hosts that fail at random, and see tha
 
 .PHONY: sizes
 sizes: $(VENV)/.installed-dev ## Run the tests of torch on four ranks, too
-	@EVERY_SIZE=1 $(BIN)/python -m pytest -m on_ranks --only-ranks 4 tests/frameworks
+	@$(BIN)/python -m pytest -m on_ranks --only-ranks 4 tests/frameworks
 
 .PHONY: large
 large: $(VENV)/.installed-dev ## Run the operations on tensors of more than 2 GiB

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from .environments import MPIS, NotToBeHadError, environment_of
 from .ranks import ownerless
 from .shared_jobs import Jobs, parts, rank, ranks, size
-from .time_table import time_table
+from .time_table import long_tests, time_table
 
 __all__ = ["parts", "rank", "ranks", "size"]
 
@@ -68,10 +68,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say where the time of a whole run went."""
-    if table := time_table(chain.from_iterable(terminalreporter.stats.values())):
-        terminalreporter.section("time by directory")
-        for line in table:
-            terminalreporter.write_line(line)
+    reports = list(chain.from_iterable(terminalreporter.stats.values()))
+    if table := time_table(reports):
+        for title, lines in {"time by directory": table, "tests that took long": long_tests(reports)}.items():
+            terminalreporter.section(title)
+            for line in lines:
+                terminalreporter.write_line(line)
 
 
 def places() -> dict[str, str]:

@@ -49,15 +49,24 @@ class Ranks:
         Variables of the job.
     python : str
         The interpreter of the ranks; empty: the one that runs the tests.
+    spare : bool
+        The test runs with other numbers of ranks, too, which see what this one does: it is slow, unless `--only-ranks`
+        asks for its number.
     """
 
     size: int
     label: str = ""
     env: tuple[tuple[str, str], ...] = ()
     python: str = ""
+    spare: bool = field(default=False, compare=False)
 
     def __str__(self) -> str:
         return f"{self.size}-{self.label}" if self.label else str(self.size)
+
+
+def spare(size: int) -> Ranks:
+    """So many ranks, as a spare number of them."""
+    return Ranks(size, spare=True)
 
 
 def on_ranks(

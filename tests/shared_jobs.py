@@ -155,14 +155,15 @@ class Jobs:
         if mark is None:
             return
         only = metafunc.config.getoption("only_ranks")
-        ranks = [each for each in mark.kwargs["ranks"] if not only or each.size in only]
-        names, rows = ["ranks"], [((each,), [str(each)]) for each in ranks]
+        names, rows = ["ranks"], [(each,) for each in mark.kwargs["ranks"] if not only or each.size in only]
         for name, values in (each.args for each in metafunc.definition.iter_markers("per_size")):
             names.append(name)
-            rows = [((*row, value), [*ids, str(value)]) for row, ids in rows for value in values(row[0].size)]
-        metafunc.parametrize(
-            names, [row for row, _ in rows], indirect=["ranks"], ids=["-".join(ids) for _, ids in rows]
-        )
+            rows = [(*row, value) for row in rows for value in values(row[0].size)]
+        sets = [
+            pytest.param(*row, id="-".join(map(str, row)), marks=[pytest.mark.slow] * (row[0].spare and not only))
+            for row in rows
+        ]
+        metafunc.parametrize(names, sets, indirect=["ranks"])
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:

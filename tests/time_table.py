@@ -1,4 +1,4 @@
-"""Where the time of a whole run went, by directory: what pytest shows at the end of one."""
+"""Where the time of a whole run went, by directory, and in which long tests: what pytest shows at the end of one."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import PurePosixPath
 import pytest
 
 WHOLE = 1000  # tests: of fewer, `--durations` says more
+LONG = 10.0  # seconds: what takes more should be marked slow, if others see a part of it
 
 
 def time_table(reports: Iterable[object]) -> list[str]:
@@ -35,3 +36,12 @@ def time_table(reports: Iterable[object]) -> list[str]:
         f"{name:<{width}}  {tests[name]:>5} tests  {spent:>7.1f} s  {spent / (rows[-1][1] or 1.0):>4.0%}"
         for name, spent in rows
     ]
+
+
+def long_tests(reports: Iterable[object]) -> list[str]:
+    """The tests that took more than `LONG` seconds; a first test on ranks also waits for them to begin."""
+    seconds: Counter[str] = Counter()
+    for report in reports:
+        if isinstance(report, pytest.TestReport):
+            seconds[report.nodeid] += report.duration  # type: ignore[assignment]
+    return [f"{spent:>6.1f} s  {name}" for name, spent in seconds.most_common() if spent > LONG]

@@ -12,7 +12,7 @@ import pytest
 
 from engine import config
 
-from ..left_out import leaving_out
+from ..left_out import EXTRAS, NAMES, leaving_out
 from ..ranks import run_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,7 +46,7 @@ def run(program: str, directory: Path) -> str:
 def test_the_keras_script_trains_on_two_ranks() -> None:
     pytest.importorskip("tensorflow", reason="needs TensorFlow")
     ending = "hvd.check_consistency({each.path: each.numpy() for each in model.weights})\n"
-    environment = {"KERAS_BACKEND": "tensorflow", "CUDA_VISIBLE_DEVICES": "", **leaving_out("jax", "sklearn")}
+    environment = {"KERAS_BACKEND": "tensorflow", "CUDA_VISIBLE_DEVICES": "", **leaving_out(*NAMES)}
     done = run_ranks(2, block("python", "keras") + ending, env=environment)
     epochs = [float(found) for found in re.findall(r"loss: ([0-9.]+)", done.ranks[0].stdout)]
     assert len(epochs) == 5 and epochs[-1] < 0.5 * epochs[0], done
@@ -61,7 +61,7 @@ def test_scripts_of_the_frameworks_page_train_on_two_ranks(framework: str, packa
     block = rf"<!-- {framework}: a test runs it -->\n```python\n(.*?)^```"
     (program,) = re.findall(block, page, re.DOTALL | re.MULTILINE)
     environment = {"KERAS_BACKEND": "tensorflow", "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
-    environment |= leaving_out("sklearn") if framework == "jax" else leaving_out("jax", "sklearn")
+    environment |= leaving_out(*(EXTRAS if framework == "jax" else NAMES))
     done = run_ranks(2, program, env=environment)
     ends = [re.findall(r"rank \d: loss ([0-9.]+), weights ([0-9.-]+)", rank.stdout) for rank in done.ranks]
     assert ends[0] == ends[1] and float(ends[0][0][0]) < 0.5, done

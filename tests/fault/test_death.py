@@ -17,15 +17,15 @@ from .faults import WITHIN, named, others, ready, send, soon
 @pytest.mark.parametrize(
     ("size", "victim", "moment"),
     [
-        (2, 1, "blocked"),
+        pytest.param(2, 1, "blocked", marks=pytest.mark.slow),
         (2, 0, "blocked"),
         (3, 0, "blocked on a new name"),
         (3, 2, "blocked on a new name"),
         (4, 2, "blocked"),
         (2, 1, "computing"),
         (3, 0, "computing"),
-        (2, 0, "streaming"),
-        (2, 1, "streaming"),
+        pytest.param(2, 0, "streaming", marks=pytest.mark.slow),
+        pytest.param(2, 1, "streaming", marks=pytest.mark.slow),
         (3, 1, "streaming"),
         (4, 0, "streaming"),
     ],
@@ -97,7 +97,7 @@ def test_death_before_a_rank_came_to_the_gathering() -> None:
     assert finished.seconds < 50, "start_timeout is 60 s"
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_every_waiting_thread_is_told(size: int) -> None:
     victim = size - 1
     with start_ranks(size, programs.many_threads, victim, 8) as job:

@@ -31,7 +31,7 @@ def leave(size: int, victim: int, manner: str, name: str) -> tuple[Finished, flo
         (2, 0, "memory", "known", "RankRaisedError", 1),
         (2, 1, "end", "known", "RankLeftError", 0),
         (3, 0, "end", "new", "RankLeftError", 0),
-        (3, 2, "end", "new", "RankLeftError", 0),
+        pytest.param(3, 2, "end", "new", "RankLeftError", 0, marks=pytest.mark.slow),
         (2, 0, "exit0", "known", "RankLeftError", 0),
         (3, 1, "exit3", "known", "RankLeftError", 3),
         (2, 1, "exit3", "new", "RankLeftError", 3),

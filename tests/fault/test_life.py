@@ -19,7 +19,7 @@ def test_shutdown_beside_waiting_threads() -> None:
     assert took < 8 and types == ["NotInitializedError"] * 3, finished.values
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 def test_many_threads_may_wait_for_one_handle(size: int) -> None:
     assert run_ranks(size, life_programs.one_handle_for_many_threads, 200).values == [[]] * size
 

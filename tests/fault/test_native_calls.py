@@ -16,7 +16,7 @@ SOON = 1.0  # seconds in which a call is told that a rank has left
 LIMIT = 2.0  # the stall limit, where one is set
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_a_rank_that_left_is_noticed_at_once(size: int) -> None:
     cases = [
         (victim, name, before)

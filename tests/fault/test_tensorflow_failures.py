@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ..left_out import leaving_out
+from ..left_out import NAMES, leaving_out
 from ..ranks import run_ranks, start_ranks
 from .faults import soon
 
@@ -17,7 +17,7 @@ ENV = {
     "CUDA_VISIBLE_DEVICES": "",
     "TF_CPP_MIN_LOG_LEVEL": "3",
     "TF_NUM_INTEROP_THREADS": "1",
-    **leaving_out("jax", "sklearn"),
+    **leaving_out(*NAMES),
 }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ..left_out import leaving_out
+from ..left_out import EXTRAS, NAMES, leaving_out
 from ..on_ranks import Ranks, on_ranks
 
 BACKENDS = ("torch", "tensorflow", "jax")
@@ -27,7 +27,7 @@ ENV = {
     "TF_CPP_MIN_LOG_LEVEL": "2",
     "TF_NUM_INTEROP_THREADS": "1",
     "TF_NUM_INTRAOP_THREADS": "1",
-    **leaving_out("jax", "sklearn"),
+    **leaving_out(*NAMES),
 }
 
 
@@ -38,7 +38,7 @@ def on_op_ranks(*ranks: int | Ranks) -> pytest.MarkDecorator:
 
 def environment(backend: str) -> dict[str, str]:
     """Variables of a job on a backend."""
-    others = ("sklearn",) if backend == "jax" else ("jax", "sklearn")
+    others = EXTRAS if backend == "jax" else NAMES
     return {**_QUIET, **leaving_out(*others), "KERAS_BACKEND": backend}
 
 

@@ -9,11 +9,12 @@ import tensorflow as tf
 
 import engine
 
-from ..on_ranks import Ranks
+from ..on_ranks import Ranks, spare
 from .backends import ENV, on_op_ranks
 
-__all__ = ["ENV", "MODES", "PYTHON", "on_op_ranks", "tensors"]
+__all__ = ["ENV", "MODES", "PYTHON", "SIZES", "on_op_ranks", "tensors"]
 
+SIZES = (1, spare(2), 3)
 PYTHON = Ranks(2, "python", (("ENGINE_TENSORFLOW_NATIVE", "0"),))
 """Two ranks whose collectives are calls of Python."""
 

@@ -12,7 +12,7 @@ import pytest
 import engine
 from engine import runtime
 
-from ..on_ranks import on_ranks
+from ..on_ranks import on_ranks, spare
 from ..waiting import until
 from .quick_jax import JAX
 
@@ -22,7 +22,7 @@ import jax.numpy as jnp  # noqa: E402
 
 import engine.jax as hvd  # noqa: E402
 
-pytestmark = on_ranks(1, 2, 3, env=JAX, job="jax")
+pytestmark = on_ranks(1, spare(2), 3, env=JAX, job="jax")
 
 STEPS, BATCH = 6, 12
 

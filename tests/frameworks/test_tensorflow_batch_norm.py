@@ -13,9 +13,9 @@ import engine
 import engine.tensorflow as hvd
 
 from . import tensorflow_toy as toy
-from .tensorflow_ranks import on_op_ranks
+from .tensorflow_ranks import SIZES, on_op_ranks
 
-pytestmark = on_op_ranks(1, 2, 3)
+pytestmark = on_op_ranks(*SIZES)
 traced = pytest.mark.parametrize("traced", [False, True], ids=["eager", "function"])
 SHAPES = {"rows": (4,), "images": (3, 5, 4), "scaled": (4,)}
 

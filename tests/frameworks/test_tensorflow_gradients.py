@@ -19,9 +19,9 @@ from engine.errors import EngineError
 from engine.frameworks.backward import mathematical_gradients
 from engine.tensorflow import op
 
-from .tensorflow_ranks import MODES, PYTHON, on_op_ranks
+from .tensorflow_ranks import MODES, PYTHON, SIZES, on_op_ranks
 
-pytestmark = on_op_ranks(1, 2, 3, PYTHON)
+pytestmark = on_op_ranks(*SIZES, PYTHON)
 
 
 def drawn(seed: int, *shape: int) -> Any:

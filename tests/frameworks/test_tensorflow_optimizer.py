@@ -15,9 +15,9 @@ import engine.tensorflow as hvd
 from engine.errors import EngineError, MismatchError
 
 from . import tensorflow_toy as toy
-from .tensorflow_ranks import PYTHON, on_op_ranks
+from .tensorflow_ranks import PYTHON, SIZES, on_op_ranks
 
-pytestmark = on_op_ranks(1, 2, 3, PYTHON)
+pytestmark = on_op_ranks(*SIZES, PYTHON)
 v1 = tf.compat.v1
 Optimizer = Callable[[], Any]
 traced = pytest.mark.parametrize("traced", [False, True], ids=["eager", "function"])

@@ -14,9 +14,9 @@ import engine.tensorflow as hvd
 from engine.errors import EngineError, MismatchError, UnsupportedTensorError
 
 from . import tensorflow_toy as toy
-from .tensorflow_ranks import on_op_ranks
+from .tensorflow_ranks import SIZES, on_op_ranks
 
-pytestmark = on_op_ranks(1, 2, 3)
+pytestmark = on_op_ranks(*SIZES)
 DTYPES = ["float32", "float16", "bfloat16", "float64", "int8", "uint8", "int32", "uint32", "int64", "bool", "complex64"]
 
 

@@ -14,11 +14,11 @@ from torch import nn
 import engine
 from engine import runtime
 
-from ..on_ranks import Ranks
+from ..on_ranks import Ranks, spare
 from ..waiting import let_pass, until
 
-# Numbers of ranks. Four only with `make sizes`, but for what goes by pairs of pairs or by process sets.
-SIZES = (1, 2, 3, 4) if os.environ.get("EVERY_SIZE") else (1, 2, 3)
+# Numbers of ranks: two and four in `make slow` alone, but for what goes by pairs of pairs or by process sets.
+SIZES = (1, spare(2), 3, spare(4))
 
 # Ranks on which tensors lend their memory as those of torch 2.2 to 2.9 do: by `__dlpack__` alone, which refuses what
 # requires a gradient.

@@ -53,7 +53,7 @@ def test_bits_are_those_of_tcp_and_an_idle_rank_costs_nothing(mpi: Path, tmp_pat
     assert max(spent) < 0.2, spent  # seconds of two; a thread that asks MPI all the time has all of them
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_mpi_sums_if_it_is_asked_to(mpi: Path, tmp_path: Path, ranks: int) -> None:
     """Against NumPy; all ranks have equal bits. What MPI does not sum has the bits of the usual way."""
     code, said = mpirun(mpi, tmp_path, ranks, "sums")

@@ -1,8 +1,8 @@
 """Packages that a program of a test need not import, though its framework does where they are installed.
 
-TensorFlow imports JAX, and Keras scikit-learn with matplotlib, if they are there. Of the seconds of processor that
-`import keras` takes that is a third. Both frameworks do without, as with users who have not installed them; tests of
-several frameworks in one process leave nothing out.
+TensorFlow imports JAX, and Keras scikit-learn, matplotlib and pandas, if they are there. Of the seconds of processor
+that `import keras` takes that is nearly half. Both frameworks do without, as with users who have not installed them;
+tests of several frameworks in one process leave none of them out.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import os
 from pathlib import Path
 
 _HERE = Path(__file__).parent
-NAMES = ("jax", "sklearn")
+EXTRAS = ("matplotlib", "pandas", "sklearn")
+NAMES = ("jax", *EXTRAS)
 
 
 def leaving_out(*names: str) -> dict[str, str]:

@@ -11,12 +11,12 @@ import pytest
 import engine
 from engine import Compression, runtime
 
-from ..on_ranks import on_ranks
+from ..on_ranks import on_ranks, spare
 from .arrays import check_equal, check_same_on_all, numbers, refused
 from .halves import KINDS, LENGTHS, MANY, MARKERS, SCALES, compressed
 from .operation_table import OPS, Array, expected
 
-pytestmark = on_ranks(1, 2, 3, 4)
+pytestmark = on_ranks(1, 2, 3, spare(4))
 
 PLAN = [
     *(

@@ -22,7 +22,7 @@ def by_kind(fields: counters_program.Fields, name: str) -> dict[str, int]:
     return {kind: sum(fields[name][k * width : (k + 1) * width]) for k, kind in enumerate(KINDS)}
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 def test_every_collective_is_counted(size: int) -> None:
     finished = run_ranks(size, counters_program.every_kind)
     rows = size * (size + 1) // 2
@@ -65,7 +65,7 @@ def test_every_collective_is_counted(size: int) -> None:
     assert sum(leader["cycles"]) == total and not any(sum(fields["cycles"]) for fields in others)
 
 
-@pytest.mark.parametrize(("size", "slow"), [(2, 0), (2, 1), (3, 2)])
+@pytest.mark.parametrize(("size", "slow"), [(2, 0), pytest.param(2, 1, marks=pytest.mark.slow), (3, 2)])
 def test_who_is_late_lags_and_nobody_else(size: int, slow: int) -> None:
     delay, steps = 0.04, 30
 

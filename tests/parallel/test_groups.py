@@ -12,11 +12,11 @@ import pytest
 
 import engine
 
-from ..on_ranks import on_ranks
+from ..on_ranks import on_ranks, spare
 from .arrays import array, check_equal, check_same_on_all, numbers, refused, shares, small_numbers, tensor
 from .operation_table import CELLS, DTYPES, OPS, Array, expected
 
-pytestmark = on_ranks(1, 2, 3, 4)
+pytestmark = on_ranks(1, 2, 3, spare(4))
 
 ROWS: dict[str, Callable[[int, int], int]] = {  # by rank and number of the tensor
     "equal": lambda rank, k: 3,

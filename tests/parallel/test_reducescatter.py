@@ -7,11 +7,11 @@ import pytest
 
 import engine
 
-from ..on_ranks import on_ranks
+from ..on_ranks import on_ranks, spare
 from .arrays import array, check_equal, numbers, refused, shares, small_numbers, tensor
 from .operation_table import CELLS, DTYPES, OPS, expected
 
-pytestmark = on_ranks(1, 2, 3, 4)
+pytestmark = on_ranks(1, 2, 3, spare(4))
 
 SHAPES = ((0, 3), (1,), (4, 0), (5, 7), (12, 33), (301, 5), (3, 40_000), (700_001,))
 KINDS = [(dtype, op) for dtype in DTYPES for op in OPS if CELLS[dtype, op].reduce is not None]

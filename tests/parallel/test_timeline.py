@@ -47,7 +47,7 @@ def stepped(size: int, slow: int) -> tuple[Finished, list[Recording], list[list[
         return finished, recordings(job, "t.rank*.json"), files
 
 
-@pytest.mark.parametrize(("size", "slow"), [(1, 0), (2, 1), (3, 2), (4, 0)])
+@pytest.mark.parametrize(("size", "slow"), [(1, 0), pytest.param(2, 1, marks=pytest.mark.slow), (3, 2), (4, 0)])
 def test_every_tensor_is_shown_in_order_with_who_was_last(size: int, slow: int) -> None:
     finished, found, files = stepped(size, slow)
     assert [recording.rank for recording in found] == list(range(size))
@@ -282,7 +282,7 @@ def test_files_that_another_running_job_writes_to_are_refused_and_stay_as_they_a
 # ---- process sets ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 3, 4])
 def test_process_sets_are_shown_in_the_same_file_by_the_ranks_of_the_world(size: int, tmp_path: Path) -> None:
     names, steps = set(timeline_program.NAMES), timeline_program.SET_STEPS
     with start_ranks(size, timeline_program.in_sets, options=["--timeline", "t.json"]) as job:

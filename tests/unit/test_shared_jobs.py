@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import Mock, create_autospec
 
 import pytest
 
-from ..on_ranks import FAILED, PASSED, Case, Ranks
+from ..on_ranks import FAILED, PASSED, Case, Ranks, on_ranks, spare
 from ..ranks import RanksFailed
-from ..shared_jobs import SharedJob
+from ..shared_jobs import Jobs, SharedJob
 from . import shared_job_cases
 from .shared_job_cases import fails_in_parts, fails_on_rank_1, kills_rank_1, never_ends, passes
 
@@ -59,3 +60,28 @@ def test_a_test_that_never_ends_is_ended(share: Callable[..., SharedJob]) -> Non
         job.outcomes("1 never_ends", 5.0)
     with pytest.raises(RanksFailed, match="has ended in 1 never_ends"):
         job.outcomes("2 passes", 60)
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ([], {"1": [], "2": ["slow"], "3": []}),
+        ([2], {"2": []}),
+        ([1, 2], {"1": [], "2": []}),
+    ],
+)
+def test_a_spare_number_of_ranks_is_slow_unless_it_is_asked_for(
+    asked: list[int], expected: dict[str, list[str]]
+) -> None:
+    metafunc = create_autospec(pytest.Metafunc, instance=True)
+    metafunc.definition = Mock(
+        **{
+            "get_closest_marker.return_value": on_ranks(1, spare(2), 3).mark,
+            "iter_markers.return_value": [],
+        }
+    )
+    metafunc.config = Mock(**{"getoption.return_value": asked})
+    Jobs().pytest_generate_tests(metafunc)
+    (_, sets), _ = metafunc.parametrize.call_args
+    assert {each.id: [mark.name for mark in each.marks] for each in sets} == expected
+    assert spare(2) == Ranks(2)  # they share a job

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ..time_table import WHOLE, time_table
+from ..time_table import WHOLE, long_tests, time_table
 
 
 def reports(directory: str, tests: int, seconds: float) -> list[object]:
@@ -29,3 +29,11 @@ def test_the_directory_that_takes_longest_comes_first() -> None:
 
 def test_a_part_of_the_tests_has_no_table() -> None:
     assert time_table(reports("tests/a", WHOLE - 1, 1.0)) == []
+
+
+def test_long_tests_are_listed_with_all_their_parts() -> None:
+    found = [*reports("tests/a", 1, 3.4), *reports("tests/b", 1, 5.0), *reports("tests/c", 1, 3.3)]
+    assert long_tests([*found, pytest.CollectReport("tests/b", "passed", None, [])]) == [
+        "  15.0 s  tests/b/test_a.py::test[0-a/b]",
+        "  10.2 s  tests/a/test_a.py::test[0-a/b]",
+    ]
