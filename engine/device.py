@@ -56,6 +56,7 @@ class Device:
         self._crew = crew
         self._settings = settings
         self._plane: Plane | None = None
+        self._halves: list[Plane] = []
         self._closed = False
         self._members: dict[core.Engine, _Member] = {}
         self.admit(engine, 0)
@@ -64,6 +65,10 @@ class Device:
         """Be called by an engine: of the world, or of the process set that has this number on all ranks."""
         member = self._members[engine] = _Member(number)
         engine.opener = partial(self._open, engine, member)
+
+    def keep(self, half: Plane) -> None:
+        """Take a GPU that is half open, until the other ranks have left."""
+        self._halves.append(half)
 
     def _open(self, engine: core.Engine, member: _Member, ordinal: int) -> None:
         """Open the GPU with this number, and connect the ranks of an engine; or refuse it if another is open.
@@ -123,7 +128,7 @@ class Device:
 
         if engine is self._engine:
             if self._plane is None:
-                self._plane = Plane.open(engine, ordinal, self._settings)
+                self._plane = Plane.open(engine, ordinal, self._settings, self.keep)
                 if engine.rank == 0:
                     logger.warning(
                         "tensors on GPUs are reduced by NCCL; this has been tried with stand-ins for CUDA and NCCL, "
@@ -181,12 +186,14 @@ class Device:
         for engine, member in self._members.items():
             with member.lock:
                 self._end_rooms(engine, member)
-        if self._plane is None:
+        planes = [*self._halves, *([self._plane] if self._plane is not None else [])]
+        if not planes:
             return
         patience = Patience(LEAVING)
         while patience.left() and not self._all_have_left():
             time.sleep(0.005)
-        self._plane.close()
+        for plane in planes:
+            plane.close()
         for engine in self._members:
             engine.bury()
 

@@ -71,7 +71,8 @@ class Rank:
 
     def open(self, ordinal: int = 0, **settings: object) -> Plane:
         """Open the plane in the world that there is."""
-        return Plane.open(runtime.engine(), ordinal, config.load(config.environment(), settings))
+        chosen = config.load(config.environment(), settings)
+        return Plane.open(runtime.engine(), ordinal, chosen, runtime.device().keep)
 
     def refusal(self, ordinal: int = 0, **settings: object) -> str:
         """How opening fails."""
@@ -267,6 +268,35 @@ def victim(me: Rank, how: str, culprit: str, call: str) -> None:
         me.fail(call, 2 if call == "cuDriverGetVersion" else 1, -2 if how == "kill" else -3)
         me.open(start_timeout=60.0)
     raise AssertionError("still there")
+
+
+def half_open(me: Rank) -> None:
+    """A rank dies in the warm-up, and one acts on it later than another: what its kernel reads is there until then."""
+
+    class Late(planes.Lane):
+        told = False
+
+        def wait(self, seconds: float) -> bool:
+            """As ever; but what has come of the world is looked at with delay."""
+            ended = super().wait(seconds)
+            if not Late.told and runtime.engine().failure is not None:
+                Late.told = True
+                let_pass(0.7)
+            return ended
+
+    if me.rank == 0:
+        planes.Lane = Late  # type: ignore[misc]
+    with me.world("half open", start_timeout=60.0):
+        if me.rank == 2:
+            me.fail("ncclReduceScatter", 1, -2)  # all have enqueued what comes before
+        with pytest.raises(RankDiedError, match="rank 2"):
+            me.open()
+    assert Late.told == (me.rank == 0)
+    for made, ended in MADE.items():
+        assert me.calls(made) == me.calls(ended) > 0, made
+    with me.world("after", 2):
+        me.open().close()
+    assert me.reports() == [], me.reports()
 
 
 def hangs(me: Rank, call: str, limit: str) -> None:

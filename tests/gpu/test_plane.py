@@ -379,6 +379,12 @@ def test_rank_that_is_lost_in_each_call(
     lose(how, culprit, calls, "30" if how == "kill" else "1", libraries, tmp_path)
 
 
+def test_survivors_wait_for_each_other(ranks: Start) -> None:
+    """Problem 18, before a GPU is open. Calls linger, so that kernels which wait for two ranks alone end meanwhile."""
+    statuses, texts = ranks(3, "half_open", policy="eager", linger=20).end()
+    assert statuses == [0, 0, -signal.SIGKILL], "\n".join(texts)
+
+
 # ---- what would happen otherwise -------------------------------------------------------------------------------------
 
 # Which program sees that the source is wrong in this way.
