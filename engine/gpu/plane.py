@@ -155,7 +155,7 @@ class Plane:
         ordinal : int
             The GPU on which this rank has a tensor.
         settings : Config
-            As for `open`.
+            `start_timeout` limits the connecting, from when it is the set's turn on all ranks.
 
         Returns
         -------
@@ -185,6 +185,7 @@ class Plane:
             pass
         if stage == "parted":
             engine.take_turns(0)
+            self.lane.forget(at)
 
     def close(self) -> None:
         """End the communicators, and let go of the GPU. Not collective; in a forked child it does nothing."""
@@ -395,7 +396,9 @@ class _Joining(_Opening):
             raise
         try:
             told = self._together("preparation", self._prepare)
-            self._together("communicator", lambda: self._connect(bytes.fromhex(told[0]["id"])))
+            self._connect(bytes.fromhex(told[0]["id"]))
+            self.patience.begin(self.settings.start_timeout)
+            self._together("communicator", self._await_communicator)
         except WorldError:
             raise
         except BaseException as error:
@@ -426,11 +429,23 @@ class _Joining(_Opening):
             return {"id": self.lane.id.hex()}
 
     def _connect(self, id: bytes) -> dict[str, Any]:
-        """Have the lane connect, in the set's turn: behind all that any rank of it does before."""
+        """Have the lane connect, in the set's turn: behind all that any rank of it does before.
+
+        Returns when all ranks have come to the turn, as to any collective: before it the lane of each may wait for ranks
+        of other sets, which have limits of their own. Who gives no turn is told by the engine.
+        """
+        assert self.lane is not None
+        self.lane.connect(self.at, id)
+        self.engine.want_turn()
+        while self.lane.reached(self.at, "begun", TICK) is None and self.engine.failure is None:
+            pass
+        self.engine.allgather(np.zeros(1, np.uint8), NAME, True).wait()
+        return {}
+
+    def _await_communicator(self) -> dict[str, Any]:
+        """Wait in NCCL until all ranks have come."""
         lane, stage = self.lane, None
         assert lane is not None
-        lane.connect(self.at, id)
-        self.engine.want_turn()
         while stage is None and self.patience.left() and self.engine.failure is None:
             stage = lane.reached(self.at, "connected", TICK)
         if self.engine.failure is not None:

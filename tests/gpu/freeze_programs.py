@@ -284,6 +284,20 @@ def leaves(me: Rank) -> None:
         assert states == [0], "it has left before"
 
 
+def nothing(me: Rank) -> None:
+    """A pass over no elements at all is frozen, repeated and captured like any other."""
+    with me.world("nothing"):
+        allocate = me.calls("cuMemAlloc")
+        empty = runtime.device().freeze(0, [], Reduction(OPS["sum"], 1.0, 1.0, None))
+        assert me.calls("cuMemAlloc") > allocate
+        empty.repeat(Framework.stream.value)
+        with Graph(me) as graph:
+            empty.repeat(Framework.stream.value)
+        graph.launch()
+        Framework.device.synchronize()
+        graph.destroy()
+
+
 def under_way(me: Rank) -> None:
     """What is under way on any rank is refused, with its name; when it has ended, passes are frozen."""
     with me.world("under way"):
@@ -381,6 +395,7 @@ ALL = (
     outlived,
     lacks_memory,
     leaves,
+    nothing,
     under_way,
     clocks,
 )

@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -394,6 +395,26 @@ def busy(me: Rank) -> None:
         assert status == 0, status
         plane.close()
         assert freed == [0], "closed under a running kernel"
+    assert me.reports() == []
+
+
+def visited(me: Rank) -> None:
+    """A call of another thread that has not returned when a GPU is closed finds all that it uses, for good."""
+    with me.world("visited"):
+        plane = me.open()
+        stream = ctypes.c_void_p()
+        me.context()
+        assert me.cuda.cuStreamCreateWithPriority(ctypes.byref(stream), 1, 0) == 0
+        assert plane.lane.mark(stream) == ""  # only that of mutants.py has it
+        asked = me.calls("cuStreamIsCapturing")
+        me.fail("cuStreamIsCapturing", 1, -1)
+        threading.Thread(target=plane.lane.mark, args=(stream,), daemon=True).start()
+        until(lambda: me.calls("cuStreamIsCapturing") > asked, "the call")
+        plane.close()
+        assert plane.lane.left
+        for call in ("cuEventDestroy", "cuModuleUnload", "cuStreamDestroy", "cuDevicePrimaryCtxRelease"):
+            assert me.calls(call) == 0, call
+        assert plane.lane.mark(stream) == "it has been closed"
     assert me.reports() == []
 
 

@@ -35,7 +35,7 @@ def test_frozen_passes_reduce_what_comes(program: str, size: int, ranks: Start) 
     ranks(size, program).succeeds()
 
 
-@pytest.mark.parametrize("program", ["streams", "differ", "shuts_down", "interrupted", "ended", "under_way"])
+@pytest.mark.parametrize("program", ["streams", "differ", "shuts_down", "interrupted", "ended", "under_way", "nothing"])
 def test_frozen_passes_go_with_all_else(program: str, ranks: Start) -> None:
     ranks(2, program).succeeds()
 
@@ -114,6 +114,7 @@ KILLERS: dict[str, tuple[str, ...]] = {
     "clocks_end_with_a_freeze": ("clocks",),
     "captures_without_blocking": ("graphs",),
     "capture_is_not_asked_for": ("graphs",),
+    "nothing_of_0_bytes": ("nothing",),
 }
 
 
