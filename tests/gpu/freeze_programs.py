@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import threading
 import time
 from typing import Any
 
@@ -18,10 +19,10 @@ import pytest
 from engine import runtime
 from engine.errors import DeviceError, ForkedError, MismatchError, NotInitializedError, RankDiedError, WorldError
 
-from ..waiting import until
+from ..waiting import let_pass, until
 from .allreduce_programs import OPS, allreduce, main
 from .device_tensors import DeviceTensor, Framework
-from .plane_programs import Frozen, Rank, Reduction
+from .plane_programs import Frozen, FrozenPass, Rank, Reduction
 
 COUNTS = (1, 5, 1000, 70_000)
 
@@ -313,6 +314,37 @@ def under_way(me: Rank) -> None:
         gradients.check(1)
 
 
+def meanwhile(me: Rank) -> None:
+    """What another thread submits while a pass is frozen waits for that, and so comes at one place on all ranks."""
+    me.cuda.stand_hosts_are_one(1)
+    unite = FrozenPass._unite
+    with me.world("meanwhile"):
+        tensor = DeviceTensor(exact(me.rank, 8, 0).astype(np.float32))
+        allreduce(tensor, tensor, "opened").wait()
+
+        def submit() -> None:
+            me.context()
+            allreduce(tensor, tensor, "meanwhile").wait()
+
+        thread = threading.Timer(0.3 * me.rank, submit)
+
+        def unites(self: FrozenPass, its: str, seconds: float) -> str:
+            thread.start()
+            if me.rank == 0:
+                let_pass(1.0)  # The other rank's lane has come to it before the tensor, and this one's would come behind.
+            return unite(self, its, seconds)
+
+        FrozenPass._unite = unites  # type: ignore[method-assign]
+        gradients = Gradients(me)
+        FrozenPass._unite = unite  # type: ignore[method-assign]
+        thread.join()
+        gradients.put(1)
+        gradients.repeat()
+        gradients.check(1)
+        wanted = sum(exact(rank, 8, 0) for rank in range(me.size))
+        np.testing.assert_array_equal(tensor.numpy(), me.size * wanted)
+
+
 def clocks(me: Rank) -> None:
     """The device's clock is compared with the host's as ever when passes are frozen."""
     with me.world("clocks"):
@@ -397,6 +429,7 @@ ALL = (
     leaves,
     nothing,
     under_way,
+    meanwhile,
     clocks,
 )
 PROGRAMS = {each.__name__: each for each in ALL}

@@ -31,7 +31,7 @@ mutants.take_place()  # of the sources, if this is a run of one
 
 from engine.gpu import libraries  # noqa: E402
 from engine.gpu import plane as planes  # noqa: E402
-from engine.gpu.freezing import Frozen, Reduction  # noqa: E402, F401 (for freeze_programs.py)
+from engine.gpu.freezing import Frozen, FrozenPass, Reduction  # noqa: E402, F401 (for freeze_programs.py)
 from engine.gpu.plane import Plane  # noqa: E402
 
 KERNELS = re.findall(r"\.entry (\w+)", (Path(__file__).parents[2] / "engine_ext/gpu/kernels.ptx").read_text())

@@ -35,7 +35,7 @@ def test_frozen_passes_reduce_what_comes(program: str, size: int, ranks: Start) 
     ranks(size, program).succeeds()
 
 
-@pytest.mark.parametrize("program", ["streams", "differ", "shuts_down", "interrupted", "ended", "under_way", "nothing"])
+@pytest.mark.parametrize("program", ["streams", "differ", "shuts_down", "interrupted", "ended", "under_way", "nothing", "meanwhile"])
 def test_frozen_passes_go_with_all_else(program: str, ranks: Start) -> None:
     ranks(2, program).succeeds()
 
@@ -59,7 +59,7 @@ def test_frozen_optimizer_reduces_its_gradients(size: int, ranks: Start) -> None
     ranks(size, "optimizer", module=OPTIMIZERS).succeeds()
 
 
-@pytest.mark.parametrize("program", ["no_sync", "new_gradients", "homeless", "in_hand", "two"])
+@pytest.mark.parametrize("program", ["no_sync", "new_gradients", "homeless", "in_hand", "two", "apart"])
 def test_frozen_optimizer_leaves_nothing_out(program: str, ranks: Start) -> None:
     pytest.importorskip("torch")
     ranks(2, program, module=OPTIMIZERS).succeeds()
@@ -75,7 +75,7 @@ def test_gradients_are_frozen_as_they_lie(monkeypatch: pytest.MonkeyPatch) -> No
 
     def expect(parameter: Any, gradient: Any) -> None:
         parameter.grad = gradient
-        freezing._expect_freezable("x", parameter)
+        freezing._expect_freezable("x", parameter, gradient.device)
 
     kernel = torch.empty(64, 32, 1, 1).to(memory_format=torch.channels_last)
     expect(kernel, torch.empty(64, 32, 1, 1))
