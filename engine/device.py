@@ -33,8 +33,8 @@ class _Member:
 
     number: int
     lock: threading.RLock = field(default_factory=threading.RLock)
-    """Held while its ranks are connected. Those of different sets may be at the same time, by different threads; but not
-    while something is frozen, which holds all of them."""
+    """Held while its ranks are connected. Those of different sets may be at the same time, by different threads; but
+    not while something is frozen, which holds all of them."""
     opening: bool = False
     used: bool = False
     communicator: int = 0
@@ -117,8 +117,8 @@ class Device:
     def freeze(self, ordinal: int, tensors: list[Frozen], reduction: Reduction) -> FrozenPass:
         """Make a frozen pass of the world. Collective. Errors as of `FrozenPass`, and of `_open`.
 
-        It has no turn among what the ranks have under way, which may be nothing then. What other threads submit meanwhile
-        waits until all ranks have frozen it.
+        It has no turn among what the ranks have under way, which may be nothing then. What other threads submit
+        meanwhile waits until all ranks have frozen it.
         """
         from .gpu.freezing import FrozenPass
 
@@ -138,7 +138,7 @@ class Device:
 
     @contextmanager
     def _hold(self) -> Iterator[Callable[[], list[str]]]:
-        """Let other threads that submit tensors on GPUs wait. Gives a function that says what is under way all the same."""
+        """Let other threads that submit tensors on GPUs wait. Gives what says which of it is under way all the same."""
         held: dict[core.Engine, _Member] = {}
 
         def under_way() -> list[str]:
@@ -147,7 +147,9 @@ class Device:
                     held[engine] = member
                     member.opening = True
                     engine.hold(True)
-            others = [f"the connecting of {each.what}" for engine, each in list(self._members.items()) if engine not in held]
+            others = [
+                f"the connecting of {each.what}" for engine, each in list(self._members.items()) if engine not in held
+            ]
             return others + self._under_way()
 
         try:

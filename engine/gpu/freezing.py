@@ -63,8 +63,8 @@ class FrozenPass:
     settings : Config
         `start_timeout` limits the making, `stall_limit` the time in which the lane enqueues a pass.
     hold : callable
-        Lets other threads that submit tensors on GPUs wait, within what it returns; and that gives a function, which says
-        what of this rank is under way all the same.
+        Lets other threads that submit tensors on GPUs wait, within what it returns; and that gives a function, which
+        says what of this rank is under way all the same.
 
     Raises
     ------

@@ -431,8 +431,8 @@ class _Joining(_Opening):
     def _connect(self, id: bytes) -> dict[str, Any]:
         """Have the lane connect, in the set's turn: behind all that any rank of it does before.
 
-        Returns when all ranks have come to the turn, as to any collective: before it the lane of each may wait for ranks
-        of other sets, which have limits of their own. Who gives no turn is told by the engine.
+        Returns when all ranks have come to the turn, as to any collective: before it the lane of each may wait for
+        ranks of other sets, which have limits of their own. Who gives no turn is told by the engine.
         """
         assert self.lane is not None
         self.lane.connect(self.at, id)

@@ -28,7 +28,7 @@ KEPT = "zero_grad(set_to_none=False) before freeze(); zero_grad() of a frozen op
 class Plan:
     """What an optimizer freezes."""
 
-    members: dict[str, torch.Tensor]
+    members: dict[str, Any]
     """Parameters that have a gradient, by name."""
     wire: str | None
     """The dtype that gradients travel as."""
@@ -256,9 +256,7 @@ def _expect_freezable(name: str, parameter: torch.Tensor, device: torch.device) 
             f"{what} is in the host's memory, and only those on a GPU can be frozen: move the model there"
         )
     if gradient.device != device:
-        raise UnsupportedTensorError(
-            f"{what} is on {gradient.device}, and others are on {device}: a rank uses one GPU"
-        )
+        raise UnsupportedTensorError(f"{what} is on {gradient.device}, and others are on {device}: a rank uses one GPU")
     if gradient.layout is not torch.strided:
         raise UnsupportedTensorError(
             f"{what} is sparse, so its size changes: make it dense, as Embedding(sparse=False)"

@@ -10,10 +10,10 @@ import torch
 
 from ..compression import Compression
 from ..errors import EngineError
-from ..freezing import agree
 from ..frameworks.no_reducer import NoReducer
 from ..frameworks.optimizer import Distributed, Wrapping, expect_unwrapped
 from ..frameworks.options import Options
+from ..freezing import agree
 from ..process_sets import ProcessSet, global_process_set
 from ..types import Adasum, Average
 from .adasum import Deltas

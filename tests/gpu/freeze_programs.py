@@ -331,7 +331,9 @@ def meanwhile(me: Rank) -> None:
         def unites(self: FrozenPass, its: str, seconds: float) -> str:
             thread.start()
             if me.rank == 0:
-                let_pass(1.0)  # The other rank's lane has come to it before the tensor, and this one's would come behind.
+                let_pass(
+                    1.0
+                )  # The other rank's lane has come to it before the tensor, and this one's would come behind.
             return unite(self, its, seconds)
 
         FrozenPass._unite = unites  # type: ignore[method-assign]

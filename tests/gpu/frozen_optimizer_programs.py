@@ -281,7 +281,7 @@ def in_hand(me: Rank) -> None:
 
 
 def apart(me: Rank) -> None:
-    """What the last rank alone refuses is raised on all of them at once, with its number and its reason; then they freeze."""
+    """What the last rank alone refuses is raised on all at once, with its number and its reason; then they freeze."""
     last = me.rank == me.size - 1
     with me.world("apart"):
         model = Model(me)

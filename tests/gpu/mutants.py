@@ -87,11 +87,15 @@ MUTANTS: dict[str, tuple[Path, str, str]] = {
     "half_open_is_closed_at_once": (PLANE, "half.close() if self.told else keep(half)", "half.close()"),
     "turns_take_of_the_limit": (
         PLANE,
-        "            self.patience.begin(self.settings.start_timeout)\n            self._together(\"communicator\"",
-        "            self._together(\"communicator\"",
+        '            self.patience.begin(self.settings.start_timeout)\n            self._together("communicator"',
+        '            self._together("communicator"',
     ),
     "sets_are_not_forgotten": (PLANE, "            self.lane.forget(at)\n", ""),
-    "nothing_of_0_bytes": (FREEZING, "longest(parts, n_parts) / 32 * 32 + 32)", "(longest(parts, n_parts) + 31) / 32 * 32)"),
+    "nothing_of_0_bytes": (
+        FREEZING,
+        "longest(parts, n_parts) / 32 * 32 + 32)",
+        "(longest(parts, n_parts) + 31) / 32 * 32)",
+    ),
     "stuck_is_closed": (PLANE, "if self.lane is not None and self.lane not in _stuck:", "if self.lane is not None:"),
     "marks_not_awaited": (
         LAUNCHING,

@@ -207,7 +207,7 @@ def threads(me: Rank) -> None:
 
 
 def late(me: Rank) -> None:
-    """Each of three sets waits for a rank that is late in its turn, within the limit; for its turn it may wait longer."""
+    """Each of three sets waits for a rank that is late in its turn, within the limit; for its turn it waits longer."""
     connect = planes._Joining._connect
     asked: list[int] = []
 

@@ -35,7 +35,9 @@ def test_frozen_passes_reduce_what_comes(program: str, size: int, ranks: Start) 
     ranks(size, program).succeeds()
 
 
-@pytest.mark.parametrize("program", ["streams", "differ", "shuts_down", "interrupted", "ended", "under_way", "nothing", "meanwhile"])
+@pytest.mark.parametrize(
+    "program", ["streams", "differ", "shuts_down", "interrupted", "ended", "under_way", "nothing", "meanwhile"]
+)
 def test_frozen_passes_go_with_all_else(program: str, ranks: Start) -> None:
     ranks(2, program).succeeds()
 

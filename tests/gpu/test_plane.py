@@ -452,7 +452,9 @@ def test_mutant_is_killed(mutant: str, ranks: Start, libraries: Path, tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("program", sorted({each for each in KILLERS.values() if each[0] not in ("kill", "stop", "half_open")}))
+@pytest.mark.parametrize(
+    "program", sorted({each for each in KILLERS.values() if each[0] not in ("kill", "stop", "half_open")})
+)
 def test_what_kills_mutants_lets_the_source_live(program: tuple[str, ...], ranks: Start, tmp_path: Path) -> None:
     """The way in which mutants are run changes nothing."""
     more = changed("none", tmp_path / "none")

@@ -50,7 +50,8 @@ def test_numbers(ranks: Start, spread: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "program"), [(3, "scatters"), (3, "hooks"), (3, "ahead"), (4, "threads"), (4, "late"), (3, "removed"), (3, "stays")]
+    ("size", "program"),
+    [(3, "scatters"), (3, "hooks"), (3, "ahead"), (4, "threads"), (4, "late"), (3, "removed"), (3, "stays")],
 )
 def test_program(size: int, program: str, ranks: Start) -> None:
     """The programs say what each is."""
