@@ -36,7 +36,8 @@ class Plan:
     @property
     def device(self) -> torch.device:
         """Where they are."""
-        return next(iter(self.members.values())).device
+        device: torch.device = next(iter(self.members.values())).device
+        return device
 
     @classmethod
     def of(cls, reducer: TorchReducer) -> Plan:

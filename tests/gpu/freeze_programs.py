@@ -262,8 +262,12 @@ def lacks_memory(me: Rank) -> None:
 
 
 def leaves(me: Rank) -> None:
-    """A rank says that it has left when frozen passes, and launches of graphs, are over on its device."""
-    for turn in range(2):
+    """A rank says that it has left when frozen passes, and launches of graphs, are over on its device.
+
+    Also while somebody captures, when the device does not tell.
+    """
+    other, captured = Framework.device.new_stream(), ctypes.c_void_p()
+    for turn in range(3):
         with me.world(f"turn {turn}"):
             gradients, graph = Gradients(me), Graph(me)
             gradients.put(0)
@@ -280,6 +284,10 @@ def leaves(me: Rank) -> None:
             device.close = closed  # type: ignore[method-assign]
             me.slow(0.2)
             graph.launch() if turn else gradients.repeat()
+            if turn == 2:
+                assert me.cuda.cuStreamBeginCapture_v2(other, 2) == 0  # which another thread may end
+                capture = me.cuda.cuStreamEndCapture
+                threading.Timer(0.5, capture, (other, ctypes.byref(captured))).start()
         me.slow(0.0)
         graph.destroy()
         assert states == [0], "it has left before"

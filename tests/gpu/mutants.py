@@ -42,6 +42,11 @@ MUTANTS: dict[str, tuple[Path, str, str]] = {
     "close_does_not_await_graphs": (KEEPING, "if (!lane_has_captured(l)) return 1;", "return 1;"),
     "graphs_are_revoked": (OPENING, "if (lane_has_captured(l)) lane_end_graphs(l, 0);", ""),
     "graphs_hold_up_the_end": (KEEPING, "engine_thread_start(NULL, run, k);", "run(k);"),
+    "captures_hide_graphs": (
+        KEEPING,
+        "while (k->f.cuCtxSynchronize() == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) lane_nap();",
+        "k->f.cuCtxSynchronize();",
+    ),
     "kernels_of_graphs_are_unloaded": (OPENING, "l->module != NULL && !left", "l->module != NULL"),
     "leaving_forgets_frozen_passes": (
         STREAMS,

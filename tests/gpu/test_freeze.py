@@ -112,6 +112,7 @@ KILLERS: dict[str, tuple[str, ...]] = {
     "graphs_hold_up_the_end": ("outlived",),
     "kernels_of_graphs_are_unloaded": ("outlived",),
     "leaving_forgets_frozen_passes": ("leaves",),
+    "captures_hide_graphs": ("leaves",),
     "lack_of_memory_is_told_late": ("lacks_memory",),
     "clocks_end_with_a_freeze": ("clocks",),
     "captures_without_blocking": ("graphs",),
