@@ -282,7 +282,7 @@ def leaves(me: Rank) -> None:
                 close()
 
             device.close = closed  # type: ignore[method-assign]
-            me.slow(0.2)
+            me.slow(0.5 if turn == 2 else 0.2)
             graph.launch() if turn else gradients.repeat()
             if turn == 2:
                 assert me.cuda.cuStreamBeginCapture_v2(other, 2) == 0  # which another thread may end
