@@ -266,7 +266,13 @@ def leaves(me: Rank) -> None:
 
     Also while somebody captures, when the device does not tell.
     """
-    other, captured = Framework.device.new_stream(), ctypes.c_void_p()
+    other = Framework.device.new_stream()
+
+    def end_capture(asked: int) -> None:
+        until(lambda: me.calls("cuCtxSynchronize") > asked, "the device is asked")
+        let_pass(0.2)
+        me.cuda.cuStreamEndCapture(other, ctypes.byref(ctypes.c_void_p()))
+
     for turn in range(3):
         with me.world(f"turn {turn}"):
             gradients, graph = Gradients(me), Graph(me)
@@ -286,8 +292,7 @@ def leaves(me: Rank) -> None:
             graph.launch() if turn else gradients.repeat()
             if turn == 2:
                 assert me.cuda.cuStreamBeginCapture_v2(other, 2) == 0  # which another thread may end
-                capture = me.cuda.cuStreamEndCapture
-                threading.Timer(0.5, capture, (other, ctypes.byref(captured))).start()
+                threading.Thread(target=end_capture, args=(me.calls("cuCtxSynchronize"),)).start()
         me.slow(0.0)
         graph.destroy()
         assert states == [0], "it has left before"
