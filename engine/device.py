@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -32,11 +33,17 @@ class _Member:
 
     number: int
     lock: threading.RLock = field(default_factory=threading.RLock)
-    """Held while its ranks are connected. Those of different sets may be at the same time, by different threads."""
+    """Held while its ranks are connected. Those of different sets may be at the same time, by different threads; but
+    not while something is frozen, which holds all of them."""
     opening: bool = False
     used: bool = False
     communicator: int = 0
     rooms: threading.Thread | None = None
+
+    @property
+    def what(self) -> str:
+        """For messages."""
+        return f"process set {self.number}" if self.number else "the world"
 
 
 class Device:
@@ -56,6 +63,7 @@ class Device:
         self._crew = crew
         self._settings = settings
         self._plane: Plane | None = None
+        self._halves: list[Plane] = []
         self._closed = False
         self._members: dict[core.Engine, _Member] = {}
         self.admit(engine, 0)
@@ -64,6 +72,10 @@ class Device:
         """Be called by an engine: of the world, or of the process set that has this number on all ranks."""
         member = self._members[engine] = _Member(number)
         engine.opener = partial(self._open, engine, member)
+
+    def keep(self, half: Plane) -> None:
+        """Take a GPU that is half open, until the other ranks have left."""
+        self._halves.append(half)
 
     def _open(self, engine: core.Engine, member: _Member, ordinal: int) -> None:
         """Open the GPU with this number, and connect the ranks of an engine; or refuse it if another is open.
@@ -77,9 +89,13 @@ class Device:
         UnsupportedTensorError
             The rank works on another GPU.
         """
+        with self._members[self._engine].lock:
+            pass  # Whoever freezes has it, and waits for those who connect the ranks of a set.
         with member.lock:
             if member.opening:  # by this thread: this is a signal handler
-                raise DeviceError("the GPU is being opened by the code that this one has interrupted")
+                raise DeviceError(
+                    "the GPU is being opened, or something is being frozen, by the code that this one has interrupted"
+                )
             if self._closed:
                 raise DeviceError("the engine has been shut down")
             if not member.used:  # Nor is it after an interrupt right behind the opening.
@@ -101,18 +117,53 @@ class Device:
     def freeze(self, ordinal: int, tensors: list[Frozen], reduction: Reduction) -> FrozenPass:
         """Make a frozen pass of the world. Collective. Errors as of `FrozenPass`, and of `_open`.
 
-        It has no turn among what the ranks have under way, which may be nothing then.
+        It has no turn among what the ranks have under way, which may be nothing then. What other threads submit
+        meanwhile waits until all ranks have frozen it.
         """
         from .gpu.freezing import FrozenPass
 
         self._open(self._engine, self._members[self._engine], ordinal)
         assert self._plane is not None
-        return FrozenPass(self._engine, self._plane, tensors, reduction, self._settings, self._under_way)
+        return FrozenPass(self._engine, self._plane, tensors, reduction, self._settings, self._hold)
+
+    def expect(self, ordinal: int) -> None:
+        """Refuse tensors of another GPU than that which is open.
+
+        Raises
+        ------
+        UnsupportedTensorError
+        """
+        if self._plane is not None:
+            self._plane.expect(ordinal)
+
+    @contextmanager
+    def _hold(self) -> Iterator[Callable[[], list[str]]]:
+        """Let other threads that submit tensors on GPUs wait. Gives what says which of it is under way all the same."""
+        held: dict[core.Engine, _Member] = {}
+
+        def under_way() -> list[str]:
+            for engine, member in list(self._members.items()):
+                if engine not in held and not member.opening and member.lock.acquire(blocking=False):
+                    held[engine] = member
+                    member.opening = True
+                    engine.hold(True)
+            others = [
+                f"the connecting of {each.what}" for engine, each in list(self._members.items()) if engine not in held
+            ]
+            return others + self._under_way()
+
+        try:
+            yield under_way
+        finally:
+            for engine, member in held.items():
+                engine.hold(False)
+                member.opening = False
+                member.lock.release()
 
     def _under_way(self) -> list[str]:
         """Collectives of this rank that have not ended, in the world and in process sets."""
         return [
-            repr(each["name"]) + (f" of process set {member.number}" if member.number else "")
+            repr(each["name"]) + (f" of {member.what}" if member.number else "")
             for engine, member in list(self._members.items())
             for each in engine.pending()
         ]
@@ -123,7 +174,7 @@ class Device:
 
         if engine is self._engine:
             if self._plane is None:
-                self._plane = Plane.open(engine, ordinal, self._settings)
+                self._plane = Plane.open(engine, ordinal, self._settings, self.keep)
                 if engine.rank == 0:
                     logger.warning(
                         "tensors on GPUs are reduced by NCCL; this has been tried with stand-ins for CUDA and NCCL, "
@@ -181,12 +232,14 @@ class Device:
         for engine, member in self._members.items():
             with member.lock:
                 self._end_rooms(engine, member)
-        if self._plane is None:
+        planes = [*self._halves, *([self._plane] if self._plane is not None else [])]
+        if not planes:
             return
         patience = Patience(LEAVING)
         while patience.left() and not self._all_have_left():
             time.sleep(0.005)
-        self._plane.close()
+        for plane in planes:
+            plane.close()
         for engine in self._members:
             engine.bury()
 

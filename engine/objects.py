@@ -90,6 +90,11 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
     EngineError
         An object cannot be pickled; every rank raises, naming the rank.
     """
+    return gather(obj, name, process_set, "has no object to give: collect objects before join()")
+
+
+def gather(obj: Any, name: str | None, process_set: ProcessSet, lacks: str) -> list[Any]:
+    """As `allgather_object`; `lacks` says what a rank that has joined does not do, and what to do about it."""
     failure: Exception | None = None
     data = b""
     try:
@@ -101,7 +106,7 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
     payload, rows = handle.gathered
     for rank, count in zip(process_set.ranks, rows, strict=True):
         if count == 0:
-            raise EngineError(f"rank {rank} has joined, and has no object to give: collect objects before join()")
+            raise EngineError(f"rank {rank} has joined, and {lacks}")
         if count == len(_FAILED):
             raise EngineError(f"rank {rank} cannot pickle the object that it gathers") from failure
     objects, start = [], 0

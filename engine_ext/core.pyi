@@ -250,6 +250,8 @@ class Engine:
 
     def use(self, lane: Lane) -> None:
         """Work on the GPU of this lane, which the opener has opened: in a process set, among its ranks."""
+    def hold(self, on: bool) -> None:
+        """Call the opener for every tensor on a GPU, so that it can let whoever submits one wait; or not any more."""
     def take_turns(self, queue: int) -> None:
         """Of a process set: the device_queue at this address has its turns on the GPU from now on; 0: it has none any
         more.

@@ -269,6 +269,9 @@ cdef class Engine:
             use_device(self.state, <device*><size_t>lane.device)
         self.state.opened = True
 
+    def hold(self, bint on):
+        self.state.held = on
+
     def take_turns(self, uintptr_t queue):
         cdef State* e = self.state
         if e.queue != NULL:

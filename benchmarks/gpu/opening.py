@@ -70,7 +70,7 @@ def main() -> None:
     from engine.gpu.plane import Plane
 
     engine.init()
-    plane = Plane.open(runtime.engine(), 0, config.load(config.environment()))
+    plane = Plane.open(runtime.engine(), 0, config.load(config.environment()), runtime.device().keep)
     times |= plane.seconds
     plane.close()
     array = driver.Array(device, np.ones(1024, np.float32))

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from .. import objects
+from .. import freezing
 from ..config import Config
-from ..errors import DeviceError, MismatchError
+from ..errors import DeviceError, MismatchError, WorldError
 from ..host.patience import Patience
 from ..native import core
 from . import texts
@@ -19,8 +20,10 @@ from .plane import OLDEST_FOR_SETS, SLAB, TICK, Plane
 
 DTYPES = {"float16": (0, 2), "bfloat16": (1, 2), "float32": (2, 4), "float64": (3, 8)}  # number and bytes, of kernels.h
 ALIGNMENT = 16  # bytes, of what the kernels read at once
-FREEZING = "engine.gpu.freeze"  # of what ranks tell each other
 UNDER_WAY = 2.0  # seconds for which collectives that are under way are waited for
+
+Part = tuple[int, int, int, int, int]  # as `Lane.freeze` takes them
+Row = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -59,8 +62,9 @@ class FrozenPass:
         A sum or an average.
     settings : Config
         `start_timeout` limits the making, `stall_limit` the time in which the lane enqueues a pass.
-    under_way : callable
-        Which collectives of this rank have not ended.
+    hold : callable
+        Lets other threads that submit tensors on GPUs wait, within what it returns; and that gives a function, which
+        says what of this rank is under way all the same.
 
     Raises
     ------
@@ -79,7 +83,7 @@ class FrozenPass:
         tensors: list[Frozen],
         reduction: Reduction,
         settings: Config,
-        under_way: Callable[[], list[str]],
+        hold: Callable[[], AbstractContextManager[Callable[[], list[str]]]],
     ) -> None:
         self._engine = engine
         self._plane = plane
@@ -87,10 +91,9 @@ class FrozenPass:
         _expect_agreement(tensors, reduction)
         _expect_several_communicators(plane)
         parts, rows = _laid_out(tensors, reduction.wire)
-        with plane.freezing:
+        with plane.freezing, hold() as under_way:
             self._together(lambda: self._expect_nothing(under_way))
-            self._at = plane.lane.freeze(reduction.op, reduction.prescale, reduction.postscale, parts, rows)
-            told = self._together(lambda: self._prepare(settings.start_timeout))
+            told = self._together(lambda: self._prepare(reduction, parts, rows, settings.start_timeout))
             self._together(lambda: self._unite(told[0], settings.start_timeout))
             plane.united = True
 
@@ -109,8 +112,9 @@ class FrozenPass:
             time.sleep(0.001)
         return ""
 
-    def _prepare(self, seconds: float) -> str:
+    def _prepare(self, reduction: Reduction, parts: list[Part], rows: list[Row], seconds: float) -> str:
         """Wait until the lane has allocated what the pass needs. On rank 0: by what ranks connect, if they have not."""
+        self._at = self._plane.lane.freeze(reduction.op, reduction.prescale, reduction.postscale, parts, rows)
         if why := self._wait(seconds, "allocate for a frozen pass"):
             raise DeviceError(f"{why}: it takes up to {SLAB >> 20} MiB of its memory")
         return "" if self._plane.united or self._engine.rank else self._id(seconds)
@@ -130,12 +134,19 @@ class FrozenPass:
         DeviceError
             It failed on some rank.
         """
+        failure: Exception | None = None
         why = gave = ""
         try:
             gave = work()
+        except WorldError:
+            raise  # The others have it, too.
         except DeviceError as error:
             why = str(error)
-        told: list[tuple[str, str]] = objects.allgather_object((gave, why), FREEZING)
+        except Exception as error:  # A defect, or no memory: the others must hear of it.
+            why, failure = f"{type(error).__name__}: {error}", error
+        told: list[tuple[str, str]] = freezing.tell((gave, why))
+        if failure is not None:
+            raise failure
         for rank, (_, text) in enumerate(told):
             if text:
                 raise DeviceError(f"rank {rank} cannot freeze a pass on its GPU: {text}")
@@ -200,7 +211,7 @@ def _expect_agreement(tensors: list[Frozen], reduction: Reduction) -> None:
     MismatchError
     """
     own = [str(reduction), *(f"{each.name!r}: {each.count} x {each.dtype}" for each in tensors)]
-    told: list[list[str]] = objects.allgather_object(own, FREEZING)
+    told: list[list[str]] = freezing.tell(own)
     for rank, theirs in enumerate(told):
         if theirs == told[0]:
             continue
@@ -229,12 +240,10 @@ def _expect_several_communicators(plane: Plane) -> None:
         )
 
 
-def _laid_out(
-    tensors: list[Frozen], wire: str | None
-) -> tuple[list[tuple[int, int, int, int, int]], list[tuple[int, int, int]]]:
-    """Parts and rows, as `Lane.freeze` takes them: those of a dtype side by side, in their order."""
-    parts: list[tuple[int, int, int, int, int]] = []
-    rows: list[tuple[int, int, int]] = []
+def _laid_out(tensors: list[Frozen], wire: str | None) -> tuple[list[Part], list[Row]]:
+    """Parts and rows: those of a dtype side by side, in their order."""
+    parts: list[Part] = []
+    rows: list[Row] = []
     for dtype in dict.fromkeys(each.dtype for each in tensors):
         number, width = DTYPES[dtype]
         travels, travelling = DTYPES[wire] if wire is not None and DTYPES[wire][1] < width else (number, width)

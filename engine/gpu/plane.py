@@ -81,7 +81,7 @@ class Plane:
         self._open = True
 
     @classmethod
-    def open(cls, engine: core.Engine, ordinal: int, settings: Config) -> Plane:
+    def open(cls, engine: core.Engine, ordinal: int, settings: Config, keep: Callable[[Plane], None]) -> Plane:
         """Open a GPU together with the other ranks. Collective.
 
         Parameters
@@ -93,6 +93,9 @@ class Plane:
         settings : Config
             `start_timeout` limits the opening, from when all ranks have come. Before, `stall_limit` holds, as in every
             collective.
+        keep : callable
+            Takes what is half open when the ranks cannot tell each other any more that their GPUs have come to rest, as
+            when one has died: those of others may still read its memory, so it is to be closed when they have left.
 
         Raises
         ------
@@ -103,7 +106,7 @@ class Plane:
         ForkedError
             The parent of this process had opened a GPU.
         """
-        return _Opening(engine, ordinal, settings).run()
+        return _Opening(engine, ordinal, settings).run(keep)
 
     def expect(self, ordinal: int) -> None:
         """Refuse tensors of another GPU: a process has one.
@@ -152,7 +155,7 @@ class Plane:
         ordinal : int
             The GPU on which this rank has a tensor.
         settings : Config
-            As for `open`.
+            `start_timeout` limits the connecting, from when it is the set's turn on all ranks.
 
         Returns
         -------
@@ -182,6 +185,7 @@ class Plane:
             pass
         if stage == "parted":
             engine.take_turns(0)
+            self.lane.forget(at)
 
     def close(self) -> None:
         """End the communicators, and let go of the GPU. Not collective; in a forked child it does nothing."""
@@ -200,9 +204,10 @@ class _Opening:
         self.patience = Patience(settings.start_timeout)
         self.lane: Lane | None = None
         self.seconds: dict[str, float] = {}
+        self.told = False  # All ranks have told how the last step went, behind which no GPU does any of it.
 
-    def run(self) -> Plane:
-        """Returns when all ranks are ready."""
+    def run(self, keep: Callable[[Plane], None]) -> Plane:
+        """Returns when all ranks are ready. `keep`: as of `Plane.open`."""
         _expect_no_fork()
         # From the second time on ranks see who has submitted a name.
         self.engine.allgather(np.zeros(1, np.uint8), NAME, True).wait()
@@ -215,7 +220,8 @@ class _Opening:
         except BaseException:
             if self.lane is not None and self.lane not in _stuck:
                 self.lane.cancel()
-                _close(self.lane, self.engine.rank)
+                half = Plane(self.lane, self.engine.rank, self.ordinal, [], self.seconds)
+                half.close() if self.told else keep(half)
             raise
         assert self.lane is not None
         logger.debug(
@@ -307,6 +313,7 @@ class _Opening:
         """
         failure: Exception | None = None
         begun = time.perf_counter()
+        self.told = False
         try:
             own = work()
         except WorldError:
@@ -317,6 +324,7 @@ class _Opening:
             own, failure = {FAILED: f"{type(error).__name__}: {error}"}, error
         self.seconds[step] = time.perf_counter() - begun
         told = self._exchange(step, json.dumps(own).encode())
+        self.told = True
         if failure is not None:
             raise failure
         refuse_failed(told, self.engine.numbers)
@@ -388,7 +396,9 @@ class _Joining(_Opening):
             raise
         try:
             told = self._together("preparation", self._prepare)
-            self._together("communicator", lambda: self._connect(bytes.fromhex(told[0]["id"])))
+            self._connect(bytes.fromhex(told[0]["id"]))
+            self.patience.begin(self.settings.start_timeout)
+            self._together("communicator", self._await_communicator)
         except WorldError:
             raise
         except BaseException as error:
@@ -419,11 +429,23 @@ class _Joining(_Opening):
             return {"id": self.lane.id.hex()}
 
     def _connect(self, id: bytes) -> dict[str, Any]:
-        """Have the lane connect, in the set's turn: behind all that any rank of it does before."""
+        """Have the lane connect, in the set's turn: behind all that any rank of it does before.
+
+        Returns when all ranks have come to the turn, as to any collective: before it the lane of each may wait for
+        ranks of other sets, which have limits of their own. Who gives no turn is told by the engine.
+        """
+        assert self.lane is not None
+        self.lane.connect(self.at, id)
+        self.engine.want_turn()
+        while self.lane.reached(self.at, "begun", TICK) is None and self.engine.failure is None:
+            pass
+        self.engine.allgather(np.zeros(1, np.uint8), NAME, True).wait()
+        return {}
+
+    def _await_communicator(self) -> dict[str, Any]:
+        """Wait in NCCL until all ranks have come."""
         lane, stage = self.lane, None
         assert lane is not None
-        lane.connect(self.at, id)
-        self.engine.want_turn()
         while stage is None and self.patience.left() and self.engine.failure is None:
             stage = lane.reached(self.at, "connected", TICK)
         if self.engine.failure is not None:

@@ -43,8 +43,8 @@ _CUDA_HINTS = {
 }
 _STICKY = range(700, 800)  # a kernel has failed, and the context with it
 LEFT = (
-    "the GPU still works on something that does not end; its memory, stream and kernels are left as they are until the "
-    "process ends"
+    "the GPU, or a call of CUDA in another thread, does not come to an end; the engine's memory, stream and kernels on "
+    "it are left as they are until the process ends"
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,12 +14,53 @@ from ..process_sets import global_process_set
 from ..types import Average, Sum
 
 if TYPE_CHECKING:
+    from ..frameworks.options import Options
     from .hooks import TorchReducer
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 NO_PASS = -1  # torch's number of the running backward pass when there is none
+_CANNOT = "freeze(): {}, which cannot be frozen: {}"
 WIRES = (None, "float16", "bfloat16")
 KEPT = "zero_grad(set_to_none=False) before freeze(); zero_grad() of a frozen optimizer keeps gradients where they are"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What an optimizer freezes."""
+
+    members: dict[str, Any]
+    """Parameters that have a gradient, by name."""
+    wire: str | None
+    """The dtype that gradients travel as."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where they are."""
+        device: torch.device = next(iter(self.members.values())).device
+        return device
+
+    @classmethod
+    def of(cls, reducer: TorchReducer) -> Plan:
+        """What a reducer has now. Not collective.
+
+        Raises
+        ------
+        EngineError
+            There are no gradients yet, or what the optimizer does cannot be frozen.
+        UnsupportedTensorError
+            A gradient cannot be.
+        """
+        wire = _expect_plain(reducer)
+        named = zip(reducer.names, reducer._parameters, strict=True)
+        plan = cls({name: parameter for name, parameter in named if parameter.grad is not None}, wire)
+        if not plan.members:
+            raise EngineError(
+                "freeze(): no parameter has a gradient yet: run a step first, and keep its gradients by " + KEPT
+            )
+        for name, parameter in plan.members.items():
+            _expect_freezable(name, parameter, plan.device)
+        runtime.device().expect(plan.device.index or 0)
+        return plan
 
 
 class FrozenSteps:
@@ -30,6 +72,8 @@ class FrozenSteps:
     ----------
     reducer : TorchReducer
         Whose own hooks are paused meanwhile.
+    plan : Plan
+        Every rank has one.
 
     Attributes
     ----------
@@ -44,15 +88,11 @@ class FrozenSteps:
 
     Raises
     ------
-    EngineError
-        There are no gradients yet, or what the optimizer does cannot be frozen.
-    UnsupportedTensorError
-        A gradient cannot be.
     MismatchError, DeviceError, WorldError
         As `engine.gpu.freezing.FrozenPass`.
     """
 
-    def __init__(self, reducer: TorchReducer) -> None:
+    def __init__(self, reducer: TorchReducer, plan: Plan) -> None:
         self.paused = False
         self.owed = False
         self.reduced = False
@@ -60,18 +100,7 @@ class FrozenSteps:
         self._begun = False
         self.backward = NO_PASS
         self._handles: list[Any] = []
-        wire = _expect_plain(reducer)
-        self._members = {
-            name: parameter
-            for name, parameter in zip(reducer.names, reducer._parameters, strict=True)
-            if parameter.grad is not None
-        }
-        if not self._members:
-            raise EngineError(
-                "freeze(): no parameter has a gradient yet: run a step first, and keep its gradients by " + KEPT
-            )
-        for name, parameter in self._members.items():
-            _expect_freezable(name, parameter)
+        self._members, self._device = plan.members, plan.device
         from ..gpu.freezing import Frozen, Reduction
 
         self._addresses = {name: address_of(each.grad) for name, each in self._members.items()}
@@ -80,9 +109,8 @@ class FrozenSteps:
             for name, each in self._members.items()
             if each.grad.numel()
         ]
-        self._device = next(iter(self._members.values())).device
         options = reducer.options
-        reduction = Reduction(int(options.op), options.prescale, options.postscale, wire)
+        reduction = Reduction(int(options.op), options.prescale, options.postscale, plan.wire)
         self._pass = runtime.device().freeze(self._device.index or 0, frozen, reduction)
         for parameter in reducer._parameters:
             self._handles.append(parameter.register_post_accumulate_grad_hook(self._fired))
@@ -189,22 +217,19 @@ def stream_of(device: torch.device) -> int:
 def _expect_plain(reducer: TorchReducer) -> str | None:
     """Refuse what cannot be frozen of an optimizer; the dtype that its gradients travel as."""
     options, group = reducer.options, reducer.group
-    said = "freeze(): {}, which cannot be frozen: {}"
     wire = reducer.wire
-    if options.process_set is not global_process_set:
-        raise EngineError(said.format("the optimizer has a process set", "use one of all ranks"))
     if options.op not in (Average, Sum):
-        raise EngineError(said.format(f"the operation is {options.op.name.title()}", "use Average or Sum"))
+        raise EngineError(_CANNOT.format(f"the operation is {options.op.name.title()}", "use Average or Sum"))
     if any(k in reducer.rounds for k in range(len(reducer.names))) or wire not in WIRES:
         raise EngineError(
-            said.format("compression is a scheme, the program's own, or tuned", "use Compression.none, fp16 or bf16")
+            _CANNOT.format("compression is a scheme, the program's own, or tuned", "use Compression.none, fp16 or bf16")
         )
     if group.passes != 1:
         raise EngineError(
-            said.format("backward_passes_per_step is not 1", "run the passes but the last in optimizer.no_sync()")
+            _CANNOT.format("backward_passes_per_step is not 1", "run the passes but the last in optimizer.no_sync()")
         )
     if runtime.settings().device_sums == "ordered":
-        raise EngineError(said.format("device_sums is ordered", "use device_sums=nccl"))
+        raise EngineError(_CANNOT.format("device_sums is ordered", "use device_sums=nccl"))
     if group.paused:
         raise EngineError("freeze() within no_sync(): call it behind that, between two steps")
     if group.active:
@@ -212,7 +237,18 @@ def _expect_plain(reducer: TorchReducer) -> str | None:
     return wire
 
 
-def _expect_freezable(name: str, parameter: torch.Tensor) -> None:
+def expect_all_ranks(options: Options) -> None:
+    """Refuse an optimizer of a process set, whose ranks alone freeze it: no others could hear of what they refuse.
+
+    Raises
+    ------
+    EngineError
+    """
+    if options.process_set is not global_process_set:
+        raise EngineError(_CANNOT.format("the optimizer has a process set", "use one of all ranks"))
+
+
+def _expect_freezable(name: str, parameter: torch.Tensor, device: torch.device) -> None:
     gradient = parameter.grad
     assert gradient is not None
     what = f"freeze(): the gradient of {name!r}"
@@ -220,6 +256,8 @@ def _expect_freezable(name: str, parameter: torch.Tensor) -> None:
         raise UnsupportedTensorError(
             f"{what} is in the host's memory, and only those on a GPU can be frozen: move the model there"
         )
+    if gradient.device != device:
+        raise UnsupportedTensorError(f"{what} is on {gradient.device}, and others are on {device}: a rank uses one GPU")
     if gradient.layout is not torch.strided:
         raise UnsupportedTensorError(
             f"{what} is sparse, so its size changes: make it dense, as Embedding(sparse=False)"

@@ -16,7 +16,7 @@ from ..native import gradients
 from ..types import Average
 from . import sparse
 from .adapter import Room, check, tensor_over
-from .freezing import NO_PASS, FrozenSteps
+from .freezing import NO_PASS, FrozenSteps, Plan
 from .places import Places
 
 ALIGNMENT = 64  # bytes: a cache line, so that no two gradients share one
@@ -48,13 +48,16 @@ class TorchReducer(Reducer):
 
     # While steps are frozen, backward alone reduces, and what is below leaves it to that.
 
-    def freeze(self) -> None:
+    def plan(self) -> Plan:
+        """What there is to freeze. Not collective; errors as of `Plan.of`."""
+        self._expect_between_steps()
+        return Plan.of(self)
+
+    def freeze(self, plan: Plan) -> None:
         """From now on each step brings the same gradients. Collective; errors as of `FrozenSteps`."""
-        if self.frozen is None:
-            self._expect_between_steps()
-            self.frozen = FrozenSteps(self)
-            self.frozen.owed = self._accumulated and self._due
-            self.group.paused = True
+        self.frozen = FrozenSteps(self, plan)
+        self.frozen.owed = self._accumulated and self._due
+        self.group.paused = True
 
     def _expect_between_steps(self) -> None:
         """Refuse gradients in hand that a sum would count twice."""

@@ -13,9 +13,11 @@ from ..errors import EngineError
 from ..frameworks.no_reducer import NoReducer
 from ..frameworks.optimizer import Distributed, Wrapping, expect_unwrapped
 from ..frameworks.options import Options
+from ..freezing import agree
 from ..process_sets import ProcessSet, global_process_set
 from ..types import Adasum, Average
 from .adasum import Deltas
+from .freezing import Plan, expect_all_ranks
 from .hooks import TorchReducer
 from .rivals import expect_no_rival
 
@@ -44,7 +46,9 @@ class _Distributed(Distributed):
         Raises
         ------
         EngineError
-            No step has been run yet, or what the optimizer does cannot be frozen; or this is within `no_sync()`.
+            No step has been run yet, or what the optimizer does cannot be frozen; or this is within `no_sync()`. What
+            one rank refuses is raised on all of them, with its number and its reason; so it is if some ranks have
+            frozen the optimizer already.
         NotInitializedError
             This process is in no world.
         UnsupportedTensorError
@@ -128,12 +132,21 @@ class _Wrapping(Wrapping):
         """As `_Distributed.freeze`."""
         if isinstance(self.reducer, NoReducer):
             self.reducer.freeze()
+        expect_all_ranks(self.options)
+        plan = agree(self._plan)
+        if plan is not None:
+            self.reducer.freeze(plan)
+            self._first = None  # What it compares may have yet to come, and would be captured.
+
+    def _plan(self) -> Plan | None:
+        """What there is to freeze; None: it is frozen."""
         if not isinstance(self.reducer, TorchReducer):
             raise EngineError("freeze(): an optimizer with op=Adasum cannot be frozen: use Average or Sum")
+        if self.is_frozen:
+            return None
         if not self._begun:
             raise EngineError("freeze(): run a step first, with zero_grad(set_to_none=False) behind it")
-        self.reducer.freeze()
-        self._first = None  # What it compares may have yet to come, and would be captured.
+        return self.reducer.plan()
 
     def unfreeze(self) -> None:
         """As `_Distributed.unfreeze`."""

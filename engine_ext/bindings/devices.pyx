@@ -49,7 +49,7 @@ cdef device* device_of(State* e, int ordinal) except NULL:
     """The process's GPU. If it is not open it is opened now, together with all ranks of the world; and in a process set its ranks
     are connected."""
     cdef device* d = e.world.device
-    if e.opened and d.ordinal == ordinal:
+    if e.opened and not e.held and d.ordinal == ordinal:
         return d
     if e.opener == NULL:
         raise UnsupportedTensorError(f"a tensor on cuda:{ordinal}, and this engine opens no GPU")

@@ -144,6 +144,7 @@ cdef struct State:
     uint32_t rooms_door         # event count (futex) on which whoever makes room sleeps
     uint32_t rooms_closed       # atomic: 1 once nobody needs room any more
     void* opener                # a Python function that opens a GPU by its number, the Engine's; NULL: there is none
+    bint held                   # who submits a tensor on a GPU calls it, though the GPU is open; under the GIL
     void* deferred_free         # atomic: stack of operations that are done and abandoned, for a thread with the GIL to free
     Op* graves                  # operations that nobody holds, whose tensors the GPU may still use; under the GIL
     char[OVERDUE_BYTES] overdue  # lines for the next stall report; under the lock

@@ -42,8 +42,9 @@ void lane_quieten(lane *l);
 int lane_warm_up(lane *l);
 /* Enqueue an item: 0, or -1 with a failure that is kept. */
 int lane_launch(lane *l, const device_item *item);
-/* Connect `at` the ranks that have its id, with its first uses; end it when all its ranks do. */
+/* Connect `at` the ranks that have its id, with its first uses; end it when all its ranks do. `lane_connect_set`: of a process set. */
 int lane_connect_ranks(lane *l);
+int lane_connect_set(lane *l);
 int lane_part_ranks(lane *l);
 /* Make a communicator over the ranks that have the id of `at`. */
 int lane_join_ranks(lane *l, int blocking);
@@ -76,9 +77,9 @@ int lane_graphs_are_over(lane *l, uint64_t limit);
 void lane_end_graphs(lane *l, int finishes);
 /* Wait for that, at most so long; whether it has ended. */
 int lane_graphs_have_ended(lane *l, uint64_t limit);
-/* Free what frozen passes have, or leave it to the keeper, and with it the module and the context, as long as a graph may need that.
- * Whether it is left. */
-int lane_release_passes(lane *l);
+/* Free what frozen passes have, or leave it to the keeper, and with it the module and the context, if a graph may still need that
+ * after so long. Whether it is left. */
+int lane_release_passes(lane *l, uint64_t limit);
 /* Enqueue what parcels bring (moving.c), and use once what that uses. */
 int lane_move(lane *l, const device_item *item);
 int lane_warm_up_moves(lane *l);

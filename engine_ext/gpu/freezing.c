@@ -15,7 +15,7 @@
 
 /* Rows of tables that a pass fills: each row for each piece that it is in, to pack and to unpack. */
 static uint64_t rows_of_tables(const lane *l, const device_part *parts, int n_parts, int n_rows) {
-  uint64_t rows = 3 * (uint64_t)n_rows;
+  uint64_t rows = 1 + 3 * (uint64_t)n_rows;
   for (int k = 0; k < n_parts; k++) rows += 3 * (parts[k].bytes / l->slab_bytes + 1);
   return rows;
 }
@@ -43,7 +43,7 @@ frozen_pass *lane_new_pass(const lane *l, int op, double prescale, double postsc
   p->item.sources = p->item.targets = copied(rows, sizeof *rows * (size_t)n_rows);
   p->item.n_parts = n_parts;
   p->item.n_rows = n_rows;
-  p->slab_bytes = lesser(l->slab_bytes, (longest(parts, n_parts) + 31) / 32 * 32);
+  p->slab_bytes = lesser(l->slab_bytes, longest(parts, n_parts) / 32 * 32 + 32); /* nothing of 0 bytes can be allocated */
   p->table_bytes = 4 * sizeof *rows * rows_of_tables(l, parts, n_parts, n_rows); /* a table is a quarter of it at most */
   if (p->item.parts != NULL && p->item.sources != NULL) return p;
   lane_free_pass(p);

@@ -40,9 +40,14 @@ int lane_hire_keeper(lane *l) {
 
 /* ---- threads of a keeper ---- */
 
+/* Wait until the device does nothing. After an error it does nothing; but while somebody captures, it does not tell. */
+static void synchronize(keeper *k) {
+  while (k->f.cuCtxSynchronize() == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) lane_nap();
+}
+
 static void release(keeper *k) {
   if (!k->owns) return;
-  k->f.cuCtxSynchronize(); /* a launch may have begun before its graph went */
+  synchronize(k); /* a launch may have begun before its graph went */
   lane_release_memory(&k->f, k->memory);
   if (k->module != NULL) k->f.cuModuleUnload(k->module);
   k->f.cuDevicePrimaryCtxRelease_v2(k->device);
@@ -64,7 +69,7 @@ static void enter(keeper *k) {
 static void *await_device(void *argument) {
   keeper *k = argument;
   enter(k);
-  k->f.cuCtxSynchronize(); /* after an error nothing runs */
+  synchronize(k);
   store32_release(&k->rest, REST_THERE); /* pairs with lane_graphs_rest */
   let_go(k);
   return NULL;
@@ -126,11 +131,11 @@ int lane_graphs_have_ended(lane *l, uint64_t limit) {
   return 1;
 }
 
-int lane_release_passes(lane *l) {
+int lane_release_passes(lane *l, uint64_t limit) {
   keeper *k = l->keeper;
   frozen_memory *memory = NULL, *next;
   if (k == NULL) return 0;
-  k->owns = !lane_graphs_have_ended(l, 1) || (lane_has_captured(l) && !lane_graphs_rest(l));
+  k->owns = !lane_graphs_have_ended(l, 1) || !lane_graphs_are_over(l, limit);
   for (frozen_pass *p = l->passes; p != NULL; p = p->next) {
     if ((next = p->memory) == NULL) continue;
     next->next = memory;
@@ -143,6 +148,7 @@ int lane_release_passes(lane *l) {
   store_pointer((void **)&l->passes, NULL);
   l->keeper = NULL;
   int owns = k->owns;
+  if (owns) begin(k, await_device); /* else this thread might have to wait for the launches */
   let_go(k);
   return owns;
 }

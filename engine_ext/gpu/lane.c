@@ -143,7 +143,7 @@ static int enqueue(lane *l, device_item *item) {
 /* Do what has no ticket. */
 static int manage(lane *l, device_item *item) {
   switch (item->work) {
-    case DEVICE_CONNECT: return lane_connect_ranks(l);
+    case DEVICE_CONNECT: return lane_connect_set(l);
     case DEVICE_PART: return lane_part_ranks(l);
     case DEVICE_FREEZE: return lane_make_pass(l, (frozen_pass *)item);
     case DEVICE_UNITE: return lane_unite_pass(l, (frozen_pass *)item);

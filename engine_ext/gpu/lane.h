@@ -101,8 +101,8 @@ typedef struct lane_stand {
   CUevent before, behind;
 } lane_stand;
 
-/* How far a communicator of a process set is. */
-enum { COMMUNICATOR_NEW, COMMUNICATOR_CONNECTED, COMMUNICATOR_PARTED, COMMUNICATOR_FAILED };
+/* How far a communicator of a process set is: it waits for its turn, is being connected, is whole, and is ended. */
+enum { COMMUNICATOR_NEW, COMMUNICATOR_BEGUN, COMMUNICATOR_CONNECTED, COMMUNICATOR_PARTED, COMMUNICATOR_FAILED };
 
 /* Ranks that exchange among themselves: all, or those of a process set. */
 typedef struct communicator {
@@ -115,7 +115,6 @@ typedef struct communicator {
   device_item *first, *last; /* items of a process set that wait for their turns, oldest first */
   device_item connecting, parting;
   uint32_t stage;            /* COMMUNICATOR_*: set by the lane; atomic */
-  struct communicator *before; /* the owner's: the one that it made before */
 } communicator;
 
 /* What a frozen pass has of the device. */
@@ -193,7 +192,7 @@ typedef struct lane {
   communicator *communicators; /* those that it works with, whole or not: the last one first */
   communicator *at;        /* the one among whose ranks is worked now */
   int quiet;               /* after a failure: the communicators were ended, and the stream is empty or was given up */
-  int left;                /* after LANE_CLOSE: work that did not end; nothing that it may use was freed */
+  int left;                /* after LANE_CLOSE: work, or a call of a thread of the program, that did not end; nothing that it may use was freed */
 } lane;
 
 /* Start the thread; returns 0 or an errno. All of the struct is 0 but for what the owner has set. */
@@ -207,9 +206,10 @@ void lane_cancel(lane *l);
 /* After LANE_CLOSE has ended: the thread's end. */
 void lane_join(lane *l);
 
-/* ---- process sets (turns.c). The lane's owner keeps a communicator as long as the lane. ---- */
+/* ---- process sets (turns.c). The lane's owner keeps a communicator until it is parted, or as
+ * long as the lane. ---- */
 
-/* Connect the ranks of a process set, or part them, in their turn. */
+/* Connect the ranks of a process set, or part them, in their turn; of one that is parted the lane knows nothing any more. */
 void lane_connect(lane *l, communicator *c);
 void lane_part(lane *l, communicator *c);
 /* Wait at most so long until a communicator is so far, or has failed; what it has come to. */

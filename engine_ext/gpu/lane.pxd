@@ -14,6 +14,7 @@ cdef extern from "engine_ext/gpu/lane.h" nogil:
         LANE_NAME
         LANE_CONNECT
         LANE_CLOSE
+        COMMUNICATOR_BEGUN
         COMMUNICATOR_CONNECTED
         COMMUNICATOR_PARTED
         COMMUNICATOR_FAILED
@@ -53,7 +54,6 @@ cdef extern from "engine_ext/gpu/lane.h" nogil:
         int rank
         int size
         ncclUniqueId id
-        communicator* before
 
     ctypedef struct lane:
         device d
@@ -99,5 +99,5 @@ cdef class Lane:
         bytes image
         list names
         list passes             # addresses of frozen passes, to be freed with the lane
-        communicator* made      # the last of those of process sets, to be freed with the lane
+        set communicators       # addresses of those of process sets, to be freed with the lane
         bint ended

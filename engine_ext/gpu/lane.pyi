@@ -44,9 +44,11 @@ class Lane:
     def part(self, communicator_at: int) -> None:
         """End a set's communicator, when it has its turn. The devices of its ranks have passed all of its items."""
     def reached(self, communicator_at: int, stage: str, seconds: float) -> str | None:
-        """Wait until a communicator is `connected`, or `parted`, at most so long and without the GIL: that, or
-        `failed`; None: it is not so far.
+        """Wait until a communicator has `begun` to be connected, in its turn, is `connected`, or `parted`, at most so
+        long and without the GIL: that, or `failed`; None: it is not so far.
         """
+    def forget(self, communicator_at: int) -> None:
+        """Free a communicator that is parted, and which has no turns any more."""
     def freeze(
         self,
         op: int,
@@ -66,6 +68,9 @@ class Lane:
         """Have a frozen pass enqueued on a stream of the program's. What was done with it before has ended."""
     def pass_ended(self, pass_at: int, seconds: float) -> str | None:
         """Wait until that has ended, at most so long and without the GIL: "", or why it failed; None: it has not."""
+    @property
+    def sets(self) -> int:
+        """How many communicators of process sets it has."""
     @property
     def device(self) -> int:
         """The address of its `device` (device.h)."""

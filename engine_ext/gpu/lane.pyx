@@ -10,6 +10,7 @@ from engine_ext.kernels.kernels cimport ENGINE_DTYPE_NAMES, ENGINE_DTYPES
 from engine_ext.platform.atomics cimport load_acquire, load_pointer
 from engine_ext.platform.clock cimport seconds_ns
 
+STAGES = {"begun": COMMUNICATOR_BEGUN, "connected": COMMUNICATOR_CONNECTED, "parted": COMMUNICATOR_PARTED}
 JOBS = {
     "identify": LANE_IDENTIFY,
     "prepare": LANE_PREPARE,
@@ -64,7 +65,7 @@ cdef frozen_pass* new_pass(lane* l, int op, double prescale, double postscale, l
         free(all_rows)
 
 
-@cython.no_gc_clear     # its end reads the list of passes
+@cython.no_gc_clear     # its end reads the addresses
 cdef class Lane:
     def __init__(self, list addresses, int ordinal, int rank, int size, bytes image, list kernels, *, uint64_t slab,
                  uint64_t tables, bint ordered=False):
@@ -73,7 +74,7 @@ cdef class Lane:
         cdef int status
         if len(addresses) != LANE_FUNCTIONS or len(kernels) > LANE_KERNELS:
             raise ValueError(f"{len(addresses)} functions, {len(kernels)} kernels")
-        self.image, self.names, self.passes = image, kernels, []
+        self.image, self.names, self.passes, self.communicators = image, kernels, [], set()
         self.state = <lane*>calloc(1, sizeof(lane))
         if self.state == NULL:
             raise MemoryError()
@@ -98,12 +99,9 @@ cdef class Lane:
 
     def __dealloc__(self):
         # A thread that has not ended still reads all this, so it stays; a process has few of them.
-        cdef communicator* c
-        if self.state != NULL and self.ended:
-            while self.made != NULL:
-                c = self.made
-                self.made = c.before
-                free(c)
+        if self.state != NULL and self.ended and not self.state.left:
+            for address in self.communicators:
+                free(<communicator*><uintptr_t>address)
             for address in self.passes:
                 lane_free_pass(<frozen_pass*><uintptr_t>address)
             free(self.state.names)
@@ -135,7 +133,7 @@ cdef class Lane:
         if c == NULL:
             raise MemoryError()
         c.queue.d, c.queue.number, c.rank, c.size = &self.state.d, number, rank, size
-        c.before, self.made = self.made, c
+        self.communicators.add(<uintptr_t>c)
         return <uintptr_t>c
 
     def connect(self, uintptr_t communicator_at, bytes id):
@@ -146,13 +144,16 @@ cdef class Lane:
     def part(self, uintptr_t communicator_at):
         lane_part(self.state, <communicator*>communicator_at)
 
+    def forget(self, uintptr_t communicator_at):
+        self.communicators.remove(communicator_at)
+        free(<communicator*>communicator_at)
+
     def reached(self, uintptr_t communicator_at, str stage, double seconds):
-        cdef uint32_t wanted = COMMUNICATOR_CONNECTED if stage == "connected" else COMMUNICATOR_PARTED
+        cdef uint32_t found, wanted = STAGES[stage]
         cdef uint64_t limit = seconds_ns(seconds)
-        cdef uint32_t found
         with nogil:
             found = lane_await_stage(self.state, <communicator*>communicator_at, wanted, limit if limit else 1)
-        return "failed" if found == COMMUNICATOR_FAILED else stage if found == wanted else None
+        return "failed" if found == COMMUNICATOR_FAILED else stage if found >= wanted else None
 
     def freeze(self, int op, double prescale, double postscale, list parts, list rows):
         cdef frozen_pass* made = new_pass(self.state, op, prescale, postscale, parts, rows)
@@ -175,6 +176,10 @@ cdef class Lane:
         with nogil:
             ended = lane_await_pass(self.state, <frozen_pass*>pass_at, limit if limit else 1)
         return (<frozen_pass*>pass_at).why.decode("utf-8", "replace") if ended else None
+
+    @property
+    def sets(self):
+        return len(self.communicators)
 
     @property
     def device(self):

@@ -175,28 +175,34 @@ static void release_marks(lane *l) {
     }
 }
 
-/* Threads of the program that are between enter and leave still use it all (streams.c). */
-static void see_visitors_out(lane *l) {
+/* Threads of the program that are between enter and leave still use it all (streams.c). Whether they have gone: a call of CUDA may not
+ * return. */
+static int see_visitors_out(lane *l) {
   uint64_t begun = now_ns();
   or32(&l->visitors, LANE_CLOSED); /* pairs with enter */
-  while ((load32_acquire(&l->visitors) & ~LANE_CLOSED) != 0 && now_ns() - begun < DRAIN_NS) lane_nap();
+  while ((load32_acquire(&l->visitors) & ~LANE_CLOSED) != 0) {
+    if (now_ns() - begun > DRAIN_NS) return 0;
+    lane_nap();
+  }
+  return 1;
 }
 
+/* What graphs may need comes last: a keeper frees it with the context, at once if the last graph goes now. */
 static void release_context(lane *l) {
-  see_visitors_out(l);
+  int left;
   for (int k = 0; k < DEVICE_OUTSTANDING; k++) {
     if (l->begun[k] != NULL) CUDA(cuEventDestroy_v2, l->begun[k]);
     if (l->done[k] != NULL) CUDA(cuEventDestroy_v2, l->done[k]);
     l->begun[k] = l->done[k] = NULL;
   }
   lane_release_timers(l);
-  int left = lane_release_passes(l); /* and so are the kernels, and the context */
   release_marks(l);
   if (l->tables != NULL) CUDA(cuMemFreeHost, l->tables);
   if (l->device_tables != 0) CUDA(cuMemFree_v2, l->device_tables);
   if (l->slab != 0) CUDA(cuMemFree_v2, l->slab);
-  if (l->module != NULL && !left) CUDA(cuModuleUnload, l->module);
   if (l->stream != NULL) CUDA(cuStreamDestroy_v2, l->stream);
+  left = lane_release_passes(l, DRAIN_NS); /* and so are the kernels, and the context */
+  if (l->module != NULL && !left) CUDA(cuModuleUnload, l->module);
   l->tables = NULL;
   l->device_tables = l->slab = 0;
   l->module = NULL;
@@ -245,6 +251,7 @@ static void close_all(lane *l) {
   lane_graphs_have_ended(l, DRAIN_NS);
   l->left = l->stream != NULL && !comes_to_rest(l);
   if (!l->left) store_release(&l->d.passed, UINT64_MAX); /* pairs with has_passed: tensors may go */
+  if (l->context != NULL && !l->left) l->left = !see_visitors_out(l);
   if (l->context != NULL && !l->left) release_context(l);
 }
 

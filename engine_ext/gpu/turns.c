@@ -108,6 +108,11 @@ static void parted(device_item *item, const char *why) {
   reached((communicator *)item->queue, why != NULL ? COMMUNICATOR_FAILED : COMMUNICATOR_PARTED);
 }
 
+int lane_connect_set(lane *l) {
+  reached(l->at, COMMUNICATOR_BEGUN);
+  return lane_connect_ranks(l);
+}
+
 static void bring(lane *l, communicator *c, device_item *item, int work, void (*ended)(device_item *, const char *)) {
   item->queue = &c->queue;
   item->work = work;

@@ -579,13 +579,16 @@ PROGRAMS = {
 
 
 def main(programs: dict[str, Any]) -> None:
-    """Run the program that the command line names."""
+    """Run the programs that the command line names, joined by `+`, one after the other."""
     faulthandler.enable()
     name, rank, size, kernels, *rest = sys.argv[1:]
     Framework.start()
     me = Rank(int(rank), int(size))
     ctypes.CDLL(kernels)
-    programs[name](me, *rest)
+    for each in name.split("+"):
+        if each != name:
+            print(f"{each}:", file=sys.stderr, flush=True)  # the last one is that which has failed
+        programs[each](me, *rest)
     if name in ("fails", "hangs", "endless"):
         os._exit(0)  # what has failed, or hangs, is not looked at
     assert me.reports() == [], me.reports()

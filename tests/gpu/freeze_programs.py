@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import threading
 import time
 from typing import Any
 
@@ -18,10 +19,10 @@ import pytest
 from engine import runtime
 from engine.errors import DeviceError, ForkedError, MismatchError, NotInitializedError, RankDiedError, WorldError
 
-from ..waiting import until
+from ..waiting import let_pass, until
 from .allreduce_programs import OPS, allreduce, main
 from .device_tensors import DeviceTensor, Framework
-from .plane_programs import Frozen, Rank, Reduction
+from .plane_programs import Frozen, FrozenPass, Rank, Reduction
 
 COUNTS = (1, 5, 1000, 70_000)
 
@@ -261,8 +262,18 @@ def lacks_memory(me: Rank) -> None:
 
 
 def leaves(me: Rank) -> None:
-    """A rank says that it has left when frozen passes, and launches of graphs, are over on its device."""
-    for turn in range(2):
+    """A rank says that it has left when frozen passes, and launches of graphs, are over on its device.
+
+    Also while somebody captures, when the device does not tell.
+    """
+    other = Framework.device.new_stream()
+
+    def end_capture(asked: int) -> None:
+        until(lambda: me.calls("cuCtxSynchronize") > asked, "the device is asked")
+        let_pass(0.2)
+        me.cuda.cuStreamEndCapture(other, ctypes.byref(ctypes.c_void_p()))
+
+    for turn in range(3):
         with me.world(f"turn {turn}"):
             gradients, graph = Gradients(me), Graph(me)
             gradients.put(0)
@@ -277,11 +288,28 @@ def leaves(me: Rank) -> None:
                 close()
 
             device.close = closed  # type: ignore[method-assign]
-            me.slow(0.2)
+            me.slow(0.5 if turn == 2 else 0.2)
             graph.launch() if turn else gradients.repeat()
+            if turn == 2:
+                assert me.cuda.cuStreamBeginCapture_v2(other, 2) == 0  # which another thread may end
+                threading.Thread(target=end_capture, args=(me.calls("cuCtxSynchronize"),)).start()
         me.slow(0.0)
         graph.destroy()
         assert states == [0], "it has left before"
+
+
+def nothing(me: Rank) -> None:
+    """A pass over no elements at all is frozen, repeated and captured like any other."""
+    with me.world("nothing"):
+        allocate = me.calls("cuMemAlloc")
+        empty = runtime.device().freeze(0, [], Reduction(OPS["sum"], 1.0, 1.0, None))
+        assert me.calls("cuMemAlloc") > allocate
+        empty.repeat(Framework.stream.value)
+        with Graph(me) as graph:
+            empty.repeat(Framework.stream.value)
+        graph.launch()
+        Framework.device.synchronize()
+        graph.destroy()
 
 
 def under_way(me: Rank) -> None:
@@ -297,6 +325,39 @@ def under_way(me: Rank) -> None:
         gradients.put(1)
         gradients.repeat()
         gradients.check(1)
+
+
+def meanwhile(me: Rank) -> None:
+    """What another thread submits while a pass is frozen waits for that, and so comes at one place on all ranks."""
+    me.cuda.stand_hosts_are_one(1)
+    unite = FrozenPass._unite
+    with me.world("meanwhile"):
+        tensor = DeviceTensor(exact(me.rank, 8, 0).astype(np.float32))
+        allreduce(tensor, tensor, "opened").wait()
+
+        def submit() -> None:
+            me.context()
+            allreduce(tensor, tensor, "meanwhile").wait()
+
+        thread = threading.Timer(0.3 * me.rank, submit)
+
+        def unites(self: FrozenPass, its: str, seconds: float) -> str:
+            thread.start()
+            if me.rank == 0:
+                let_pass(
+                    1.0
+                )  # The other rank's lane has come to it before the tensor, and this one's would come behind.
+            return unite(self, its, seconds)
+
+        FrozenPass._unite = unites  # type: ignore[method-assign]
+        gradients = Gradients(me)
+        FrozenPass._unite = unite  # type: ignore[method-assign]
+        thread.join()
+        gradients.put(1)
+        gradients.repeat()
+        gradients.check(1)
+        wanted = sum(exact(rank, 8, 0) for rank in range(me.size))
+        np.testing.assert_array_equal(tensor.numpy(), me.size * wanted)
 
 
 def clocks(me: Rank) -> None:
@@ -381,7 +442,9 @@ ALL = (
     outlived,
     lacks_memory,
     leaves,
+    nothing,
     under_way,
+    meanwhile,
     clocks,
 )
 PROGRAMS = {each.__name__: each for each in ALL}

@@ -5,6 +5,7 @@ python -m tests.gpu.frozen_optimizer_programs NAME RANK SIZE KERNELS ...
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 import engine.torch
-from engine.errors import EngineError, NotInitializedError, WorldError
+from engine.errors import EngineError, NotInitializedError, UnsupportedTensorError, WorldError
 from engine.torch import freezing
 
 from .allreduce_programs import main
@@ -279,6 +280,39 @@ def in_hand(me: Rank) -> None:
         model.optimizer.freeze()
 
 
+def apart(me: Rank) -> None:
+    """What the last rank alone refuses is raised on all at once, with its number and its reason; then they freeze."""
+    last = me.rank == me.size - 1
+    with me.world("apart"):
+        model = Model(me)
+        optimizer = model.optimizer
+
+        def expect(kind: type[EngineError], why: str) -> None:
+            said = why if last else rf"freeze\(\) is refused, since not all ranks can\n  rank {me.size - 1}: {why}"
+            with pytest.raises(kind if last else EngineError, match=f"^{said}"):
+                optimizer.freeze()
+
+        model.backward(0)
+        optimizer.step()
+        model.place()
+        freezing.is_on_gpu = lambda _tensor: not last  # type: ignore[assignment]
+        expect(UnsupportedTensorError, r"freeze\(\): the gradient of '\S+' is in the host's memory")
+        freezing.is_on_gpu = lambda _tensor: True  # type: ignore[assignment]
+        with optimizer.no_sync() if last else contextlib.nullcontext():
+            expect(EngineError, r"freeze\(\) within no_sync\(\)")
+        optimizer.freeze()
+        if last:
+            optimizer.unfreeze()
+        with pytest.raises(EngineError, match=r"on rank 0 it is frozen already, and not on the others"):
+            optimizer.freeze()
+        if not last:
+            optimizer.unfreeze()
+        optimizer.freeze()
+        optimizer.zero_grad()
+        model.backward(1)
+        model.check(1)
+
+
 def two(me: Rank) -> None:
     """A frozen optimizer and another one in one backward end the job, and do not wait for each other for ever."""
     for both in (False, True):
@@ -301,7 +335,7 @@ def two(me: Rank) -> None:
                 meet()
 
 
-PROGRAMS = {each.__name__: each for each in (optimizer, no_sync, new_gradients, homeless, in_hand, two)}
+PROGRAMS = {each.__name__: each for each in (optimizer, no_sync, new_gradients, homeless, in_hand, apart, two)}
 
 if __name__ == "__main__":
     main(PROGRAMS)

@@ -47,6 +47,12 @@ API void glue_connect(lane *l, communicator *c, const void *id) {
   lane_connect(l, c);
 }
 
+API void glue_forget(communicator *c) { free(c); }
+API int glue_mark(lane *l, void *stream, char *why) {
+  device_mark *mark;
+  return l->d.mark(&l->d, stream, &mark, why);
+}
+
 API void glue_part(lane *l, communicator *c) { lane_part(l, c); }
 API unsigned glue_reached(lane *l, communicator *c, unsigned stage, unsigned long long ns) {
   return lane_await_stage(l, c, stage, ns);

@@ -42,6 +42,11 @@ MUTANTS: dict[str, tuple[Path, str, str]] = {
     "close_does_not_await_graphs": (KEEPING, "if (!lane_has_captured(l)) return 1;", "return 1;"),
     "graphs_are_revoked": (OPENING, "if (lane_has_captured(l)) lane_end_graphs(l, 0);", ""),
     "graphs_hold_up_the_end": (KEEPING, "engine_thread_start(NULL, run, k);", "run(k);"),
+    "captures_hide_graphs": (
+        KEEPING,
+        "while (k->f.cuCtxSynchronize() == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) lane_nap();",
+        "k->f.cuCtxSynchronize();",
+    ),
     "kernels_of_graphs_are_unloaded": (OPENING, "l->module != NULL && !left", "l->module != NULL"),
     "leaving_forgets_frozen_passes": (
         STREAMS,
@@ -83,6 +88,19 @@ MUTANTS: dict[str, tuple[Path, str, str]] = {
     "lane_without_limit": (PLANE, "not lane.wait(TICK) and self.patience.left() and", "not lane.wait(TICK) and"),
     "return_without_limit": (PLANE, "if not _has_ended(lane, RETURN):", "while not _has_ended(lane, RETURN):"),
     "exchange_without_limit": (PLANE, "if not patience.left():", "if False:"),
+    "visitors_not_awaited": (OPENING, "l->left = !see_visitors_out(l);", "see_visitors_out(l);"),
+    "half_open_is_closed_at_once": (PLANE, "half.close() if self.told else keep(half)", "half.close()"),
+    "turns_take_of_the_limit": (
+        PLANE,
+        '            self.patience.begin(self.settings.start_timeout)\n            self._together("communicator"',
+        '            self._together("communicator"',
+    ),
+    "sets_are_not_forgotten": (PLANE, "            self.lane.forget(at)\n", ""),
+    "nothing_of_0_bytes": (
+        FREEZING,
+        "longest(parts, n_parts) / 32 * 32 + 32)",
+        "(longest(parts, n_parts) + 31) / 32 * 32)",
+    ),
     "stuck_is_closed": (PLANE, "if self.lane is not None and self.lane not in _stuck:", "if self.lane is not None:"),
     "marks_not_awaited": (
         LAUNCHING,
@@ -351,6 +369,7 @@ class Lane:
     """`engine_ext.gpu.lane.Lane`, of another library."""
 
     glue: ctypes.CDLL
+    sets = 0
 
     def __init__(
         self,
@@ -386,6 +405,7 @@ class Lane:
         self.glue.glue_join(self.state)
 
     def add(self, number: int, rank: int, size: int) -> int:
+        self.sets += 1
         return int(self.glue.glue_add(self.state, number, rank, size))
 
     def connect(self, communicator_at: int, id: bytes) -> None:
@@ -395,9 +415,14 @@ class Lane:
         self.glue.glue_part(self.state, ctypes.c_void_p(communicator_at))
 
     def reached(self, communicator_at: int, stage: str, seconds: float) -> str | None:
-        wanted, limit = ["connected", "parted"].index(stage) + 1, ctypes.c_ulonglong(int(seconds * 1e9) or 1)
+        stages, limit = ["begun", "connected", "parted", "failed"], ctypes.c_ulonglong(int(seconds * 1e9) or 1)
+        wanted = stages.index(stage) + 1
         found = self.glue.glue_reached(self.state, ctypes.c_void_p(communicator_at), wanted, limit)
-        return "failed" if found == 3 else stage if found == wanted else None
+        return "failed" if found == len(stages) else stage if found >= wanted else None
+
+    def forget(self, communicator_at: int) -> None:
+        self.sets -= 1
+        self.glue.glue_forget(ctypes.c_void_p(communicator_at))
 
     def freeze(
         self,
@@ -456,6 +481,12 @@ class Lane:
     @property
     def left(self) -> bool:
         return bool(self.glue.glue_left(self.state))
+
+    def mark(self, stream: ctypes.c_void_p) -> str:
+        """Mark a stream in this thread, as a submission does: "", or why that failed."""
+        why = ctypes.create_string_buffer(512)
+        self.glue.glue_mark(self.state, stream, why)
+        return why.value.decode()
 
     @property
     def stream(self) -> ctypes.c_void_p:

@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,7 +31,7 @@ mutants.take_place()  # of the sources, if this is a run of one
 
 from engine.gpu import libraries  # noqa: E402
 from engine.gpu import plane as planes  # noqa: E402
-from engine.gpu.freezing import Frozen, Reduction  # noqa: E402, F401 (for freeze_programs.py)
+from engine.gpu.freezing import Frozen, FrozenPass, Reduction  # noqa: E402, F401 (for freeze_programs.py)
 from engine.gpu.plane import Plane  # noqa: E402
 
 KERNELS = re.findall(r"\.entry (\w+)", (Path(__file__).parents[2] / "engine_ext/gpu/kernels.ptx").read_text())
@@ -71,7 +72,8 @@ class Rank:
 
     def open(self, ordinal: int = 0, **settings: object) -> Plane:
         """Open the plane in the world that there is."""
-        return Plane.open(runtime.engine(), ordinal, config.load(config.environment(), settings))
+        chosen = config.load(config.environment(), settings)
+        return Plane.open(runtime.engine(), ordinal, chosen, runtime.device().keep)
 
     def refusal(self, ordinal: int = 0, **settings: object) -> str:
         """How opening fails."""
@@ -269,6 +271,35 @@ def victim(me: Rank, how: str, culprit: str, call: str) -> None:
     raise AssertionError("still there")
 
 
+def half_open(me: Rank) -> None:
+    """A rank dies in the warm-up, and one acts on it later than another: what its kernel reads is there until then."""
+
+    class Late(planes.Lane):
+        told = False
+
+        def wait(self, seconds: float) -> bool:
+            """As ever; but what has come of the world is looked at with delay."""
+            ended = super().wait(seconds)
+            if not Late.told and runtime.engine().failure is not None:
+                Late.told = True
+                let_pass(0.7)
+            return ended
+
+    if me.rank == 0:
+        planes.Lane = Late  # type: ignore[misc]
+    with me.world("half open", start_timeout=60.0):
+        if me.rank == 2:
+            me.fail("ncclReduceScatter", 1, -2)  # all have enqueued what comes before
+        with pytest.raises(RankDiedError, match="rank 2"):
+            me.open()
+    assert Late.told == (me.rank == 0)
+    for made, ended in MADE.items():
+        assert me.calls(made) == me.calls(ended) > 0, made
+    with me.world("after", 2):
+        me.open().close()
+    assert me.reports() == [], me.reports()
+
+
 def hangs(me: Rank, call: str, limit: str) -> None:
     """A call does not come back: its rank says so, the others too; the world goes on; what hangs is left alone."""
     with me.world("hangs"):
@@ -364,6 +395,26 @@ def busy(me: Rank) -> None:
         assert status == 0, status
         plane.close()
         assert freed == [0], "closed under a running kernel"
+    assert me.reports() == []
+
+
+def visited(me: Rank) -> None:
+    """A call of another thread that has not returned when a GPU is closed finds all that it uses, for good."""
+    with me.world("visited"):
+        plane = me.open()
+        stream = ctypes.c_void_p()
+        me.context()
+        assert me.cuda.cuStreamCreateWithPriority(ctypes.byref(stream), 1, 0) == 0
+        assert plane.lane.mark(stream) == ""  # only that of mutants.py has it
+        asked = me.calls("cuStreamIsCapturing")
+        me.fail("cuStreamIsCapturing", 1, -1)
+        threading.Thread(target=plane.lane.mark, args=(stream,), daemon=True).start()
+        until(lambda: me.calls("cuStreamIsCapturing") > asked, "the call")
+        plane.close()
+        assert plane.lane.left
+        for call in ("cuEventDestroy", "cuModuleUnload", "cuStreamDestroy", "cuDevicePrimaryCtxRelease"):
+            assert me.calls(call) == 0, call
+        assert plane.lane.mark(stream) == "it has been closed"
     assert me.reports() == []
 
 

@@ -5,9 +5,11 @@ python -m tests.gpu.sets_programs NAME RANK SIZE KERNELS ...
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -204,6 +206,46 @@ def threads(me: Rank) -> None:
         assert not failures, failures
 
 
+def late(me: Rank) -> None:
+    """Each of three sets waits for a rank that is late in its turn, within the limit; for its turn it waits longer."""
+    connect = planes._Joining._connect
+    asked: list[int] = []
+
+    def connects(self: Any, id: bytes) -> Any:
+        if me.rank == 0:  # who asks for the turns: in the order of the sets
+            until(lambda: len(asked) == self.number - 1, "the set before")
+            let_pass(0.1)
+            asked.append(self.number)
+        else:  # the second one of its two ranks
+            until(lambda: me.rank == 1 or Path(f"connected {me.rank - 1}").exists(), "the set before")
+            let_pass(1.2)
+        return connect(self, id)
+
+    planes._Joining._connect = connects  # type: ignore[method-assign]
+    with me.world("late", start_timeout=20.0):
+        open_all(me)
+        sets = of(me, [0, 1], [0, 2], [0, 3])
+        runtime.device()._settings = dataclasses.replace(runtime.settings(), start_timeout=2.0)
+        failures: list[BaseException] = []
+
+        def use(number: int, each: engine.ProcessSet) -> None:
+            try:
+                me.context()
+                tensor = DeviceTensor(values(me.rank, 10, "float32"))
+                each.engine.allreduce(tensor, tensor, "first", OPS["sum"], 1.0, 1.0, False, None).wait()
+                Path(f"connected {number}").touch()
+                compare(tensor.numpy(), total(each.ranks, 10), f"{each}")
+            except BaseException as error:
+                failures.append(error)
+
+        running = [threading.Thread(target=use, args=(each.ranks[1], each)) for each in sets]
+        for thread in running:
+            thread.start()
+        for thread in running:
+            thread.join()
+        assert not failures, failures
+
+
 # ---- the end ---------------------------------------------------------------------------------------------------------
 
 
@@ -225,6 +267,7 @@ def removed(me: Rank) -> None:
                 compare(mine.numpy(), total(ranks, 50), f"turn {turn}")
             if chosen is not engine.global_process_set:
                 assert engine.remove_process_set(chosen)
+                assert runtime.device()._plane.lane.sets == 0, "it is still there"
             handle.wait()
             compare(tensor.numpy(), total(range(me.size), 100), f"world {turn}")
     assert me.calls("ncclCommInitRankConfig") == me.calls("ncclCommAbort")
@@ -359,7 +402,7 @@ def old(me: Rank) -> None:
 PROGRAMS = {
     program.__name__: program
     for program in (
-        *(numbers, scatters, hooks, crossing, ahead, threads),
+        *(numbers, scatters, hooks, crossing, ahead, threads, late),
         *(removed, lost, fails, stays, leaves, stuck, elsewhere, old),
     )
 }

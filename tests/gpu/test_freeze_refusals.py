@@ -86,7 +86,9 @@ def test_nccl_that_is_too_old(libraries: Path, registered: Path, tmp_path: Path)
 def test_rank_that_has_joined(libraries: Path, registered: Path, tmp_path: Path) -> None:
     """It takes part in no freeze, and is named on the others."""
     first, last = run("joined", libraries, registered, tmp_path)
-    assert re.fullmatch(r"EngineError: rank 1 has joined, .* before join\(\)", first["joined"])
+    assert re.fullmatch(
+        r"EngineError: rank 1 has joined, and freezes nothing: call freeze\(\) before join\(\)", first["joined"]
+    )
     assert not last
 
 
@@ -104,4 +106,4 @@ def test_dtypes_that_are_no_floats(dtype: str, monkeypatch: pytest.MonkeyPatch) 
         rf"gradient of 'x' is of torch\.{dtype}, and only float16, .* can be frozen: do not freeze\(\) this optimizer"
     )
     with pytest.raises(UnsupportedTensorError, match=wanted):
-        freezing._expect_freezable("x", parameter)
+        freezing._expect_freezable("x", parameter, parameter.grad.device)

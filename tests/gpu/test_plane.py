@@ -233,8 +233,7 @@ def test_rank_without_a_driver(libraries: Path, tmp_path: Path) -> None:
 # ---- opening ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize(("size", "policy"), [(1, "lazy"), *((2, policy) for policy in POLICIES), (3, "drawn")])
 def test_opens_and_closes(size: int, policy: str, ranks: Start) -> None:
     """Problems 4 and 8: by one thread, with every kernel launched once and over, and nothing left."""
     ranks(size, "opens", policy=policy, loading_waits=1).succeeds()
@@ -257,6 +256,10 @@ def test_forked_child_calls_nothing(ranks: Start) -> None:
 
 def test_work_ends_before_a_close_frees(ranks: Start, tmp_path: Path) -> None:
     ranks(2, "busy", more=changed("none", tmp_path / "none")).succeeds()
+
+
+def test_call_that_goes_on_behind_a_close(ranks: Start, tmp_path: Path) -> None:
+    ranks(1, "visited", more=changed("none", tmp_path / "none")).succeeds()
 
 
 def test_lane_wakes_and_is_woken(ranks: Start) -> None:
@@ -379,6 +382,20 @@ def test_rank_that_is_lost_in_each_call(
     lose(how, culprit, calls, "30" if how == "kill" else "1", libraries, tmp_path)
 
 
+LINGERING = {"policy": "eager", "linger": 20}  # so that kernels which wait for two of three ranks alone end
+
+
+def expect_survivors(job: Job) -> None:
+    """Two of three ranks find all right, and one has died."""
+    statuses, texts = job.end()
+    assert statuses == [0, 0, -signal.SIGKILL], "\n".join(texts)
+
+
+def test_survivors_wait_for_each_other(ranks: Start) -> None:
+    """Problem 18, before a GPU is open."""
+    expect_survivors(ranks(3, "half_open", **LINGERING))
+
+
 # ---- what would happen otherwise -------------------------------------------------------------------------------------
 
 # Which program sees that the source is wrong in this way.
@@ -403,7 +420,12 @@ KILLERS: dict[str, tuple[str, ...]] = {
     "exchange_without_limit": ("stop", "cuInit"),
     "stuck_is_closed": ("hangs", "cuInit", "1"),
     "forked_child_closes": ("forks",),
+    "visitors_not_awaited": ("visited",),
+    "half_open_is_closed_at_once": ("half_open",),
 }
+
+
+SIZES = {"rings": 1, "visited": 1}  # of jobs that have not two ranks
 
 
 @pytest.mark.skipif(not EVERY_CALL, reason="takes four minutes: make gpu-faults")
@@ -412,11 +434,15 @@ def test_mutant_is_killed(mutant: str, ranks: Start, libraries: Path, tmp_path: 
     """Without one wait, look or limit a program fails that succeeds with it."""
     program, *rest = KILLERS[mutant]
     more = changed(mutant, tmp_path / "mutant")
+    if program == "half_open":
+        with pytest.raises(AssertionError):
+            expect_survivors(ranks(3, program, more=more, **LINGERING))
+        return
     if program in ("kill", "stop"):
         with pytest.raises((AssertionError, subprocess.TimeoutExpired)):
             lose(program, 2, rest, "20" if program == "kill" else "1", libraries, tmp_path, more=more)
         return
-    job = ranks(1 if program == "rings" else 2, program, *rest, more=more)
+    job = ranks(SIZES.get(program, 2), program, *rest, more=more)
     try:
         statuses, texts = job.end(20)
     except subprocess.TimeoutExpired:
@@ -425,8 +451,10 @@ def test_mutant_is_killed(mutant: str, ranks: Start, libraries: Path, tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("program", sorted({each for each in KILLERS.values() if each[0] not in ("kill", "stop")}))
+@pytest.mark.parametrize(
+    "program", sorted({each for each in KILLERS.values() if each[0] not in ("kill", "stop", "half_open")})
+)
 def test_what_kills_mutants_lets_the_source_live(program: tuple[str, ...], ranks: Start, tmp_path: Path) -> None:
     """The way in which mutants are run changes nothing."""
     more = changed("none", tmp_path / "none")
-    ranks(1 if program[0] == "rings" else 2, *program, more=more).succeeds()
+    ranks(SIZES.get(program[0], 2), *program, more=more).succeeds()

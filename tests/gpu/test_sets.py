@@ -50,7 +50,8 @@ def test_numbers(ranks: Start, spread: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "program"), [(3, "scatters"), (3, "hooks"), (3, "ahead"), (4, "threads"), (3, "removed"), (3, "stays")]
+    ("size", "program"),
+    [(3, "scatters"), (3, "hooks"), (3, "ahead"), (4, "threads"), (4, "late"), (3, "removed"), (3, "stays")],
 )
 def test_program(size: int, program: str, ranks: Start) -> None:
     """The programs say what each is."""
@@ -135,6 +136,8 @@ KILLERS: dict[str, tuple[str, ...]] = {
     "looks_forget_the_set": ("numbers",),
     "sets_are_not_parted": ("removed",),
     "sets_are_ended_one_by_one": ("lost", "kill"),
+    "turns_take_of_the_limit": ("late",),
+    "sets_are_not_forgotten": ("removed",),
 }
 
 
@@ -144,7 +147,7 @@ def test_mutant_is_killed(mutant: str, ranks: Start, tmp_path: Path) -> None:
     """Without one wait or look a program fails that succeeds with it."""
     program = KILLERS[mutant]
     settings = {"found": build(tmp_path / "old", WITHOUT_REVOKE)} if program[0] == "lost" else {}
-    size = 4 if program[0] == "crossing" else 3
+    size = 4 if program[0] in ("crossing", "late") else 3
     job = ranks(size, *program, more=changed(mutant, tmp_path / "mutant"), **settings)
     try:
         statuses, texts = job.end(40)

@@ -232,7 +232,9 @@ STAND_API CUresult cuCtxSynchronize(void) {
   ENTER(NEEDS_CONTEXT | UNSAFE);
   c = context_current();
   for (stream *s = streams; s && !result; s = s->next)
-    if (s->context == c && !(result = asks(s))) result = stream_await(s);
+    if (s->context == c) result = asks(s); /* one that captures spoils it for all */
+  for (stream *s = streams; s && !result; s = s->next)
+    if (s->context == c) result = stream_await(s);
   LEAVE(result);
 }
 
