@@ -204,7 +204,6 @@ class _Opening:
         self.patience = Patience(settings.start_timeout)
         self.lane: Lane | None = None
         self.seconds: dict[str, float] = {}
-        self.told = False  # All ranks have told how the last step went, behind which no GPU does any of it.
 
     def run(self, keep: Callable[[Plane], None]) -> Plane:
         """Returns when all ranks are ready. `keep`: as of `Plane.open`."""
@@ -221,7 +220,7 @@ class _Opening:
             if self.lane is not None and self.lane not in _stuck:
                 self.lane.cancel()
                 half = Plane(self.lane, self.engine.rank, self.ordinal, [], self.seconds)
-                half.close() if self.told else keep(half)
+                half.close() if self.engine.failure is None else keep(half)
             raise
         assert self.lane is not None
         logger.debug(
@@ -313,7 +312,6 @@ class _Opening:
         """
         failure: Exception | None = None
         begun = time.perf_counter()
-        self.told = False
         try:
             own = work()
         except WorldError:
@@ -324,7 +322,6 @@ class _Opening:
             own, failure = {FAILED: f"{type(error).__name__}: {error}"}, error
         self.seconds[step] = time.perf_counter() - begun
         told = self._exchange(step, json.dumps(own).encode())
-        self.told = True
         if failure is not None:
             raise failure
         refuse_failed(told, self.engine.numbers)

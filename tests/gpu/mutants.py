@@ -89,7 +89,11 @@ MUTANTS: dict[str, tuple[Path, str, str]] = {
     "return_without_limit": (PLANE, "if not _has_ended(lane, RETURN):", "while not _has_ended(lane, RETURN):"),
     "exchange_without_limit": (PLANE, "if not patience.left():", "if False:"),
     "visitors_not_awaited": (OPENING, "l->left = !see_visitors_out(l);", "see_visitors_out(l);"),
-    "half_open_is_closed_at_once": (PLANE, "half.close() if self.told else keep(half)", "half.close()"),
+    "half_open_is_closed_at_once": (
+        PLANE,
+        "half.close() if self.engine.failure is None else keep(half)",
+        "half.close()",
+    ),
     "turns_take_of_the_limit": (
         PLANE,
         '            self.patience.begin(self.settings.start_timeout)\n            self._together("communicator"',
