@@ -7,12 +7,14 @@ it wants to be told of time that has passed. A world is never changed: it ends, 
 |---|---|---|
 | WAITING | enough are at the gate: at first `size`, after `start_timeout`, and later, `min_size`; \
 newcomers that start were waited for, for `grow_wait`; nobody is unfenced | GATHERING, the next world |
+| | too few, and those that may stay have the newest commit | END to those that shall leave |
 | | too few after `elastic_timeout` | OVER, with the first cause |
 | | there was a commit, and nobody at the gate holds one | OVER |
 | GATHERING | all members have joined | RUNNING |
 | | a member has ended or come back, its agent is lost, or `meeting` is over | VOID to the others; RESETTING |
 | RUNNING | a member has ended, its agent is lost, or it has come to the gate | RESETTING |
-| | a member shall leave: its host has gone or leaves, it asks for it, it is slow | UPDATE to all, once |
+| | a member shall leave: its host has gone or leaves, it asks for it, it is slow; \
+if all shall, there are newcomers enough for a world beside one of them | UPDATE to all, once |
 | | a newcomer at the gate shall leave | END; one that was in a world is held until this one is over |
 | | a newcomer at the gate is of another build | END; its host is blacklisted |
 | | there are newcomers for a larger world, since `grow_wait`, and the world has committed | UPDATE to all, once |
@@ -277,7 +279,11 @@ class Machine:
                 self._gather(chosen)
 
     def _wait(self) -> None:
+        """Too few are at the gate. Who shall leave may, and makes room, unless nobody else has what it has."""
         self._enough_since = None
+        stay = [worker for worker in self.roster.at(At.GATE) if not self.roster.departing(worker)]
+        if stay and self.roster.keeps_newest(stay):
+            self._orders.dismiss(self.roster.at(At.GATE))
         if self.phase is Phase.RESETTING:
             self.roster.members.clear()
             self._enter(Phase.WAITING)
@@ -312,7 +318,8 @@ class Machine:
         # Who was in a world is held at the gate until this one is over: let go, its program could write beside it.
         self._orders.dismiss(worker for worker in self.roster.at(At.GATE) if worker.world == 0)
         members = self.roster.computing()
-        kinds = tuple(sorted({reason for worker in members if (reason := self.roster.departing(worker))}))
+        reasons = [reason for worker in members if (reason := self.roster.departing(worker))]
+        kinds = tuple(sorted({*reasons})) if len(reasons) < len(members) or self._may_replace() else ()
         if self._may_grow(members):
             kinds += ("there are newcomers",)
         if kinds and not self._updated:
@@ -320,6 +327,13 @@ class Machine:
             self._kind = self.roster.kind(worker for worker in members if self.roster.departing(worker))
             self._updates += 1
             self._orders.do(events.Update(self.world, tuple(worker.number for worker in members), self._updates, kinds))
+
+    def _may_replace(self) -> bool:
+        """Whether enough newcomers for a world are at the gate, beside one of the members: all shall leave, and go on
+        until there are others to whom they can leave what they have.
+        """
+        joining = sum(not self.roster.departing(worker) for worker in self.roster.at(At.GATE))
+        return joining > 0 and self.limits.largest(joining + 1) >= self.limits.min_size
 
     def _may_grow(self, members: list[Worker]) -> bool:
         joining = [worker for worker in self.roster.at(At.GATE) if not self.roster.departing(worker)]

@@ -138,17 +138,22 @@ class Roster:
         """Those of a host, but for those that are lost already."""
         return [worker for worker in self if worker.slot.host == host and worker.at is not At.LOST]
 
+    def keeps_newest(self, workers: Iterable[Worker]) -> bool:
+        """Whether one of those holds the newest commit that anybody at the gate holds."""
+        newest = max(map(_commit_of, self.at(At.GATE)), default=-1)
+        return any(_commit_of(worker) == newest for worker in workers)
+
     def choose(self, need: int) -> list[Worker]:
         """Who forms the next world, of those at the gate; nobody, if fewer than `need` can.
 
         The largest allowed size, and those with newer commits first, then older workers. Of those that shall leave one
-        is chosen if nobody else holds the newest commit that there is: it brings it to the others, and leaves then.
+        is chosen if nobody else holds the newest commit that there is: it brings it to the others, and leaves then. If
+        there is nobody else, they go on until others come.
         """
         gate = self.at(At.GATE)
-        candidates = [worker for worker in gate if not self.departing(worker)]
-        newest = max((_commit_of(worker) for worker in gate), default=-1)
-        if candidates and all(_commit_of(worker) < newest for worker in candidates):
-            candidates += [worker for worker in gate if _commit_of(worker) == newest][:1]
+        candidates = [worker for worker in gate if not self.departing(worker)] or gate
+        if not self.keeps_newest(candidates):
+            candidates = candidates + [worker for worker in gate if self.keeps_newest([worker])][:1]
         size = self._limits.largest(len(candidates))
         if size < max(need, 1):
             return []

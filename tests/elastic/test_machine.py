@@ -260,10 +260,10 @@ def test_a_host_that_comes_back_before_the_reset_keeps_its_workers() -> None:
 
 def test_all_hosts_are_exchanged_without_losing_the_commit() -> None:
     driver = Driver(Limits(2, 2, 2, start_timeout=9), a=2).train(0, 1, commit=4)
-    driver.tell(events.Found({"b": 2})).ready(0, 1, world=1, why=Why.HOSTS, commit=5)
-    assert driver.phase is Phase.WAITING
+    driver.tell(events.Found({"b": 2}))
     assert [start.worker for start in driver.taken(events.Start)] == [2, 3]
-    driver.ready(2, 3)
+    assert driver.phase is Phase.RUNNING and driver.taken(events.Update) == []  # there is nobody else yet
+    driver.ready(2, 3).ready(0, 1, world=1, why=Why.HOSTS, commit=5)
     assert [end.worker for end in driver.taken(events.End)] == [1]
     driver.tell(events.Ended(1, 1, "ended with exit code 1"))
     assert driver.members() == [0, 2]  # the old host still counts as the older one
@@ -271,6 +271,33 @@ def test_all_hosts_are_exchanged_without_losing_the_commit() -> None:
     assert [update.world for update in driver.taken(events.Update)] == [1, 2]
     driver.ready(0, 2, world=2, why=Why.HOSTS, commit=6).tell(events.Ended(0, 1, "ended with exit code 1"))
     assert driver.members() == [2, 3]
+
+
+def test_the_last_worker_goes_on_until_there_are_enough_to_whom_it_can_leave_what_it_has() -> None:
+    driver = Driver(Limits(1, 1, 2), a=1).train(0, commit=4).tell(events.Leaves(0))
+    assert driver.at(1000).phase is Phase.RUNNING and driver.actions == []
+    driver.tell(events.Found({"a": 1, "b": 2})).ready(1)
+    assert [update.world for update in driver.taken(events.Update)] == [1]
+    driver.ready(0, world=1, why=Why.HOSTS, commit=5)
+    assert driver.members() == [0, 1]
+    few = Driver(Limits(3, 3, 3), a=3).train(0, 1, 2, commit=4).tell(events.Found({"b": 3})).ready(3)
+    assert few.taken(events.Update) == []
+    assert [update.world for update in few.ready(4).taken(events.Update)] == [1]
+
+
+def test_the_last_worker_goes_on_after_a_failure_though_it_shall_leave() -> None:
+    driver = Driver(Limits(1, 1, 1), a=1).train(0, commit=4).tell(events.Leaves(0))
+    driver.ready(0, world=1, why=Why.FAILURE, commit=4)
+    assert driver.members() == [0]
+
+
+def test_who_leaves_makes_room_where_the_others_are_too_few() -> None:
+    driver = Driver(Limits(2, 2, 2), a=2).train(0, 1, commit=4).tell(events.Leaves(0))
+    driver.ready(0, 1, world=1, why=Why.HOSTS, commit=5)
+    assert [end.worker for end in driver.taken(events.End)] == [0] and driver.phase is Phase.WAITING
+    driver.tell(events.Ended(0, 0, "ended with exit code 0"))
+    assert [start.slot for start in driver.taken(events.Start)] == [Slot("a", 0)]
+    assert sorted(driver.ready(2).members()) == [1, 2]
 
 
 def test_who_was_in_a_world_is_not_let_go_beside_the_next() -> None:
@@ -573,7 +600,7 @@ MUTANTS: dict[str, tuple[type, str, Callable[..., Any], str]] = {
     "who was in a world is let go beside the next": (Machine, "_update", _lets_go, "may write beside world"),
     "worlds are not called off": (Orders, "void", lambda self, world: None, "members that meet are not told"),
     "newest commits are not preferred": (Roster, "choose", _without_order, "the newest commit is left out"),
-    "a killed worker is waited for without end": (Orders, "kill", _without_deadline, "a wait without an end"),
+    "a killed worker is waited for without end": (Orders, "kill", _without_deadline, "a wait without an end|does not end"),
     "members are waited for without end": (Orders, "expect", lambda self, seconds: None, "a wait without an end"),
     "who joins late is waited for without end": (Machine, "_joined", _forever, "a wait without an end|does not end"),
     "slots of lost workers are used again": (
