@@ -7,6 +7,7 @@ read from `ENGINE_NAME`, or from an alias that existing job scripts use; `engine
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -16,7 +17,7 @@ from typing import Any, Literal
 from .errors import ConfigError
 from .forms import Bytes, Number, Whole, Words, cache, level, optional, path, seconds, text, truth
 from .host.kubernetes import service_links
-from .setting import Knob, Option, Setting, read, setting, variable
+from .setting import PREFIX, Knob, Option, Setting, read, setting, variable
 
 # Variables of Horovod that are no alias of a setting.
 # Switches: the setting that one decides when it is on, and the value.
@@ -429,10 +430,19 @@ def without_effect(environ: Mapping[str, str]) -> list[str]:
     return [name for name in WITHOUT_EFFECT if environ.get(name)]
 
 
+def misspelt(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that are set and are almost, but not quite, that of a setting; which one."""
+    known = [each.variable for each in settings().values()]
+    near = {name: difflib.get_close_matches(name, known, 1, 0.9) for name in environ if name.startswith(PREFIX)}
+    return {name: meant[0] for name, meant in near.items() if meant and name not in known}
+
+
 def describe(kind: type[Config] = Config) -> str:
     """The settings as a table in Markdown, for the documentation."""
-    rows = ["| setting | variable | unit | default | meaning |", "|---|---|---|---|---|"]
+    rows = ["| setting | variable | option | unit | default | meaning |", "|---|---|---|---|---|---|"]
     for each in settings(kind).values():
         default = each.none if each.default is None else each.default
-        rows.append(f"| `{each.name}` | `{each.variable}` | {each.unit} | {default} | {each.doc} |")
+        off = "no-" if each.option is not None and not each.option.on else ""
+        option = "" if each.option is None else f"`--{off}{each.options[0].removeprefix('--')}`"
+        rows.append(f"| `{each.name}` | `{each.variable}` | {option} | {each.unit} | {default} | {each.doc} |")
     return "\n".join(rows)

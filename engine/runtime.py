@@ -150,6 +150,8 @@ def init(process_sets: Iterable[ProcessSet | Iterable[int]] | str | None = None,
     logs.logger.info("rank %d of %d, found by %s", world.rank, world.size, world.source)
     for name, value in service_links(environ).items():
         logs.logger.info("%s=%s is set by Kubernetes for a Service of that name, and ignored", name, value)
+    for name, meant in config.misspelt(environ).items() if world.rank == 0 else ():
+        logs.logger.warning("%s is set, and there is no such setting; is %s meant?", name, meant)
     if unused := config.without_effect(environ):
         logs.logger.debug("set, and without effect here: %s", ", ".join(unused))
 

@@ -14,12 +14,12 @@ _SHOWN = 5  # workers that a line names
 def late(worker: Worker, gathers: bool, limits: Limits) -> str:
     """Of a worker that has not moved on in time, what it has not done."""
     if worker.at is At.STARTING:
-        return f"it has not come to elastic.run within {limits.start_timeout:g} s of its start"
+        return f"did not come to elastic.run within {limits.start_timeout:g} s of its start"
     if worker.at is At.ENDING:
-        return f"it was told to end, and runs after {limits.end_grace:g} s"
+        return f"was told to end, and ran on for {limits.end_grace:g} s"
     if gathers:
-        return f"it has not met the other members of world {worker.world} within {limits.meeting:g} s"
-    return f"world {worker.world} is over, and it has not come back from it in time"
+        return f"did not meet the other members of world {worker.world} within {limits.meeting:g} s"
+    return f"did not come back in time from world {worker.world}, which is over: it stands still, or computes for long"
 
 
 def too_few(roster: Roster, limits: Limits) -> str:

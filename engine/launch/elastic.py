@@ -253,7 +253,11 @@ class Driver:
         if self._fleet.withdraw(worker.slot.host, action.worker):
             self._gone(action.worker)
             self._feed(events.Ended(action.worker, 0, "was not started"))
-        elif self._signum is None:  # else it has had the user's signal, and a grace
+        elif (
+            self._signum is not None
+        ):  # It has had the user's signal, and a grace; a worker at its next commit hears why.
+            self._tell(action.worker, "end", why=action.why, good=False, over=False)
+        else:
             if self._options.verbose:
                 self._say(f"killing worker {action.worker} in {worker.slot}: {action.why}")
             self._fleet.kill(worker.slot.host, action.worker)
@@ -363,7 +367,8 @@ class Driver:
         elif kind in ("joined", "done"):
             event = (events.Joined if kind == "joined" else events.Done)(worker, int(said["world"]))
         elif kind == "leaving":
-            self._say(f"worker {worker} in {self._worker(host, message).slot} wants to leave")
+            if self._signum is None:  # else it has this from the user's signal
+                self._say(f"worker {worker} in {self._worker(host, message).slot} wants to leave")
             event = events.Leaves(worker)
         else:
             raise ChannelError(f"worker {worker} sends {kind!r}, which this launcher does not know")

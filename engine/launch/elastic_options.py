@@ -166,7 +166,9 @@ def elastic_of(given: argparse.Namespace, hosts: Sequence[tuple[str, int]] | Non
     least, most = given.min_np or size, given.max_np or size
     size = size if given.num_proc is not None else min(size, most)
     if not least <= size <= most:
-        raise LaunchError(f"-np {size} must lie between --min-np {least} and --max-np {most}")
+        low = f"--min-np {least}" if given.min_np else f"{least}, the --min-np that -np gives"
+        high = f"--max-np {most}" if given.max_np else f"{most}, the --max-np that -np gives"
+        raise LaunchError(f"-np {size} must lie between {low}, and {high}")
     if most > MOST_RANKS:
         raise LaunchError(f"--max-np {most} is too many: a job has {MOST_RANKS} ranks at most")
     slots = given.slots_per_host or (1 if script else size)

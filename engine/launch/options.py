@@ -112,6 +112,8 @@ class _Parser(argparse.ArgumentParser):
             return ""
         unknown = "--" + rest.split()[0].partition("=")[0]
         setting = self.settings.get(unknown[2:].replace("-", "_"))
+        if setting is not None and setting.option is not None:
+            return f"; did you mean {setting.options[0]}?"
         if setting is not None:
             return f"; a setting without an option: put {setting.variable}=VALUE into the environment"
         near = difflib.get_close_matches(unknown, self._option_string_actions, 1)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import difflib
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from ..waiting import until
 
 pytest.importorskip("torch")
 
@@ -43,3 +46,19 @@ def test_it_learns_on_two_ranks(name: str, options: tuple[str, ...]) -> None:
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "2 ranks, loss" in done.stdout and float(done.stdout.rpartition(" ")[2]) < 1
+
+
+def test_the_user_ends_it_without_a_word_of_its_workers(tmp_path: Path) -> None:
+    """SIGTERM to the launcher: at their next commit they hear of it, long before the grace is over."""
+    text = (EXAMPLES / "elastic_torch.py").read_text().replace("EPOCHS = 5", "EPOCHS = 10**9")
+    trains = "        optimizer.zero_grad()\n"
+    assert trains in text
+    (tmp_path / "train.py").write_text(text.replace(trains, f"{trains}        open('trains', 'w').close()\n"))
+    command = [sys.executable, "-m", "engine.launch", "-np", "2", "--min-np", "1", "--grace-period", "60"]
+    with subprocess.Popen([*command, sys.executable, "train.py"], cwd=tmp_path, stderr=subprocess.PIPE) as job:
+        until((tmp_path / "trains").exists, "the training", 60)
+        job.send_signal(signal.SIGTERM)
+        said = job.communicate(timeout=50)[1].decode()
+    assert job.returncode == 128 + signal.SIGTERM
+    assert [line.partition(":")[0] for line in said.splitlines()] == ["enginerun"] * said.count("\n"), said
+    assert "wants to leave" not in said and "SIGKILL" not in said

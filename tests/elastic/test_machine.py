@@ -600,7 +600,12 @@ MUTANTS: dict[str, tuple[type, str, Callable[..., Any], str]] = {
     "who was in a world is let go beside the next": (Machine, "_update", _lets_go, "may write beside world"),
     "worlds are not called off": (Orders, "void", lambda self, world: None, "members that meet are not told"),
     "newest commits are not preferred": (Roster, "choose", _without_order, "the newest commit is left out"),
-    "a killed worker is waited for without end": (Orders, "kill", _without_deadline, "a wait without an end|does not end"),
+    "a killed worker is waited for without end": (
+        Orders,
+        "kill",
+        _without_deadline,
+        "a wait without an end|does not end",
+    ),
     "members are waited for without end": (Orders, "expect", lambda self, seconds: None, "a wait without an end"),
     "who joins late is waited for without end": (Machine, "_joined", _forever, "a wait without an end|does not end"),
     "slots of lost workers are used again": (

@@ -83,8 +83,8 @@ def test_bounds_and_scripts_make_an_elastic_job(line, bounds):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("-np 2 --min-np 3", "-np 2 must lie between --min-np 3 and --max-np 2"),
-        ("-np 4 --max-np 3", "-np 4 must lie between --min-np 4 and --max-np 3"),
+        ("-np 2 --min-np 3", "-np 2 must lie between --min-np 3, and 2, the --max-np that -np gives"),
+        ("-np 4 --max-np 3", "-np 4 must lie between 4, the --min-np that -np gives, and --max-np 3"),
         ("-np 2 --host-discovery-script ./hosts.sh -H a:2", "both name the hosts"),
         ("--host-discovery-script ./hosts.sh", "the number of ranks is missing"),
         ("-np 2 --min-np 1 --slow-time 3", "give --slow-limit as well"),

@@ -412,7 +412,7 @@ def test_an_elastic_job_is_shown_by_slots_with_its_last_resets(width: int) -> No
     if width == 200:
         assert [line.split()[1] for line in lines[start + 1 : start + 4]] == ["1", "0", "-"]
     resetting = drawn(replace(frame, elastic=replace(ELASTIC, resetting=True)), 200, None)
-    assert "resetting after world 4" in " ".join(resetting) and "ago, lasts 250 ms" in " ".join(resetting)
+    assert "resetting after world 4" in " ".join(resetting) and "0:01:30 ago, lasts 90 s" in " ".join(resetting)
 
 
 def on_two_hosts(rank: int, **fields: int | list[int]) -> Snapshot:

@@ -10,6 +10,7 @@ import pytest
 
 from engine import config
 from engine.errors import ConfigError
+from engine.launch import plan
 
 
 def test_defaults_need_no_environment() -> None:
@@ -86,6 +87,25 @@ def test_variables_without_effect_are_accepted_whatever_they_say_and_can_be_name
     assert config.load(environ) == config.load({})
     assert config.without_effect(environ) == list(config.WITHOUT_EFFECT)
     assert config.without_effect({"HOROVOD_CACHE_CAPACITY": ""}) == []
+
+
+def test_a_variable_that_is_misspelt_is_told_and_others_are_not() -> None:
+    wrong = {"ENGINE_FUSION_TRESHOLD": "3", "ENGINE_STALL_LIMITS": "4"}
+    assert config.misspelt(wrong) == {
+        "ENGINE_FUSION_TRESHOLD": "ENGINE_FUSION_THRESHOLD",
+        "ENGINE_STALL_LIMITS": "ENGINE_STALL_LIMIT",
+    }
+    known = [each.variable for each in config.settings().values()]
+    ours = (
+        *known,
+        *plan.OURS,
+        *plan.OF_WORKERS,
+        "ENGINE_RANK",
+        "ENGINE_SIZE",
+        "ENGINE_HOST_NAME",
+        "ENGINE_SECRET_FILE",
+    )
+    assert config.misspelt(dict.fromkeys((*ours, "ENGINE_ROOM", "PATH"), "1")) == {}
 
 
 def test_an_empty_variable_counts_as_not_set() -> None:

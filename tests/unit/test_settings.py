@@ -63,7 +63,8 @@ def test_a_new_setting_has_an_option_and_a_variable_and_an_alias() -> None:
     chosen = config.load({**given("--lane-bytes", "2K"), "OLD_LANE": "4K"}, kind=More)
     assert isinstance(chosen, More) and chosen.lane_bytes == 2 << 10
     assert config.load({"OLD_LANE": "4K"}, {"tracks": 2}, More) == More(lane_bytes=4 << 10, tracks=2)
-    assert "| `lane_bytes` | `ENGINE_LANE_BYTES` | bytes | 65536 | Room of a lane. |" in config.describe(More)
+    row = "| `lane_bytes` | `ENGINE_LANE_BYTES` | `--lane-bytes` | bytes | 65536 | Room of a lane. |"
+    assert row in config.describe(More)
 
 
 def test_a_new_setting_is_refused_in_the_same_words_wherever_it_comes_from() -> None:

@@ -172,10 +172,10 @@ class _Worker:
                     *(self._world, self._why, self._text, self._culprit, self._state.committed, self._stalled),
                     _build(self._gate),
                 )
+                if self._enter(assigned) and self._train(call, assigned):
+                    return self._finished[0]
             except JobOver as over:
                 return self._last(over)
-            if self._enter(assigned) and self._train(call, assigned):
-                return self._finished[0]
             runtime.leave()
             # What was raised holds frames, and those the tensors and engine of a world that is no more.
             gc.collect()
@@ -232,6 +232,8 @@ class _Worker:
             self._state.save()  # so the newest commit is now, whatever comes next
             self._why = Why.HOSTS
             return False
+        except LetGo:
+            raise  # the user ends the job
         except Exception as error:
             failure = runtime.failure(NEWS_SECONDS)
             if failure is None:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from ... import readable
-from ..elastic_job import ElasticJob, Reset
+from ..elastic_job import ElasticJob
 
 SHOWN = 3  # resets that are told one by one
 
 
-def head(job: ElasticJob) -> list[str]:
-    """Its world in a few words each."""
+def head(job: ElasticJob, now: float) -> list[str]:
+    """Its world in a few words each; `now` is unix time."""
     if not job.world:
         return [f"no world yet ({_sizes(job)})"]
     state = "resetting after world" if job.resetting else "world"
     parts = [f"{state} {job.world}: {readable.count(job.size, 'rank')} ({_sizes(job)})"]
     resets = sum(job.resets.values())
-    parts.append(f"resets {resets}" + (f" in {readable.short(job.reset_seconds)}" if resets else ""))
+    parts.append(f"resets {resets}" + (f" in {readable.short(job.reset_seconds + _since(job, now))}" if resets else ""))
     if job.slow_workers:
         parts.append(f"slow workers replaced {job.slow_workers}")
     if job.cooling:
@@ -32,13 +32,21 @@ def resets(job: ElasticJob, now: float) -> list[str]:
     now : float
         Unix time.
     """
-    return [_reset(each, now, last=each is job.recent[-1] and job.resetting) for each in job.recent[: -SHOWN - 1 : -1]]
+    lines = []
+    for reset in job.recent[: -SHOWN - 1 : -1]:
+        last = reset is job.recent[-1] and job.resetting
+        took = (
+            f"lasts {readable.short(reset.seconds + _since(job, now))}"
+            if last
+            else f"took {readable.short(reset.seconds)}"
+        )
+        lines.append(f"reset {reset.number}, {readable.clock(max(0.0, now - reset.time))} ago, {took}: {reset.text}")
+    return lines
 
 
-def _reset(reset: Reset, now: float, *, last: bool) -> str:
-    lasts = "lasts" if last else "took"
-    ago = readable.clock(max(0.0, now - reset.time))
-    return f"reset {reset.number}, {ago} ago, {lasts} {readable.short(reset.seconds)}: {reset.text}"
+def _since(job: ElasticJob, now: float) -> float:
+    """Seconds of a reset that is not over, since the launcher has written down how long it lasts."""
+    return max(0.0, now - job.recent[-1].time - job.recent[-1].seconds) if job.resetting and job.recent else 0.0
 
 
 def _sizes(job: ElasticJob) -> str:

@@ -143,7 +143,7 @@ def _head(frame: Frame) -> list[str]:
     world = max(sizes, default=count)
     parts = [readable.plain(frame.run)]
     if frame.elastic is not None:
-        parts += elastic_words.head(frame.elastic)
+        parts += elastic_words.head(frame.elastic, frame.now)
     else:
         parts.append(readable.count(count, "rank"))
         if world != count:
