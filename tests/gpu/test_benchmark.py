@@ -240,7 +240,7 @@ def test_frozen_steps_beside_gloo(tmp_path: Path) -> None:
         made = SimpleNamespace(repeat=passes.append)
         freezing.is_on_gpu = lambda _tensor: True
         freezing.stream_of = lambda _device: 7
-        device = lambda: SimpleNamespace(freeze=lambda _ordinal, tensors, _reduction: made)
+        device = lambda: SimpleNamespace(freeze=lambda _ordinal, *_: made, expect=lambda _ordinal: None)
         freezing.runtime = SimpleNamespace(device=device, settings=freezing.runtime.settings)
 
         class Again:

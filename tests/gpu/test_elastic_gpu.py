@@ -48,7 +48,8 @@ def survive(nursery: Nursery, program: str, calls: tuple[str, ...], size: int = 
             for worker in world:
                 told = worker.heard("left")
                 assert told["kept"], f"the memory of worker {worker.number} has changed, after {calls[:turn]}"
-                assert told["waits"] == 0, f"worker {worker.number} has waited for its device in the reset"
+                # Of graphs that may live a thread of their keeper's waits for the launches, beside the reset.
+                assert told["waits"] <= captured, f"worker {worker.number} has waited for its device in the reset"
                 worlds_before = 0 if worker is victim else turn
                 left = OWN | {made: OWN.get(made, 0) + captured * worlds_before for made in KEPT}
                 assert told["left"] == {made: left.get(made, 0) for made in told["left"]}, calls[:turn]
