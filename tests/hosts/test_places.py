@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from types import SimpleNamespace
-
 import pytest
 
 import engine
-from engine import running, runtime
+from engine import place, running, runtime
 from engine.errors import NotInitializedError
 from engine.hub_address import HubAddress
 from engine.rendezvous import Gathered
@@ -26,7 +23,9 @@ def test_cross_ranks_are_those_of_horovod(
     monkeypatch: pytest.MonkeyPatch, rank: int, local: int, local_size: int, cross: int, cross_size: int
 ) -> None:
     world = World(rank, 5, local, local_size, "job", "s", "test", HubAddress("node0", 1))
-    monkeypatch.setattr(runtime, "_running", SimpleNamespace(world=world, layout=LAYOUT, pid=os.getpid()))
+    inside = object.__new__(running.Running)  # without an engine
+    inside.world, inside.layout = world, LAYOUT
+    monkeypatch.setattr(runtime, "inside", lambda: inside)
     assert (engine.rank(), engine.size()) == (rank, 5)
     assert (engine.local_rank(), engine.local_size()) == (local, local_size)
     assert (engine.cross_rank(), engine.cross_size()) == (cross, cross_size)
@@ -35,7 +34,7 @@ def test_cross_ranks_are_those_of_horovod(
 
 def test_a_worker_process_is_told_that_it_cannot_know_other_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(3, 5, 1, 2, "job", "s", "test", HubAddress("node0", 1))
-    monkeypatch.setattr(runtime, "_world", lambda: world)
+    monkeypatch.setattr(place, "_world", lambda: world)
     with pytest.raises(NotInitializedError, match=r"engine\.cross_rank\(\) .* as arguments"):
         engine.cross_rank()
 
