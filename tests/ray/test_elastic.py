@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -163,11 +164,10 @@ def test_slots_that_never_come_are_told_with_what_the_cluster_has(
     executor = start({"min_np": 3, "max_np": 5, "elastic_timeout": 1.0}, cpus_per_slot=2)
     with pytest.raises(JobError) as caught:
         executor.run(elastic_programs.devices)
-    for part in (
-        "no room within 1 s (elastic_timeout) for 3 ranks, each with 2 CPU",
-        "The cluster has 3 nodes: 1 with 2 CPU, 2 with 1 CPU",
-    ):
-        assert part in str(caught.value)
+    text = str(caught.value)
+    assert "no room within 1 s (elastic_timeout) for 3 ranks, each with 2 CPU" in text
+    # Ray may count nodes of an earlier test, which were killed, for some seconds: each had two CPUs.
+    assert re.search(r"The cluster has \d nodes: \d with 2 CPU, 2 with 1 CPU;", text), text
 
 
 def test_what_a_callback_raises_ends_the_job_and_a_value_that_is_too_large_is_refused(
