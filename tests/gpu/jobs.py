@@ -46,6 +46,7 @@ class Job:
                 each[rank],
                 {
                     "PYTHONPATH": str(ROOT),
+                    "PYTHONUNBUFFERED": "1",  # programs end at once, whatever hangs
                     "CUDA_VISIBLE_DEVICES": str(devices[rank] if devices else rank),
                     **chosen(each[rank]),
                     **(more or {}),

@@ -17,7 +17,7 @@ from engine.metrics import page
 from engine.metrics.page import PageError, Snapshot
 from engine.metrics.report.find_jobs import Attached, RunningJob, by_rank, find
 
-from ..waiting import measured
+from ..waiting import measured, until
 from .watched_jobs import ENVIRONMENT
 from .written_pages import snapshot
 
@@ -150,7 +150,8 @@ def test_a_job_that_does_not_count_is_known(tmp_path: Path) -> None:
     ) as process:
         assert process.stdout is not None and process.stdin is not None
         rank = int(process.stdout.readline())
-        (job,) = found(rank)
+        # A process that executes a program shows no variables for a moment.
+        (job,) = until(lambda: found(rank), "the variables of the rank")
         process.stdin.close()
     assert (job.pid, job.pages, job.launched) == (process.pid, (), True)
 
