@@ -335,6 +335,8 @@ def lose(
 ) -> str:
     """Two ranks that lose a third in each of these calls, each time in a new world; what they wrote."""
     told = ("survives", how, str(culprit), limit, *calls)
+    # For so long a rank that is stopped keeps the others from closing what it may still read.
+    more = {"ENGINE_SHUTDOWN_TIMEOUT": "2", **(more or {})}
     job = Job(libraries, where, 2, *told, module="plane_programs", more=more, one_thread=1)
     victims = []
     try:
