@@ -170,8 +170,9 @@ def test_a_timeline_is_a_setting_with_an_absolute_path():
 @pytest.mark.parametrize(
     ("option", "hint"),
     [
-        ("--stall-limit", "a setting without an option: put ENGINE_STALL_LIMIT=VALUE into the environment"),
-        ("--autotune-trials=3", "put ENGINE_AUTOTUNE_TRIALS=VALUE into the environment"),
+        ("--stall-limit", r"did you mean --stall-check-shutdown-time-seconds\?"),
+        ("--autotune-trials=3", r"did you mean --autotune-bayes-opt-max-samples\?"),
+        ("--shutdown-timeout", "a setting without an option: put ENGINE_SHUTDOWN_TIMEOUT=VALUE into the environment"),
         ("--timelin", "did you mean --timeline\\?"),
         ("--zzz", r"--zzz \(see"),
     ],
