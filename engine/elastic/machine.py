@@ -333,7 +333,7 @@ class Machine:
         until there are others to whom they can leave what they have.
         """
         joining = sum(not self.roster.departing(worker) for worker in self.roster.at(At.GATE))
-        return joining > 0 and self.limits.largest(joining + 1) >= self.limits.min_size
+        return joining > 0 and self.limits.largest(joining + 1) >= max(2, self.limits.min_size)
 
     def _may_grow(self, members: list[Worker]) -> bool:
         joining = [worker for worker in self.roster.at(At.GATE) if not self.roster.departing(worker)]

@@ -155,6 +155,8 @@ class Roster:
         if not self.keeps_newest(candidates):
             candidates = candidates + [worker for worker in gate if self.keeps_newest([worker])][:1]
         size = self._limits.largest(len(candidates))
+        if size < need and any(map(self.departing, candidates)):  # others are too few to be given what these have
+            candidates, size = gate, self._limits.largest(len(gate))
         if size < max(need, 1):
             return []
         return sorted(candidates, key=lambda worker: (-_commit_of(worker), worker.number))[:size]

@@ -291,6 +291,18 @@ def test_the_last_worker_goes_on_after_a_failure_though_it_shall_leave() -> None
     assert driver.members() == [0]
 
 
+def test_a_world_of_one_that_can_hand_nothing_over_goes_on() -> None:
+    driver = Driver(Limits(1, 1, 1), a=1, b=1).train(0, commit=4).tell(events.Leaves(0)).ready(1)
+    assert driver.at(1000).taken(events.Update) == [] and driver.phase is Phase.RUNNING
+
+
+def test_those_that_shall_leave_go_on_where_newcomers_are_too_few_for_what_they_have() -> None:
+    driver = Driver(Limits(3, 3, 4), a=3).train(0, 1, 2, commit=4).tell(events.Found({"b": 1})).ready(3).at(100)
+    assert len(driver.taken(events.Update)) == 1  # the world can grow
+    driver.ready(0, 1, 2, world=1, why=Why.HOSTS, commit=5)
+    assert len(driver.members()) == 4
+
+
 def test_who_leaves_makes_room_where_the_others_are_too_few() -> None:
     driver = Driver(Limits(2, 2, 2), a=2).train(0, 1, commit=4).tell(events.Leaves(0))
     driver.ready(0, 1, world=1, why=Why.HOSTS, commit=5)
