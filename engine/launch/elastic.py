@@ -253,9 +253,8 @@ class Driver:
         if self._fleet.withdraw(worker.slot.host, action.worker):
             self._gone(action.worker)
             self._feed(events.Ended(action.worker, 0, "was not started"))
-        elif (
-            self._signum is not None
-        ):  # It has had the user's signal, and a grace; a worker at its next commit hears why.
+        elif self._signum is not None:
+            # It has had the user's signal, and a grace. At its next commit it hears why.
             self._tell(action.worker, "end", why=action.why, good=False, over=False)
         else:
             if self._options.verbose:

@@ -20,8 +20,7 @@ COUNT = Whole(1)
 SLOW_TIME = 60.0  # seconds
 TIMEOUT = 600.0  # seconds that a job waits for enough workers, as Horovod's
 LEASE = 10.0  # seconds without a word of the launcher after which an agent's workers are ended, and the other way round
-LEAST_LEASE = 2.0
-SILENCE = 2.0  # least `host_silence`
+LEAST_LEASE = 2.0  # and the least `host_silence`
 MARGIN = 1.0  # seconds that a guardian may take to see that a lease is over, and to end what runs
 
 
@@ -64,8 +63,8 @@ class Elastic:
 
     @property
     def silence(self) -> float:
-        """Seconds for which ranks wait for a silent host: the lease, within what the engine allows and is used to."""
-        return max(SILENCE, min(self.lease, Config.host_silence))
+        """Seconds for which ranks wait for a silent host: no longer than the lease."""
+        return min(self.lease, Config.host_silence)
 
     def several(self, names: Collection[str] | None) -> bool:
         """Whether ranks may be on several hosts; `names` as of `lay_out`."""

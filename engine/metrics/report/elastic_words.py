@@ -35,12 +35,9 @@ def resets(job: ElasticJob, now: float) -> list[str]:
     lines = []
     for reset in job.recent[: -SHOWN - 1 : -1]:
         last = reset is job.recent[-1] and job.resetting
-        took = (
-            f"lasts {readable.short(reset.seconds + _since(job, now))}"
-            if last
-            else f"took {readable.short(reset.seconds)}"
-        )
-        lines.append(f"reset {reset.number}, {readable.clock(max(0.0, now - reset.time))} ago, {took}: {reset.text}")
+        took = readable.short(reset.seconds + (_since(job, now) if last else 0.0))
+        ago = readable.clock(max(0.0, now - reset.time))
+        lines.append(f"reset {reset.number}, {ago} ago, {'lasts' if last else 'took'} {took}: {reset.text}")
     return lines
 
 
