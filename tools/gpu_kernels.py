@@ -116,16 +116,20 @@ def assembled(ptxas: Path, wheel: str, architecture: str, text: Path) -> str | N
 
 
 def narrow_accesses(nvdisasm: Path, cubin: Path) -> list[str]:
-    """Kernels without loads and stores of 16 bytes, or with accesses that first find out which memory it is."""
+    """Kernels without accesses of 16 bytes, or with some that first find out which memory it is.
+
+    From one dtype to another those of the wider one alone have 16 bytes.
+    """
     listing = subprocess.run([nvdisasm, cubin], text=True, capture_output=True, check=True).stdout
     kernels = re.split(r"^\.text\.(\w+):$", listing, flags=re.MULTILINE)[1:]
-    return [
-        name
-        for name, code in zip(kernels[::2], kernels[1::2], strict=True)
-        if not re.search(r"\bLDG\.E\.128\b", code)
-        or not re.search(r"\bSTG\.E\.128\b", code)
-        or re.search(r"\b(?:LD|ST|LDL|STL)(?:\.E)?\b[. ]", code)
-    ]
+    found = []
+    for name, code in zip(kernels[::2], kernels[1::2], strict=True):
+        wide = [bool(re.search(rf"\b{access}\.E\.128\b", code)) for access in ("LDG", "STG")]
+        converts = re.fullmatch(r"(?:un)?pack_(\w+64|\w+32)_(?:b?float16)", name)
+        enough = any(wide) if converts else all(wide)
+        if not enough or re.search(r"\b(?:LD|ST|LDL|STL)(?:\.E)?\b[. ]", code):
+            found.append(name)
+    return found
 
 
 def main() -> None:

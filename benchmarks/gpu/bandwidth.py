@@ -20,20 +20,31 @@ from benchmarks.gpu.part import Task
 from benchmarks.gpu.reference import rounded, wide
 
 AIM = 0.9
-TILE, BLOCKS, THREADS = 16384, 1024, 256
+PIECE, WARPS, BLOCKS, WARP = 2048, 8, 4096, 32
 """As the engine launches them (engine_ext/gpu/launching.c)."""
 SPACING, BESIDE = 512, 4
 ROUNDS = 4  # through the sets in a sample
-PAUSE = 1 << 30
-"""Bytes that the device fills first: some tenths of a millisecond."""
+PAUSE, PAUSES = 1 << 30, 4
+"""Bytes that the device fills first, and how often: a millisecond."""
 FLOAT = 4
-WIRES = {
-    "float32": ("pack_bytes", "unpack_bytes", "float32"),
-    "float32, with a factor": ("pack_float32_float32", "unpack_float32_float32", "float32"),
-    "float32 as float16": ("pack_float32_float16", "unpack_float32_float16", "float16"),
-    "float32 as bfloat16": ("pack_float32_bfloat16", "unpack_float32_bfloat16", BFLOAT16),
+
+
+@dataclass(frozen=True)
+class Way:
+    """How tensors travel: the kernels, the dtype in the slab, and by what they are divided when they are unpacked."""
+
+    pack: str
+    unpack: str
+    dtype: str = "float32"
+    divisor: float = 1.0
+
+
+WAYS = {
+    "float32": Way("pack_bytes", "unpack_bytes"),
+    "float32, an average": Way("pack_float32_float32", "unpack_float32_float32", divisor=3.0),
+    "float32 as float16": Way("pack_float32_float16", "unpack_float32_float16", "float16"),
+    "float32 as bfloat16": Way("pack_float32_bfloat16", "unpack_float32_bfloat16", BFLOAT16),
 }
-"""By what travels: the kernels, and the dtype in the slab."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +62,7 @@ class Layout:
         return f"{self.rows} tensors of {readable.size(FLOAT * self.count)}"
 
 
-LAYOUTS = (Layout(4, 4 << 20), Layout(32768, 512), Layout(2000, 256))
+LAYOUTS = (Layout(4, 4 << 20), Layout(32768, 512), Layout(2000, 256), Layout(20000, 16))
 SMALL = (Layout(2, 5000), Layout(60, 50))  # for the stand-in, which runs each thread of a kernel on this processor
 
 
@@ -74,11 +85,11 @@ def measure(task: Task) -> dict[str, Any]:
         copied = bench.copy(layout)
         found["copies"][layout.title] = {"bytes": FLOAT * layout.rows * layout.count, "bandwidth": copied}
         for beside in (0, BESIDE):
-            for what, (pack, unpack, dtype) in WIRES.items():
+            for what, way in WAYS.items():
                 if task.left < 0:
                     found["problems"].append("not all was measured: the time was over")
                     return found
-                for direction, bandwidth in bench.kernels(layout, beside, pack, unpack, dtype).items():
+                for direction, bandwidth in bench.kernels(layout, beside, way).items():
                     known = {"layout": layout.title, "aligned": not beside, "what": what, "direction": direction}
                     found["rows"].append(known | {"bandwidth": bandwidth, "share": bandwidth / copied})
                 if bench.wrong:
@@ -115,14 +126,13 @@ class Bench:
             self.device.free(at)
         return 2 * nbytes / seconds
 
-    def kernels(self, layout: Layout, beside: int, pack: str, unpack: str, dtype: str) -> dict[str, float]:
+    def kernels(self, layout: Layout, beside: int, way: Way) -> dict[str, float]:
         """The bandwidths of a pair of kernels; what they make is looked at once, and `wrong` says what is wrong."""
-        sets = [Set(self.device, layout, beside, dtype) for _ in range(self.sets)]
+        sets = [Set(self.device, layout, beside, way) for _ in range(self.sets)]
         moved = layout.rows * layout.count * (FLOAT + sets[0].item)
-        packing, unpacking = (self.device.function(self.module, name) for name in (pack, unpack))
-        plain = pack == "pack_bytes"
-        packed = self.time(lambda turn: sets[turn].launch(packing, sets[turn].sources, plain, True))
-        unpacked = self.time(lambda turn: sets[turn].launch(unpacking, sets[turn].targets, plain, False))
+        packing, unpacking = (self.device.function(self.module, name) for name in (way.pack, way.unpack))
+        packed = self.time(lambda turn: sets[turn].launch(packing, sets[turn].sources, 0))
+        unpacked = self.time(lambda turn: sets[turn].launch(unpacking, sets[turn].targets))
         self.wrong = sets[-1].wrong()
         for each in sets:
             each.free()
@@ -133,7 +143,8 @@ class Bench:
         seconds = []
         for sample in range(self.samples + 1):  # the first one is not counted
             pause, nbytes = ctypes.c_uint64(self.pause), ctypes.c_size_t(self.pause_bytes)
-            self.device.call("cuMemsetD8Async", pause, 0, nbytes, self.device.stream)
+            for _ in range(PAUSES):
+                self.device.call("cuMemsetD8Async", pause, 0, nbytes, self.device.stream)
             self.device.call("cuEventRecord", self.begin, self.device.stream)
             for turn in range(ROUNDS * self.sets):
                 once(turn % self.sets)
@@ -158,9 +169,9 @@ def _values(layout: Layout, beside: int, stride: int) -> tuple[NDArray[Any], NDA
 class Set:
     """Tensors to pack, a slab, and tensors to unpack it to; with tables of both, as the engine's kernels read them."""
 
-    def __init__(self, device: Driver, layout: Layout, beside: int, dtype: str) -> None:
-        self.device, self.layout, self.beside, self.dtype = device, layout, beside, dtype
-        self.item = 2 if dtype in ("float16", BFLOAT16) else FLOAT
+    def __init__(self, device: Driver, layout: Layout, beside: int, way: Way) -> None:
+        self.device, self.layout, self.beside, self.way = device, layout, beside, way
+        self.item = 2 if way.dtype in ("float16", BFLOAT16) else FLOAT
         each = self.item * layout.count
         self.stride = (FLOAT * layout.count + beside + SPACING - 1) // SPACING * SPACING
         self.step = (each + 15) // 16 * 16
@@ -181,32 +192,37 @@ class Set:
         rows[:, 0] = np.uint64(memory + self.beside) + number * np.uint64(self.stride)
         rows[:, 1] = number * np.uint64(self.step)
         rows[:, 2] = self.item * self.layout.count
-        at = self.device.allocate(rows.nbytes)
-        self.device.put(at, rows)
+        begins = np.arange(-(-self.slab_bytes // PIECE), dtype=np.uint64) * np.uint64(PIECE)
+        first = np.searchsorted(rows[:, 1] + rows[:, 2], begins, side="right")  # `for_each_piece`, kernels.cu
+        numbers = np.append(2 * first + (rows[first, 1] < begins), 2 * len(rows)).astype(np.uint32)
+        table = np.frombuffer(rows.tobytes() + numbers.tobytes(), np.uint8)
+        at = self.device.allocate(table.nbytes)
+        self.device.put(at, table)
         return at
 
-    def launch(self, kernel: ctypes.c_void_p, table: int, plain: bool, packs: bool) -> None:
-        """Enqueue a kernel as the engine does."""
-        words = [ctypes.c_uint64(each) for each in (table, self.layout.rows, self.slab, *([0] if packs else []))]
-        factors = [] if plain else [ctypes.c_double(1.0), ctypes.c_double(1.0)]
+    def launch(self, kernel: ctypes.c_void_p, table: int, *identity: int) -> None:
+        """Enqueue a kernel as the engine does; with an `identity` if it packs."""
+        words = [ctypes.c_uint64(each) for each in (table, self.layout.rows, self.slab_bytes, self.slab, *identity)]
+        factors = [ctypes.c_double(self.way.divisor if not identity else 1.0), ctypes.c_double(1.0)]
         given = [ctypes.cast(ctypes.pointer(each), ctypes.c_void_p) for each in (*words, *factors)]
-        parameters = (ctypes.c_void_p * len(given))(*given)
-        blocks = min((self.slab_bytes + TILE - 1) // TILE, BLOCKS)
-        shape = (blocks, 1, 1, THREADS, 1, 1, 0)
+        parameters = (ctypes.c_void_p * len(given))(*given)  # kernels of bytes take no factors
+        pieces = -(-self.slab_bytes // PIECE)
+        shape = (min(-(-pieces // WARPS), BLOCKS), 1, 1, WARPS * WARP, 1, 1, 0)
         self.device.call("cuLaunchKernel", kernel, *shape, self.device.stream, parameters, None)
 
     def wrong(self) -> str:
         """What the kernels have made that they should not have."""
-        kind = np.dtype(np.uint16 if self.dtype == BFLOAT16 else self.dtype)
+        kind = np.dtype(np.uint16 if self.way.dtype == BFLOAT16 else self.way.dtype)
         slab = self.device.get(self.slab, np.empty(self.slab_bytes, np.uint8))
         held = np.zeros(self.step * self.layout.rows, np.uint8)
         held[: self.slab_bytes] = slab
         packed = held.reshape(self.layout.rows, -1)[:, : self.item * self.layout.count].copy().view(kind)
-        if not np.array_equal(wide(packed, self.dtype), wide(rounded(self.values, self.dtype), self.dtype)):
+        dtype = self.way.dtype
+        if not np.array_equal(wide(packed, dtype), wide(rounded(self.values, dtype), dtype)):
             return "what was packed is wrong"
         got = self.device.get(self.memory[1], np.empty((self.layout.rows, self.stride), np.uint8))
         inside = got[:, self.beside : self.beside + FLOAT * self.layout.count].copy().view(np.float32)
-        if not np.array_equal(inside, self.values):
+        if not np.array_equal(inside, self.values / np.float32(self.way.divisor)):
             return "what was unpacked is wrong"
         got[:, self.beside : self.beside + FLOAT * self.layout.count] = 0
         return "bytes beside the tensors were written" if got.any() else ""

@@ -98,7 +98,7 @@ static void mark(int k) {
 }
 static void launch(int k) {
   unsigned long long zero = 0;
-  void *parameters[] = {&zero, &zero, &zero, &zero};
+  void *parameters[] = {&zero, &zero, &zero, &zero, &zero};
   (void)k, TRY(cuLaunchKernel, kernel, 1, 1, 1, 32, 1, 1, 0, stream, parameters, NULL);
 }
 

@@ -51,6 +51,7 @@ int lane_join_ranks(lane *l, int blocking);
 /* What an item does among the ranks, on the lane's stream as it is now; and sum, of the slab as it is, so many bytes. */
 int lane_run(lane *l, const device_item *item);
 int lane_try_sum(lane *l, uint64_t bytes, int wire);
+uint64_t lane_table_bytes(uint64_t rows, uint64_t bytes); /* of a table whose rows take so many bytes of the slab */
 int lane_await_connections(lane *l);
 
 /* ---- frozen passes (freezing.c) ---- */

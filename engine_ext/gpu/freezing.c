@@ -13,11 +13,13 @@
 
 /* ---- for whoever owns it ---- */
 
-/* Rows of tables that a pass fills: each row for each piece that it is in, to pack and to unpack. */
-static uint64_t rows_of_tables(const lane *l, const device_part *parts, int n_parts, int n_rows) {
-  uint64_t rows = 1 + 3 * (uint64_t)n_rows;
-  for (int k = 0; k < n_parts; k++) rows += 3 * (parts[k].bytes / l->slab_bytes + 1);
-  return rows;
+/* Bytes of tables that a pass fills: each row for each piece that it is in, to pack and to unpack. */
+static uint64_t bytes_of_tables(uint64_t slab_bytes, const device_part *parts, int n_parts, int n_rows) {
+  uint64_t bytes = lane_table_bytes(1 + 3 * (uint64_t)n_rows, 0);
+  for (int k = 0; k < n_parts; k++)
+    for (uint64_t low = 0; low < parts[k].bytes; low += slab_bytes)
+      bytes += 3 * lane_table_bytes(1, lesser(parts[k].bytes - low, slab_bytes));
+  return bytes;
 }
 
 static uint64_t longest(const device_part *parts, int n_parts) {
@@ -44,7 +46,7 @@ frozen_pass *lane_new_pass(const lane *l, int op, double prescale, double postsc
   p->item.n_parts = n_parts;
   p->item.n_rows = n_rows;
   p->slab_bytes = lesser(l->slab_bytes, longest(parts, n_parts) / 32 * 32 + 32); /* nothing of 0 bytes can be allocated */
-  p->table_bytes = 4 * sizeof *rows * rows_of_tables(l, parts, n_parts, n_rows); /* a table is a quarter of it at most */
+  p->table_bytes = 4 * bytes_of_tables(p->slab_bytes, parts, n_parts, n_rows); /* a table is a quarter of it at most */
   if (p->item.parts != NULL && p->item.sources != NULL) return p;
   lane_free_pass(p);
   return NULL;

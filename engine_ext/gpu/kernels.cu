@@ -36,8 +36,15 @@ struct row {
   u64 bytes;  /* how many it takes in the slab; 0 is allowed */
 };
 
-/* What one block works on before it looks for the next piece: bytes of the slab. */
-enum : u64 { TILE = 16384, VECTOR = 16 };
+/* What a warp works on before it looks for its next piece: bytes of the slab. */
+enum : u64 { PIECE = 2048, VECTOR = 16 };
+enum : u32 {
+  WARP = 32,
+  AT_ONCE = 4, /* what a thread reads before it writes: otherwise it would mostly wait for memory */
+};
+
+/* Threads of a warp that share a tensor: the number of this one among them, and how many they are. */
+struct team { u32 member, members; };
 
 /* ---- memory: addresses are of the device's global memory, which a generic access would have to find out -------------------- */
 
@@ -48,7 +55,7 @@ union alignas(VECTOR) vector {
 #define ACCESS(T, suffix, constraint, R)                                                          \
   __device__ __forceinline__ void load(u64 at, T &x) {                                            \
     R value;                                                                                      \
-    asm("ld.global." suffix " %0, [%1];" : "=" constraint(value) : "l"(at));                      \
+    asm volatile("ld.global." suffix " %0, [%1];" : "=" constraint(value) : "l"(at));             \
     x = (T)value;                                                                                 \
   }                                                                                               \
   __device__ __forceinline__ void store(u64 at, T x) {                                            \
@@ -71,9 +78,9 @@ __device__ __forceinline__ void store(u64 at, f16 x) { store(at, x.bits); }
 __device__ __forceinline__ void store(u64 at, bf16 x) { store(at, x.bits); }
 __device__ __forceinline__ void store(u64 at, b8 x) { store(at, x.byte); }
 __device__ __forceinline__ void load(u64 at, vector &x) {
-  asm("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-      : "=r"(x.words[0]), "=r"(x.words[1]), "=r"(x.words[2]), "=r"(x.words[3])
-      : "l"(at));
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.words[0]), "=r"(x.words[1]), "=r"(x.words[2]), "=r"(x.words[3])
+               : "l"(at));
 }
 __device__ __forceinline__ void store(u64 at, const vector &x) {
   asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(x.words[0]), "r"(x.words[1]), "r"(x.words[2]),
@@ -81,24 +88,25 @@ __device__ __forceinline__ void store(u64 at, const vector &x) {
                : "memory");
 }
 
-/* `N` elements at a multiple of 16 bytes, by whole vectors. */
+/* `N` elements at a multiple of what they take: 4, 8 or 16 bytes. */
 template <class T, u32 N>
 union group {
+  enum : u32 { BYTES = N * sizeof(T) };
   T elements[N];
-  vector vectors[N * sizeof(T) / VECTOR];
+  u32 word;
+  u64 words;
+  vector whole;
 };
+template <u32 BYTES> struct part_of_group;
+template <> struct part_of_group<4> { template <class G> static __device__ __forceinline__ u32 &of(G &x) { return x.word; } };
+template <> struct part_of_group<8> { template <class G> static __device__ __forceinline__ u64 &of(G &x) { return x.words; } };
+template <> struct part_of_group<16> { template <class G> static __device__ __forceinline__ vector &of(G &x) { return x.whole; } };
 
 template <class T, u32 N>
-__device__ __forceinline__ void load(u64 at, group<T, N> &x) {
-#pragma unroll
-  for (u32 k = 0; k < N * sizeof(T) / VECTOR; k++) load(at + k * VECTOR, x.vectors[k]);
-}
+__device__ __forceinline__ void load(u64 at, group<T, N> &x) { load(at, part_of_group<N * sizeof(T)>::of(x)); }
 
 template <class T, u32 N>
-__device__ __forceinline__ void store(u64 at, const group<T, N> &x) {
-#pragma unroll
-  for (u32 k = 0; k < N * sizeof(T) / VECTOR; k++) store(at + k * VECTOR, x.vectors[k]);
-}
+__device__ __forceinline__ void store(u64 at, group<T, N> &x) { store(at, part_of_group<N * sizeof(T)>::of(x)); }
 
 /* ---- numbers --------------------------------------------------------------------------------------------------------------- */
 
@@ -196,39 +204,57 @@ __device__ __forceinline__ A combine(u32 op, A x, A y) {
   }
 }
 
-/* ---- pieces of one tensor: the threads of a block share them --------------------------------------------------------------- */
+/* ---- pieces of one tensor: the threads of a team share them ---------------------------------------------------------------- */
 
 __device__ __forceinline__ u64 least(u64 x, u64 y) { return x < y ? x : y; }
+__device__ __forceinline__ u32 least(u32 x, u32 y) { return x < y ? x : y; }
 
 /* Elements up to the next multiple of 16 bytes. */
 template <class T>
-__device__ __forceinline__ u64 up_to_aligned(u64 at) { return (-at & (VECTOR - 1)) / sizeof(T); }
+__device__ __forceinline__ u32 up_to_aligned(u64 at) { return ((u32)-at & (VECTOR - 1)) / sizeof(T); }
 
-template <class T>
-__device__ __forceinline__ void copy_units(u64 to, u64 from, u64 count) {
-  for (u64 i = threadIdx.x; i < count; i += blockDim.x) {
+/* Units in turn: read(i, x) all of `K`, then write(i, x) them; those that are left one by one. */
+template <u32 K, class T, class Read, class Write>
+__device__ __forceinline__ void in_turn(team t, u32 count, Read read, Write write) {
+  u32 i = t.member;
+  if (K > 1)
+    for (; i + (K - 1) * t.members < count; i += K * t.members) {
+      T x[K];
+#pragma unroll
+      for (u32 k = 0; k < K; k++) read(i + k * t.members, x[k]);
+#pragma unroll
+      for (u32 k = 0; k < K; k++) write(i + k * t.members, x[k]);
+    }
+#pragma unroll 1
+  for (; i < count; i += t.members) {
     T x;
-    load(from + i * sizeof(T), x);
-    store(to + i * sizeof(T), x);
+    read(i, x);
+    write(i, x);
   }
+}
+
+template <class T, u32 K>
+__device__ __forceinline__ void copy_units(team t, u64 to, u64 from, u32 count) {
+  in_turn<K, T>(
+      t, count, [=](u32 i, T &x) { load(from + i * sizeof(T), x); }, [=](u32 i, const T &x) { store(to + i * sizeof(T), x); });
 }
 
 /* By units of T, as many as are aligned; the bytes before and after them one by one. */
 template <class T>
-__device__ __forceinline__ void copy_by(u64 to, u64 from, u64 bytes) {
-  u64 head = least(-to & (sizeof(T) - 1), bytes), whole = (bytes - head) / sizeof(T) * sizeof(T), tail = head + whole;
-  if (sizeof(T) > 1) copy_units<u8>(to, from, head);
-  copy_units<T>(to + head, from + head, whole / sizeof(T));
-  if (sizeof(T) > 1) copy_units<u8>(to + tail, from + tail, bytes - tail);
+__device__ __forceinline__ void copy_by(team t, u64 to, u64 from, u32 bytes) {
+  u32 head = least((u32)-to & (u32)(sizeof(T) - 1), bytes), whole = (bytes - head) / sizeof(T) * sizeof(T), tail = head + whole;
+  if (sizeof(T) > 1) copy_units<u8, 1>(t, to, from, head);
+  copy_units<T, AT_ONCE>(t, to + head, from + head, whole / sizeof(T));
+  if (sizeof(T) > 1) copy_units<u8, 1>(t, to + tail, from + tail, bytes - tail);
 }
 
 /* By the widest unit that both sides can be aligned to. */
-__device__ __forceinline__ void copy(u64 to, u64 from, u64 bytes) {
+__device__ __forceinline__ void copy(team t, u64 to, u64 from, u32 bytes) {
   u64 apart = (to ^ from) & (VECTOR - 1);
-  if (apart == 0) copy_by<vector>(to, from, bytes);
-  else if ((apart & 3) == 0) copy_by<u32>(to, from, bytes);
-  else if ((apart & 1) == 0) copy_by<u16>(to, from, bytes);
-  else copy_by<u8>(to, from, bytes);
+  if (apart == 0) copy_by<vector>(t, to, from, bytes);
+  else if ((apart & 3) == 0) copy_by<u32>(t, to, from, bytes);
+  else if ((apart & 1) == 0) copy_by<u16>(t, to, from, bytes);
+  else copy_by<u8>(t, to, from, bytes);
 }
 
 template <class C, class To, class From>
@@ -238,90 +264,92 @@ __device__ __forceinline__ void convert(To &y, From x, f64 divisor, f64 factor) 
 template <class C>
 __device__ __forceinline__ void convert(b8 &y, b8 x, f64, f64) { y.byte = x.byte != 0; }
 
-/* `count` elements of From become as many of To, computed in C. */
+/* How many groups of `N` a thread reads before it writes. Of integers one: each takes many instructions, and the driver compiles all. */
+template <class C, u32 N> struct at_once { enum : u32 { K = N > 4 ? 2 : AT_ONCE }; };
+template <u32 N> struct at_once<i64, N> { enum : u32 { K = 1 }; };
+
+/* `count` elements of From become as many of To, computed in C. They are read and written by groups of 16 bytes of the wider type. */
 template <class C, class To, class From>
-__device__ __forceinline__ void convert_all(u64 to, u64 from, u64 count, f64 divisor, f64 factor) {
-  enum : u32 { N = VECTOR / (sizeof(To) < sizeof(From) ? sizeof(To) : sizeof(From)) };
-  u64 head = sizeof(To) < sizeof(From) ? up_to_aligned<To>(to) : up_to_aligned<From>(from);
-  bool aligned = ((to + head * sizeof(To) | from + head * sizeof(From)) & (VECTOR - 1)) == 0;
+__device__ __forceinline__ void convert_all(team t, u64 to, u64 from, u32 count, f64 divisor, f64 factor) {
+  enum : u32 { WIDER = sizeof(To) > sizeof(From) ? sizeof(To) : sizeof(From), N = VECTOR / WIDER };
+  u32 head = sizeof(To) > sizeof(From) ? up_to_aligned<To>(to) : up_to_aligned<From>(from);
+  bool aligned = ((to + head * sizeof(To)) & (N * sizeof(To) - 1) | (from + head * sizeof(From)) & (N * sizeof(From) - 1)) == 0;
   head = aligned ? least(head, count) : count;
-  u64 groups = (count - head) / N, tail = head + groups * N;
-  for (u64 i = threadIdx.x; i < head + count - tail; i += blockDim.x) {
-    u64 at = i < head ? i : i - head + tail;
-    From x;
-    To y;
-    load(from + at * sizeof(From), x);
-    convert<C>(y, x, divisor, factor);
-    store(to + at * sizeof(To), y);
-  }
-  for (u64 i = threadIdx.x; i < groups; i += blockDim.x) {
-    group<From, N> x;
-    group<To, N> y;
-    load(from + (head + i * N) * sizeof(From), x);
+  u32 groups = (count - head) / N, whole = groups * N;
+  in_turn<at_once<C, N>::K, From>(
+      t, count - whole, [=](u32 i, From &x) { load(from + (i < head ? i : i + whole) * sizeof(From), x); },
+      [=](u32 i, From x) {
+        To y;
+        convert<C>(y, x, divisor, factor);
+        store(to + (i < head ? i : i + whole) * sizeof(To), y);
+      });
+  in_turn<at_once<C, N>::K, group<From, N>>(
+      t, groups, [=](u32 i, group<From, N> &x) { load(from + (head + i * N) * sizeof(From), x); },
+      [=](u32 i, const group<From, N> &x) {
+        group<To, N> y;
 #pragma unroll
-    for (u32 k = 0; k < N; k++) convert<C>(y.elements[k], x.elements[k], divisor, factor);
-    store(to + (head + i * N) * sizeof(To), y);
-  }
+        for (u32 k = 0; k < N; k++) convert<C>(y.elements[k], x.elements[k], divisor, factor);
+        store(to + (head + i * N) * sizeof(To), y);
+      });
 }
 
 /* The identity, repeated to 8 bytes, from its byte `phase` on. */
-__device__ __forceinline__ void fill(u64 to, u64 bytes, u64 identity, u64 phase) {
-  u64 head = least(-to & 7, bytes), words = (bytes - head) / 8, tail = head + words * 8;
-  u32 turn = 8 * ((phase + head) & 7);
+__device__ __forceinline__ void fill(team t, u64 to, u32 bytes, u64 identity, u64 phase) {
+  u32 head = least((u32)-to & 7u, bytes), words = (bytes - head) / 8, tail = head + words * 8;
+  u32 turn = 8 * ((u32)(phase + head) & 7);
   u64 turned = identity >> turn | identity << 1 << (63 - turn); /* a turn by 0 shifts by 64 */
-  for (u64 i = threadIdx.x; i < words; i += blockDim.x) store(to + head + i * 8, turned);
-  for (u64 i = threadIdx.x; i < head + bytes - tail; i += blockDim.x) {
-    u64 at = i < head ? i : i - head + tail;
+  for (u32 i = t.member; i < words; i += t.members) store(to + head + i * 8, turned);
+  for (u32 i = t.member; i < head + bytes - tail; i += t.members) {
+    u32 at = i < head ? i : i - head + tail;
     store(to + at, (u8)(identity >> 8 * ((phase + at) & 7)));
   }
 }
 
-/* ---- plans: which piece of which tensor a block has ------------------------------------------------------------------------ */
+/* ---- plans: which piece of which tensor a team has -------------------------------------------------------------------------- */
 
-/* Blocks take the slab's tiles in turn. Each is found in the table by bisection, and cut where tensors begin and end:
- * piece(row, first, bytes) has `bytes` bytes of the slab that begin `first` bytes after the row's first. */
-template <class Piece>
-__device__ __forceinline__ void for_each_piece(u64 table, u64 rows, Piece piece) {
-  u64 offset, bytes, tensor;
-  if (rows == 0) return;
-  load(table + (rows - 1) * sizeof(row) + 8, offset);
-  load(table + (rows - 1) * sizeof(row) + 16, bytes);
-  u64 end = offset + bytes;
-  for (u64 tile = blockIdx.x * TILE; tile < end; tile += gridDim.x * TILE) {
-    u64 low = 0, high = rows; /* the last row that begins at the tile's start or before it is in [low, high) */
-    while (high - low > 1) {
-      u64 middle = low + (high - low) / 2;
-      load(table + middle * sizeof(row) + 8, offset);
-      if (offset <= tile) low = middle;
-      else high = middle;
-    }
-    for (u64 r = low; r < rows; r++) {
+/* Warps take the slab's pieces in turn. Behind the rows of a table stands for each piece, and for the end, a number of 4 bytes:
+ * twice the first row that ends behind where the piece begins, or else the number of rows; and 1 more if that row begins before the
+ * piece. So the rows of a piece are known from its number and the next one. The warp is parted into as many teams, as far as it goes:
+ * act(team, row, first, bytes) has `bytes` bytes of the slab that begin `first` bytes after the row's first. */
+template <class Act>
+__device__ __forceinline__ void for_each_piece(u64 table, u64 rows, u64 end, Act act) {
+  u32 thread = threadIdx.x % WARP, threads = least((u32)WARP, blockDim.x - (threadIdx.x - thread));
+  u32 warps = (blockDim.x + WARP - 1) / WARP;
+  u64 pieces = table + rows * sizeof(row);
+  for (u64 p = blockIdx.x * (u64)warps + threadIdx.x / WARP; p * PIECE < end; p += gridDim.x * (u64)warps) {
+    u32 here, next;
+    load(pieces + p * sizeof(u32), here);
+    load(pieces + (p + 1) * sizeof(u32), next);
+    u32 low = here / 2, high = next / 2 + next % 2, found = high - low;
+    u32 members = found < threads ? threads / (found + (found == 0)) : 1, teams = threads / members;
+    team t = {thread % members, members};
+    for (u32 r = low + thread / members; r < high && thread / members < teams; r += teams) {
+      u64 tensor, offset, bytes;
       load(table + r * sizeof(row), tensor);
       load(table + r * sizeof(row) + 8, offset);
       load(table + r * sizeof(row) + 16, bytes);
-      if (offset >= tile + TILE) break;
-      u64 first = offset < tile ? tile - offset : 0, last = least(bytes, tile + TILE - offset);
-      if (first < last) piece(row{tensor, offset, bytes}, first, last - first);
+      u64 first = offset < p * PIECE ? p * PIECE - offset : 0, last = least(bytes, (p + 1) * PIECE - offset);
+      if (first < last) act(t, row{tensor, offset, bytes}, first, (u32)(last - first));
     }
   }
 }
 
 /* Pack: tensors of From to To in the slab. */
 template <class C, class To, class From>
-__device__ __forceinline__ void pack(u64 table, u64 rows, u64 slab, u64 identity, f64 divisor, f64 factor) {
-  for_each_piece(table, rows, [=](row r, u64 first, u64 bytes) {
+__device__ __forceinline__ void pack(u64 table, u64 rows, u64 end, u64 slab, u64 identity, f64 divisor, f64 factor) {
+  for_each_piece(table, rows, end, [=](team t, row r, u64 first, u32 bytes) {
     u64 to = slab + r.offset + first, from = r.tensor + first / sizeof(To) * sizeof(From);
-    if (r.tensor == 0) fill(to, bytes, identity, first);
-    else convert_all<C, To, From>(to, from, bytes / sizeof(To), divisor, factor);
+    if (r.tensor == 0) fill(t, to, bytes, identity, first);
+    else convert_all<C, To, From>(t, to, from, bytes / sizeof(To), divisor, factor);
   });
 }
 
 /* And back. */
 template <class C, class To, class From>
-__device__ __forceinline__ void unpack(u64 table, u64 rows, u64 slab, f64 divisor, f64 factor) {
-  for_each_piece(table, rows, [=](row r, u64 first, u64 bytes) {
+__device__ __forceinline__ void unpack(u64 table, u64 rows, u64 end, u64 slab, f64 divisor, f64 factor) {
+  for_each_piece(table, rows, end, [=](team t, row r, u64 first, u32 bytes) {
     u64 from = slab + r.offset + first, to = r.tensor + first / sizeof(From) * sizeof(To);
-    if (r.tensor != 0) convert_all<C, To, From>(to, from, bytes / sizeof(From), divisor, factor);
+    if (r.tensor != 0) convert_all<C, To, From>(t, to, from, bytes / sizeof(From), divisor, factor);
   });
 }
 
@@ -367,13 +395,13 @@ __device__ __forceinline__ u32 op_of_bool(u32 op) { return op == SUM ? MAX : op 
 /* ---- what is launched ------------------------------------------------------------------------------------------------------ */
 
 #define PACK(tensor, Tensor, wire, Wire, C)                                                                                     \
-  extern "C" __global__ void pack_##tensor##_##wire(u64 table, u64 rows, u64 slab, u64 identity, f64 divisor, f64 factor) {     \
-    pack<C, Wire, Tensor>(table, rows, slab, identity, divisor, factor);                                                        \
+  extern "C" __global__ void pack_##tensor##_##wire(u64 table, u64 rows, u64 end, u64 slab, u64 identity, f64 divisor, f64 factor) {     \
+    pack<C, Wire, Tensor>(table, rows, end, slab, identity, divisor, factor);                                                        \
   }
 #define BOTH_WAYS(tensor, Tensor, wire, Wire, C)                                                                                \
   PACK(tensor, Tensor, wire, Wire, C)                                                                                           \
-  extern "C" __global__ void unpack_##tensor##_##wire(u64 table, u64 rows, u64 slab, f64 divisor, f64 factor) {                 \
-    unpack<C, Tensor, Wire>(table, rows, slab, divisor, factor);                                                                \
+  extern "C" __global__ void unpack_##tensor##_##wire(u64 table, u64 rows, u64 end, u64 slab, f64 divisor, f64 factor) {                 \
+    unpack<C, Tensor, Wire>(table, rows, end, slab, divisor, factor);                                                                \
   }
 #define REDUCE(dtype, T, op_of)                                                                                                 \
   extern "C" __global__ void reduce_##dtype(u64 result, u64 parts, u64 stride, u64 own_part, u32 own, u32 count, u64 elements,  \
@@ -382,15 +410,15 @@ __device__ __forceinline__ u32 op_of_bool(u32 op) { return op == SUM ? MAX : op 
   }
 
 /* Elements as they are, of any dtype. */
-extern "C" __global__ void pack_bytes(u64 table, u64 rows, u64 slab, u64 identity) {
-  for_each_piece(table, rows, [=](row r, u64 first, u64 bytes) {
-    if (r.tensor == 0) fill(slab + r.offset + first, bytes, identity, first);
-    else copy(slab + r.offset + first, r.tensor + first, bytes);
+extern "C" __global__ void pack_bytes(u64 table, u64 rows, u64 end, u64 slab, u64 identity) {
+  for_each_piece(table, rows, end, [=](team t, row r, u64 first, u32 bytes) {
+    if (r.tensor == 0) fill(t, slab + r.offset + first, bytes, identity, first);
+    else copy(t, slab + r.offset + first, r.tensor + first, bytes);
   });
 }
-extern "C" __global__ void unpack_bytes(u64 table, u64 rows, u64 slab) {
-  for_each_piece(table, rows, [=](row r, u64 first, u64 bytes) {
-    if (r.tensor != 0) copy(r.tensor + first, slab + r.offset + first, bytes);
+extern "C" __global__ void unpack_bytes(u64 table, u64 rows, u64 end, u64 slab) {
+  for_each_piece(table, rows, end, [=](team t, row r, u64 first, u32 bytes) {
+    if (r.tensor != 0) copy(t, r.tensor + first, slab + r.offset + first, bytes);
   });
 }
 

@@ -6,9 +6,10 @@
 #include <string.h>
 
 enum {
-  TILE = 16384,       /* bytes of the slab that a block of a kernel takes at a time (kernels.cu) */
-  BLOCKS = 1024,      /* most blocks of a kernel */
+  PIECE = 2048,       /* bytes of the slab that a warp of a kernel takes at a time (kernels.cu) */
+  WARP = 32,          /* threads of a warp */
   THREADS = 256,      /* of a block */
+  BLOCKS = 4096,      /* most blocks of a kernel */
   VECTOR = 16         /* bytes that kernels read at once, where they are aligned */
 };
 _Static_assert((int)LANE_DTYPES == (int)ENGINE_DTYPES, "kernels for all dtypes that are reduced");
@@ -62,6 +63,11 @@ static int await(lane *l, uint64_t ticket) {
 
 /* ---- tables of rows ---- */
 
+/* Bytes of the numbers behind a table's rows: one for each piece of the slab, and for the end. */
+static inline uint64_t piece_numbers(uint64_t bytes) { return up_to(((bytes + PIECE - 1) / PIECE + 1) * sizeof(uint32_t), sizeof(uint64_t)); }
+
+uint64_t lane_table_bytes(uint64_t rows, uint64_t bytes) { return rows * sizeof(device_row) + piece_numbers(bytes); }
+
 /* Room in the ring, here and on the device: NULL if that failed. It is used again when the device has passed the item. */
 static device_row *reserve(lane *l, uint64_t bytes, CUdeviceptr *at) {
   uint64_t left = l->table_bytes - l->table_head % l->table_bytes;
@@ -80,6 +86,16 @@ static device_row *reserve(lane *l, uint64_t bytes, CUdeviceptr *at) {
   return rows;
 }
 
+/* Behind the rows, what kernels know a piece's rows by (for_each_piece in kernels.cu). */
+static void number_pieces(device_row *rows, uint64_t count, uint64_t end) {
+  uint32_t *numbers = (uint32_t *)(rows + count), row = 0;
+  for (uint64_t begin = 0; begin < end; begin += PIECE) {
+    while (rows[row].offset + rows[row].bytes <= begin) row++; /* the last one ends at `end` */
+    *numbers++ = 2 * row + (rows[row].offset < begin);
+  }
+  *numbers = 2 * (uint32_t)count;
+}
+
 /* Where a kernel finds tensors: rows of a part, in the piece [low, high) of it, which lies at `slab`. */
 typedef struct move {
   const device_part *part;
@@ -89,7 +105,8 @@ typedef struct move {
 } move;
 
 static int launch(lane *l, int kernel, uint64_t bytes, void **parameters) {
-  unsigned blocks = (unsigned)lesser((bytes + TILE - 1) / TILE, BLOCKS);
+  uint64_t warps = (bytes + PIECE - 1) / PIECE;
+  unsigned blocks = (unsigned)lesser((warps + THREADS / WARP - 1) / (THREADS / WARP), BLOCKS);
   CUDA_STEP(cuLaunchKernel, l->kernels[kernel], blocks, 1, 1, THREADS, 1, 1, 0, l->stream, parameters, NULL);
   return 0;
 }
@@ -97,35 +114,55 @@ static int launch(lane *l, int kernel, uint64_t bytes, void **parameters) {
 /* Whether a row lies in the slab already: the slab is where it is wanted. */
 static inline int is_there(const move *m, const device_row *row) { return row->tensor - row->offset == m->slab - m->low; }
 
-/* Run a kernel over the piece, by as many tables as it takes; if it only copies, not over what lies where it belongs. `identity`,
- * `divisor` and `factor` are its parameters behind table, rows and slab. */
-static int run_over(lane *l, const move *m, int kernel, int copies, uint64_t *identity, double *divisor, double *factor) {
-  uint64_t wire = (uint64_t)dtype_bytes(m->part->wire), tensor = (uint64_t)dtype_bytes(m->part->dtype);
-  uint64_t most = l->table_bytes / 4 / sizeof(device_row), slab = m->slab, count = 0, end = 0;
+/* Rows of a table, from row *r on, whose offsets count from the first one's, which lies at *base in the slab; and how many they are.
+ * If they are only copied, none that lies where it belongs. */
+static uint64_t fill_table(const move *m, int copies, device_row *rows, uint64_t room, int *r, uint64_t *base) {
+  uint64_t wire = (uint64_t)dtype_bytes(m->part->wire), tensor = (uint64_t)dtype_bytes(m->part->dtype), count = 0;
+  for (; *r < m->part->end && count < room; (*r)++) {
+    const device_row *row = &m->rows[*r];
+    uint64_t first = row->offset < m->low ? m->low - row->offset : 0, last = row->bytes;
+    if (row->offset >= m->high) {
+      *r = m->part->end;
+      break;
+    }
+    if (row->offset + last > m->high) last = m->high - row->offset;
+    if (first >= last || (copies && is_there(m, row))) continue;
+    if (count == 0) *base = row->offset + first - m->low;
+    rows[count].tensor = row->tensor != 0 ? row->tensor + first / wire * tensor : 0;
+    rows[count].offset = row->offset + first - m->low - *base;
+    rows[count++].bytes = last - first;
+  }
+  return count;
+}
+
+/* Run a kernel over the piece, which is no longer than the slab, by as many tables as it takes. */
+static int run_tables(lane *l, const move *m, int kernel, int copies, uint64_t *identity, double *divisor, double *factor) {
+  uint64_t numbers = piece_numbers(m->high - m->low), most = (l->table_bytes / 4 - numbers) / sizeof(device_row);
   for (int r = m->part->begin; r < m->part->end;) {
     CUdeviceptr table;
-    uint64_t room = lesser(most, (uint64_t)(m->part->end - r));
-    device_row *rows = reserve(l, room * sizeof *rows, &table);
+    uint64_t room = lesser(most, (uint64_t)(m->part->end - r)), reserved = room * sizeof(device_row) + numbers, base = 0;
+    device_row *rows = reserve(l, reserved, &table);
     if (rows == NULL) return -1;
-    for (count = 0; r < m->part->end && count < most; r++) {
-      const device_row *row = &m->rows[r];
-      uint64_t first = row->offset < m->low ? m->low - row->offset : 0, last = row->bytes;
-      if (row->offset >= m->high) {
-        r = m->part->end;
-        break;
-      }
-      if (row->offset + last > m->high) last = m->high - row->offset;
-      if (first >= last || (copies && is_there(m, row))) continue;
-      rows[count].tensor = row->tensor != 0 ? row->tensor + first / wire * tensor : 0;
-      rows[count].offset = row->offset + first - m->low;
-      rows[count++].bytes = last - first;
-      end = row->offset + last - m->low;
+    uint64_t count = fill_table(m, copies, rows, room, &r, &base), used = 0;
+    if (count != 0) {
+      uint64_t end = rows[count - 1].offset + rows[count - 1].bytes, slab = m->slab + base;
+      void *with_identity[] = {&table, &count, &end, &slab, identity, divisor, factor};
+      void *without[] = {&table, &count, &end, &slab, divisor, factor};
+      number_pieces(rows, count, end);
+      used = lane_table_bytes(count, end);
+      CUDA_STEP(cuMemcpyHtoDAsync_v2, table, rows, used, l->stream);
+      STEP(launch(l, kernel, end, identity != NULL ? with_identity : without));
     }
-    l->table_head -= (room - count) * sizeof *rows; /* most rows may be of other pieces */
-    if (count == 0) continue;
-    CUDA_STEP(cuMemcpyHtoDAsync_v2, table, rows, count * sizeof *rows, l->stream);
-    void *with_identity[] = {&table, &count, &slab, identity, divisor, factor}, *without[] = {&table, &count, &slab, divisor, factor};
-    STEP(launch(l, kernel, end, identity != NULL ? with_identity : without));
+    l->table_head -= reserved - used; /* most rows may be of other pieces */
+  }
+  return 0;
+}
+
+/* The same over any piece. `identity`, `divisor` and `factor` are parameters of the kernel behind table, rows, end and slab. */
+static int run_over(lane *l, const move *m, int kernel, int copies, uint64_t *identity, double *divisor, double *factor) {
+  for (uint64_t low = m->low; low < m->high; low += l->slab_bytes) {
+    const move piece = {m->part, m->rows, low, lesser(m->high, low + l->slab_bytes), m->slab + (low - m->low)};
+    STEP(run_tables(l, &piece, kernel, copies, identity, divisor, factor));
   }
   return 0;
 }

@@ -28,7 +28,7 @@ WIDE = ["float32", "float64"]
 INTEGERS = DTYPES[4:-1]
 PAIRS = [(d, d) for d in DTYPES[:-1]] + [(wide, half) for wide in WIDE for half in HALVES]
 LENGTHS = [0, 1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 64, 127, 500, 1025, 4097, 9001]
-TILE = 16384  # bytes of the slab that a block works on at once
+PIECE = 2048  # bytes of the slab that a warp works on at once
 POISON = 0xA5
 
 
@@ -80,9 +80,15 @@ class Plan:
     def bytes_of(self, row: Row) -> int:
         return row.count * item(self.wire)
 
+    @property
+    def end(self) -> int:
+        """Where the last row ends in the slab."""
+        return self.rows[-1].offset + self.bytes_of(self.rows[-1]) if self.rows else 0
+
     def table(self) -> np.ndarray:
-        rows = [(row.tensor.address if row.tensor else 0, row.offset, self.bytes_of(row)) for row in self.rows]
-        return np.array(rows, np.uint64).reshape(-1, 3)
+        return table_of(
+            [(row.tensor.address if row.tensor else 0, row.offset, self.bytes_of(row)) for row in self.rows]
+        )
 
     def run(self, device: Device, kernel: str, *arguments: c_uint64 | c_double, packs: bool) -> None:
         """Launch; nothing but the table, the tensors and their places in the slab may be touched."""
@@ -95,7 +101,8 @@ class Plan:
             if length and row.tensor:
                 allowed.append((row.tensor.address, row.tensor.address + row.tensor.values.nbytes, not packs))
         device.allow(allowed)
-        numbers_ = (c_uint64(table.ctypes.data), c_uint64(len(table)), c_uint64(self.slab.address), *arguments)
+        where = (table.ctypes.data, len(self.rows), self.end, self.slab.address)
+        numbers_ = (*(c_uint64(each) for each in where), *arguments)
         device.launch(kernel, self.grid, self.block, *numbers_)
         self.slab.assert_guards()
         for row in self.rows:
@@ -105,6 +112,17 @@ class Plan:
     def in_slab(self, row: Row, memory: np.ndarray) -> np.ndarray:
         start = row.offset // item(self.wire)
         return memory[start : start + row.count]
+
+
+def table_of(rows: list[tuple[int, int, int]]) -> np.ndarray:
+    """Bytes: the rows, and behind them the number of the first row of each piece, as kernels.cu wants it."""
+    end = rows[-1][1] + rows[-1][2] if rows else 0
+    ends = np.array([offset + size for _, offset, size in rows], np.uint64)
+    begins = np.arange(-(-end // PIECE), dtype=np.uint64) * np.uint64(PIECE)
+    first = np.searchsorted(np.maximum.accumulate(ends), begins, side="right") if rows else np.zeros(0, np.int64)
+    before = np.array([rows[row][1] for row in first], np.uint64) < begins
+    numbers = np.append(2 * first + before, 2 * len(rows)).astype(np.uint32)
+    return np.frombuffer(np.array(rows, np.uint64).tobytes() + numbers.tobytes(), np.uint8)
 
 
 def drawn(tensor: str, wire: str, seed: int) -> Plan:
@@ -319,16 +337,16 @@ def mapped(size: int) -> np.ndarray:
 
 
 def check_large(device: Device) -> None:
-    """One tensor of more than 2^32 elements: the block that has the end of it."""
+    """One tensor of more than 2^32 elements: the blocks of a warp each that have the end of it."""
     count = 2**32 + 12345
     tensor, slab = mapped(count * 4), mapped(count * 2)
-    table = np.array([[tensor.ctypes.data, 0, count * 2]], np.uint64)
+    table = table_of([(tensor.ctypes.data, 0, count * 2)])
     values = numbers("float32", 4000, 7)
     tensor.view(np.float32)[-4000:] = values
-    blocks = -(-count * 2 // TILE)
+    blocks = -(-count * 2 // PIECE)
     device.allow([])
-    arguments = [c_uint64(x) for x in (table.ctypes.data, 1, slab.ctypes.data, 0)]
-    for block in (blocks - 1, blocks - 2):
+    arguments = [c_uint64(x) for x in (table.ctypes.data, 1, count * 2, slab.ctypes.data, 0)]
+    for block in range(blocks - 1 - 8000 // PIECE - 1, blocks):
         device.launch("pack_float32_float16", blocks, 32, *arguments, c_double(1), c_double(1), only=block)
     assert_equal_bits("float16", slab.view(np.float16)[-4000:], computed(values, "float32", "float32", "float16", 1, 1))
 
@@ -526,12 +544,15 @@ MUTANTS = {
         "unpack_float32_float16", r"(st\.global\.f32 \[%rd\d+)\]", r"\1+4]", unpack_of("float32", "float16"),
     ),
     "a vector taken for aligned": Mutant(FLOATS, r"(and\.b64 .*), 15;", r"\1, 7;", UNALIGNED),
-    "a row too late by bisection": Mutant(FLOATS, r"setp\.le\.u64 (.*;\nselp)", r"setp.ge.u64 \1", ALIGNED),
+    "a row that goes on from the piece before is left out": Mutant(
+        FLOATS, r"(and\.b32\s+(%r\d+), %r\d+), 1;(\nadd\.s32)", r"\1, 0;\3", ALIGNED
+    ),
+    "teams that take the same rows": Mutant(FLOATS, r"add\.s32\s+(%r\d+), %r\d+, %r3;", r"mov.b32 \1, %r3;", UNALIGNED),
     "a lost tail": Mutant(
-        TO_HALF, r"(and\.b64 .*), -8;", r"\1, -1;", pack_of("float32", "float16", aligned=True)
+        TO_HALF, r"(and\.b32 .*), -4;", r"\1, -1;", pack_of("float32", "float16", aligned=True)
     ),
     "a lost byte of the identity": Mutant(
-        "pack_float64_float64", r"(shl\.b64 .*), 1;", r"\1, 2;", pack_of("float64", "float64", aligned=False)
+        "pack_int16_int16", r"(and\.b32 .*), 56;", r"\1, 48;", pack_of("int16", "int16", aligned=False)
     ),
     "a bfloat16 cut instead of rounded": Mutant(TO_BFLOAT16, r"(add\.s32 .*), 32767;", r"\1, 0;", ALIGNED_BFLOAT16),
     "a tie rounded up": Mutant(TO_BFLOAT16, r"(add\.s32 .*), 32767;", r"\1, 32768;", ALIGNED_BFLOAT16),
@@ -539,7 +560,10 @@ MUTANTS = {
         TO_BFLOAT16, r"(setp\.gt\.u32 .*), 2139095040;", r"\1, 4294967295;",
         lambda device: check_rounding(device, "bfloat16"),
     ),
-    "a tile counted in 32 bits": Mutant(TO_HALF, r"mul\.wide\.u32 ", "mul.lo.u32 ", check_large, first=True),
+    "a place in the slab cut to 32 bits": Mutant(
+        TO_HALF, r"(max\.u64\s+(%rd\d+), [^\0]*?)add\.s64\s+(%rd\d+), \2, (%rd\d+);",
+        r"\1and.b64 \3, \2, 4294967295;\nadd.s64 \3, \3, \4;", check_large,
+    ),
     "an offset in a part cut to 32 bits": Mutant(
         "reduce_int8", r"(shl\.b64\s+(%rd\d+), %rd\d+, 4;)", r"\1\nand.b64 \2, \2, 4294967295;", check_large_reduction
     ),

@@ -15,6 +15,7 @@ PTX = ROOT / "engine_ext/gpu/kernels.ptx"
 SIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "bytes": 1, "bool": 1} | {
     f"{sign}int{8 * size}": size for sign in ("", "u") for size in (1, 2, 4, 8)
 }
+PIECE = 2048  # bytes of the slab for which a table has a number of 4 bytes (kernels.cu)
 DISTANCE = 0x100000000000  # from a device address to where the executor finds it (cuda/memory.c)
 
 HEAD = """\
@@ -31,13 +32,13 @@ static void run(ptx_function *kernel, const stand_launch *l, void **p) {
   if (ptx_launch(kernel, p, l->grid, l->block)) stand_found("%%s", ptx_error);
 }
 
-/* Rows of a plan: the tensors on one side, their places in the slab on the other. */
+/* A plan: its table with the numbers of pieces; the tensors on one side, their places in the slab on the other. */
 static int plan(void **p, int packs, unsigned tensor, unsigned wire, stand_access *a, int room) {
-  uint64_t table = *(uint64_t *)p[0], rows = *(uint64_t *)p[1], slab = *(uint64_t *)p[2];
+  uint64_t table = *(uint64_t *)p[0], rows = *(uint64_t *)p[1], end = *(uint64_t *)p[2], slab = *(uint64_t *)p[3];
   const device_row *row = stand_pointer(table);
   int n = 0;
   if (rows == 0) return 0;
-  a[n++] = (stand_access){table, rows * sizeof *row, 0};
+  a[n++] = (stand_access){table, rows * sizeof *row + ((end + %(piece)d - 1) / %(piece)d + 1) * 4, 0};
   for (uint64_t r = 0; r < rows && n + 2 <= room; r++) {
     if (row[r].bytes == 0 || (row[r].tensor == 0 && !packs)) continue;
     a[n++] = (stand_access){slab + row[r].offset, row[r].bytes, packs};
@@ -83,7 +84,7 @@ def build(where: Path, libraries: Path) -> Path:
         f'  stand_register_kernel("{name}", run_{name});\n  stand_register_accesses("{name}", accesses_{name});\n'
         for name in names
     )
-    source = HEAD % {"distance": DISTANCE}
+    source = HEAD % {"distance": DISTANCE, "piece": PIECE}
     source += "".join(ONE % {"name": name, "accesses": _accesses(name)} for name in names)
     source += f"\n__attribute__((constructor)) static void enter(void) {{\n{registered}}}\n"
     (where / "registered.c").write_text(source)

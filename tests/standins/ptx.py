@@ -306,6 +306,8 @@ class Function:
             return f"goto {operands[0].replace('$', '')};"
         if opcode == "ret" and not operands:
             return "return;"
+        if line == '.pragma "nounroll"':  # advice to the driver's compiler
+            return ";"
         if opcode.startswith(("ld.", "st.")):
             return self.access(opcode, operands)
         if opcode in ("mov.b32", "mov.b64") and "{" in line:
