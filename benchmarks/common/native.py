@@ -6,6 +6,7 @@ import hashlib
 import os
 import platform
 import secrets
+import shlex
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -35,7 +36,9 @@ def build(source: str, *, shared: bool = False, include: Sequence[Path] = ()) ->
     if include or not target.exists():
         # Not the process's number: ranks on several hosts may have the same.
         partial = target.with_name(f"{target.name}.{secrets.token_hex(8)}")
-        done = subprocess.run([compiler, *flags, "-o", partial, path], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [*shlex.split(compiler), *flags, "-o", partial, path], capture_output=True, text=True, check=False
+        )
         if done.returncode:
             raise NoCompilerError(f"{compiler} could not compile {path.name}:\n{done.stderr}")
         partial.replace(target)

@@ -162,6 +162,7 @@ def train(
     for variant in (FLOOR, PEER, UNFROZEN):
         bench.block(variant, WARMUP + 1)
     bench.block(BARE_REPLAY, 1)
+    print(f"{name}: ready with {end - time.monotonic():.1f} s left", flush=True)
     warm = max(bench.block(variant, 1) for variant in VARIANTS)
     differences = {variant: bench.difference(variant, PEER) for variant in VARIANTS if variant != PEER}
     each = int(min(steps.MOST, max(2, steps.BLOCK / warm)))
@@ -173,10 +174,12 @@ def train(
             variant = VARIANTS[(turn + number) % len(VARIANTS)]
             bench.block(variant, 1)
             taken[variant].append(bench.block(variant, each))
+    print(f"{name}: measured with {end - time.monotonic():.1f} s left", flush=True)
     ratios = {f"{of} to {to}": stats.ratio(taken[of], taken[to]).record() for of, to in RATIOS}
     size = bench.size()
     bench.variants.clear()  # the graphs go before the communicator that they have
     engine.shutdown()
+    print(f"{name}: closed with {end - time.monotonic():.1f} s left", flush=True)
     return {"title": workload.title, **size, "differences": differences, "rounds": taken, "ratios": ratios}
 
 

@@ -100,12 +100,20 @@ class Rank:
         if state.value:
             raise NcclError(f"a communicator has not {what}: code {state.value}")
 
-    def close(self, communicator: ctypes.c_void_p) -> None:
-        """End a communicator together with the other rank, whose kernels may read from this one until then."""
+    def close(self, communicator: ctypes.c_void_p, kind: str) -> list[dict[str, Any]]:
+        """End a communicator together with the other rank, whose kernels may read from this one until then.
+
+        The one that blocks is destroyed, the other aborted, as the engine does. What the calls take.
+        """
         self.device.synchronize()
+        begun = time.perf_counter()
         self.call("ncclCommFinalize", communicator)
         self.settle(communicator, "ended")
-        self.call("ncclCommDestroy", communicator)
+        finalized = time.perf_counter()
+        end = "ncclCommDestroy" if kind == "blocking" else "ncclCommAbort"
+        self.call(end, communicator)
+        taken = {"ncclCommFinalize": finalized - begun, end: time.perf_counter() - finalized}
+        return [row(f"{kind}: {name}", np.array([seconds])) for name, seconds in taken.items()]
 
     def measure(self, turn: int, samples: int) -> list[dict[str, Any]]:
         """Rows for a communicator of a kind: turn 0 blocks, 1 does not."""
@@ -132,7 +140,7 @@ class Rank:
                 if not nap:
                     rows.append(row(f"{what}, the call alone", returned))
                 rows.append(row(f"{what}, until it is enqueued, {how}", enqueued))
-        self.close(communicator)
+        rows += self.close(communicator, kind)
         for at in (source, target):
             self.device.free(at)
         return rows

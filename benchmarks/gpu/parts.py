@@ -35,13 +35,14 @@ class Part:
 
 
 PARTS: dict[str, Part] = {
-    "litmus": Part("semantics", "whether the driver does what the tests' stand-in does", 70),
+    "litmus": Part("semantics", "whether the driver does what the tests' stand-in does", 100),
     "opening": Part("opening", "the GPU opened by the engine", 40, ("nccl",)),
     "numerics": Part("numerics", "results beside exact ones", 60, ("nccl",)),
+    "binding": Part("binding", "PyTorch's operations beside the same in the host's memory", 80, ("nccl", "torch")),
     "costs": Part("costs", "costs of calls", 50),
     "bandwidth": Part("bandwidth", "pack and unpack beside a copy", 30),
     "failure": Part("failure", "a rank that is killed, and worlds one after the other", 50, ("nccl",)),
     "steps": Part("steps", "training steps beside DDP's", 110, ("nccl", "torch")),
     "frozen": Part("frozen", "frozen passes and steps, and graphs that have them", 150, ("nccl",)),
-    "overlap": Part("overlap", "device work under the backward pass", 40, ("nccl", "torch")),
+    "overlap": Part("overlap", "device work under the backward pass", 60, ("nccl", "torch")),
 }

@@ -18,6 +18,7 @@ from benchmarks.gpu.part import Skipped
 OPS = {"sum": 0, "average": 1, "min": 2, "max": 3, "product": 4}
 OLDEST_SHARING = (2, 30)
 """The first NCCL that takes several ranks on one GPU."""
+LAST_LINES = 40
 SHARED = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "0", "NCCL_MAX_CTAS": "2"}
 
 
@@ -69,7 +70,7 @@ class Ranks:
         self.processes = [
             subprocess.Popen(
                 [sys.executable, "-m", module, *arguments],
-                env=os.environ | world(job, rank, size) | dict(variables or {}),
+                env=os.environ | {"PYTHONFAULTHANDLER": "1"} | world(job, rank, size) | dict(variables or {}),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -102,10 +103,32 @@ class Ranks:
             try:
                 said, _ = process.communicate(timeout=max(deadline - time.monotonic(), 0.1))
             except subprocess.TimeoutExpired:
-                raise RankFailedError(f"{self.module}: rank {rank} has not ended within {seconds:.0f} s") from None
+                said = "\n".join(self._stacks())
+                late = f"{self.module}: rank {rank} has not ended within {seconds:.0f} s"
+                raise RankFailedError(f"{late}\n{said}") from None
             if process.returncode != (-signal.SIGKILL if rank in killed else 0):
-                last = "\n".join(said.strip().splitlines()[-15:])
+                last = _tail(said)
                 raise RankFailedError(f"{self.module}: rank {rank} ended with {process.returncode}\n{last}")
+
+    def _stacks(self) -> list[str]:
+        """What each rank that has not ended said at last, and where its threads are. It ends by that."""
+        for process in self.processes:
+            process.send_signal(signal.SIGABRT)  # PYTHONFAULTHANDLER
+        told = []
+        for rank, process in enumerate(self.processes):
+            try:
+                said, _ = process.communicate(timeout=3)
+            except subprocess.TimeoutExpired:
+                said = "it does not end by SIGABRT"
+            except ValueError:  # its output was read before
+                continue
+            told.append(f"rank {rank}: {_tail(said)}")
+        return told
+
+
+def _tail(said: str) -> str:
+    """The last lines of what a process said."""
+    return "\n".join(said.strip().splitlines()[-LAST_LINES:])
 
 
 def world(job: str, rank: int, size: int) -> dict[str, str]:

@@ -29,7 +29,7 @@ LOOK = 90.0  # seconds in which the driver says what there is
 GRACE = 0.85  # of a part's limit after which it should end by itself
 LEAST = 5.0  # seconds in which a part can do anything
 REAP = 5.0  # seconds for a killed process to go; one that is stuck in a driver may not
-LAST_LINES = 12
+LAST_LINES = 60
 
 
 @dataclass(frozen=True)
