@@ -194,14 +194,13 @@ class Config:
         None,
         "",
         optional(path, "auto"),
-        "File of the CUDA driver, for GPUs, which have been tried with stand-ins alone; auto: libcuda.so.1, as the "
-        "system finds it.",
+        "File of the CUDA driver, for GPUs; auto: libcuda.so.1, as the system finds it.",
     )
     nccl_library: Path | None = setting(
         None,
         "",
         optional(path, "auto"),
-        "File of NCCL, for GPUs, which have been tried with stand-ins alone; auto: the one that is in the process "
+        "File of NCCL, for GPUs; auto: the one that is in the process "
         "already, such as PyTorch's, or else that of the package nvidia-nccl-cu12 or nvidia-nccl-cu13, or else the "
         "system's libnccl.so.2.",
     )

@@ -175,10 +175,11 @@ class Device:
         if engine is self._engine:
             if self._plane is None:
                 self._plane = Plane.open(engine, ordinal, self._settings, self.keep)
-                if engine.rank == 0:
+                if engine.rank == 0 and engine.size > 1:
                     logger.warning(
-                        "tensors on GPUs are reduced by NCCL; this has been tried with stand-ins for CUDA and NCCL, "
-                        "and never yet on a GPU: compare the first results with those of tensors in the host's memory"
+                        "tensors on GPUs are reduced by NCCL; this has been tried on one GPU, with two ranks that "
+                        "shared it, and never yet on several: compare the first results with those of tensors in the "
+                        "host's memory"
                     )
             return self._plane
         if self._plane is None or not self._members[self._engine].used:

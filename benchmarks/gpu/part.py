@@ -62,7 +62,7 @@ def write(file: Path, content: dict[str, Any]) -> None:
 
 
 def measure(name: str, task: Task) -> dict[str, Any]:
-    """Run a part to its end: its `outcome`, what it found, and in `problems` what it found wrong."""
+    """Run a part to its end: its `outcome`, what it found, what is wrong (`problems`), what is left (`unfinished`)."""
     kept: dict[str, Any] = {}
 
     def tell(found: dict[str, Any]) -> None:
@@ -78,7 +78,10 @@ def measure(name: str, task: Task) -> dict[str, Any]:
         text = traceback.format_exc()
         return kept | {"outcome": "failed", "why": f"{type(error).__name__}: {error}", "traceback": text}
     problems = kept.get("problems") or []
-    return kept | {"outcome": "failed" if problems else "ok", "why": problems[0] if problems else ""}
+    if problems:
+        return kept | {"outcome": "failed", "why": problems[0]}
+    left = kept.get("unfinished") or ""
+    return kept | {"outcome": "partial" if left else "ok", "why": left}
 
 
 def main() -> None:

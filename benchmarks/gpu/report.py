@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks.common import environment
 from benchmarks.common.tables import MISSING, Table, digits, duration, size
+from benchmarks.gpu import binding
 from benchmarks.gpu import here as places
 from benchmarks.gpu.beliefs import BELIEFS
 from benchmarks.gpu.opening import STEPS as OPENING
@@ -101,6 +102,24 @@ def _error(off: float | str | None) -> str:
     if off is None or isinstance(off, str):
         return off or MISSING
     return "exact" if off == 0 else f"{off:.2f}"
+
+
+def _binding(found: Found) -> list[Table]:
+    table = Table("PyTorch's operations on a GPU", ["ranks", "cases", "equal", "different", "not run"])
+    table.note = (
+        "Each case is made on the GPU and in the host's memory; its results have to be equal, or close where they are "
+        "not whole numbers."
+    )
+    for count, world in found.get("worlds", {}).items():
+        if "skipped" in world:
+            table.rows.append([count, *[MISSING] * 4])
+            table.note += f" {count} ranks: skipped: {world['skipped']}."
+            continue
+        said = list(world["cases"].values())
+        equal, late = said.count(binding.OK), said.count(binding.OVER)
+        cells = [len(said), equal, len(said) - equal - late, late]
+        table.rows.append([f"{count} {world['where']}".strip(), *map(str, cells)])
+    return [table]
 
 
 def _costs(found: Found) -> list[Table]:
@@ -272,6 +291,7 @@ MAKERS = {
     "litmus": _litmus,
     "opening": _opening,
     "numerics": _numerics,
+    "binding": _binding,
     "costs": _costs,
     "bandwidth": _bandwidth,
     "failure": _failure,

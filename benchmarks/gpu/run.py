@@ -194,12 +194,12 @@ def _ended(status: int | None) -> str:
 
 def _say(console: Console, name: str, part: Part, found: dict[str, Any]) -> None:
     """Tell at once how a part went; of the driver that is not as the tests take it to be, first and loudly."""
-    if name == "litmus" and found["outcome"] not in ("ok", "skipped"):
+    if name == "litmus" and found["outcome"] not in ("ok", "partial", "skipped"):
         console.rule(Text("THE DRIVER IS NOT AS THE TESTS TAKE IT TO BE", style="bold red"), style="red")
         for problem in found.get("problems") or [found["why"]]:
             console.print(Text(problem, style="bold red"), soft_wrap=True)
         console.rule(style="red")
-    styles = {"ok": "green", "skipped": "yellow"}
+    styles = {"ok": "green", "partial": "yellow", "skipped": "yellow"}
     why = f": {found['why']}" if found["why"] else ""
     line = f"{name:<10} {found['outcome']:<8} {found['seconds']:5.1f} s  {part.title}{why}"
     console.print(Text(line, style=styles.get(found["outcome"], "bold red")), soft_wrap=True)

@@ -20,9 +20,10 @@ pytest.importorskip("rich", reason="needs rich")
 from rich.console import Console
 
 from benchmarks.common import paths
-from benchmarks.gpu import beliefs, overlap, reference, report, run
+from benchmarks.gpu import beliefs, binding, overlap, reference, report, run
 from benchmarks.gpu.driver import BFLOAT16, KERNELS
 from benchmarks.gpu.parts import PARTS
+from benchmarks.gpu.ranks import Ranks
 
 from ..standins import ROOT, build, environment
 from .jobs import chosen
@@ -223,6 +224,37 @@ def test_overlap_of_a_trace() -> None:
     assert told["computing"] == pytest.approx(0.5)
     assert overlap.shares(trace[:4]) is None
     assert overlap.shares(trace[:6]) == {"work": 0.0}
+
+
+def test_cases_of_the_binding_in_the_hosts_memory(tmp_path: Path) -> None:
+    """All of them, and what is left when the time is over, on two ranks without a GPU: the host beside itself."""
+    pytest.importorskip("torch", reason="needs torch")
+    (known := tmp_path / "here.json").write_text(json.dumps({"cards": []}))
+    for seconds in ("90", "0"):
+        with Ranks("benchmarks.gpu.binding", 2, [str(tmp_path), str(known), seconds], binding.PATIENCE) as job:
+            job.end(100)
+        told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
+        said = set(told[0].values()) | set(told[1].values())
+        assert said == {binding.OK if seconds != "0" else binding.OVER}, told
+        assert len(told[0]) == len(told[1]) and (len(told[0]) > 100) == (seconds != "0")
+
+
+def test_a_wrong_result_of_the_binding_is_told() -> None:
+    torch = pytest.importorskip("torch", reason="needs torch")
+    from benchmarks.gpu.binding_cases import Rank
+
+    me = object.__new__(Rank)
+    me.device, me.peer = "here", "there"
+    right = torch.arange(4.0)
+    results = {"here": right.clone(), "there": right}
+    results["here"][2] = 2.5
+    said = binding.attempt(lambda: me.both(results.__getitem__))
+    assert "result 0: 1 of 4 differ, first [2]: 2.5, not 2.0" in said
+    assert "differs by 0.167 of its size" in binding.attempt(lambda: me.both(results.__getitem__, 0.1))
+    assert binding.attempt(lambda: me.both(results.__getitem__, 0.2)) == binding.OK
+    assert "1 results, and 2 in" in binding.attempt(
+        lambda: me.both({"here": right, "there": [right, right]}.__getitem__)
+    )
 
 
 def test_frozen_steps_beside_gloo(tmp_path: Path) -> None:

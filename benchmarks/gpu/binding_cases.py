@@ -1,0 +1,532 @@
+"""What a rank of the part `binding` tries: each case on a device and in the host's memory, by PyTorch.
+
+Values are small whole numbers, so results are the same in whatever order they are added; where they are not whole, a
+case says by how much they may differ.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+WHOLE = (torch.uint8, torch.int8, torch.int32, torch.int64)
+LARGE = 20_000_000  # float32 numbers: more than a slab
+DELAY = 20_000_000  # cycles of the GPU before a tensor has its values: some 10 ms
+STEPS = 4
+HALF = 2e-3  # of gradients that travel as halves, beside those of the host's
+SAME = 1e-4  # of float32 gradients that cuBLAS and the host compute
+Case = tuple[str, Callable[[], None]]
+
+
+class Wrong(AssertionError):
+    """A result differs from the one in the host's memory."""
+
+
+class Rank:
+    """This process, in a world that is there."""
+
+    def __init__(self, device: str, peer: str = "cpu") -> None:
+        import engine
+        import engine.torch
+
+        self.engine, self.hvd = engine, engine.torch
+        self.rank, self.size = engine.rank(), engine.size()
+        self.device, self.peer = device, peer
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        if self.device != "cpu":
+            torch.cuda.synchronize(self.device)
+
+    def draw(self, shape: Sequence[int], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+        """This rank's values."""
+        generator = torch.Generator().manual_seed(1000 * seed + self.rank)
+        if dtype == torch.bool:
+            return torch.randint(2, tuple(shape), generator=generator).bool()
+        low = 0 if dtype == torch.uint8 else -4
+        return torch.randint(low, 5, tuple(shape), generator=generator).to(dtype)
+
+    def delay(self) -> None:
+        """Keep the current stream for a while."""
+        if self.device != "cpu":
+            torch.cuda._sleep(DELAY)
+
+    def both(self, act: Callable[[str], Any], off: float = 0.0) -> None:
+        """Act on the device and in the host's memory.
+
+        Raises
+        ------
+        Wrong
+            Results are not the same; by how much, if they are not `off`.
+        """
+        got = [each.detach().clone().cpu() for each in _flat(act(self.device))]
+        wanted = [each.detach().clone().cpu() for each in _flat(act(self.peer))]
+        if len(got) != len(wanted):
+            raise Wrong(f"{len(got)} results, and {len(wanted)} in the host's memory")
+        for number, (mine, right) in enumerate(zip(got, wanted, strict=True)):
+            if mine.shape != right.shape or mine.dtype != right.dtype:
+                kinds = f"{tuple(mine.shape)} {mine.dtype}, and {tuple(right.shape)} {right.dtype}"
+                raise Wrong(f"result {number} is {kinds} in the host's memory")
+            if not off and not torch.equal(mine, right):
+                places = (mine != right).reshape(-1).nonzero().reshape(-1)
+                first = int(places[0])
+                values = f"{mine.reshape(-1)[first].item()}, not {right.reshape(-1)[first].item()}"
+                raise Wrong(f"result {number}: {len(places)} of {mine.numel()} differ, first [{first}]: {values}")
+            if off and mine.numel():
+                by = float((mine.double() - right.double()).abs().max() / right.double().abs().max().clamp_min(1e-12))
+                if not by <= off:
+                    raise Wrong(f"result {number} differs by {by:.3g} of its size, more than {off:g}")
+
+    # ---- operations --------------------------------------------------------------------------------------------------
+
+    def reduced(self, dtype: torch.dtype, op: int, shape: Sequence[int], **more: Any) -> None:
+        """Reduce a tensor; of what is not contiguous too."""
+
+        def act(device: str) -> list[torch.Tensor]:
+            tensor = self.draw(shape, dtype).to(device)
+            given = [tensor, tensor.T] if tensor.dim() == 2 else [tensor]
+            return [self.hvd.allreduce(each, op=op, **more) for each in given]
+
+        self.both(act)
+
+    def in_place(self) -> None:
+        """Reduce and broadcast in place."""
+
+        def act(device: str) -> list[torch.Tensor]:
+            one, two = (self.draw((33, 7), torch.float32, seed).to(device) for seed in (1, 2))
+            self.hvd.allreduce_(one, op=self.engine.Sum)
+            self.hvd.broadcast_(two, self.size - 1)
+            return [one, two]
+
+        self.both(act)
+
+    def many(self) -> None:
+        """Start many in another order on each rank."""
+
+        def act(device: str) -> list[torch.Tensor]:
+            numbers = range(300)
+            tensors = {number: self.draw((number % 97,), torch.float32, number).to(device) for number in numbers}
+            order = sorted(numbers, key=lambda number: (number * 7919 + self.rank * 31) % 300)
+            handles = {
+                number: self.hvd.allreduce_async(tensors[number], op=self.engine.Sum, name=f"{device}.many.{number}")
+                for number in order
+            }
+            return [self.hvd.synchronize(handles[number]) for number in numbers]
+
+        self.both(act)
+
+    def grouped(self) -> None:
+        """Groups of several dtypes."""
+
+        def act(device: str) -> list[torch.Tensor]:
+            tensors = [self.draw((50 + each,), torch.float32, each).to(device) for each in range(5)]
+            tensors += [self.draw((20,), torch.int64, 9).to(device)]
+            sums = self.hvd.grouped_allreduce(tensors, op=self.engine.Sum)
+            rows = [self.draw((self.size * 3, 2), torch.float32, each).to(device) for each in range(3)]
+            scattered = self.hvd.grouped_reducescatter(rows, op=self.engine.Sum)
+            gathered = self.hvd.grouped_allgather(rows)
+            return [*sums, *scattered, *gathered]
+
+        self.both(act)
+
+    def moved(self, dtype: torch.dtype) -> None:
+        """Gather, scatter and exchange rows, whose number differs by rank."""
+
+        def act(device: str) -> list[torch.Tensor]:
+            mine = self.draw((3 + 2 * self.rank, 4), dtype, 3).to(device)
+            gathered = self.hvd.allgather(mine)
+            splits = torch.tensor([1 + (self.rank + other) % 3 for other in range(self.size)])
+            given = self.draw((int(splits.sum()), 5), dtype, 4).to(device)
+            exchanged, counts = self.hvd.alltoall(given, splits)
+            plain = self.hvd.alltoall(self.draw((2 * self.size, 3), dtype, 5).to(device))
+            root = self.hvd.broadcast(self.draw((17,), dtype, 6).to(device), self.size - 1)
+            results = [gathered, exchanged, counts, plain, root]
+            if dtype != torch.bool:
+                rows = self.draw((2 * self.size + 1, 3), dtype, 7).to(device)
+                results.append(self.hvd.reducescatter(rows, op=self.engine.Sum))
+            return results
+
+        self.both(act)
+
+    def compressed(self) -> None:
+        """Travel as halves."""
+
+        def act(device: str) -> list[torch.Tensor]:
+            tensor = self.draw((1000,), torch.float32, 8).to(device)
+            schemes = (self.engine.Compression.fp16, self.engine.Compression.bf16)
+            return [self.hvd.allreduce(tensor, compression=scheme, op=self.engine.Sum) for scheme in schemes]
+
+        self.both(act)
+
+    def objects(self) -> None:
+        """Objects and states of optimizers that have tensors on a GPU."""
+
+        def act(device: str) -> list[torch.Tensor]:
+            given = {"a": self.draw((5,), torch.float32, 11).to(device)} if self.rank == self.size - 1 else None
+            got = self.hvd.broadcast_object(given, self.size - 1)
+            torch.manual_seed(self.rank)
+            model = torch.nn.Linear(4, 3).to(device)
+            optimizer = torch.optim.Adam(model.parameters())
+            if self.rank == 0:
+                model(torch.ones(2, 4, device=device)).sum().backward()
+                optimizer.step()
+            self.hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+            self.hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+            state = [value for each in optimizer.state.values() for value in each.values()]
+            return [got["a"], *model.parameters(), *state]
+
+        self.both(act, SAME)
+
+    def sparse(self) -> None:
+        """Entries of which some ranks have others."""
+
+        def act(device: str) -> list[torch.Tensor]:
+            places = torch.tensor([[0, 2, 5 + self.rank], [1, 1, 0]])
+            tensor = torch.sparse_coo_tensor(places, self.draw((3,), torch.float32, 12), (9, 3)).to(device)
+            return [self.hvd.sparse_allreduce(tensor, op=self.engine.Sum).to_dense()]
+
+        self.both(act)
+
+    def differentiated(self) -> None:
+        """Gradients go through operations."""
+
+        def act(device: str) -> list[torch.Tensor]:
+            leaf = self.draw((4, 3), torch.float32, 13).to(device).requires_grad_()
+            total = self.hvd.allreduce(leaf * 2, op=self.engine.Sum).sum() + self.hvd.allgather(leaf).sum()
+            total.backward()
+            return [leaf.grad]
+
+        self.both(act)
+
+    def normalised(self) -> None:
+        """SyncBatchNorm."""
+
+        def act(device: str) -> list[torch.Tensor]:
+            layer = self.hvd.SyncBatchNorm(3).to(device)
+            x = self.draw((4 + self.rank, 3, 5), torch.float32, 14).to(device).requires_grad_()
+            y = layer(x)
+            (y * y * y).sum().backward()
+            return [y, x.grad, layer.weight.grad, layer.running_mean, layer.running_var]
+
+        self.both(act, 1e-4)
+
+    def joined(self) -> None:
+        """Rank 0 has more to do."""
+
+        def act(device: str) -> list[torch.Tensor]:
+            results = []
+            for turn in range(3 if self.rank == 0 else 1):
+                tensor = self.draw((10,), torch.float32, 15).to(device)
+                results.append(self.hvd.allreduce(tensor, op=self.engine.Sum, name=f"{device}.join.{turn}"))
+            self.hvd.join()
+            return results
+
+        self.both(act)
+
+    def in_sets(self) -> None:
+        """Each rank in a set of its own, and all."""
+        sets = [self.engine.global_process_set]
+        sets += [self.hvd.add_process_set([rank]) for rank in range(self.size) if self.size > 1]
+
+        def act(device: str) -> list[torch.Tensor]:
+            tensor = self.draw((100,), torch.float32, 16).to(device)
+            mine = [each for each in sets if each.included()]
+            return [self.hvd.allreduce(tensor, op=self.engine.Sum, process_set=each) for each in mine]
+
+        self.both(act)
+        for each in sets[1:]:
+            self.hvd.remove_process_set(each)
+
+    # ---- streams -----------------------------------------------------------------------------------------------------
+
+    def ordered(self) -> None:
+        """Values are there late, and the tensor is given others as soon as the result is enqueued."""
+
+        def act(device: str) -> list[torch.Tensor]:
+            results = []
+            for turn in range(5):
+                tensor = torch.full((1 << 20,), -99.0, device=device)
+                self.delay()
+                tensor.copy_(self.draw((1 << 20,), torch.float32, 20 + turn))
+                result = self.hvd.allreduce(tensor, op=self.engine.Sum, name=f"{device}.late")
+                tensor.fill_(1e6)
+                results.append(result * 2)
+            return results
+
+        self.both(act)
+
+    def on_streams(self) -> None:
+        """Work on streams of its own, on which the results are used."""
+        if self.device == "cpu":
+            return
+        values = [self.draw((1 << 18,), torch.float32, 30 + each) for each in range(4)]
+        got = []
+        for value in values:
+            stream = torch.cuda.Stream()
+            with torch.cuda.stream(stream):
+                tensor = torch.empty(value.shape, device=self.device)
+                self.delay()
+                tensor.copy_(value)
+                got.append(self.hvd.allreduce(tensor, op=self.engine.Sum) + 1)
+                stream.synchronize()
+        wanted = [self.hvd.allreduce(value, op=self.engine.Sum) + 1 for value in values]
+        self.both(lambda device: got if device == self.device else wanted)
+
+    def reused(self) -> None:
+        """Memory that goes back to the allocator while it is reduced is not given to others too early."""
+
+        def act(device: str) -> list[torch.Tensor]:
+            results = []
+            for turn in range(30):
+                tensor = self.draw((1 << 16,), torch.float32, 40 + turn).to(device)
+                handle = self.hvd.allreduce_async(tensor, op=self.engine.Sum, name=f"{device}.reused")
+                del tensor
+                torch.full((1 << 16,), 1e6, device=device)
+                results.append(self.hvd.synchronize(handle))
+            return results
+
+        self.both(act)
+
+    def threads(self) -> None:
+        """Threads with streams of their own."""
+        if self.device == "cpu":
+            return
+        problems: list[str] = []
+
+        def act(number: int) -> None:
+            try:
+                with torch.cuda.stream(torch.cuda.Stream()):
+                    for turn in range(20):
+                        value = self.draw((1000,), torch.float32, number * 100 + turn)
+                        given = value.to(self.device)
+                        got = self.hvd.allreduce(given, op=self.engine.Sum, name=f"thread.{number}").cpu()
+                        wanted = self.hvd.allreduce(value, op=self.engine.Sum, name=f"host.{number}")
+                        if not torch.equal(got, wanted):
+                            raise Wrong(f"thread {number}, turn {turn}: the sum is wrong")
+            except Exception as error:
+                problems.append(f"{type(error).__name__}: {error}")
+
+        started = [threading.Thread(target=act, args=(number,)) for number in range(4)]
+        for each in started:
+            each.start()
+        for each in started:
+            each.join()
+        if problems:
+            raise Wrong(problems[0])
+
+    def refused_capture(self) -> None:
+        """A collective within a capture is refused; another thread's capture is left alone."""
+        if self.device == "cpu":
+            return
+        from engine.errors import EngineError
+
+        tensor, refused = self.draw((1000,), torch.float32, 50).to(self.device), ""
+        self.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            try:
+                self.hvd.allreduce(tensor, op=self.engine.Sum)
+            except EngineError as error:
+                refused = str(error)
+            tensor * 2
+        if not refused:
+            raise Wrong("it was not refused")
+        self.both(lambda device: self.hvd.allreduce(self.draw((9,), torch.float32, 51).to(device)))
+
+    def captured_beside(self) -> None:
+        """A thread captures while collectives are under way."""
+        if self.device == "cpu":
+            return
+        tensor, problems = self.draw((1 << 16,), torch.float32, 52).to(self.device), []
+        static = torch.ones(1 << 16, device=self.device)
+        self.synchronize()
+
+        def capture() -> None:
+            try:
+                for _ in range(10):
+                    graph = torch.cuda.CUDAGraph()
+                    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                        out = static * 2
+                        time.sleep(0.01)
+                        out += 1
+                    graph.replay()
+            except Exception as error:
+                problems.append(f"{type(error).__name__}: {error}")
+
+        thread = threading.Thread(target=capture)
+        thread.start()
+        turn = 0
+        while self.hvd.allreduce(torch.tensor([thread.is_alive()]), op=self.engine.Max, name="captures").item():
+            self.hvd.allreduce(tensor, op=self.engine.Sum, name="beside")
+            self.hvd.allgather(tensor[:100], name="gathered beside")
+            turn += 1
+        thread.join()
+        self.synchronize()
+        if problems:
+            raise Wrong(problems[0])
+
+    # ---- optimizers --------------------------------------------------------------------------------------------------
+
+    def trained(self, off: float = SAME, kept: bool = False, mixed: bool = False, **more: Any) -> None:
+        """Train a model, on the device and in the host's memory."""
+        torch.manual_seed(3)
+        plain = torch.nn.Sequential(
+            torch.nn.Linear(20, 300),
+            torch.nn.Tanh(),
+            torch.nn.Linear(300, 300),
+            torch.nn.Tanh(),
+            torch.nn.Linear(300, 5),
+        )
+        case = f"{sorted(more)}{kept}{mixed}"
+
+        def act(device: str) -> list[torch.Tensor]:
+            model = copy.deepcopy(plain).double() if off == 0 else copy.deepcopy(plain)
+            model.to(device)
+            if mixed:
+                model[4].to("cpu")
+            named = [(f"{device}.{case}.{name}", value) for name, value in model.named_parameters()]
+            optimizer = self.hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), named, **more)
+            for step in range(STEPS):
+                optimizer.zero_grad(set_to_none=not kept)
+                for number in range(more.get("backward_passes_per_step", 1)):
+                    x = self.draw((8, 20), torch.float32, 60 + 7 * step + number).to(device) / 4
+                    y = model[:4](x).to("cpu" if mixed else device)
+                    (model[4](y) ** 2).mean().backward()
+                optimizer.step()
+            return list(model.parameters())
+
+        self.both(act, off)
+
+    def embedded(self) -> None:
+        """Train an embedding with sparse gradients."""
+
+        def act(device: str) -> list[torch.Tensor]:
+            torch.manual_seed(4)
+            model = torch.nn.Embedding(50, 4, sparse=True).to(device)
+            named = [(f"{device}.embedding.{name}", value) for name, value in model.named_parameters()]
+            optimizer = self.hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), named)
+            for step in range(STEPS):
+                optimizer.zero_grad()
+                model((self.draw((6,), torch.int64, 80 + step) + 4 + step).to(device)).sum().backward()
+                optimizer.step()
+            return list(model.parameters())
+
+        self.both(act, SAME)
+
+    def frozen(self, replayed: bool, **more: Any) -> None:
+        """Train frozen, and replay its step; beside the same in the host's memory, which is not frozen."""
+        torch.manual_seed(5)
+        plain = torch.nn.Sequential(torch.nn.Linear(20, 300), torch.nn.Tanh(), torch.nn.Linear(300, 5))
+        if self.device == "cpu":
+            return
+
+        def act(device: str) -> list[torch.Tensor]:
+            model = copy.deepcopy(plain).to(device)
+            case = f"{device}.frozen.{replayed}.{sorted(more)}"
+            named = [(f"{case}.{name}", value) for name, value in model.named_parameters()]
+            optimizer = self.hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), named, **more)
+            x = torch.zeros(8, 20, device=device)
+            given = [self.draw((8, 20), torch.float32, 90 + step) / 4 for step in range(3 + 1 + 6)]
+
+            def step() -> None:
+                optimizer.zero_grad(set_to_none=False)
+                (model(x) ** 2).mean().backward()
+                optimizer.step()
+
+            def eager(values: torch.Tensor) -> None:
+                x.copy_(values)
+                step()
+
+            if device == self.peer:
+                for values in given:
+                    eager(values)
+                return list(model.parameters())
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for values in given[:3]:
+                    eager(values)
+                optimizer.zero_grad(set_to_none=False)
+                optimizer.freeze()
+                eager(given[3])
+            torch.cuda.current_stream().wait_stream(stream)
+            if replayed:
+                torch.cuda.synchronize()
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, stream=stream):
+                    step()
+                for values in given[4:]:
+                    x.copy_(values)
+                    graph.replay()
+                torch.cuda.synchronize()
+                results = [each.detach().clone() for each in model.parameters()]
+                del graph
+            else:
+                for values in given[4:]:
+                    eager(values)
+                results = [each.detach().clone() for each in model.parameters()]
+            optimizer.unfreeze()
+            return results
+
+        self.both(act, HALF if more else SAME)
+
+    def cases(self) -> Iterator[Case]:
+        """All of them, by name."""
+        sum_, average = self.engine.Sum, self.engine.Average
+        ops = {"Sum": sum_, "Min": self.engine.Min, "Max": self.engine.Max, "Product": self.engine.Product}
+        for dtype in (*FLOATS, *WHOLE, torch.bool):
+            for name, op in ops.items():
+                yield f"allreduce of {dtype}, {name}", _later(self.reduced, dtype, op, (31, 17))
+        for dtype in FLOATS:
+            yield f"allreduce of {dtype}, Average", _later(self.reduced, dtype, average, (31, 17))
+        for shape in ((0,), (1,), (), (LARGE,)):
+            yield f"allreduce of {shape}", _later(self.reduced, torch.float32, sum_, shape)
+        factors = {"prescale_factor": 0.5, "postscale_factor": 4.0}
+        yield "allreduce with factors", _later(self.reduced, torch.float32, sum_, (1000,), **factors)
+        yield "in place", self.in_place
+        yield "300 at a time, in another order on each rank", self.many
+        yield "groups", self.grouped
+        for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool):
+            yield f"rows of {dtype}", _later(self.moved, dtype)
+        yield "as halves", self.compressed
+        yield "objects and states", self.objects
+        yield "sparse", self.sparse
+        yield "gradients through operations", self.differentiated
+        yield "SyncBatchNorm", self.normalised
+        yield "join", self.joined
+        yield "process sets", self.in_sets
+        yield "values that are there late", self.ordered
+        yield "streams", self.on_streams
+        yield "memory used again", self.reused
+        yield "threads", self.threads
+        yield "a capture refused", self.refused_capture
+        yield "a capture beside", self.captured_beside
+        yield "optimizer", self.trained
+        yield "optimizer, kept gradients", _later(self.trained, kept=True)
+        yield "optimizer, side by side", _later(self.trained, gradient_as_bucket_view=True)
+        yield "optimizer, side by side and kept", _later(self.trained, kept=True, gradient_as_bucket_view=True)
+        yield "optimizer, as halves", _later(self.trained, HALF, compression=self.engine.Compression.fp16)
+        yield "optimizer, two passes a step", _later(self.trained, backward_passes_per_step=2)
+        yield "optimizer, Adasum", _later(self.trained, op=self.engine.Adasum)
+        yield "optimizer, part of the model on the host", _later(self.trained, mixed=True)
+        yield "optimizer, sparse", self.embedded
+        yield "frozen", _later(self.frozen, False)
+        yield "frozen and replayed", _later(self.frozen, True)
+        yield "frozen and replayed, as halves", _later(self.frozen, True, compression=self.engine.Compression.fp16)
+        yield "frozen and replayed, side by side", _later(self.frozen, True, gradient_as_bucket_view=True)
+
+
+def _later(function: Callable[..., None], *arguments: Any, **how: Any) -> Callable[[], None]:
+    return lambda: function(*arguments, **how)
+
+
+def _flat(results: Any) -> list[torch.Tensor]:
+    if isinstance(results, torch.Tensor):
+        return [results]
+    return [each if isinstance(each, torch.Tensor) else torch.as_tensor(each) for each in results]
