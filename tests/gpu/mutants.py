@@ -143,6 +143,16 @@ MUTANTS: dict[str, tuple[Path, str, str]] = {
         "if (code == CUDA_ERROR_NOT_READY) break;",
         "if (code == CUDA_ERROR_NOT_READY) code = 0;",
     ),
+    "passed_is_told_relaxed": (
+        LAUNCHING,
+        "store_release(&l->d.passed, passed);",
+        "store_relaxed(&l->d.passed, passed);",
+    ),
+    "passed_is_read_relaxed": (
+        STREAMS,
+        "passed = load_acquire(&d->passed) >= ticket;",
+        "passed = load_relaxed(&d->passed) >= ticket;",
+    ),
     "tables_used_again_too_early": (
         LAUNCHING,
         "  while (l->table_head + bytes - l->table_tail > l->table_bytes) {",
@@ -249,8 +259,11 @@ VARIANTS: dict[str, tuple[Path, str, str]] = {
 }
 
 
-def changed(mutant: str, where: Path, source: Path = LANE) -> dict[str, str]:
-    """Make a mutant, or with `none` a source as it should be: the variables of a process that is to run it."""
+def changed(mutant: str, where: Path, source: Path = LANE, told: Path | None = None) -> dict[str, str]:
+    """Make a mutant, or with `none` a source as it should be: the variables of a process that is to run it.
+
+    With `told`, where the stand-ins are, these see what threads tell each other by the lane's words (told.h).
+    """
     path, old, new = {**MUTANTS, **VARIANTS}.get(mutant, (source, "", ""))
     text = path.read_text()
     if mutant != "none":
@@ -265,6 +278,8 @@ def changed(mutant: str, where: Path, source: Path = LANE) -> dict[str, str]:
         return _native(path, where)
     sources = [Path(__file__).parent / "lane_glue.c", where / path.name, *(each for each in SOURCES if each != path)]
     options = [f"-I{ROOT / 'engine_ext/gpu'}", "-Wno-unused", "-Wno-unused-parameter", *LIBRARY]
+    if told:
+        options += ["-include", str(Path(__file__).parent / "told.h"), f"-L{told}", "-l:libcuda.so.1"]
     return {"LANE_LIBRARY": str(compiled(where / "lane.so", sources, *options))}
 
 

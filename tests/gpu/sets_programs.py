@@ -5,6 +5,7 @@ python -m tests.gpu.sets_programs NAME RANK SIZE KERNELS ...
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import os
 import signal
@@ -18,6 +19,7 @@ import pytest
 import engine
 from engine import runtime
 from engine.errors import DeviceError, EngineError, UnsupportedTensorError, WorldError
+from engine.host import patience
 from engine.native import gradients
 
 from ..waiting import let_pass, until
@@ -208,6 +210,8 @@ def threads(me: Rank) -> None:
 
 def late(me: Rank) -> None:
     """Each of three sets waits for a rank that is late in its turn, within the limit; for its turn it waits longer."""
+    me.cuda.stand_hosts_are_one(1)  # when the lane comes to a set's entry it sees that the one before has been passed
+    patience.STEP = 60.0  # so a wait counts in full, though nobody looks meanwhile how much of the limit is left
     connect = planes._Joining._connect
     asked: list[int] = []
 
@@ -217,7 +221,8 @@ def late(me: Rank) -> None:
             let_pass(0.1)
             asked.append(self.number)
         else:  # the second one of its two ranks
-            until(lambda: me.rank == 1 or Path(f"connected {me.rank - 1}").exists(), "the set before")
+            before = Path(f"connected {me.rank - 1}")
+            until(lambda: me.rank == 1 or before.exists() or runtime.engine().failure, "the set before")
             let_pass(1.2)
         return connect(self, id)
 
@@ -244,6 +249,35 @@ def late(me: Rank) -> None:
         for thread in running:
             thread.join()
         assert not failures, failures
+
+
+class Device(ctypes.Structure):
+    """The first fields of `device`."""
+
+    _fields_ = (
+        ("ordinal", ctypes.c_int),
+        ("call", ctypes.c_void_p),
+        *((name, ctypes.c_uint64) for name in ("pushed", "ended", "enqueued", "passed")),
+    )
+
+
+def seen(me: Rank) -> None:
+    """No stream has to wait for what the lane has seen the device pass: its word orders what follows there.
+
+    A thread often finds it so when others use other sets: the lane looks at each entry when it comes to the next.
+    """
+    with me.world("seen"):
+        open_all(me)
+        device = Device.from_address(runtime.device()._plane.lane.device)
+        for each in of(me, [0, 1]):
+            with within(each):
+                tensor = DeviceTensor(values(me.rank, 10, "float32"), late=1.0)
+                handle = allreduce(tensor, tensor, "first")
+                until(lambda: device.passed == 2, "the lane has seen it, and what opened the GPUs")
+                waits = me.calls("cuStreamWaitEvent")
+                handle.wait()
+                assert me.calls("cuStreamWaitEvent") == waits
+                compare(tensor.numpy(), total(each.ranks, 10), "seen")
 
 
 # ---- the end ---------------------------------------------------------------------------------------------------------
@@ -402,7 +436,7 @@ def old(me: Rank) -> None:
 PROGRAMS = {
     program.__name__: program
     for program in (
-        *(numbers, scatters, hooks, crossing, ahead, threads, late),
+        *(numbers, scatters, hooks, crossing, ahead, threads, late, seen),
         *(removed, lost, fails, stays, leaves, stuck, elsewhere, old),
     )
 }
