@@ -90,7 +90,8 @@ class Guardian:
         """Let it go: nothing is left to guard."""
         self._tell(".\n")
         os.close(self._pipe)
-        os.waitpid(self.pid, 0)
+        with contextlib.suppress(ChildProcessError):  # who has started the launcher lets the kernel reap its children
+            os.waitpid(self.pid, 0)
 
     def _tell(self, line: str) -> None:
         with contextlib.suppress(BrokenPipeError):  # somebody killed it: the job goes on without
