@@ -83,6 +83,7 @@ class ElasticAgent(Agent):
         super().__init__(channel, order)
         self._killed: set[int] = set()
         self._gatehouse: Gatehouse | None = None
+        self._unguarded = False
 
     def run(self, head: dict[str, Any]) -> None:
         """Start workers as the launcher asks for them, until it says that all is over, or is gone."""
@@ -104,6 +105,8 @@ class ElasticAgent(Agent):
             keeper.hold()
             keeper.hear(self.channel.reading, self._hear)
             self._supervisor = self._keeper = keeper
+            if self.head["lease"] is not None:
+                self._watch_guardian()
             gatehouse = Gatehouse(self.job.secret, bool(self.head["several"]), keeper, self._passed, self._say)
             self._gatehouse = gatehouse
             try:
@@ -111,7 +114,24 @@ class ElasticAgent(Agent):
             finally:
                 gatehouse.close_quietly()
         self._guardian.dismiss()
+        if self._unguarded:
+            raise LaunchError("its agent ends, because its guardian was killed: nobody would end the workers in time")
         self.copies.send(self.channel)
+
+    def _watch_guardian(self) -> None:
+        """End all workers if the guardian ends: with it goes what holds the lease, by which the launcher counts."""
+        pidfd = linux.pidfd_open(self._guardian.pid)
+
+        def end() -> None:
+            self._unguarded = True
+            self._keeper.forget(pidfd)
+            os.close(pidfd)
+            if not self.channel.ended:
+                self._keeper.forget(self.channel.reading)  # no worker is started any more
+            self._keeper.release()
+            self._keeper.kill()
+
+        self._keeper.hear(pidfd, end)
 
     def _hear(self) -> None:
         """Do what the launcher asks for; at the end of the channel, kill."""
