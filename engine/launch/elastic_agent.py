@@ -13,6 +13,7 @@ import signal
 from dataclasses import replace
 from typing import Any
 
+from ..elastic.worker.messages import TalkError
 from ..host import linux, machine, processes
 from ..host.signals import caught
 from ..metrics import page
@@ -20,6 +21,7 @@ from . import spawn
 from .agent import Agent, Relay
 from .channel import Channel, ChannelError, Message
 from .cpu_binding import Allotment, allot
+from .elastic_said import SaidError, check
 from .errors import LaunchError
 from .gatehouse import Gatehouse
 from .guardian import Guardian, boot_time
@@ -81,6 +83,7 @@ class ElasticAgent(Agent):
 
     def __init__(self, channel: Channel, order: Message) -> None:
         super().__init__(channel, order)
+        self._running: set[int] = set()  # workers whose end was not told
         self._killed: set[int] = set()
         self._gatehouse: Gatehouse | None = None
         self._unguarded = False
@@ -205,6 +208,7 @@ class ElasticAgent(Agent):
         rank_plan = replace(rank_plan, rank=worker, environment=rank_plan.environment | own)
         rank = spawn.start(rank_plan, self.command, self.program, self._descriptors)
         self._keeper.add(rank)
+        self._running.add(worker)
         for name, pipe in (("stdout", rank.stdout), ("stderr", rank.stderr)):
             self._keeper.listen(Stream(worker, pipe, Relay(self.channel, name, number=number)))
         process = processes.look(rank.pid)
@@ -214,12 +218,18 @@ class ElasticAgent(Agent):
     def _ended(self, rank: Rank, end: End) -> None:
         assert self._gatehouse is not None
         self._gatehouse.forget(end.rank)
+        self._running.discard(end.rank)
         killed = end.by_launcher or end.rank in self._killed
         self.channel.send("end", worker=end.rank, code=end.code, killed=killed, started=True)
 
     def _passed(self, worker: int, message: dict[str, Any]) -> None:
-        """Pass on what a worker says at the gate."""
-        self.channel.send("said", worker=worker, message=message)
+        """Pass on what a worker says at the gate, if it is one that runs here, and says what workers do."""
+        if worker not in self._running:
+            raise TalkError(f"no worker {worker} runs here")
+        try:
+            self.channel.send("said", worker=worker, message=check(message))
+        except SaidError as error:
+            raise TalkError(str(error)) from None
 
     def _page(self, number: int) -> int:
         """The page of counters of a slot, which outlives workers."""

@@ -93,7 +93,9 @@ class Slots:
         number = message.number("number")
         if not any(slot.host == host and each == number for slot, each in self._numbers.items()):
             raise ChannelError(f"it speaks of slot number {number}, which is not one of its slots")
-        self.displays[number, str(message.head["stream"])].take(message.body)
+        if (number, stream := message.text("stream")) not in self.displays:
+            raise ChannelError(f"it writes to {stream!r}")
+        self.displays[number, stream].take(message.body)
 
     def keep(self, message: Message) -> None:
         """Keep a file of a worker's that its host has sent."""

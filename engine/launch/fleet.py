@@ -251,14 +251,14 @@ class Fleet:
         elif message.kind == "failed":
             self._drop(host).hang_up()
             self.board.part(agent)
-            self._refused(host, str(message.head["text"]))
+            self._refused(host, message.text("text"))
         elif message.kind == "pages":
             self._copies[host].keep(message)
         elif message.kind == "done":
             agent.done = True
         elif message.kind == "beat":
             self._stamped[host] = time.monotonic()
-            self.board.send(agent, "heard", at=message.head["at"])
+            self.board.send(agent, "heard", at=message.seconds("at"))
         else:
             if message.kind == "started":
                 self._running[host][message.number("worker")] = [message.number("pid"), message.number("born")]
@@ -267,12 +267,12 @@ class Fleet:
             self._told(host, message)
 
     def _ready(self, agent: RemoteHost, message: Message) -> None:
+        where, address, summary = (message.text(name) for name in ("where", "address", "summary"))
         agent.ready = True
         self._patience[agent.name].begin(self._lease)
-        self._where[agent.name] = str(message.head["where"])
-        self._addresses[agent.name] = str(message.head["address"])
+        self._where[agent.name], self._addresses[agent.name] = where, address
         if not self._options.quiet:
-            self._say(f"{agent.name}: {message.head['summary']}")
+            self._say(f"{agent.name}: {summary}")
         self.board.send(agent, "start")
         for fields in self._waiting.pop(agent.name):
             self.board.send(agent, "launch", **fields)

@@ -78,10 +78,13 @@ class Copies:
         ChannelError
             It is not what `Pages` sends.
         """
-        changed, states, clocks = message.head["changed"], dict(message.head["states"]), _clocks()
+        changed, states = _numbers(message)
+        clocks = _clocks()
         ahead, ahead_unix = (clocks[name] - message.number(name) for name in ("monotonic", "unix"))
         if not {*changed, *states} <= self._descriptors.keys():
             raise ChannelError(f"it speaks of ranks {sorted({*changed, *states})}, which are not all its ranks")
+        if not max(abs(ahead), abs(ahead_unix)) < 1 << 62:
+            raise ChannelError("its clocks tell a time that cannot be")
         try:
             content = zlib.decompressobj().decompress(message.body, page.BYTES * len(changed) + 1)
         except zlib.error as error:
@@ -93,6 +96,17 @@ class Copies:
             page.write_copy(self._descriptors[rank], whole, ahead, ahead_unix)
         for rank, state in states.items():
             page.date_copy(self._descriptors[rank], clocks["monotonic"], str(state)[:1])
+
+
+def _numbers(message: Message) -> tuple[list[int], dict[int, str]]:
+    """Of which ranks a message has pages, each once; and the states of processes, by rank."""
+    changed, states = message.head.get("changed"), message.head.get("states")
+    try:
+        if len({*map(int, changed)}) == len(changed):
+            return [*map(int, changed)], {int(rank): str(state) for rank, state in states}
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise ChannelError("what it tells of its pages of counters is damaged; install the same version")
 
 
 def _clocks() -> dict[str, int]:

@@ -100,6 +100,12 @@ def test_only_what_has_changed_is_sent_and_all_is_dated(pages: list[int]) -> Non
         {"changed": [7]},
         {"states": [[7, "S"]]},
         {"monotonic": "now"},
+        {"monotonic": 1 << 70},
+        {"changed": [0, 0], "body": zlib.compress(bytes(2 * page.BYTES))},
+        {"changed": None},
+        {"changed": [[0]]},
+        {"states": 5},
+        {"states": [[0]]},
     ],
     ids=str,
 )
