@@ -165,12 +165,10 @@ class Fleet:
             for agent in self._agents.values():
                 if agent.ready:
                     self.board.send(agent, "beat")
-        for host in [host for host, patience in self._patience.items() if not patience.left()]:
-            ready = self._agents[host].ready
-            self._lose(
-                self._agents[host],
-                f"has not answered for {self._lease:g} s" if ready else f"did not answer within {self._seconds:g} s",
-            )
+        # Agents, and not hosts: the loss of one may have another given up, and started anew.
+        for agent in [self._agents[host] for host, patience in self._patience.items() if not patience.left()]:
+            late = f"has not answered for {self._lease:g} s", f"did not answer within {self._seconds:g} s"
+            self._lose(agent, late[not agent.ready])
 
     def reached_by(self, host: str, others: Sequence[str]) -> str:
         """The name or address by which workers of other hosts reach one; empty if there is no other."""

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import signal
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from engine.launch import options
 from engine.launch.channel import GREETING, pack
 from engine.launch.console import Console
 from engine.launch.elastic import Driver
 from engine.launch.elastic_report import Result
 from engine.launch.elastic_watch import Watch
+from engine.launch.options import Options, parse
 from engine.launch.plan import Job
 
 READY = {"where": "there", "address": "", "summary": "it can start workers", "hub": 0, "port": 1, "processors": 1}
@@ -22,6 +22,14 @@ READY = {"where": "there", "address": "", "summary": "it can start workers", "hu
 def ready(**fields: Any) -> bytes:
     """That an agent can start workers."""
     return pack("ready", **READY | fields)
+
+
+def job_of(home: Path, hosts: Collection[str], agent: str, *words: str) -> tuple[Options, Job]:
+    """An elastic job with one slot on each of these hosts, whose agents a command starts."""
+    reach = ("-H", ",".join(f"{host}:1" for host in hosts), "--launch-agent", agent)
+    times = ("--grace-period", "0.1", "--lease", "2")
+    chosen = parse(["-np", "1", "--min-np", "1", "--max-np", str(len(hosts)), *reach, *times, *words, "true"])
+    return chosen, Job(size=1, name="a job of a test", secret="5e", port=1, directory=home, settings={})
 
 
 # The agent of a host: says what is in a file, and then nothing until its channel ends.
@@ -45,11 +53,8 @@ def drive(home: Path, says: Mapping[str, Iterable[bytes]], *words: str, until: s
     (home / "agent").write_text(AGENT)
     for host, messages in says.items():
         (home / host).write_bytes(GREETING + b"".join(messages))
-    reach = ("-H", ",".join(f"{host}:1" for host in says), "--launch-agent", f"env HOST={{host}} sh {home}/agent")
-    times = ("--grace-period", "0.1", "--lease", "2")
-    chosen = options.parse(["-np", "1", "--min-np", "1", "--max-np", str(len(says)), *reach, *times, *words, "true"])
+    chosen, job = job_of(home, says, f"env HOST={{host}} sh {home}/agent", *words)
     assert chosen.elastic is not None
-    job = Job(size=1, name="a job of a test", secret="5e", port=1, directory=home, settings={})
     limits = chosen.elastic.limits(10.0, 60.0, chosen.grace)
     user, wakeup = socket.socketpair()
     said: list[str] = []
