@@ -101,6 +101,7 @@ class Fleet:
         self._agents: dict[str, RemoteHost] = {}
         self._patience: dict[str, Patience] = {}  # until an agent that starts, or is silent, is lost
         self._copies: dict[str, Copies] = {}
+        self._holders: dict[int, str] = {}  # by the number of a slot, the host that it was used on last
         self._waiting: dict[str, list[dict[str, Any]]] = {}  # workers to be started once the agent is ready
         self._addresses: dict[str, str] = {}
         self._where: dict[str, str] = {}  # as of `witness`
@@ -116,6 +117,7 @@ class Fleet:
         if host not in self._agents:
             self._start(host, slots)
         agent = self._agents.get(host)
+        self._holders[fields["number"]] = host
         if agent is not None:
             self._running[host][fields["worker"]] = []
         if agent is not None and agent.ready:
@@ -251,7 +253,7 @@ class Fleet:
             self.board.part(agent)
             self._refused(host, message.text("text"))
         elif message.kind == "pages":
-            self._copies[host].keep(message)
+            self._copies[host].keep(message, [slot for slot, holder in self._holders.items() if holder == host])
         elif message.kind == "done":
             agent.done = True
         elif message.kind == "beat":

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import signal
-import threading
+import os
 import time
-from collections.abc import Callable, Collection, Iterator
+import zlib
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engine.host import network
-from engine.launch.channel import GREETING, pack
+from engine.launch.channel import GREETING, Message, pack
 from engine.launch.discovery import Names
 from engine.launch.fleet import Fleet
+from engine.metrics import page
 
+from ..metrics.written_pages import content
 from ..waiting import until
 from .fake_agents import job_of, ready
 
+# An agent that says what is in a file, and then nothing until its channel ends.
+SAYING = 'cat "$(dirname "$0")/$HOST"; while read -r line; do :; done'
 WORKER = {"worker": 0, "number": 0, "slot": 0, "rank": 0, "size": 1, "local_size": 1}
 
 
@@ -28,31 +31,46 @@ class Fleets:
     Attributes
     ----------
     lost : list of str
-        Hosts whose agents were lost.
+        Hosts whose agents were lost, in that order.
+    told : list of str
+        Lines that agents had shown.
     at_loss : callable
-        Called with each.
+        Called with each host that was lost.
     """
 
     def __init__(self, home: Path) -> None:
         self.home = home
         self.lost: list[str] = []
+        self.told: list[str] = []
         self.at_loss: Callable[[str], None] = lambda host: None
         self._made: list[Fleet] = []
 
-    def make(self, hosts: Collection[str], agent: str, seconds: float = 10.0, here: Collection[str] = ()) -> Fleet:
+    def make(
+        self,
+        hosts: Collection[str],
+        agent: str,
+        seconds: float = 10.0,
+        here: Collection[str] = (),
+        pages: Sequence[int] = (),
+    ) -> Fleet:
         """A fleet of agents that a shell's command is."""
         (self.home / "agent").write_text(agent)
         options, job = job_of(self.home, hosts, f"env HOST={{host}} sh {self.home}/agent")
 
         def nothing(*_: Any) -> None: ...
 
-        fleet = Fleet(options, job, Names(here), True, {}, (), (), seconds, nothing, self._lose, nothing, nothing, nothing)
+        fleet = Fleet(
+            options, job, Names(here), True, {}, (), pages, seconds, self._tell, self._lose, nothing, nothing, nothing
+        )
         self._made.append(fleet)
         return fleet
 
     def close(self) -> None:
         for fleet in self._made:
             fleet.close()
+
+    def _tell(self, host: str, message: Message) -> None:
+        self.told.append(message.text("line"))
 
     def _lose(self, host: str, why: str, within: float) -> None:
         self.lost.append(host)
@@ -82,3 +100,21 @@ def test_two_hosts_may_be_late_at_once(fleets):
         fleet.launch(host, 1, WORKER)
     step_until(fleet, lambda: len(fleet) == 0, "the loss of both")
     assert fleets.lost == ["a"]
+
+
+def test_the_page_of_a_slot_is_copied_from_the_host_that_used_it_last(fleets):
+    """Both hosts tell how often the worker of slot 0 has stepped: the old one is no more heard on that."""
+    for steps, host in enumerate(("new", "old"), 1):
+        clocks = {"monotonic": time.monotonic_ns(), "unix": time.time_ns()}
+        body = zlib.compress(content(state=1, steps=steps))
+        told = pack("pages", body, changed=[0], states=[[0, "S"]], **clocks)
+        (fleets.home / host).write_bytes(GREETING + ready() + told + pack("say", line=host))
+    copies = [page.make(), page.make()]
+    fleet = fleets.make(["new", "old"], SAYING, pages=copies)
+    for number, host in enumerate(("new", "old")):
+        fleet.launch(host, 1, WORKER | {"number": number})
+        step_until(fleet, lambda host=host: host in fleets.told, f"what {host} says behind its page")
+    kept = page.read(copies[0])
+    assert kept is not None and kept["steps"] == 1
+    for copy in copies:
+        os.close(copy)
