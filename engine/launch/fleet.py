@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,29 @@ class _Inquiry:
     where: str  # as of `witness`
     workers: dict[int, list[int]]  # by number, the process's number and when it began; none if it may not have begun
     patience: Patience  # until none runs in any case
+
+
+class _Routes:
+    """Under which address of this machine other hosts see it. A name server may be slow, or gone: threads ask it.
+
+    A thread begins as the agent of a host is started, which takes longer than an answer that comes at all.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, str | None] = {}
+
+    def ask(self, other: str) -> None:
+        """Find out for a host, by its name or address, unless it is known."""
+        if self._known.get(other) is None:
+            self._known[other] = None
+            threading.Thread(target=self._find, args=(other,), daemon=True).start()
+
+    def known(self, other: str) -> str | None:
+        """What is known by now."""
+        return self._known.get(other)
+
+    def _find(self, other: str) -> None:
+        self._known[other] = network.own_address(other)
 
 
 class Fleet:
@@ -104,6 +128,7 @@ class Fleet:
         self._holders: dict[int, str] = {}  # by the number of a slot, the host that it was used on last
         self._waiting: dict[str, list[dict[str, Any]]] = {}  # workers to be started once the agent is ready
         self._addresses: dict[str, str] = {}
+        self._routes = _Routes()
         self._where: dict[str, str] = {}  # as of `witness`
         self._stamped: dict[str, float] = {}  # when an agent's own time was last heard
         self._running: dict[str, dict[int, list[int]]] = {}  # by worker, its process's number and when that began
@@ -182,8 +207,8 @@ class Fleet:
         place = self._agents[host].place
         if not place.local or place.address not in LOOPBACK:
             return place.address
-        found = next(filter(None, (network.own_address(Place(other, (), False).address) for other in others)), None)
-        return found or socket.gethostname()
+        found = (self._routes.known(Place(other, (), False).address) for other in others)
+        return next(filter(None, found), None) or socket.gethostname()
 
     def finish(self) -> None:
         """Have agents hand over what is left, and end; nothing of them is left when this returns."""
@@ -213,6 +238,8 @@ class Fleet:
         if agent.trouble:
             self._lose(agent, agent.trouble)
             return
+        if not agent.place.local:
+            self._routes.ask(agent.place.address)
         self.board.send(
             agent,
             "prepare",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import threading
 import time
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -11,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from engine.host import network
+from engine.launch import fleet as fleet_module
 from engine.launch.channel import GREETING, Message, pack
 from engine.launch.discovery import Names
 from engine.launch.fleet import Fleet
@@ -118,3 +122,23 @@ def test_the_page_of_a_slot_is_copied_from_the_host_that_used_it_last(fleets):
     assert kept is not None and kept["steps"] == 1
     for copy in copies:
         os.close(copy)
+
+
+def test_the_driver_waits_for_no_name_server(fleets, monkeypatch):
+    """The address by which others reach this machine is asked for beside all else; until it is known, its name counts."""
+    answer = threading.Event()
+    monkeypatch.setattr(network, "own_address", lambda other: answer.wait(30) and f"own address for {other}")
+    monkeypatch.setattr(fleet_module, "agent_command", lambda *_: ["sh", "-c", "exec sleep 600"])
+    fleet = fleets.make(["localhost", "b"], "", here={"localhost"})
+    try:
+        fleet.launch("localhost", 1, WORKER)
+        fleet.launch("b", 1, WORKER | {"number": 1})
+        assert fleet.reached_by("localhost", ["localhost", "b"]) == socket.gethostname()
+    finally:
+        answer.set()
+    until(lambda: fleet.reached_by("localhost", ["localhost", "b"]) == "own address for b", "the answer")
+
+
+def test_a_name_that_cannot_be_looked_up_leads_nowhere():
+    """Nameservers are not asked: a label is empty."""
+    assert network.own_address("a..b") is None
