@@ -110,7 +110,8 @@ class ElasticAgent(Agent):
             self._supervisor = self._keeper = keeper
             if self.head["lease"] is not None:
                 self._watch_guardian()
-            gatehouse = Gatehouse(self.job.secret, bool(self.head["several"]), keeper, self._passed, self._say)
+            several, most = bool(self.head["several"]), int(self.head["most"])
+            gatehouse = Gatehouse(self.job.secret, several, most, keeper, self._passed, self._say)
             self._gatehouse = gatehouse
             try:
                 keeper.run()

@@ -23,6 +23,8 @@ class FakeDriver:
     ----------
     several : bool
         Whether workers are told that they may be on several hosts.
+    most : int
+        Workers that may come at once.
 
     Attributes
     ----------
@@ -32,13 +34,13 @@ class FakeDriver:
         Lines that a user would be shown.
     """
 
-    def __init__(self, several: bool = False) -> None:
+    def __init__(self, several: bool = False, most: int = 1) -> None:
         self.heard: list[tuple[int, dict[str, Any]]] = []
         self.said: list[str] = []
         self._selector = selectors.DefaultSelector()
         self._asked: list[Callable[[], None]] = []
         self._open = True
-        self.gatehouse = Gatehouse(SECRET, several, self, lambda *said: self.heard.append(said), self.said.append)
+        self.gatehouse = Gatehouse(SECRET, several, most, self, lambda *said: self.heard.append(said), self.said.append)
         self._thread = threading.Thread(target=self._serve, daemon=True)
 
     def __enter__(self) -> FakeDriver:
