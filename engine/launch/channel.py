@@ -198,24 +198,24 @@ class Channel:
         self.out.write(pack(kind, body, **head))
 
     def receive(self) -> Iterator[Message]:
-        """Yield what has come; `ended` tells whether that was the last.
+        """Yield what has come, and what an earlier call has read and not yielded; `ended`: that was the last.
 
         Raises
         ------
         ChannelError
             The other side does not speak this protocol.
         """
+        data: bytes | None
         try:
             data = os.read(self.reading, READ_BYTES)
         except BlockingIOError:
-            return
+            data = None
         except OSError:
             data = b""
-        if not data:
+        if data == b"":
             os.close(self.reading)
             self.reading = -1
-            return
-        yield from self.decoder.feed(data)
+        yield from self.decoder.feed(data or b"")
 
     def messages(self) -> Iterator[Message]:
         """Wait for messages, and yield them until the channel ends.

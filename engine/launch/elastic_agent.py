@@ -114,6 +114,7 @@ class ElasticAgent(Agent):
             gatehouse = Gatehouse(self.job.secret, several, most, keeper, self._passed, self._say)
             self._gatehouse = gatehouse
             try:
+                self._hear()  # what has come with the word to start
                 keeper.run()
             finally:
                 gatehouse.close_quietly()

@@ -125,7 +125,7 @@ def test_the_page_of_a_slot_is_copied_from_the_host_that_used_it_last(fleets):
 
 
 def test_the_driver_waits_for_no_name_server(fleets, monkeypatch):
-    """The address by which others reach this machine is asked for beside all else; until it is known, its name counts."""
+    """The address by which others reach this machine is asked for beside all else; until then its name counts."""
     answer = threading.Event()
     monkeypatch.setattr(network, "own_address", lambda other: answer.wait(30) and f"own address for {other}")
     monkeypatch.setattr(fleet_module, "agent_command", lambda *_: ["sh", "-c", "exec sleep 600"])

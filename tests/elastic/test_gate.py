@@ -228,7 +228,7 @@ def test_half_messages_and_strangers_leave_the_others_alone(driver):
 
 
 def test_all_workers_of_a_large_host_may_come_at_once():
-    """They have greeted, and say nothing more until their programs have come to the gate: none is a stranger too many."""
+    """They have greeted, and say nothing more until their programs come to the gate: none is one too many."""
     with FakeDriver(most=150) as driver, ExitStack() as opened:
         gates = [opened.enter_context(closing(Gate.open(driver.environment(worker)))) for worker in range(150)]
         for gate in gates:
