@@ -174,8 +174,10 @@ class Fleet:
         return len(self._agents)
 
     def signal(self, signum: int) -> None:
-        """Pass a signal on to all workers."""
-        self.board.tell("signal", number=signum)
+        """Pass a signal on to all workers. An agent that is not ready has none."""
+        for agent in self._agents.values():
+            if agent.ready:
+                self.board.send(agent, "signal", number=signum)
 
     def disown(self, host: str) -> None:
         """Never listen to the agent of a host again; it ends its workers as its channel closes, or by its lease."""
@@ -213,7 +215,10 @@ class Fleet:
     def finish(self) -> None:
         """Have agents hand over what is left, and end; nothing of them is left when this returns."""
         self._finishing = True
-        self.board.tell("finish")
+        for agent in [agent for agent in self._agents.values() if not agent.ready]:
+            self._part(agent)  # it has started nothing, and may never answer
+        for agent in self._agents.values():
+            self.board.send(agent, "finish")
         patience = Patience(FAREWELL)
         while self._agents and not all(agent.done for agent in self._agents.values()) and patience.left():
             self.board.step(patience.wait())
@@ -357,8 +362,8 @@ class Fleet:
 
     def _dismiss(self, witness: RemoteHost) -> None:
         del self._inquiries[witness]
+        self.board.part(witness)  # first: what is hung up has no descriptor by which the board could forget it
         witness.hang_up()
-        self.board.part(witness)
 
     def _drop(self, host: str) -> RemoteHost:
         agent = self._agents.pop(host)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import threading
 import time
@@ -142,3 +143,23 @@ def test_the_driver_waits_for_no_name_server(fleets, monkeypatch):
 def test_a_name_that_cannot_be_looked_up_leads_nowhere():
     """Nameservers are not asked: a label is empty."""
     assert network.own_address("a..b") is None
+
+
+def test_an_agent_that_is_not_ready_is_told_of_no_signal(fleets):
+    """It would be out of turn: such an agent has no workers, and would end with a traceback."""
+    heard = fleets.home / "heard"
+    fleet = fleets.make(["a"], f"cat > {heard}; true")
+    fleet.launch("a", 1, WORKER)
+    step_until(fleet, lambda: heard.exists() and b'"prepare"' in heard.read_bytes(), "the first message")
+    fleet.signal(signal.SIGTERM)
+    fleet.finish()
+    assert b'"signal"' not in heard.read_bytes() and b'"finish"' not in heard.read_bytes()
+
+
+def test_the_end_of_a_job_waits_for_no_agent_that_never_answered(fleets):
+    fleet = fleets.make(["a"], "exec sleep 600")
+    fleet.launch("a", 1, WORKER)
+    began = time.monotonic()
+    fleet.finish()
+    assert time.monotonic() - began < 10
+    assert fleets.lost == []
