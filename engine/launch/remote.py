@@ -20,6 +20,7 @@ from .verdict import describe
 SAID_LINES = 5  # last lines of an agent's stderr that a report shows
 LINE_CHARACTERS = 500
 EARLIER = 5.0  # seconds before the end of the time to answer, at which ssh has to be connected
+MOMENT = 1.0  # seconds that what carries a channel has to end behind it; other hosts' leases run meanwhile
 PATIENCE = 5.0  # seconds that an agent has to end after its channel has been closed
 # Between ssh and a host: a host that is gone is noticed after 15 s. What the user gives goes first and counts.
 SSH_OPTIONS = ("BatchMode=yes", "StrictHostKeyChecking=accept-new", "ServerAliveInterval=5", "ServerAliveCountMax=3")
@@ -194,7 +195,7 @@ class RemoteHost:
         if self._process is None:
             return self.trouble
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return f"ended ({describe(self._process.wait(PATIENCE))})"
+            return f"ended ({describe(self._process.wait(MOMENT))})"
         return "closed its channel"
 
     def tried(self) -> str:

@@ -163,3 +163,13 @@ def test_the_end_of_a_job_waits_for_no_agent_that_never_answered(fleets):
     fleet.finish()
     assert time.monotonic() - began < 10
     assert fleets.lost == []
+
+
+def test_what_carried_a_channel_and_lives_on_keeps_nobody_waiting(fleets):
+    """As an ssh whose other side is gone, and that has others to serve: leases of other hosts may be 2 s long."""
+    fleet = fleets.make(["a"], "exec sleep 600 > /dev/null")
+    fleet.launch("a", 1, WORKER)
+    began = time.monotonic()
+    step_until(fleet, lambda: fleets.lost, "the loss of a")
+    assert time.monotonic() - began < 2
+    assert fleets.lost == ["a"]
