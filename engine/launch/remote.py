@@ -18,6 +18,7 @@ from .reach import Reach
 from .verdict import describe
 
 SAID_LINES = 5  # last lines of an agent's stderr that a report shows
+SAID_READS = 64  # portions of it that are read for that: something may go on writing
 LINE_CHARACTERS = 500
 EARLIER = 5.0  # seconds before the end of the time to answer, at which ssh has to be connected
 MOMENT = 1.0  # seconds that what carries a channel has to end behind it; other hosts' leases run meanwhile
@@ -173,8 +174,8 @@ class RemoteHost:
 
         Nothing may listen to `errors` any more: its end is looked for.
         """
-        while self.errors >= 0:
-            if not self.hear_errors():
+        for _ in range(SAID_READS):
+            if self.errors < 0 or not self.hear_errors():
                 break
         noise = [] if self.channel is None else self.channel.decoder.noise.decode(errors="backslashreplace").split("\n")
         lines = [*(line.strip()[:LINE_CHARACTERS] for line in noise[-SAID_LINES:]), *self._said]

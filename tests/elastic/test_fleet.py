@@ -173,3 +173,10 @@ def test_what_carried_a_channel_and_lives_on_keeps_nobody_waiting(fleets):
     step_until(fleet, lambda: fleets.lost, "the loss of a")
     assert time.monotonic() - began < 2
     assert fleets.lost == ["a"]
+
+
+def test_a_host_that_says_without_end_why_it_fails_keeps_nobody_waiting(fleets):
+    fleet = fleets.make(["a"], "exec yes it fails >&2")
+    fleet.launch("a", 1, WORKER)
+    step_until(fleet, lambda: fleets.lost, "the loss of a")
+    assert fleets.lost == ["a"]
