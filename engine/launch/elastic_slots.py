@@ -41,6 +41,7 @@ class Slots:
         self._directory, self._most = directory, most
         self._consoles, self._timestamps = list(consoles), timestamps
         self._numbers: dict[Slot, int] = {}
+        self._had: set[tuple[str, int]] = set()  # hosts, and numbers that slots of theirs have or had
 
     def __getitem__(self, slot: Slot) -> int:
         """The number that the slot has."""
@@ -65,6 +66,7 @@ class Slots:
                 number = next(each for each in range(2 * self._most + len(used)) if each not in used)
                 self._numbers = {other: each for other, each in self._numbers.items() if each != number}
             self._numbers[slot] = number
+            self._had.add((slot.host, number))
         return number
 
     def open(self, number: int) -> Path:
@@ -89,9 +91,12 @@ class Slots:
         return directory / "stderr"
 
     def show(self, host: str, message: Message) -> None:
-        """Show what was written in a slot: by its worker, or by what a worker has started, which may outlive it."""
+        """Show what was written in a slot: by its worker, or by what a worker has started, which may outlive it.
+
+        Its number may have been given to another slot by then, with its files.
+        """
         number = message.number("number")
-        if not any(slot.host == host and each == number for slot, each in self._numbers.items()):
+        if (host, number) not in self._had:
             raise ChannelError(f"it speaks of slot number {number}, which is not one of its slots")
         if (number, stream := message.text("stream")) not in self.displays:
             raise ChannelError(f"it writes to {stream!r}")
