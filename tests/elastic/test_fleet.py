@@ -19,6 +19,8 @@ from engine.launch import fleet as fleet_module
 from engine.launch.channel import GREETING, Message, pack
 from engine.launch.discovery import Names
 from engine.launch.fleet import Fleet
+from engine.launch.hosts import Place
+from engine.launch.remote import RemoteHost
 from engine.metrics import page
 
 from ..metrics.written_pages import content
@@ -175,8 +177,9 @@ def test_what_carried_a_channel_and_lives_on_keeps_nobody_waiting(fleets):
     assert fleets.lost == ["a"]
 
 
-def test_a_host_that_says_without_end_why_it_fails_keeps_nobody_waiting(fleets):
-    fleet = fleets.make(["a"], "exec yes it fails >&2")
-    fleet.launch("a", 1, WORKER)
-    step_until(fleet, lambda: fleets.lost, "the loss of a")
-    assert fleets.lost == ["a"]
+def test_a_host_that_says_without_end_why_it_fails_keeps_nobody_waiting(monkeypatch):
+    host = RemoteHost(0, Place("a", (), False), ["ssh"])
+    portions = iter(["again"] * 1000)
+    host.errors = 1000
+    monkeypatch.setattr(host, "hear_errors", lambda: [next(portions)])
+    host.said()
