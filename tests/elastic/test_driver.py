@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 
 import pytest
 
@@ -19,6 +20,14 @@ def test_a_job_without_trouble_is_as_any_other(job):
     assert worlds(done) == ["1: 2 ranks"]
     assert done.lines(0) == ["world 1 rank 0 of 2: the job begins"]
     assert job.launcher.kept() == []
+
+
+def test_the_launcher_has_descriptors_for_all_slots(job):
+    """Two files for each, and a page of counters: the soft limit of open files is raised for that."""
+    program = job.program("def body(t): t.step()\n")
+    limited = ["sh", "-c", 'ulimit -Sn 32; exec "$@"', "sh", *job.launcher.command, "-np", "8", "--min-np", "8"]
+    done = job.wait(job.start_command([*limited, sys.executable, str(program)]))
+    assert done.code == 0, done.err
 
 
 def test_a_killed_worker_is_replaced_and_the_others_go_on(job):
