@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from engine.elastic.builds import Build
+from engine.elastic.worker.messages import TalkError
 from engine.launch.channel import pack
+from engine.launch.elastic_agent import ElasticAgent
 from engine.launch.elastic_said import SaidError, check, event_of
 from engine.launch.errors import LaunchError
 
@@ -76,3 +79,22 @@ def test_a_worker_at_the_gate_is_told_to_the_machine_as_it_says_it():
     build: Build = {"version": "1"}
     event = event_of(7, check(AT_THE_GATE | {"commit": 3, "world": 2}))
     assert (event.worker, event.commit, event.world, event.build) == (7, 3, 2, build)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("worker", "message", "text"),
+    [
+        (4, {"kind": "leaving"}, "no worker 4 runs here"),
+        (3, AT_THE_GATE | {"stalled": None}, "it says 'ready' with stalled = None; install the same version"),
+    ],
+)
+def test_an_agent_passes_on_what_its_own_workers_say_as_workers_do(worker, message, text):
+    """What an ended worker has started may come with its number; another version of the engine may say other things."""
+    agent = ElasticAgent.__new__(ElasticAgent)
+    agent._running = {3}
+    passed: list[dict[str, Any]] = []
+    agent.channel = SimpleNamespace(send=lambda kind, **head: passed.append(head))  # type: ignore[assignment]
+    agent._passed(3, {"kind": "leaving"})
+    with pytest.raises(TalkError, match=text):
+        agent._passed(worker, message)
+    assert passed == [{"worker": 3, "message": {"kind": "leaving"}}]
