@@ -383,6 +383,8 @@ class Driver:
                 del self._ends[next(iter(self._ends))]
         what = how(code, worker.came) if started else "could not be started"
         self._feed(events.Ended(number, code, what, last.exception if own else ""))
+        if own and last.not_run and not worker.came and self._machine.world == 0:
+            self._feed(events.Stop("there is no such program to run; check its spelling, and that each host has it"))
 
     def _show_start(self, host: str, message: Message) -> None:
         if self._options.verbose:

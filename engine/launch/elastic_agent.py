@@ -8,6 +8,7 @@ lets others go on without them. Only agents start workers, and they have one thr
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from dataclasses import replace
@@ -31,6 +32,9 @@ from .spawn import Rank
 from .supervisor import ENDING_SIGNALS, PASSED_SIGNALS, SIGNALS, Stage, Supervisor
 from .verdict import End
 from .witness import where
+
+# Exit codes of a program that the kernel does not execute, as shells have them.
+_NOT_EXECUTED = {errno.ENOENT: 127, errno.EACCES: 126, errno.ENOEXEC: 126}
 
 
 class Keeper(Supervisor):
@@ -187,7 +191,8 @@ class ElasticAgent(Agent):
             self._start_worker(worker, message)
         except LaunchError as error:
             self._say(str(error))
-            self.channel.send("end", worker=worker, code=1, killed=worker in self._killed, started=False)
+            code = _NOT_EXECUTED.get(getattr(error.__cause__, "errno", None), 1)
+            self.channel.send("end", worker=worker, code=code, killed=worker in self._killed, started=False)
 
     def _start_worker(self, worker: int, message: Message) -> None:
         number, slot = message.number("number"), message.number("slot")

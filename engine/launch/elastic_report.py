@@ -19,6 +19,7 @@ from .verdict import claim_of, traceback_span
 _TOLD = ("CalledOff", "ElasticTimeoutError", "HostsUpdatedInterrupt", "JobOver", "RendezvousError")
 _PACKAGE = Path(__file__).parents[1]
 _LINE = re.compile(r'^\s+File "(?P<file>.+)", line (?P<line>\d+)')
+_NO_PROGRAM = re.compile(r"^\S+: (can't open file .+|No module named [\w.]+)$")  # as Python says it of its arguments
 _TYPE = re.compile(r"^(?:[\w.]+\.)?(?P<name>\w+)(?::|$)")
 
 
@@ -63,6 +64,13 @@ class Last:
     code: int
     path: Path
     words: list[str]
+
+    @property
+    def not_run(self) -> bool:
+        """Whether there was no program to run, so that another try would come to the same."""
+        return self.code in (126, 127) or (
+            self.code in (1, 2) and bool(self.words) and _NO_PROGRAM.match(self.words[-1]) is not None
+        )
 
     @property
     def exception(self) -> str:

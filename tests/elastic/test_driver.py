@@ -146,6 +146,29 @@ def test_a_program_that_is_not_elastic_is_told_so(job):
     assert "all hosts are blacklisted for good" in done.err
 
 
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        ([sys.executable, "nosuch.py"], 2, "can't open file"),
+        ([sys.executable, "-m", "nosuch"], 1, "No module named nosuch"),
+        (["sh", "-c", "nosuch"], 127, "not found"),
+        (["./no_interpreter"], 127, "the interpreter in its first line"),
+    ],
+    ids=["no file", "no module", "no command", "no interpreter"],
+)
+def test_a_program_that_is_not_there_is_tried_once_in_each_slot(job, command, code, said):
+    """That it is missing is no bad luck: the job ends at the first."""
+    script = job.home / "no_interpreter"
+    script.write_text("#!/nowhere/to/be/found\n")
+    script.chmod(0o755)
+    done = job.wait(job.start_command([*job.launcher.command, "-np", "2", "--min-np", "2", *command]))
+    assert done.code == code, done.err
+    tries = [line for line in done.err.splitlines() if said in line and line.startswith(("[", "enginerun: localhost"))]
+    assert 1 <= len(tries) <= 2
+    assert "The job ends: there is no such program to run" in done.err
+    assert done.verdict[0].startswith("enginerun: first failure: worker ")
+
+
 def test_resets_have_a_limit(job):
     process = job.start("-np", 2, "--min-np", 1, "--reset-limit", 0)
     job.world(1, 2)
