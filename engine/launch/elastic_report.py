@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -162,5 +163,7 @@ def first_failure(cause: Cause | None, why: str, last: Last | None) -> list[str]
     if last is None or not last.words:
         silent = "" if last is None else "; it wrote nothing to stderr"
         return [*lines, f"first failure: {cause.text}{silent}"]
-    lines.append(f"first failure: {cause.text}; from its stderr ({last.path}):")
+    # Who kills a process asks it nothing: what it has written is what it did before.
+    which = "before that it had written to" if last.code == -signal.SIGKILL else "from its"
+    lines.append(f"first failure: {cause.text}; {which} stderr ({last.path}):")
     return lines + [f"{QUOTE}{line}" for line in last.quoted()]
