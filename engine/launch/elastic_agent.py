@@ -145,6 +145,8 @@ class ElasticAgent(Agent):
     def _hear(self) -> None:
         """Do what the launcher asks for; at the end of the channel, kill."""
         descriptor = self.channel.reading
+        if self._unguarded:  # since a moment, of the same batch
+            return
         for message in self.channel.receive():
             self._do(message)
         if self.channel.ended:
