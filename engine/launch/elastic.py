@@ -234,9 +234,9 @@ class Driver:
     def _start(self, action: events.Start) -> None:
         worker, slot = action.worker, action.slot
         number = self.slots.number(slot, {each.number for each in self._workers.values()})
-        stderr = self.slots.open(number)
+        since = self.slots.open(number)
         self._used(number)
-        self._workers[worker] = _Worker(slot, number, stderr.stat().st_size)
+        self._workers[worker] = _Worker(slot, number, since)
         size = max(self._options.size, number + 1)
         fields: dict[str, Any] = {
             "worker": worker,

@@ -69,8 +69,8 @@ class Slots:
             self._had.add((slot.host, number))
         return number
 
-    def open(self, number: int) -> Path:
-        """Open the files of a slot, if they are not; gives that of stderr.
+    def open(self, number: int) -> int:
+        """Open the files of a slot, if they are not; the bytes that are in that of stderr.
 
         Raises
         ------
@@ -88,7 +88,7 @@ class Slots:
                         f"cannot write {str(directory / name)!r}: {error.strerror}; choose another --output-dir"
                     ) from error
                 self.displays[number, name] = display
-        return directory / "stderr"
+        return self.displays[number, "stderr"].size
 
     def show(self, host: str, message: Message) -> None:
         """Show what was written in a slot: by its worker, or by what a worker has started, which may outlive it.

@@ -41,3 +41,13 @@ def test_a_host_that_never_had_a_slot_writes_nothing_there(slots):
     slots.open(0)
     with pytest.raises(ChannelError, match="slot number 0, which is not one of its slots"):
         slots.show("b", output(0, b"x"))
+
+
+def test_a_file_that_somebody_has_removed_ends_nothing(slots, tmp_path):
+    """Whoever cleans /tmp does not know of a job that runs: the next worker of the slot is started all the same."""
+    slots.number(Slot("a", 0), set())
+    assert slots.open(0) == 0
+    slots.show("a", Message("output", {"number": 0, "stream": "stderr"}, b"early\n"))
+    for name in ("stdout", "stderr"):
+        (tmp_path / "rank.0" / name).unlink()
+    assert slots.open(0) == len(b"early\n")
