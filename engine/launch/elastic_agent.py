@@ -193,7 +193,7 @@ class ElasticAgent(Agent):
             self._start_worker(worker, message)
         except LaunchError as error:
             self._say(str(error))
-            code = _NOT_EXECUTED.get(getattr(error.__cause__, "errno", None), 1)
+            code = _NOT_EXECUTED.get(getattr(error.__cause__, "errno", 0), 1)
             self.channel.send("end", worker=worker, code=code, killed=worker in self._killed, started=False)
 
     def _start_worker(self, worker: int, message: Message) -> None:
