@@ -93,9 +93,10 @@ class Gatehouse:
             self._write(visitor, visitor.talk.message(kind, **fields))
 
     def forget(self, worker: int) -> None:
-        """A worker's process has ended. What it has said before is told first."""
-        for visitor in [*self._strangers, *self._workers.values()]:
-            while visitor.connection.fileno() >= 0 and _readable(visitor.connection):
+        """A worker's process has ended. What it has said is told first; others may say more for ever, and wait."""
+        own = [self._workers[worker]] if worker in self._workers else list(self._strangers)
+        for visitor in own:
+            while visitor.worker in (None, worker) and _readable(visitor.connection):
                 self._read(visitor)
         if worker in self._workers:
             self._close(self._workers[worker])
@@ -196,6 +197,8 @@ class Gatehouse:
 
 
 def _readable(connection: socket.socket) -> bool:
+    if connection.fileno() < 0:
+        return False
     poll = select.poll()
     poll.register(connection, select.POLLIN)
     return bool(poll.poll(0))

@@ -93,7 +93,7 @@ class FakeDriver:
 
     def tell(self, worker: int, kind: str, /, **fields: Any) -> None:
         """Send a message to a worker."""
-        self._do(lambda: self.gatehouse.send(worker, kind, **fields))
+        self.do(lambda: self.gatehouse.send(worker, kind, **fields))
 
     def vanish(self) -> None:
         """Be gone, as an agent that is killed."""
@@ -102,7 +102,7 @@ class FakeDriver:
             self.gatehouse.close()
             self._open = False
 
-        self._do(close)
+        self.do(close)
 
     # What the gatehouse asks of whoever listens for it.
 
@@ -112,7 +112,8 @@ class FakeDriver:
     def forget(self, descriptor: int) -> None:
         self._selector.unregister(descriptor)
 
-    def _do(self, act: Callable[[], None]) -> None:
+    def do(self, act: Callable[[], None]) -> None:
+        """Have something done on the thread that listens."""
         done = threading.Event()
         self._asked.append(lambda: (act(), done.set()))  # type: ignore[func-returns-value,return-value]
         assert done.wait(10)

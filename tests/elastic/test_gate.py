@@ -238,6 +238,22 @@ def test_all_workers_of_a_large_host_may_come_at_once():
             driver.wait_for("leaving", worker)
 
 
+def test_what_an_ended_worker_has_said_is_told_before_its_end_and_others_wait(driver):
+    """Another worker may go on saying things, as fast as they are read."""
+    with closing(Gate.open(driver.environment(1))) as ended, closing(Gate.open(driver.environment(2))) as other:
+        told: list[list[int]] = []
+
+        def end() -> None:
+            other.joined(1)
+            ended.joined(1)
+            driver.gatehouse.forget(1)
+            told.append([worker for worker, _ in driver.heard])
+
+        driver.do(end)
+        assert told == [[1]]
+        driver.wait_for("joined", 2)
+
+
 def test_workers_may_wait_until_their_agent_has_time():
     """It starts others meanwhile: as many connections as there are workers wait to be accepted."""
     with ExitStack() as opened:
