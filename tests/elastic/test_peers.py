@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from engine.elastic import events
 from engine.elastic.builds import Build
+from engine.elastic.machine import Machine
 from engine.elastic.worker.messages import TalkError
 from engine.launch.channel import pack
 from engine.launch.elastic_agent import ElasticAgent
@@ -67,6 +69,21 @@ def test_a_text_that_nobody_asked_for_is_passed_over(tmp_path):
         tmp_path, {"a": [ready(), logged, pack("say", line="that is all"), end, pack("done")]}, until="that is all"
     )
     assert not any("lost" in line for line in lines)
+
+
+def test_a_mistake_of_the_drivers_own_is_no_agents_fault(tmp_path, monkeypatch):
+    """It ends the job with its name; the machine, left in the middle of an event, would act on none that follows."""
+    handle = Machine.handle
+
+    def mistaken(machine: Machine, now: float, event: events.Event) -> list[events.Action]:
+        if isinstance(event, events.Ended):
+            raise KeyError("a mistake")
+        return handle(machine, now, event)
+
+    monkeypatch.setattr(Machine, "handle", mistaken)
+    end = pack("end", worker=0, code=1, killed=False, started=True)
+    with pytest.raises(RuntimeError, match=r"the driver cannot act on Ended\(worker=0"):
+        drive(tmp_path, {"a": [ready(), end]}, until="nothing")
 
 
 @pytest.mark.parametrize("kind", ["joined", "done", "committed"])
