@@ -111,7 +111,7 @@ def own_address(other: str) -> str | None:
     """
     try:
         known = resolve(other, _NO_PORT)
-    except OSError:
+    except (OSError, UnicodeError):
         return None
     for address in known:
         with socket.socket(family(address.host), socket.SOCK_DGRAM) as probe:  # nothing is sent

@@ -134,6 +134,7 @@ class Agent:
                 supervisor.release()
                 supervisor.abandon()
             else:
+                self._hear()  # what has come with the word to start
                 supervisor.run()
         guardian.dismiss()
         self.copies.send(self.channel)

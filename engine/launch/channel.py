@@ -54,11 +54,29 @@ class Message:
         Raises
         ------
         ChannelError
-            It is missing, or something else.
+            It is missing, or something else; so for the others.
         """
+        return int(self._field(name, "a whole number", int))
+
+    def seconds(self, name: str) -> float:
+        """A field that is a time."""
+        value = self._field(name, "a number", int, float)
+        if not abs(value) < 1e18:
+            raise ChannelError(f"a message {self.kind!r} has {name} = {value!r}, which is no time")
+        return float(value)
+
+    def text(self, name: str) -> str:
+        """A field that is a text."""
+        return str(self._field(name, "a text", str))
+
+    def truth(self, name: str) -> bool:
+        """A field that is true or false."""
+        return bool(self._field(name, "true or false", bool))
+
+    def _field(self, name: str, what: str, *kinds: type) -> Any:
         value = self.head.get(name)
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise ChannelError(f"a message {self.kind!r} has {name} = {value!r} instead of a number")
+        if type(value) not in kinds:
+            raise ChannelError(f"a message {self.kind!r} has {name} = {value!r} instead of {what}")
         return value
 
 
@@ -137,7 +155,7 @@ class Decoder:
 def _message(head: bytes, body: bytes) -> Message:
     try:
         kind, fields = json.loads(head)
-    except ValueError:
+    except (ValueError, TypeError, RecursionError):
         raise ChannelError("the head of a message is damaged") from None
     if not isinstance(kind, str) or not isinstance(fields, dict):
         raise ChannelError("the head of a message is damaged")
@@ -180,24 +198,24 @@ class Channel:
         self.out.write(pack(kind, body, **head))
 
     def receive(self) -> Iterator[Message]:
-        """Yield what has come; `ended` tells whether that was the last.
+        """Yield what has come, and what an earlier call has read and not yielded; `ended`: that was the last.
 
         Raises
         ------
         ChannelError
             The other side does not speak this protocol.
         """
+        data: bytes | None
         try:
             data = os.read(self.reading, READ_BYTES)
         except BlockingIOError:
-            return
+            data = None
         except OSError:
             data = b""
-        if not data:
+        if data == b"":
             os.close(self.reading)
             self.reading = -1
-            return
-        yield from self.decoder.feed(data)
+        yield from self.decoder.feed(data or b"")
 
     def messages(self) -> Iterator[Message]:
         """Wait for messages, and yield them until the channel ends.

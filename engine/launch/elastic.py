@@ -29,6 +29,7 @@ from .console import Console
 from .discovery import Discovery, Fixed, Names, Script, changes
 from .elastic_options import MARGIN, Elastic
 from .elastic_report import Last, Result, first_failure, how, last_of, reason, resets
+from .elastic_said import SaidError, check, event_of
 from .elastic_slots import Slots
 from .elastic_watch import Watch
 from .errors import LaunchError
@@ -213,8 +214,11 @@ class Driver:
         if len(self._events) > 1:
             return  # an outer call is at work
         while self._events:
-            for action in self._machine.handle(self._clock.now(), self._events[0]):
-                _DEEDS[type(action)](self, action)
+            try:
+                for action in self._machine.handle(self._clock.now(), self._events[0]):
+                    _DEEDS[type(action)](self, action)
+            except (LookupError, TypeError, ValueError) as error:  # no agent is to blame, whoever brought the event
+                raise RuntimeError(f"the driver cannot act on {self._events[0]}") from error
             self._events.popleft()
         ranks = {worker.number: self._rank(number) for number, worker in self._workers.items()}
         self._watch.saw(self._machine, ranks, len(self._places), self._clock.now())
@@ -230,9 +234,9 @@ class Driver:
     def _start(self, action: events.Start) -> None:
         worker, slot = action.worker, action.slot
         number = self.slots.number(slot, {each.number for each in self._workers.values()})
-        stderr = self.slots.open(number)
+        since = self.slots.open(number)
         self._used(number)
-        self._workers[worker] = _Worker(slot, number, stderr.stat().st_size)
+        self._workers[worker] = _Worker(slot, number, since)
         size = max(self._options.size, number + 1)
         fields: dict[str, Any] = {
             "worker": worker,
@@ -328,7 +332,7 @@ class Driver:
         return any(worker.slot.host == host for worker in self._workers.values())
 
     def _act(self, host: str, message: Message) -> None:
-        kind, head = message.kind, message.head
+        kind = message.kind
         if kind == "output":
             self.slots.show(host, message)
         elif kind == "said":
@@ -336,56 +340,51 @@ class Driver:
         elif kind == "end":
             self._ended(host, message)
         elif kind == "leaving":
-            self._say(f"{host} is about to go ({head['why']}): its workers leave")
+            self._say(f"{host} is about to go ({message.text('why')}): its workers leave")
             self._feed(events.HostLeaves(host))
         elif kind == "started":
             self._show_start(host, message)
         elif kind == "file":
             self.slots.keep(message)
         elif kind == "say":
-            if head["line"] != self._told:
-                self._say(f"{host}: {head['line']}")
+            if (line := message.text("line")) != self._told:
+                self._say(f"{host}: {line}")
         else:
             raise ChannelError(f"it sends {kind!r}, which this launcher does not know; install the same version")
 
     def _said(self, host: str, message: Message) -> None:
         """A worker has said something at the gate."""
-        worker, said = message.number("worker"), dict(message.head["message"])
-        kind = said["kind"]
-        if kind == "logged" and self._cluster is not None:
-            self._cluster.logged(str(said["value"]))
+        number, worker = message.number("worker"), self._worker(host, message)
+        try:
+            said = check(message.head.get("message"))
+        except SaidError as error:
+            raise ChannelError(f"of worker {number} {error}") from None
+        if said["kind"] == "logged":
+            if self._cluster is not None:  # else nobody asked for it
+                self._cluster.logged(said["value"])
             return
-        if kind == "ready":
-            ready = self._worker(host, message)
-            ready.came, ready.port = True, int(said["port"])
-            told = {name: said[name] for name in ("culprit", "commit", "stalled", "build")}
-            why = events.Why[said["why"]]
-            event: events.Event = events.Ready(worker, int(said["world"]), why, str(said["text"]), **told)
-        elif kind == "committed":
-            event = events.Committed(worker, int(said["world"]), int(said["commit"]))
-        elif kind in ("joined", "done"):
-            event = (events.Joined if kind == "joined" else events.Done)(worker, int(said["world"]))
-        elif kind == "leaving":
-            if self._signum is None:  # else it has this from the user's signal
-                self._say(f"worker {worker} in {self._worker(host, message).slot} wants to leave")
-            event = events.Leaves(worker)
-        else:
-            raise ChannelError(f"worker {worker} sends {kind!r}, which this launcher does not know")
-        self._feed(event)
+        if said["kind"] == "ready":
+            worker.came, worker.port = True, said["port"]
+        elif said["kind"] == "leaving" and self._signum is None:  # else it has this from the user's signal
+            self._say(f"worker {number} in {worker.slot} wants to leave")
+        self._feed(event_of(number, said))
 
     def _ended(self, host: str, message: Message) -> None:
         number, code = message.number("worker"), message.number("code")
+        killed, started = message.truth("killed"), message.truth("started")
         worker = self._worker(host, message)
         display = self.slots.displays[worker.number, "stderr"]
         last = last_of(code, display.path, worker.since)
         self._gone(number)
-        if code != 0 and not message.head["killed"]:
+        own = code != 0 and not killed
+        if own:
             self._ends[number] = last
             while len(self._ends) > KEPT:
                 del self._ends[next(iter(self._ends))]
-        own = code != 0 and not message.head["killed"]
-        what = "could not be started" if not message.head["started"] else how(code, worker.came)
+        what = how(code, worker.came) if started else "could not be started"
         self._feed(events.Ended(number, code, what, last.exception if own else ""))
+        if own and last.not_run and not worker.came and self._machine.world == 0:
+            self._feed(events.Stop("there is no such program to run; check its spelling, and that each host has it"))
 
     def _show_start(self, host: str, message: Message) -> None:
         if self._options.verbose:

@@ -8,11 +8,13 @@ lets others go on without them. Only agents start workers, and they have one thr
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from dataclasses import replace
 from typing import Any
 
+from ..elastic.worker.messages import TalkError
 from ..host import linux, machine, processes
 from ..host.signals import caught
 from ..metrics import page
@@ -20,6 +22,7 @@ from . import spawn
 from .agent import Agent, Relay
 from .channel import Channel, ChannelError, Message
 from .cpu_binding import Allotment, allot
+from .elastic_said import SaidError, check
 from .errors import LaunchError
 from .gatehouse import Gatehouse
 from .guardian import Guardian, boot_time
@@ -29,6 +32,9 @@ from .spawn import Rank
 from .supervisor import ENDING_SIGNALS, PASSED_SIGNALS, SIGNALS, Stage, Supervisor
 from .verdict import End
 from .witness import where
+
+# Exit codes of a program that the kernel does not execute, as shells have them.
+_NOT_EXECUTED = {errno.ENOENT: 127, errno.EACCES: 126, errno.ENOEXEC: 126}
 
 
 class Keeper(Supervisor):
@@ -81,8 +87,10 @@ class ElasticAgent(Agent):
 
     def __init__(self, channel: Channel, order: Message) -> None:
         super().__init__(channel, order)
+        self._running: set[int] = set()  # workers whose end was not told
         self._killed: set[int] = set()
         self._gatehouse: Gatehouse | None = None
+        self._unguarded = False
 
     def run(self, head: dict[str, Any]) -> None:
         """Start workers as the launcher asks for them, until it says that all is over, or is gone."""
@@ -104,18 +112,41 @@ class ElasticAgent(Agent):
             keeper.hold()
             keeper.hear(self.channel.reading, self._hear)
             self._supervisor = self._keeper = keeper
-            gatehouse = Gatehouse(self.job.secret, bool(self.head["several"]), keeper, self._passed, self._say)
+            if self.head["lease"] is not None:
+                self._watch_guardian()
+            several, most = bool(self.head["several"]), int(self.head["most"])
+            gatehouse = Gatehouse(self.job.secret, several, most, keeper, self._passed, self._say)
             self._gatehouse = gatehouse
             try:
+                self._hear()  # what has come with the word to start
                 keeper.run()
             finally:
                 gatehouse.close_quietly()
         self._guardian.dismiss()
+        if self._unguarded:
+            raise LaunchError("its agent ends, because its guardian was killed: nobody would end the workers in time")
         self.copies.send(self.channel)
+
+    def _watch_guardian(self) -> None:
+        """End all workers if the guardian ends: with it goes what holds the lease, by which the launcher counts."""
+        pidfd = linux.pidfd_open(self._guardian.pid)
+
+        def end() -> None:
+            self._unguarded = True
+            self._keeper.forget(pidfd)
+            os.close(pidfd)
+            if not self.channel.ended:
+                self._keeper.forget(self.channel.reading)  # no worker is started any more
+            self._keeper.release()
+            self._keeper.kill()
+
+        self._keeper.hear(pidfd, end)
 
     def _hear(self) -> None:
         """Do what the launcher asks for; at the end of the channel, kill."""
         descriptor = self.channel.reading
+        if self._unguarded:  # since a moment, of the same batch
+            return
         for message in self.channel.receive():
             self._do(message)
         if self.channel.ended:
@@ -162,7 +193,8 @@ class ElasticAgent(Agent):
             self._start_worker(worker, message)
         except LaunchError as error:
             self._say(str(error))
-            self.channel.send("end", worker=worker, code=1, killed=worker in self._killed, started=False)
+            code = _NOT_EXECUTED.get(getattr(error.__cause__, "errno", 0), 1)
+            self.channel.send("end", worker=worker, code=code, killed=worker in self._killed, started=False)
 
     def _start_worker(self, worker: int, message: Message) -> None:
         number, slot = message.number("number"), message.number("slot")
@@ -185,6 +217,7 @@ class ElasticAgent(Agent):
         rank_plan = replace(rank_plan, rank=worker, environment=rank_plan.environment | own)
         rank = spawn.start(rank_plan, self.command, self.program, self._descriptors)
         self._keeper.add(rank)
+        self._running.add(worker)
         for name, pipe in (("stdout", rank.stdout), ("stderr", rank.stderr)):
             self._keeper.listen(Stream(worker, pipe, Relay(self.channel, name, number=number)))
         process = processes.look(rank.pid)
@@ -194,12 +227,18 @@ class ElasticAgent(Agent):
     def _ended(self, rank: Rank, end: End) -> None:
         assert self._gatehouse is not None
         self._gatehouse.forget(end.rank)
+        self._running.discard(end.rank)
         killed = end.by_launcher or end.rank in self._killed
         self.channel.send("end", worker=end.rank, code=end.code, killed=killed, started=True)
 
     def _passed(self, worker: int, message: dict[str, Any]) -> None:
-        """Pass on what a worker says at the gate."""
-        self.channel.send("said", worker=worker, message=message)
+        """Pass on what a worker says at the gate, if it is one that runs here, and says what workers do."""
+        if worker not in self._running:
+            raise TalkError(f"no worker {worker} runs here")
+        try:
+            self.channel.send("said", worker=worker, message=check(message))
+        except SaidError as error:
+            raise TalkError(str(error)) from None
 
     def _page(self, number: int) -> int:
         """The page of counters of a slot, which outlives workers."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -19,6 +20,7 @@ from .verdict import claim_of, traceback_span
 _TOLD = ("CalledOff", "ElasticTimeoutError", "HostsUpdatedInterrupt", "JobOver", "RendezvousError")
 _PACKAGE = Path(__file__).parents[1]
 _LINE = re.compile(r'^\s+File "(?P<file>.+)", line (?P<line>\d+)')
+_NO_PROGRAM = re.compile(r"^\S+: (can't open file .+|No module named [\w.]+)$")  # as Python says it of its arguments
 _TYPE = re.compile(r"^(?:[\w.]+\.)?(?P<name>\w+)(?::|$)")
 
 
@@ -63,6 +65,13 @@ class Last:
     code: int
     path: Path
     words: list[str]
+
+    @property
+    def not_run(self) -> bool:
+        """Whether there was no program to run, so that another try would come to the same."""
+        return self.code in (126, 127) or (
+            self.code in (1, 2) and bool(self.words) and _NO_PROGRAM.match(self.words[-1]) is not None
+        )
 
     @property
     def exception(self) -> str:
@@ -154,5 +163,7 @@ def first_failure(cause: Cause | None, why: str, last: Last | None) -> list[str]
     if last is None or not last.words:
         silent = "" if last is None else "; it wrote nothing to stderr"
         return [*lines, f"first failure: {cause.text}{silent}"]
-    lines.append(f"first failure: {cause.text}; from its stderr ({last.path}):")
+    # Who kills a process asks it nothing: what it has written is what it did before.
+    which = "before that it had written to" if last.code == -signal.SIGKILL else "from its"
+    lines.append(f"first failure: {cause.text}; {which} stderr ({last.path}):")
     return lines + [f"{QUOTE}{line}" for line in last.quoted()]

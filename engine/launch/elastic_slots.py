@@ -41,6 +41,7 @@ class Slots:
         self._directory, self._most = directory, most
         self._consoles, self._timestamps = list(consoles), timestamps
         self._numbers: dict[Slot, int] = {}
+        self._had: set[tuple[str, int]] = set()  # hosts, and numbers that slots of theirs have or had
 
     def __getitem__(self, slot: Slot) -> int:
         """The number that the slot has."""
@@ -65,10 +66,11 @@ class Slots:
                 number = next(each for each in range(2 * self._most + len(used)) if each not in used)
                 self._numbers = {other: each for other, each in self._numbers.items() if each != number}
             self._numbers[slot] = number
+            self._had.add((slot.host, number))
         return number
 
-    def open(self, number: int) -> Path:
-        """Open the files of a slot, if they are not; gives that of stderr.
+    def open(self, number: int) -> int:
+        """Open the files of a slot, if they are not; the bytes that are in that of stderr.
 
         Raises
         ------
@@ -86,14 +88,19 @@ class Slots:
                         f"cannot write {str(directory / name)!r}: {error.strerror}; choose another --output-dir"
                     ) from error
                 self.displays[number, name] = display
-        return directory / "stderr"
+        return self.displays[number, "stderr"].size
 
     def show(self, host: str, message: Message) -> None:
-        """Show what was written in a slot: by its worker, or by what a worker has started, which may outlive it."""
+        """Show what was written in a slot: by its worker, or by what a worker has started, which may outlive it.
+
+        Its number may have been given to another slot by then, with its files.
+        """
         number = message.number("number")
-        if not any(slot.host == host and each == number for slot, each in self._numbers.items()):
+        if (host, number) not in self._had:
             raise ChannelError(f"it speaks of slot number {number}, which is not one of its slots")
-        self.displays[number, str(message.head["stream"])].take(message.body)
+        if (number, stream := message.text("stream")) not in self.displays:
+            raise ChannelError(f"it writes to {stream!r}")
+        self.displays[number, stream].take(message.body)
 
     def keep(self, message: Message) -> None:
         """Keep a file of a worker's that its host has sent."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,29 @@ class _Inquiry:
     where: str  # as of `witness`
     workers: dict[int, list[int]]  # by number, the process's number and when it began; none if it may not have begun
     patience: Patience  # until none runs in any case
+
+
+class _Routes:
+    """Under which address of this machine other hosts see it. A name server may be slow, or gone: threads ask it.
+
+    A thread begins as the agent of a host is started, which takes longer than an answer that comes at all.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, str | None] = {}
+
+    def ask(self, other: str) -> None:
+        """Find out for a host, by its name or address, unless it is known."""
+        if self._known.get(other) is None:
+            self._known[other] = None
+            threading.Thread(target=self._find, args=(other,), daemon=True).start()
+
+    def known(self, other: str) -> str | None:
+        """What is known by now."""
+        return self._known.get(other)
+
+    def _find(self, other: str) -> None:
+        self._known[other] = network.own_address(other)
 
 
 class Fleet:
@@ -101,8 +125,10 @@ class Fleet:
         self._agents: dict[str, RemoteHost] = {}
         self._patience: dict[str, Patience] = {}  # until an agent that starts, or is silent, is lost
         self._copies: dict[str, Copies] = {}
+        self._holders: dict[int, str] = {}  # by the number of a slot, the host that it was used on last
         self._waiting: dict[str, list[dict[str, Any]]] = {}  # workers to be started once the agent is ready
         self._addresses: dict[str, str] = {}
+        self._routes = _Routes()
         self._where: dict[str, str] = {}  # as of `witness`
         self._stamped: dict[str, float] = {}  # when an agent's own time was last heard
         self._running: dict[str, dict[int, list[int]]] = {}  # by worker, its process's number and when that began
@@ -116,6 +142,7 @@ class Fleet:
         if host not in self._agents:
             self._start(host, slots)
         agent = self._agents.get(host)
+        self._holders[fields["number"]] = host
         if agent is not None:
             self._running[host][fields["worker"]] = []
         if agent is not None and agent.ready:
@@ -147,8 +174,10 @@ class Fleet:
         return len(self._agents)
 
     def signal(self, signum: int) -> None:
-        """Pass a signal on to all workers."""
-        self.board.tell("signal", number=signum)
+        """Pass a signal on to all workers. An agent that is not ready has none."""
+        for agent in self._agents.values():
+            if agent.ready:
+                self.board.send(agent, "signal", number=signum)
 
     def disown(self, host: str) -> None:
         """Never listen to the agent of a host again; it ends its workers as its channel closes, or by its lease."""
@@ -165,12 +194,10 @@ class Fleet:
             for agent in self._agents.values():
                 if agent.ready:
                     self.board.send(agent, "beat")
-        for host in [host for host, patience in self._patience.items() if not patience.left()]:
-            ready = self._agents[host].ready
-            self._lose(
-                self._agents[host],
-                f"has not answered for {self._lease:g} s" if ready else f"did not answer within {self._seconds:g} s",
-            )
+        # Agents, and not hosts: the loss of one may have another given up, and started anew.
+        for agent in [self._agents[host] for host, patience in self._patience.items() if not patience.left()]:
+            late = f"has not answered for {self._lease:g} s", f"did not answer within {self._seconds:g} s"
+            self._lose(agent, late[not agent.ready])
 
     def reached_by(self, host: str, others: Sequence[str]) -> str:
         """The name or address by which workers of other hosts reach one; empty if there is no other."""
@@ -182,13 +209,16 @@ class Fleet:
         place = self._agents[host].place
         if not place.local or place.address not in LOOPBACK:
             return place.address
-        found = next(filter(None, (network.own_address(Place(other, (), False).address) for other in others)), None)
-        return found or socket.gethostname()
+        found = (self._routes.known(Place(other, (), False).address) for other in others)
+        return next(filter(None, found), None) or socket.gethostname()
 
     def finish(self) -> None:
         """Have agents hand over what is left, and end; nothing of them is left when this returns."""
         self._finishing = True
-        self.board.tell("finish")
+        for agent in [agent for agent in self._agents.values() if not agent.ready]:
+            self._part(agent)  # it has started nothing, and may never answer
+        for agent in self._agents.values():
+            self.board.send(agent, "finish")
         patience = Patience(FAREWELL)
         while self._agents and not all(agent.done for agent in self._agents.values()) and patience.left():
             self.board.step(patience.wait())
@@ -213,6 +243,8 @@ class Fleet:
         if agent.trouble:
             self._lose(agent, agent.trouble)
             return
+        if not agent.place.local:
+            self._routes.ask(agent.place.address)
         self.board.send(
             agent,
             "prepare",
@@ -251,14 +283,14 @@ class Fleet:
         elif message.kind == "failed":
             self._drop(host).hang_up()
             self.board.part(agent)
-            self._refused(host, str(message.head["text"]))
+            self._refused(host, message.text("text"))
         elif message.kind == "pages":
-            self._copies[host].keep(message)
+            self._copies[host].keep(message, [slot for slot, holder in self._holders.items() if holder == host])
         elif message.kind == "done":
             agent.done = True
         elif message.kind == "beat":
             self._stamped[host] = time.monotonic()
-            self.board.send(agent, "heard", at=message.head["at"])
+            self.board.send(agent, "heard", at=message.seconds("at"))
         else:
             if message.kind == "started":
                 self._running[host][message.number("worker")] = [message.number("pid"), message.number("born")]
@@ -267,12 +299,12 @@ class Fleet:
             self._told(host, message)
 
     def _ready(self, agent: RemoteHost, message: Message) -> None:
+        where, address, summary = (message.text(name) for name in ("where", "address", "summary"))
         agent.ready = True
         self._patience[agent.name].begin(self._lease)
-        self._where[agent.name] = str(message.head["where"])
-        self._addresses[agent.name] = str(message.head["address"])
+        self._where[agent.name], self._addresses[agent.name] = where, address
         if not self._options.quiet:
-            self._say(f"{agent.name}: {message.head['summary']}")
+            self._say(f"{agent.name}: {summary}")
         self.board.send(agent, "start")
         for fields in self._waiting.pop(agent.name):
             self.board.send(agent, "launch", **fields)
@@ -330,8 +362,8 @@ class Fleet:
 
     def _dismiss(self, witness: RemoteHost) -> None:
         del self._inquiries[witness]
+        self.board.part(witness)  # first: what is hung up has no descriptor by which the board could forget it
         witness.hang_up()
-        self.board.part(witness)
 
     def _drop(self, host: str) -> RemoteHost:
         agent = self._agents.pop(host)

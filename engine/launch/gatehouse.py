@@ -18,7 +18,8 @@ from ..elastic.worker.messages import Talk, TalkError
 from ..host import linux
 from ..rendezvous.messages import peer_uid
 
-STRANGERS = 32  # connections that may be open and have proven nothing yet; beyond, the oldest of them is closed
+STRANGERS = 32  # connections, or two for each worker, that may have proven nothing yet; beyond, the oldest is closed
+BACKLOG = 128  # connections, or two for each worker, that may wait to be accepted; one beyond is refused by the kernel
 
 
 class Selects(Protocol):
@@ -47,6 +48,8 @@ class Gatehouse:
         The job's.
     several : bool
         Whether workers may be on several hosts.
+    most : int
+        Workers that may come at once.
     selects : Selects
     told : callable
         Called with a worker's number and a message of its.
@@ -63,6 +66,7 @@ class Gatehouse:
         self,
         secret: str,
         several: bool,
+        most: int,
         selects: Selects,
         told: Callable[[int, dict[str, Any]], None],
         say: Callable[[str], None],
@@ -70,6 +74,7 @@ class Gatehouse:
         self.name = f"engine-gate-{os.getuid()}-{secrets.token_hex(12)}"
         self._secret = secret
         self._several = several
+        self._most_strangers = max(STRANGERS, 2 * most)
         self._selects = selects
         self._told = told
         self._say = say
@@ -78,7 +83,7 @@ class Gatehouse:
         self._deaf = False  # whether there were no descriptors left for another visitor
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
         self._listener.bind(f"\0{self.name}")
-        self._listener.listen(128)
+        self._listener.listen(max(BACKLOG, 2 * most))
         selects.hear(self._listener.fileno(), self._accept)
 
     def send(self, worker: int, kind: str, /, **fields: Any) -> None:
@@ -88,9 +93,10 @@ class Gatehouse:
             self._write(visitor, visitor.talk.message(kind, **fields))
 
     def forget(self, worker: int) -> None:
-        """A worker's process has ended. What it has said before is told first."""
-        for visitor in [*self._strangers, *self._workers.values()]:
-            while visitor.connection.fileno() >= 0 and _readable(visitor.connection):
+        """A worker's process has ended. What it has said is told first; others may say more for ever, and wait."""
+        own = [self._workers[worker]] if worker in self._workers else list(self._strangers)
+        for visitor in own:
+            while visitor.worker in (None, worker) and _readable(visitor.connection):
                 self._read(visitor)
         if worker in self._workers:
             self._close(self._workers[worker])
@@ -125,7 +131,7 @@ class Gatehouse:
         visitor = _Visitor(connection, Talk(self._secret, "agent", "worker"))
         self._strangers.append(visitor)
         self._selects.hear(connection.fileno(), lambda: self._read(visitor))
-        if len(self._strangers) > STRANGERS:
+        if len(self._strangers) > self._most_strangers:
             self._close(self._strangers[0])
 
     def _hear_again(self) -> None:
@@ -191,6 +197,8 @@ class Gatehouse:
 
 
 def _readable(connection: socket.socket) -> bool:
+    if connection.fileno() < 0:
+        return False
     poll = select.poll()
     poll.register(connection, select.POLLIN)
     return bool(poll.poll(0))

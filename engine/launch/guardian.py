@@ -14,17 +14,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import select
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from ..host import processes
 from ..host.patience import Patience
 
 SWEEP_LIMIT = 5.0
-_RENEWAL = re.compile(rb"^=(\d+\.\d+)\n", re.MULTILINE)
 
 
 class Guardian:
@@ -90,7 +88,8 @@ class Guardian:
         """Let it go: nothing is left to guard."""
         self._tell(".\n")
         os.close(self._pipe)
-        os.waitpid(self.pid, 0)
+        with contextlib.suppress(ChildProcessError):  # who has started the launcher lets the kernel reap its children
+            os.waitpid(self.pid, 0)
 
     def _tell(self, line: str) -> None:
         with contextlib.suppress(BrokenPipeError):  # somebody killed it: the job goes on without
@@ -100,6 +99,39 @@ class Guardian:
 def boot_time() -> float:
     """Seconds since this host has started, those in which it was suspended too."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class _Told:
+    """What the guardian was told. Lines come whole, or in parts: a reading ends anywhere.
+
+    Attributes
+    ----------
+    groups : set of int
+        Process groups that there are.
+    farewell : bool
+        Whether nothing is left to guard.
+    """
+
+    def __init__(self) -> None:
+        self.groups: set[int] = set()
+        self.farewell = False
+        self._rest = b""
+
+    def take(self, part: bytes) -> list[float]:
+        """Take what was read; until when the lease was renewed."""
+        *lines, self._rest = (self._rest + part).split(b"\n")
+        renewals = []
+        for line in lines:
+            kind, value = line[:1], line[1:]
+            if kind == b"+":
+                self.groups.add(int(value))
+            elif kind == b"-":
+                self.groups.discard(int(value))
+            elif kind == b"=":
+                renewals.append(float(value))
+            else:
+                self.farewell = True
+        return renewals
 
 
 class _Lease:
@@ -136,38 +168,34 @@ def _guard(
         signal.signal(signum, signal.SIG_IGN)
     pipe = _keep_only(pipe)
     processes.prctl(processes.PR_SET_NAME, b"enginerun-guard")
-    text = b""
+    told = _Told()
     lease = None if seconds is None else _Lease(seconds)
-    while True:
-        if lease is not None and not _told_in_time(pipe, lease, text):
+    while not told.farewell:
+        if lease is not None and not _told_in_time(pipe, lease, told.groups):
             processes.send(launcher, signal.SIGKILL)
             break
         part = os.read(pipe, 4096)
         if not part:
             break
-        text += part
-        if lease is not None:
-            for until in _RENEWAL.findall(text):
-                lease.renew(float(until))
-            text = _RENEWAL.sub(b"", text)
-        if len(text) > 1 << 16:
-            text = _compact(text)
-    if text.endswith(b".\n"):
+        for until in told.take(part):
+            if lease is not None:
+                lease.renew(until)
+    if told.farewell:
         return
-    for group in _groups(text):
+    for group in told.groups:
         processes.send_group(group, signal.SIGKILL)
     discard()
     _sweep(job, host)
 
 
-def _told_in_time(pipe: int, lease: _Lease, text: bytes) -> bool:
+def _told_in_time(pipe: int, lease: _Lease, groups: Collection[int]) -> bool:
     """Wait for something to read, or for the end of the lease, at which the workers are held."""
     poll = select.poll()
     poll.register(pipe, select.POLLIN)
     while not lease.hopeless():
         if lease.held != (lease.left() <= 0):
             lease.held = not lease.held
-            for group in _groups(text):
+            for group in groups:
                 processes.send_group(group, signal.SIGSTOP if lease.held else signal.SIGCONT)
         if poll.poll(1e3 * lease.wait()):
             return True
@@ -185,19 +213,6 @@ def _keep_only(pipe: int) -> int:
         if int(entry) > kept:
             os.closerange(int(entry), int(entry) + 1)  # ignores the one that the listing itself has used
     return kept
-
-
-def _groups(text: bytes) -> set[int]:
-    groups: set[int] = set()
-    for line in text.split():
-        number = int(line[1:])
-        groups.add(number) if line.startswith(b"+") else groups.discard(number)
-    return groups
-
-
-def _compact(text: bytes) -> bytes:
-    whole, newline, rest = text.rpartition(b"\n")
-    return b"".join(b"+%d\n" % group for group in sorted(_groups(whole))) + (rest if newline else b"")
 
 
 def _sweep(job: str, host: str | None) -> None:

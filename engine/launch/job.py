@@ -176,7 +176,7 @@ class JobRun:
         seconds = float(chosen.get("start_timeout", Config.start_timeout))
 
         def run(job: Job, metrics: Metrics) -> Outcome:
-            spawn.raise_descriptor_limit(len(self._options.places))
+            spawn.raise_descriptor_limit(self._options.most + len(self._options.places))
             with _guarded(job, metrics) as wakeup:
                 return self._conduct(job, metrics, seconds, wakeup)
 
@@ -213,6 +213,7 @@ class JobRun:
         limits = elastic.limits(config.start_timeout, config.stall_limit, self._options.grace)
 
         def run(job: Job, metrics: Metrics) -> Outcome:
+            spawn.raise_descriptor_limit(2 * self._options.most)  # a host may have one rank
             with _guarded(job, metrics) as wakeup:
                 return self._drive(job, metrics, limits, wakeup, Watch(elastic, metrics.pages, metrics.tell))
 

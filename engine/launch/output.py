@@ -130,6 +130,11 @@ class Display:
         if console.colour:
             self._tag = b"\x1b[%dm%s\x1b[0m" % (COLOURS[rank % len(COLOURS)], self._tag)
 
+    @property
+    def size(self) -> int:
+        """Bytes in its file, which somebody may have removed meanwhile."""
+        return os.fstat(self._file).st_size
+
     def take(self, data: bytes) -> None:
         """Keep what the rank wrote, and show the lines that are whole.
 

@@ -11,6 +11,7 @@ import os
 import time
 import zlib
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from ..host.processes import look
 from ..metrics import page
@@ -65,34 +66,54 @@ class Copies:
     def __init__(self, descriptors: Sequence[int], ranks: Collection[int]) -> None:
         self._descriptors = {rank: descriptors[rank] for rank in ranks} if descriptors else {}
 
-    def keep(self, message: Message) -> None:
+    def keep(self, message: Message, held: Collection[int] | None = None) -> None:
         """Take what an agent has sent.
 
         Parameters
         ----------
         message : Message
             Its `pages`.
+        held : collection of int, optional
+            Those of its ranks that are its own now: of others it has an old page, and another host the copy.
 
         Raises
         ------
         ChannelError
             It is not what `Pages` sends.
         """
-        changed, states, clocks = message.head["changed"], dict(message.head["states"]), _clocks()
+        changed, states = _numbers(message)
+        clocks = _clocks()
         ahead, ahead_unix = (clocks[name] - message.number(name) for name in ("monotonic", "unix"))
         if not {*changed, *states} <= self._descriptors.keys():
             raise ChannelError(f"it speaks of ranks {sorted({*changed, *states})}, which are not all its ranks")
+        if not max(abs(ahead), abs(ahead_unix)) < 1 << 62:
+            raise ChannelError("its clocks tell a time that cannot be")
         try:
             content = zlib.decompressobj().decompress(message.body, page.BYTES * len(changed) + 1)
         except zlib.error as error:
             raise ChannelError(f"its pages of counters are damaged: {error}") from error
         if len(content) != page.BYTES * len(changed):
             raise ChannelError("its pages of counters have another length; install the same version")
+        held = self._descriptors if held is None else held
         for place, rank in enumerate(changed):
-            whole = content[place * page.BYTES : (place + 1) * page.BYTES]
-            page.write_copy(self._descriptors[rank], whole, ahead, ahead_unix)
+            if rank in held:
+                whole = content[place * page.BYTES : (place + 1) * page.BYTES]
+                page.write_copy(self._descriptors[rank], whole, ahead, ahead_unix)
         for rank, state in states.items():
-            page.date_copy(self._descriptors[rank], clocks["monotonic"], str(state)[:1])
+            if rank in held:
+                page.date_copy(self._descriptors[rank], clocks["monotonic"], state[:1])
+
+
+def _numbers(message: Message) -> tuple[list[int], dict[int, str]]:
+    """Of which ranks a message has pages, each once; and the states of processes, by rank."""
+    changed: Any = message.head.get("changed")
+    states: Any = message.head.get("states")
+    try:
+        if len({*map(int, changed)}) == len(changed):
+            return [*map(int, changed)], {int(rank): str(state) for rank, state in states}
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise ChannelError("what it tells of its pages of counters is damaged; install the same version")
 
 
 def _clocks() -> dict[str, int]:

@@ -18,8 +18,10 @@ from .reach import Reach
 from .verdict import describe
 
 SAID_LINES = 5  # last lines of an agent's stderr that a report shows
+SAID_READS = 64  # portions of it that are read for that: something may go on writing
 LINE_CHARACTERS = 500
 EARLIER = 5.0  # seconds before the end of the time to answer, at which ssh has to be connected
+MOMENT = 1.0  # seconds that what carries a channel has to end behind it; other hosts' leases run meanwhile
 PATIENCE = 5.0  # seconds that an agent has to end after its channel has been closed
 # Between ssh and a host: a host that is gone is noticed after 15 s. What the user gives goes first and counts.
 SSH_OPTIONS = ("BatchMode=yes", "StrictHostKeyChecking=accept-new", "ServerAliveInterval=5", "ServerAliveCountMax=3")
@@ -172,8 +174,8 @@ class RemoteHost:
 
         Nothing may listen to `errors` any more: its end is looked for.
         """
-        while self.errors >= 0:
-            if not self.hear_errors():
+        for _ in range(SAID_READS):
+            if self.errors < 0 or not self.hear_errors():
                 break
         noise = [] if self.channel is None else self.channel.decoder.noise.decode(errors="backslashreplace").split("\n")
         lines = [*(line.strip()[:LINE_CHARACTERS] for line in noise[-SAID_LINES:]), *self._said]
@@ -194,7 +196,7 @@ class RemoteHost:
         if self._process is None:
             return self.trouble
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return f"ended ({describe(self._process.wait(PATIENCE))})"
+            return f"ended ({describe(self._process.wait(MOMENT))})"
         return "closed its channel"
 
     def tried(self) -> str:

@@ -253,9 +253,7 @@ class Supervisor:
         by_launcher = self._stage >= Stage.TERMINATING or self._signum is not None
         end = End(rank.number, code, now, by_launcher)
         self._ends.append(end)
-        if not processes.send_group(rank.pid, 0):
-            self._groups.discard(rank.pid)
-            self._guardian.forget(rank.pid)
+        self._forget_empty()
         for stream in self._streams[rank.number]:
             if stream.pipe >= 0:
                 pipe = stream.pipe
@@ -372,6 +370,14 @@ class Supervisor:
                 and process.pid not in self._foreign
             ):
                 os.waitpid(process.pid, os.WNOHANG)
+        self._forget_empty()
+
+    def _forget_empty(self) -> None:
+        """Forget groups of ended ranks of which nothing is left: their numbers may come to mean others."""
+        for group in self._groups - {rank.pid for rank in self._alive.values()}:
+            if not processes.send_group(group, 0):
+                self._groups.discard(group)
+                self._guardian.forget(group)
 
     def _sweep(self) -> None:
         """End what the ranks left behind, wherever it has moved: all of it descends from the launcher."""

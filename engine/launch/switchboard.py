@@ -17,6 +17,8 @@ from .remote import RemoteHost
 DELIVERY = 1.0  # seconds that a channel has to end, or to bring the last, once the process that carries it has ended
 FAREWELL = 15.0  # seconds that agents have to end what still runs, once their channels are closed
 
+MALFORMED = (ChannelError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError)  # what is read of it
+
 
 class Switchboard:
     """The channels to the agents.
@@ -27,8 +29,8 @@ class Switchboard:
     consoles : iterable of Console
         Of the launcher's own, which are written to as their readers have room.
     act : callable
-        Called with a host and a message of its. A `ChannelError`, `KeyError`, `TypeError` or `ValueError` that it
-        raises means that the host does not speak as an agent does.
+        Called with a host and a message of its. A `ChannelError`, or another of `MALFORMED`, that it raises means that
+        the host does not speak as an agent does.
     lost : callable
         Called with a host whose channel has ended, and how; the host is not listened to any more.
     heard : callable, optional
@@ -195,10 +197,11 @@ class Switchboard:
         try:
             for message in host.channel.receive():
                 self._act(host, message)
-        except (ChannelError, KeyError, TypeError, ValueError) as error:
+        except MALFORMED as error:
             self.ignore(host)
             host.channel.close()
-            self._lost(host, f"does not speak as an agent does: {error}")
+            what = error if isinstance(error, ChannelError) else repr(error)
+            self._lost(host, f"does not speak as an agent does: {what}")
             return
         if host.channel.ended:
             self.ignore(host)

@@ -23,6 +23,8 @@ class FakeDriver:
     ----------
     several : bool
         Whether workers are told that they may be on several hosts.
+    most : int
+        Workers that may come at once.
 
     Attributes
     ----------
@@ -32,13 +34,13 @@ class FakeDriver:
         Lines that a user would be shown.
     """
 
-    def __init__(self, several: bool = False) -> None:
+    def __init__(self, several: bool = False, most: int = 1) -> None:
         self.heard: list[tuple[int, dict[str, Any]]] = []
         self.said: list[str] = []
         self._selector = selectors.DefaultSelector()
         self._asked: list[Callable[[], None]] = []
         self._open = True
-        self.gatehouse = Gatehouse(SECRET, several, self, lambda *said: self.heard.append(said), self.said.append)
+        self.gatehouse = Gatehouse(SECRET, several, most, self, lambda *said: self.heard.append(said), self.said.append)
         self._thread = threading.Thread(target=self._serve, daemon=True)
 
     def __enter__(self) -> FakeDriver:
@@ -91,7 +93,7 @@ class FakeDriver:
 
     def tell(self, worker: int, kind: str, /, **fields: Any) -> None:
         """Send a message to a worker."""
-        self._do(lambda: self.gatehouse.send(worker, kind, **fields))
+        self.do(lambda: self.gatehouse.send(worker, kind, **fields))
 
     def vanish(self) -> None:
         """Be gone, as an agent that is killed."""
@@ -100,7 +102,7 @@ class FakeDriver:
             self.gatehouse.close()
             self._open = False
 
-        self._do(close)
+        self.do(close)
 
     # What the gatehouse asks of whoever listens for it.
 
@@ -110,7 +112,8 @@ class FakeDriver:
     def forget(self, descriptor: int) -> None:
         self._selector.unregister(descriptor)
 
-    def _do(self, act: Callable[[], None]) -> None:
+    def do(self, act: Callable[[], None]) -> None:
+        """Have something done on the thread that listens."""
         done = threading.Event()
         self._asked.append(lambda: (act(), done.set()))  # type: ignore[func-returns-value,return-value]
         assert done.wait(10)

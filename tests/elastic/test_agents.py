@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import signal
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from engine.host import processes
+from engine.launch.channel import pack
+from engine.launch.conductor import order
+from engine.launch.hosts import Place
+from engine.launch.remote import RemoteHost
 
 from ..launch.conftest import launcher as launcher
 from ..launch.host_jobs import agent_of
@@ -18,6 +24,7 @@ from ..launch.test_launch_metrics import scrape
 from ..waiting import let_pass, until
 from .elastic_jobs import job as job
 from .elastic_jobs import worlds
+from .fake_agents import job_of
 
 TWO_HOSTS = ("-H", "a:1,b:1", "--launch-agent", "env STAND_IN={host}")
 
@@ -47,8 +54,13 @@ def test_a_host_that_is_told_to_go_loses_nothing(job):
 
 @pytest.mark.parametrize(
     ("signum", "whom", "lease"),
-    [(signal.SIGKILL, "agent", 40), (signal.SIGKILL, "guarded", 40), (signal.SIGSTOP, "agent", 2)],
-    ids=["killed", "killed with its guardian", "stopped"],
+    [
+        (signal.SIGKILL, "agent", 40),
+        (signal.SIGKILL, "guarded", 40),
+        (signal.SIGKILL, "guardian", 40),
+        (signal.SIGSTOP, "agent", 2),
+    ],
+    ids=["killed", "killed with its guardian", "without a guardian", "stopped"],
 )
 def test_a_host_whose_agent_is_lost_has_no_worker_when_the_others_go_on(job, signum, whom, lease):
     """Problem 13: what the driver hears no more of is dead before the next world begins; somebody sees to that."""
@@ -56,9 +68,10 @@ def test_a_host_whose_agent_is_lost_has_no_worker_when_the_others_go_on(job, sig
     job.world(1, 2)
     agent, worker = agent_of(job.launcher, "b"), job.pid(1)
     began = time.monotonic()
-    if whom == "guarded":
+    if whom != "agent":
         os.kill(guardian_of(agent), signum)
-    os.kill(agent, signum)
+    if whom != "guardian":  # else it ends by itself, before the lease can be over
+        os.kill(agent, signum)
     until(lambda: list(job.home.glob("met.2.*")), "world 2 trains")
     assert time.monotonic() - began < 20  # a second or two; more where the machine is loaded
     assert not runs(worker)
@@ -143,6 +156,32 @@ def test_resets_leave_no_descriptor_behind(job):
     counts.append([len(os.listdir(f"/proc/{pid}/fd")) for pid in watched])
     assert counts[1:] == counts[:-1]
     assert job.finish(process).code == 0
+
+
+def test_a_worker_starts_though_the_word_to_start_it_has_come_with_others(tmp_path):
+    """The launcher says nothing more: whatever the agent has read with an earlier message, it acts on."""
+    options, job = job_of(tmp_path, ["a"], "env")
+    host = RemoteHost(0, Place("a", (), False), [sys.executable, "-m", "engine.launch.agent"])
+    prepare = {
+        "sizes": [], "ranks": [0], "hub": False, "counted": False, "slots": 1, "most": 1, "several": False,
+        "lease": None, **order(options, job, host, os.environ),
+    }  # fmt: skip
+    worker = {"worker": 0, "number": 0, "slot": 0, "rank": 0, "size": 1, "local_size": 1}
+    host.start()
+    assert host.channel is not None
+    poll, heard = select.poll(), []
+    poll.register(host.channel.reading, select.POLLIN)
+    try:
+        host.channel.out.write(pack("prepare", **prepare) + pack("start") + pack("launch", **worker))
+
+        def started() -> bool:
+            if poll.poll(10):
+                heard.extend(message.kind for message in host.channel.receive())
+            return "started" in heard
+
+        until(started, "a worker", 20.0)
+    finally:
+        host.close()
 
 
 def parent_of(pid: int) -> int:

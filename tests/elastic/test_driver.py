@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 
 import pytest
 
@@ -19,6 +20,14 @@ def test_a_job_without_trouble_is_as_any_other(job):
     assert worlds(done) == ["1: 2 ranks"]
     assert done.lines(0) == ["world 1 rank 0 of 2: the job begins"]
     assert job.launcher.kept() == []
+
+
+def test_the_launcher_has_descriptors_for_all_slots(job):
+    """Two files for each, and a page of counters: the soft limit of open files is raised for that."""
+    program = job.program("def body(t): t.step()\n")
+    limited = ["sh", "-c", 'ulimit -Sn 32; exec "$@"', "sh", *job.launcher.command, "-np", "8", "--min-np", "8"]
+    done = job.wait(job.start_command([*limited, sys.executable, str(program)]))
+    assert done.code == 0, done.err
 
 
 def test_a_killed_worker_is_replaced_and_the_others_go_on(job):
@@ -135,6 +144,29 @@ def test_a_program_that_is_not_elastic_is_told_so(job):
     assert done.code == 1
     assert "ended with exit code 0, and never came to elastic.run" in done.verdict[0]
     assert "all hosts are blacklisted for good" in done.err
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        ([sys.executable, "nosuch.py"], 2, "can't open file"),
+        ([sys.executable, "-m", "nosuch"], 1, "No module named nosuch"),
+        (["sh", "-c", "nosuch"], 127, "not found"),
+        (["./no_interpreter"], 127, "the interpreter in its first line"),
+    ],
+    ids=["no file", "no module", "no command", "no interpreter"],
+)
+def test_a_program_that_is_not_there_is_tried_once_in_each_slot(job, command, code, said):
+    """That it is missing is no bad luck: the job ends at the first."""
+    script = job.home / "no_interpreter"
+    script.write_text("#!/nowhere/to/be/found\n")
+    script.chmod(0o755)
+    done = job.wait(job.start_command([*job.launcher.command, "-np", "2", "--min-np", "2", *command]))
+    assert done.code == code, done.err
+    tries = [line for line in done.err.splitlines() if said in line and line.startswith(("[", "enginerun: localhost"))]
+    assert 1 <= len(tries) <= 2
+    assert "The job ends: there is no such program to run" in done.err
+    assert done.verdict[0].startswith("enginerun: first failure: worker ")
 
 
 def test_resets_have_a_limit(job):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import resource
 import select
+import selectors
 import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,6 +20,7 @@ from engine.elastic.events import Why
 from engine.elastic.worker.gate import Assigned, Gate, JobOver
 from engine.elastic.worker.messages import Talk, TalkError
 from engine.errors import ConfigError, ForkedError, RendezvousError
+from engine.launch.gatehouse import Gatehouse
 
 from ..waiting import until
 from .fake_driver import SECRET, FakeDriver
@@ -222,6 +225,47 @@ def test_half_messages_and_strangers_leave_the_others_alone(driver):
     finally:
         for stranger in strangers:
             stranger.close()
+
+
+def test_all_workers_of_a_large_host_may_come_at_once():
+    """They have greeted, and say nothing more until their programs come to the gate: none is one too many."""
+    with FakeDriver(most=150) as driver, ExitStack() as opened:
+        gates = [opened.enter_context(closing(Gate.open(driver.environment(worker)))) for worker in range(150)]
+        for gate in gates:
+            gate.leave()
+            assert not gate.called_off(1)
+        for worker in range(150):
+            driver.wait_for("leaving", worker)
+
+
+def test_what_an_ended_worker_has_said_is_told_before_its_end_and_others_wait(driver):
+    """Another worker may go on saying things, as fast as they are read."""
+    with closing(Gate.open(driver.environment(1))) as ended, closing(Gate.open(driver.environment(2))) as other:
+        told: list[list[int]] = []
+
+        def end() -> None:
+            other.joined(1)
+            ended.joined(1)
+            driver.gatehouse.forget(1)
+            told.append([worker for worker, _ in driver.heard])
+
+        driver.do(end)
+        assert told == [[1]]
+        driver.wait_for("joined", 2)
+
+
+def test_workers_may_wait_until_their_agent_has_time():
+    """It starts others meanwhile: as many connections as there are workers wait to be accepted."""
+    with ExitStack() as opened:
+        selector = opened.enter_context(selectors.DefaultSelector())
+        hears = SimpleNamespace(
+            hear=lambda descriptor, act: selector.register(descriptor, 1), forget=selector.unregister
+        )
+        gatehouse = opened.enter_context(closing(Gatehouse(SECRET, False, 150, hears, lambda *_: None, print)))
+        for _ in range(150):
+            visitor = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            visitor.settimeout(10)
+            visitor.connect(f"\0{gatehouse.name}")
 
 
 def test_what_was_sent_cannot_be_sent_again(driver):

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from engine.elastic.causes import Cause
+from engine.launch.elastic_report import Last, first_failure
+
 from ..launch.conftest import launcher as launcher
 from ..launch.launch_jobs import Finished, Launcher
 from ..waiting import until
@@ -153,3 +156,13 @@ def test_a_newcomer_that_differs_costs_nobody_else_the_job(launcher: Launcher, c
         assert worlds(done) == ["1: 1 rank"]
     else:
         assert "'options': rank 1 has passes=3, rank 0 has passes=1" in done.err
+
+
+@pytest.mark.parametrize(
+    ("code", "which"), [(-9, "; before that it had written to stderr"), (-11, "; from its stderr")]
+)
+def test_what_a_killed_worker_had_written_is_not_told_as_the_cause(code: int, which: str) -> None:
+    """SIGKILL comes from outside; what a process writes that ends by a signal of its own may say why."""
+    cause = Cause("worker 1: was killed", 1)
+    lines = first_failure(cause, cause.text, Last(code, Path("rank.1/stderr"), ["a warning of long ago"]))
+    assert lines == [f"first failure: worker 1: was killed{which} (rank.1/stderr):", "  | a warning of long ago"]

@@ -100,6 +100,12 @@ def test_only_what_has_changed_is_sent_and_all_is_dated(pages: list[int]) -> Non
         {"changed": [7]},
         {"states": [[7, "S"]]},
         {"monotonic": "now"},
+        {"monotonic": 1 << 70},
+        {"changed": [0, 0], "body": zlib.compress(bytes(2 * page.BYTES))},
+        {"changed": None},
+        {"changed": [[0]]},
+        {"states": 5},
+        {"states": [[0]]},
     ],
     ids=str,
 )
@@ -111,6 +117,22 @@ def test_what_no_agent_sends_is_refused(pages: list[int], damage: dict[str, Any]
     body = damage.pop("body", message.body)
     with pytest.raises(ChannelError):
         Copies(pages[2:3], [0]).keep(Message("pages", message.head | damage, body))
+
+
+def test_a_page_that_has_come_to_another_host_is_written_by_that_one_alone(pages: list[int]) -> None:
+    """The number of a slot may be given to one on another host; the old host's agent still has a page of it."""
+    channel = Sent()
+    for steps, descriptor in enumerate(pages[:3]):
+        write(descriptor, state=1, pid=os.getpid(), steps=steps)
+    old, new = Copies(pages[3:5], [0, 1]), Copies(pages[3:5], [0, 1])
+    Pages({0: pages[0], 1: pages[1]}).send(channel)
+    Pages({1: pages[2]}).send(channel)
+    of_old, of_new = channel.messages_sent
+    new.keep(of_new, [1])
+    before = read(pages[4])
+    old.keep(of_old, [0])
+    assert read(pages[4]) == before and before["steps"] == 2
+    assert read(pages[3])["steps"] == 0
 
 
 def test_a_damaged_page_is_damaged_in_its_copy(pages: list[int]) -> None:

@@ -1,0 +1,78 @@
+"""What a worker says at the gate, as its agent passes it on: looked at before anybody acts on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..elastic import events
+
+_NUMBER, _TEXT = (int,), (str,)
+_MAYBE_NUMBER = (int, type(None))
+# Of each kind, its fields and the types that they may have.
+_FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
+    "ready": {
+        "world": _NUMBER,
+        "why": _TEXT,
+        "text": _TEXT,
+        "culprit": _MAYBE_NUMBER,
+        "commit": _MAYBE_NUMBER,
+        "stalled": (bool,),
+        "build": (dict,),
+        "port": _NUMBER,
+    },
+    "joined": {"world": _NUMBER},
+    "done": {"world": _NUMBER},
+    "committed": {"world": _NUMBER, "commit": _NUMBER},
+    "leaving": {},
+    "logged": {"value": _TEXT},
+}
+
+
+class SaidError(Exception):
+    """No worker of this version says that."""
+
+
+def check(said: Any) -> dict[str, Any]:
+    """Refuse what no worker says.
+
+    Parameters
+    ----------
+    said : object
+        A message, as of `engine.elastic.worker.messages`.
+
+    Returns
+    -------
+    dict
+        The same.
+
+    Raises
+    ------
+    SaidError
+        It is of another kind, or a field of it is missing or something else.
+    """
+    kind = said.get("kind") if isinstance(said, dict) else None
+    fields = _FIELDS.get(kind) if isinstance(kind, str) else None
+    if fields is None:
+        raise SaidError(f"it says {kind!r}, which is not known here; install the same version")
+    for name, kinds in fields.items():
+        if type(said.get(name)) not in kinds:
+            raise SaidError(f"it says {kind!r} with {name} = {said.get(name)!r}; install the same version")
+    if kind == "ready" and said["why"] not in events.Why.__members__:
+        raise SaidError(f"it says {kind!r} because of {said['why']!r}; install the same version")
+    return dict(said)
+
+
+def event_of(worker: int, said: dict[str, Any]) -> events.Event:
+    """What the driver's machine is told of a message that `check` has let pass."""
+    match said["kind"]:
+        case "ready":
+            told = {name: said[name] for name in ("world", "text", "culprit", "commit", "stalled", "build")}
+            return events.Ready(worker, why=events.Why[said["why"]], **told)
+        case "committed":
+            return events.Committed(worker, said["world"], said["commit"])
+        case "joined":
+            return events.Joined(worker, said["world"])
+        case "done":
+            return events.Done(worker, said["world"])
+        case _:
+            return events.Leaves(worker)

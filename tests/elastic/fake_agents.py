@@ -1,0 +1,74 @@
+"""Agents of an elastic job that say what a test has them say, and the driver that hears them."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from engine.launch.channel import GREETING, pack
+from engine.launch.console import Console
+from engine.launch.elastic import Driver
+from engine.launch.elastic_report import Result
+from engine.launch.elastic_watch import Watch
+from engine.launch.options import Options, parse
+from engine.launch.plan import Job
+
+READY = {"where": "there", "address": "", "summary": "it can start workers", "hub": 0, "port": 1, "processors": 1}
+
+
+def ready(**fields: Any) -> bytes:
+    """That an agent can start workers."""
+    return pack("ready", **READY | fields)
+
+
+def job_of(home: Path, hosts: Collection[str], agent: str, *words: str) -> tuple[Options, Job]:
+    """An elastic job with one slot on each of these hosts, whose agents a command starts."""
+    reach = ("-H", ",".join(f"{host}:1" for host in hosts), "--launch-agent", agent)
+    times = ("--grace-period", "0.1", "--lease", "2")
+    chosen = parse(["-np", "1", "--min-np", "1", "--max-np", str(len(hosts)), *reach, *times, *words, "true"])
+    return chosen, Job(size=1, name="a job of a test", secret="5e", port=1, directory=home, settings={})
+
+
+# The agent of a host: says what is in a file, and then nothing until its channel ends.
+AGENT = 'cat "$(dirname "$0")/$HOST"; while read -r line; do :; done'
+
+
+def drive(home: Path, says: Mapping[str, Iterable[bytes]], *words: str, until: str) -> tuple[Result, list[str]]:
+    """Run an elastic job until the driver has said something; what it came to, and what the driver said.
+
+    Parameters
+    ----------
+    home : Path
+        A directory of the test's.
+    says : mapping of str to iterable of bytes
+        By host, what its agent says.
+    *words
+        More options.
+    until : str
+        What is in the line at which the user ends the job.
+    """
+    (home / "agent").write_text(AGENT)
+    for host, messages in says.items():
+        (home / host).write_bytes(GREETING + b"".join(messages))
+    chosen, job = job_of(home, says, f"env HOST={{host}} sh {home}/agent", *words)
+    assert chosen.elastic is not None
+    limits = chosen.elastic.limits(10.0, 60.0, chosen.grace)
+    user, wakeup = socket.socketpair()
+    said: list[str] = []
+
+    def say(line: str) -> None:
+        said.append(line)
+        if until in line:
+            user.send(bytes([signal.SIGTERM]))
+
+    with user, wakeup, (home / "shown").open("wb") as shown:
+        wakeup.setblocking(False)
+        console, watch = Console(shown.fileno()), Watch(chosen.elastic, (), lambda job: None)
+        driver = Driver(chosen, job, limits, (console, console), (), {}, say, wakeup, 10.0, lambda number: None, watch)
+        try:
+            return driver.run(), said
+        finally:
+            driver.abandon()

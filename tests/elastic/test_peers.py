@@ -1,0 +1,117 @@
+"""What agents say that no agent says: it costs their connection, and nobody else's."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from engine.elastic import events
+from engine.elastic.builds import Build
+from engine.elastic.machine import Machine
+from engine.elastic.worker.messages import TalkError
+from engine.launch.channel import pack
+from engine.launch.elastic_agent import ElasticAgent
+from engine.launch.elastic_said import SaidError, check, event_of
+from engine.launch.errors import LaunchError
+
+from .fake_agents import drive, ready
+
+AT_THE_GATE = {
+    "kind": "ready", "world": 0, "why": "NEW", "text": "", "culprit": None, "commit": None, "stalled": False,
+    "build": {"version": "1"}, "port": 0,
+}  # fmt: skip
+
+
+def said(**fields: Any) -> bytes:
+    return pack("said", worker=0, message=AT_THE_GATE | fields)
+
+
+def head(text: bytes) -> bytes:
+    """A message whose head is this."""
+    return (len(text)).to_bytes(4, "big") * 2 + text
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        (head(b"[" * 100_000), "the head of a message is damaged"),
+        (head(b"5"), "the head of a message is damaged"),
+        (pack("beat", at="now"), "a message 'beat' has at = 'now' instead of a number"),
+        (pack("beat", at=float("inf")), "a message 'beat' has at = inf, which is no time"),
+        (pack("end", worker=0, code=1, started=True), "a message 'end' has killed = None instead of true or false"),
+        (pack("say", line=["much"]), "a message 'say' has line = .'much'. instead of a text"),
+        (pack("said", worker=0, message=[1]), "of worker 0 it says None"),
+        (said(commit="abc"), "of worker 0 it says 'ready' with commit = 'abc'; install the same version"),
+        (said(port=float("inf")), "of worker 0 it says 'ready' with port = inf"),
+        (said(why="OTHER"), "of worker 0 it says 'ready' because of 'OTHER'"),
+        (said(kind="shouts"), "of worker 0 it says 'shouts'"),
+        (pack("output", number=0, stream="stdin"), "it writes to 'stdin'"),
+    ],
+    ids=lambda value: value[:40] if isinstance(value, str) else "",
+)
+def test_a_host_whose_agent_says_what_no_agent_says_is_lost_by_name(tmp_path, message, text):
+    with pytest.raises(LaunchError, match=f"^bad: its agent does not speak as an agent does: {text}"):
+        drive(tmp_path, {"bad": [ready(), message]}, until="nothing")
+
+
+def test_an_agent_that_is_ready_without_saying_where_is_lost(tmp_path):
+    with pytest.raises(LaunchError, match="a message 'ready' has where = None instead of a text"):
+        drive(tmp_path, {"bad": [ready(where=None)]}, until="nothing")
+
+
+def test_a_text_that_nobody_asked_for_is_passed_over(tmp_path):
+    """`engine.ray`'s log in a job that Ray has not started: it says nothing against the host."""
+    logged = pack("said", worker=0, message={"kind": "logged", "value": "x"})
+    end = pack("end", worker=0, code=0, killed=True, started=True)
+    _, lines = drive(
+        tmp_path, {"a": [ready(), logged, pack("say", line="that is all"), end, pack("done")]}, until="that is all"
+    )
+    assert not any("lost" in line for line in lines)
+
+
+def test_a_mistake_of_the_drivers_own_is_no_agents_fault(tmp_path, monkeypatch):
+    """It ends the job with its name; the machine, left in the middle of an event, would act on none that follows."""
+    handle = Machine.handle
+
+    def mistaken(machine: Machine, now: float, event: events.Event) -> list[events.Action]:
+        if isinstance(event, events.Ended):
+            raise KeyError("a mistake")
+        return handle(machine, now, event)
+
+    monkeypatch.setattr(Machine, "handle", mistaken)
+    end = pack("end", worker=0, code=1, killed=False, started=True)
+    with pytest.raises(RuntimeError, match=r"the driver cannot act on Ended\(worker=0"):
+        drive(tmp_path, {"a": [ready(), end]}, until="nothing")
+
+
+@pytest.mark.parametrize("kind", ["joined", "done", "committed"])
+def test_what_a_worker_says_without_a_world_is_refused(kind):
+    with pytest.raises(SaidError, match="world = None"):
+        check({"kind": kind})
+
+
+def test_a_worker_at_the_gate_is_told_to_the_machine_as_it_says_it():
+    build: Build = {"version": "1"}
+    event = event_of(7, check(AT_THE_GATE | {"commit": 3, "world": 2}))
+    assert (event.worker, event.commit, event.world, event.build) == (7, 3, 2, build)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("worker", "message", "text"),
+    [
+        (4, {"kind": "leaving"}, "no worker 4 runs here"),
+        (3, AT_THE_GATE | {"stalled": None}, "it says 'ready' with stalled = None; install the same version"),
+    ],
+)
+def test_an_agent_passes_on_what_its_own_workers_say_as_workers_do(worker, message, text):
+    """What an ended worker has started may come with its number; another version of the engine may say other things."""
+    agent = ElasticAgent.__new__(ElasticAgent)
+    agent._running = {3}
+    passed: list[dict[str, Any]] = []
+    agent.channel = SimpleNamespace(send=lambda kind, **head: passed.append(head))  # type: ignore[assignment]
+    agent._passed(3, {"kind": "leaving"})
+    with pytest.raises(TalkError, match=text):
+        agent._passed(worker, message)
+    assert passed == [{"worker": 3, "message": {"kind": "leaving"}}]

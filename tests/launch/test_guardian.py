@@ -1,0 +1,39 @@
+"""The guardian: what it is told, and how it is let go."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from engine.launch.guardian import _Told
+
+
+def test_what_comes_in_parts_is_understood_once_it_is_whole():
+    """A reading may end within a line: half the number of a process group is that of another."""
+    told = _Told()
+    text = b"".join(b"+%d\n" % group for group in range(1000, 3000)) + b"-1000\n=12.500\n"
+    renewals = []
+    for start in range(0, len(text), 4096):
+        renewals += told.take(text[start : start + 4096])
+        assert min(told.groups) >= 1000
+    assert (told.groups, renewals, told.farewell) == (set(range(1001, 3000)), [12.5], False)
+    assert told.take(b".") == [] and not told.farewell
+    told.take(b"\n")
+    assert told.farewell
+
+
+DISMISSING = """
+import signal
+from engine.launch.guardian import Guardian
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+guardian = Guardian("a job of nobody", lambda: None)
+guardian.watch(2**22)
+guardian.dismiss()
+print("dismissed")
+"""
+
+
+def test_a_guardian_that_the_kernel_reaps_is_dismissed_as_well():
+    """SIGCHLD may be ignored from the start, as under some shells and container runtimes: waiting finds no child."""
+    done = subprocess.run([sys.executable, "-c", DISMISSING], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("dismissed\n", "")
