@@ -172,8 +172,14 @@ MUTANTS: dict[str, tuple[Path, str, str]] = {
     "item_not_rung": (TURNS, "  door_ring(&l->door, 1);\n", ""),
     "gaps_in_a_piece": (
         LAUNCHING,
-        "rows[count].offset = row->offset + first - m->low;",
-        "rows[count].offset = row->offset - m->low;",
+        "rows[count].offset = row->offset + first - m->low - *base;",
+        "rows[count].offset = row->offset - m->low - *base;",
+    ),
+    "rows_end_with_their_piece": (LAUNCHING, "2 * row + (rows[row].offset < begin)", "2 * row"),
+    "numbers_of_pieces_stay_here": (
+        LAUNCHING,
+        "used = lane_table_bytes(count, end);",
+        "used = count * sizeof *rows;",
     ),
     "awaited_members_are_held": (FROZEN, "if awaited and is_awaited(c, batch):", "if False:"),
     "members_that_cannot_come_are_waited_for": (FROZEN, "if cannot_fill(c, batch, ended):", "if False:"),
