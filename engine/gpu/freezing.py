@@ -116,7 +116,7 @@ class FrozenPass:
         """Wait until the lane has allocated what the pass needs. On rank 0: by what ranks connect, if they have not."""
         self._at = self._plane.lane.freeze(reduction.op, reduction.prescale, reduction.postscale, parts, rows)
         if why := self._wait(seconds, "allocate for a frozen pass"):
-            raise DeviceError(f"{why}: it takes up to {SLAB >> 20} MiB of its memory")
+            raise DeviceError(f"{why}: it takes up to {SLAB >> 20} MiB of its memory, and 0.4 % of what gradients take")
         return "" if self._plane.united or self._engine.rank else self._id(seconds)
 
     def _unite(self, its: str, seconds: float) -> str:

@@ -13,13 +13,18 @@
 
 /* ---- for whoever owns it ---- */
 
-/* Bytes of tables that a pass fills: each row for each piece that it is in, to pack and to unpack. */
+/* Bytes of tables that a pass fills: each row for each piece that it is in, to pack and to unpack; and while a table is made, room for all
+ * rows. A table is a quarter at most (run_over in launching.c). */
 static uint64_t bytes_of_tables(uint64_t slab_bytes, const device_part *parts, int n_parts, int n_rows) {
-  uint64_t bytes = lane_table_bytes(1 + 3 * (uint64_t)n_rows, 0);
+  uint64_t rows = 1 + (uint64_t)n_rows, bytes = 3 * rows * sizeof(device_row), largest = 0;
   for (int k = 0; k < n_parts; k++)
-    for (uint64_t low = 0; low < parts[k].bytes; low += slab_bytes)
-      bytes += 3 * lane_table_bytes(1, lesser(parts[k].bytes - low, slab_bytes));
-  return bytes;
+    for (uint64_t low = 0; low < parts[k].bytes; low += slab_bytes) {
+      uint64_t table = lane_table_bytes(2, lesser(parts[k].bytes - low, slab_bytes));
+      bytes += 2 * table;
+      if (table > largest) largest = table;
+    }
+  largest += rows * sizeof(device_row);
+  return bytes > 4 * largest ? bytes : 4 * largest;
 }
 
 static uint64_t longest(const device_part *parts, int n_parts) {
@@ -46,7 +51,7 @@ frozen_pass *lane_new_pass(const lane *l, int op, double prescale, double postsc
   p->item.n_parts = n_parts;
   p->item.n_rows = n_rows;
   p->slab_bytes = lesser(l->slab_bytes, longest(parts, n_parts) / 32 * 32 + 32); /* nothing of 0 bytes can be allocated */
-  p->table_bytes = 4 * bytes_of_tables(p->slab_bytes, parts, n_parts, n_rows); /* a table is a quarter of it at most */
+  p->table_bytes = bytes_of_tables(p->slab_bytes, parts, n_parts, n_rows);
   if (p->item.parts != NULL && p->item.sources != NULL) return p;
   lane_free_pass(p);
   return NULL;

@@ -6,7 +6,8 @@
  *
  * - Every kernel is one-dimensional, takes any grid and any block, and has no barrier and no shared memory: a thread alone can
  *   be run and understood.
- * - Pointers need the alignment of their element type, no more. What is aligned to 16 bytes is read and written by 16 bytes.
+ * - Pointers need the alignment of their element type, no more. What is aligned to 16 bytes is read and written by 16 bytes, and
+ *   when it is cast as many elements as 16 bytes have of the wider type.
  * - A factor is multiplied with, after the division by the divisor; 1 is none. Both come as float64 and are rounded to the type
  *   that is computed in.
  * - Nothing checks its arguments: who launches does.
@@ -32,7 +33,8 @@ enum { SUM, AVERAGE, MIN, MAX, PRODUCT };
 /* One tensor of a plan. Rows lie in the order of their offsets and do not overlap. */
 struct row {
   u64 tensor; /* its address; 0: this rank has none. Pack fills its place with the identity, unpack passes over it. */
-  u64 offset; /* where it lies in the slab, in bytes: a multiple of its elements' size there, best of 16 */
+  u64 offset; /* where it lies, in bytes from the address that the kernel is given as the slab: a multiple of its elements' size there,
+               * best of 16 */
   u64 bytes;  /* how many it takes in the slab; 0 is allowed */
 };
 
@@ -307,19 +309,21 @@ __device__ __forceinline__ void fill(team t, u64 to, u32 bytes, u64 identity, u6
 
 /* ---- plans: which piece of which tensor a team has -------------------------------------------------------------------------- */
 
-/* Warps take the slab's pieces in turn. Behind the rows of a table stands for each piece, and for the end, a number of 4 bytes:
- * twice the first row that ends behind where the piece begins, or else the number of rows; and 1 more if that row begins before the
- * piece. So the rows of a piece are known from its number and the next one. The warp is parted into as many teams, as far as it goes:
- * act(team, row, first, bytes) has `bytes` bytes of the slab that begin `first` bytes after the row's first. */
+/* Warps take the slab's pieces in turn. Behind the rows of a table, if there are several, stands for each piece and for the end a
+ * number of 4 bytes: twice the first row that ends behind where the piece begins, or else the number of rows; and 1 more if that row
+ * begins before the piece. So the rows of a piece are known from its number and the next one. The warp is parted into as many teams,
+ * as far as it goes: act(team, row, first, bytes) has `bytes` bytes of the slab that begin `first` bytes after the row's first. */
 template <class Act>
 __device__ __forceinline__ void for_each_piece(u64 table, u64 rows, u64 end, Act act) {
   u32 thread = threadIdx.x % WARP, threads = least((u32)WARP, blockDim.x - (threadIdx.x - thread));
   u32 warps = (blockDim.x + WARP - 1) / WARP;
   u64 pieces = table + rows * sizeof(row);
   for (u64 p = blockIdx.x * (u64)warps + threadIdx.x / WARP; p * PIECE < end; p += gridDim.x * (u64)warps) {
-    u32 here, next;
-    load(pieces + p * sizeof(u32), here);
-    load(pieces + (p + 1) * sizeof(u32), next);
+    u32 here = 0, next = 2;
+    if (rows > 1) {
+      load(pieces + p * sizeof(u32), here);
+      load(pieces + (p + 1) * sizeof(u32), next);
+    }
     u32 low = here / 2, high = next / 2 + next % 2, found = high - low;
     u32 members = found < threads ? threads / (found + (found == 0)) : 1, teams = threads / members;
     team t = {thread % members, members};

@@ -181,7 +181,7 @@ typedef struct lane {
   CUevent origin;          /* timed: the device passed it at `origin_ns` of the host's clock; 0: that is not known */
   uint64_t origin_ns, origin_error, compare_at; /* when clocks are compared next, at the earliest */
   CUdeviceptr slab;
-  char *tables;            /* pinned: rows for kernels, a ring; and where the device has the same */
+  char *tables;            /* pinned: tables for kernels, a ring; and where the device has the same */
   CUdeviceptr device_tables;
   uint64_t table_head, table_tail;           /* bytes of the ring ever used, and those that the device has passed */
   uint64_t table_ends[DEVICE_OUTSTANDING];     /* by ticket, in turn: `table_head` behind the item */

@@ -63,10 +63,11 @@ static int await(lane *l, uint64_t ticket) {
 
 /* ---- tables of rows ---- */
 
-/* Bytes of the numbers behind a table's rows: one for each piece of the slab, and for the end. */
-static inline uint64_t piece_numbers(uint64_t bytes) { return up_to(((bytes + PIECE - 1) / PIECE + 1) * sizeof(uint32_t), sizeof(uint64_t)); }
-
-uint64_t lane_table_bytes(uint64_t rows, uint64_t bytes) { return rows * sizeof(device_row) + piece_numbers(bytes); }
+/* Rows, and if there are several a number behind them for each piece of the slab, and for the end. */
+uint64_t lane_table_bytes(uint64_t rows, uint64_t bytes) {
+  uint64_t numbers = rows > 1 ? (bytes + PIECE - 1) / PIECE + 1 : 0;
+  return rows * sizeof(device_row) + up_to(numbers * sizeof(uint32_t), sizeof(uint64_t));
+}
 
 /* Room in the ring, here and on the device: NULL if that failed. It is used again when the device has passed the item. */
 static device_row *reserve(lane *l, uint64_t bytes, CUdeviceptr *at) {
@@ -88,6 +89,7 @@ static device_row *reserve(lane *l, uint64_t bytes, CUdeviceptr *at) {
 
 /* Behind the rows, what kernels know a piece's rows by (for_each_piece in kernels.cu). */
 static void number_pieces(device_row *rows, uint64_t count, uint64_t end) {
+  if (count == 1) return;
   uint32_t *numbers = (uint32_t *)(rows + count), row = 0;
   for (uint64_t begin = 0; begin < end; begin += PIECE) {
     while (rows[row].offset + rows[row].bytes <= begin) row++; /* the last one ends at `end` */
@@ -135,12 +137,15 @@ static uint64_t fill_table(const move *m, int copies, device_row *rows, uint64_t
   return count;
 }
 
-/* Run a kernel over the piece, which is no longer than the slab, by as many tables as it takes. */
-static int run_tables(lane *l, const move *m, int kernel, int copies, uint64_t *identity, double *divisor, double *factor) {
-  uint64_t numbers = piece_numbers(m->high - m->low), most = (l->table_bytes / 4 - numbers) / sizeof(device_row);
+/* Run a kernel over the piece, by as many tables as it takes. A piece of several rows is no longer than the slab. `identity`, `divisor`
+ * and `factor` are parameters of the kernel behind table, rows, end and slab. */
+static int run_over(lane *l, const move *m, int kernel, int copies, uint64_t *identity, double *divisor, double *factor) {
+  uint64_t numbers = lane_table_bytes(2, m->high - m->low) - lane_table_bytes(2, 0);
+  uint64_t most = (l->table_bytes / 4 - numbers) / sizeof(device_row) - 1;
   for (int r = m->part->begin; r < m->part->end;) {
     CUdeviceptr table;
-    uint64_t room = lesser(most, (uint64_t)(m->part->end - r)), reserved = room * sizeof(device_row) + numbers, base = 0;
+    uint64_t left = (uint64_t)(m->part->end - r), room = left > 1 ? lesser(most, left) : 1, base = 0;
+    uint64_t reserved = lane_table_bytes(room, m->high - m->low);
     device_row *rows = reserve(l, reserved, &table);
     if (rows == NULL) return -1;
     uint64_t count = fill_table(m, copies, rows, room, &r, &base), used = 0;
@@ -154,15 +159,6 @@ static int run_tables(lane *l, const move *m, int kernel, int copies, uint64_t *
       STEP(launch(l, kernel, end, identity != NULL ? with_identity : without));
     }
     l->table_head -= reserved - used; /* most rows may be of other pieces */
-  }
-  return 0;
-}
-
-/* The same over any piece. `identity`, `divisor` and `factor` are parameters of the kernel behind table, rows, end and slab. */
-static int run_over(lane *l, const move *m, int kernel, int copies, uint64_t *identity, double *divisor, double *factor) {
-  for (uint64_t low = m->low; low < m->high; low += l->slab_bytes) {
-    const move piece = {m->part, m->rows, low, lesser(m->high, low + l->slab_bytes), m->slab + (low - m->low)};
-    STEP(run_tables(l, &piece, kernel, copies, identity, divisor, factor));
   }
   return 0;
 }

@@ -59,6 +59,8 @@ static int prepare(lane *l) {
   CUDA_STEP(cuStreamCreateWithPriority, &l->stream, CU_STREAM_NON_BLOCKING, greatest);
   STEP(load_module(l));
   STEP(launch_kernels(l));
+  if (lane_table_bytes(2, l->slab_bytes) > l->table_bytes / 4) /* a table of the whole slab has to go into the ring */
+    return lane_failed(l, "prepare", CUDA_ERROR_INVALID_VALUE, "a slab too large for its tables", NULL);
   CUDA_STEP(cuMemAlloc_v2, &l->slab, l->slab_bytes);
   CUDA_STEP(cuMemAlloc_v2, &l->device_tables, l->table_bytes);
   CUDA_STEP(cuMemHostAlloc, (void **)&l->tables, l->table_bytes, 0);

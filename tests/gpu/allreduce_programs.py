@@ -153,6 +153,9 @@ def pieces(me: Rank) -> None:
                 handle.wait()
             for count, tensor in zip(counts, given, strict=True):
                 compare(tensor.numpy(), on_host(values(me.rank, count, "float32"), op=op), f"{op} {count}")
+        alone = DeviceTensor(values(me.rank, 40000, "float32"))  # which is its own slab, and is divided
+        allreduce(alone, alone, "alone", "average").wait()
+        compare(alone.numpy(), on_host(values(me.rank, 40000, "float32"), op="average"), "alone")
         group = [values(me.rank, 300 + k, "float64") for k in range(300)]
         # Nothing is packed for a while, in which the lane comes to more pieces than the tables hold rows of.
         tensors = [DeviceTensor(each, late=100.0 if k == 299 else 0.0) for k, each in enumerate(group)]

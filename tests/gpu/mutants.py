@@ -175,6 +175,7 @@ MUTANTS: dict[str, tuple[Path, str, str]] = {
         "rows[count].offset = row->offset + first - m->low - *base;",
         "rows[count].offset = row->offset - m->low - *base;",
     ),
+    "second_table_lies_where_the_first_does": (LAUNCHING, "slab = m->slab + base;", "slab = m->slab;"),
     "rows_end_with_their_piece": (LAUNCHING, "2 * row + (rows[row].offset < begin)", "2 * row"),
     "numbers_of_pieces_stay_here": (
         LAUNCHING,

@@ -154,6 +154,7 @@ KILLERS: dict[str, tuple[str, ...]] = {
     "newest_item_first": ("many",),
     "item_not_rung": ("fused",),
     "gaps_in_a_piece": ("pieces",),
+    "second_table_lies_where_the_first_does": ("pieces",),
     "rows_end_with_their_piece": ("pieces",),
     "numbers_of_pieces_stay_here": ("pieces",),
 }

@@ -75,7 +75,7 @@ class Plan:
             self.rows.append(Row(tensor, place, count))
             place += count * unit
         self.slab = Buffer(stored(self.wire), place // unit + 20, 0 if self.aligned else int(self.rng.integers(0, 9)))
-        self.grid, self.block = int(self.rng.integers(1, 5)), int(self.rng.choice([1, 7, 32, 64]))
+        self.grid, self.block = int(self.rng.integers(1, 5)), int(self.rng.choice([1, 7, 32, 33, 64, 100]))
 
     def bytes_of(self, row: Row) -> int:
         return row.count * item(self.wire)
@@ -115,7 +115,9 @@ class Plan:
 
 
 def table_of(rows: list[tuple[int, int, int]]) -> np.ndarray:
-    """Bytes: the rows, and behind them the number of the first row of each piece, as kernels.cu wants it."""
+    """Bytes: the rows, and if they are several the number of the first one of each piece, as kernels.cu wants it."""
+    if len(rows) == 1:
+        return np.frombuffer(np.array(rows, np.uint64).tobytes(), np.uint8)
     end = rows[-1][1] + rows[-1][2] if rows else 0
     ends = np.array([offset + size for _, offset, size in rows], np.uint64)
     begins = np.arange(-(-end // PIECE), dtype=np.uint64) * np.uint64(PIECE)
@@ -314,7 +316,7 @@ def test_absent_tensors_are_the_identity_of_each_operation(device: Device, dtype
 
 
 def test_ten_thousand_tensors(device: Device) -> None:
-    """Small ones, many in a tile; some are empty and some absent."""
+    """Small ones, many in a piece; some are empty and some absent."""
     rng = np.random.default_rng(2)
     plan = Plan("float32", "float32", rng, [int(n) for n in rng.integers(0, 120, 10000)])
     plan.grid, plan.block = 40, 32
@@ -544,10 +546,12 @@ MUTANTS = {
         "unpack_float32_float16", r"(st\.global\.f32 \[%rd\d+)\]", r"\1+4]", unpack_of("float32", "float16"),
     ),
     "a vector taken for aligned": Mutant(FLOATS, r"(and\.b64 .*), 15;", r"\1, 7;", UNALIGNED),
-    "a row that goes on from the piece before is left out": Mutant(
-        FLOATS, r"(and\.b32\s+(%r\d+), %r\d+), 1;(\nadd\.s32)", r"\1, 0;\3", ALIGNED
+    "a row that goes on into the next piece is left out": Mutant(
+        FLOATS, r"(and\.b32\s+%r\d+, %r\d+), 1;(\nmov\.u32\s+%r\d+, 1;)", r"\1, 0;\2", ALIGNED
     ),
-    "teams that take the same rows": Mutant(FLOATS, r"add\.s32\s+(%r\d+), %r\d+, %r3;", r"mov.b32 \1, %r3;", UNALIGNED),
+    "teams that take the same rows": Mutant(
+        FLOATS, r"(sub\.s32\s+%r\d+, %r1, %r\d+;\n)add\.s32\s+(%r\d+), %r\d+, (%r\d+);", r"\1mov.b32 \2, \3;", UNALIGNED
+    ),
     "a lost tail": Mutant(
         TO_HALF, r"(and\.b32 .*), -4;", r"\1, -1;", pack_of("float32", "float16", aligned=True)
     ),

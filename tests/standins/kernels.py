@@ -38,7 +38,7 @@ static int plan(void **p, int packs, unsigned tensor, unsigned wire, stand_acces
   const device_row *row = stand_pointer(table);
   int n = 0;
   if (rows == 0) return 0;
-  a[n++] = (stand_access){table, rows * sizeof *row + ((end + %(piece)d - 1) / %(piece)d + 1) * 4, 0};
+  a[n++] = (stand_access){table, rows * sizeof *row + (rows > 1 ? ((end + %(piece)d - 1) / %(piece)d + 1) * 4 : 0), 0};
   for (uint64_t r = 0; r < rows && n + 2 <= room; r++) {
     if (row[r].bytes == 0 || (row[r].tensor == 0 && !packs)) continue;
     a[n++] = (stand_access){slab + row[r].offset, row[r].bytes, packs};
