@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu import ranks
-from benchmarks.gpu.part import Skipped, Task
+from benchmarks.gpu.part import Task
 
 PATIENCE = {"ENGINE_STALL_WARNING": "5", "ENGINE_STALL_LIMIT": "15"}
 OK, OVER = "ok", "the time was over"
@@ -34,12 +34,7 @@ def measure(task: Task) -> dict[str, Any]:
         or `skipped`.
     """
     found: dict[str, Any] = {"worlds": {}, "problems": []}
-    for size in (2, 1):
-        try:
-            where, variables = ("", {}) if size == 1 else ranks.together(task.here)
-        except Skipped as error:
-            found["worlds"][str(size)] = {"skipped": str(error)}
-            continue
+    for size, where, variables in ranks.worlds(task.here, (2, 1), found["worlds"]):
         seconds = task.left * (0.6 if size == 2 else 0.9)
         with tempfile.TemporaryDirectory() as scratch:
             (known := Path(scratch, "here.json")).write_text(json.dumps(task.here), encoding="utf-8")

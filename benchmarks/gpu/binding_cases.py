@@ -10,6 +10,7 @@ import copy
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -482,18 +483,18 @@ class Rank:
         ops = {"Sum": sum_, "Min": self.engine.Min, "Max": self.engine.Max, "Product": self.engine.Product}
         for dtype in (*FLOATS, *WHOLE, torch.bool):
             for name, op in ops.items():
-                yield f"allreduce of {dtype}, {name}", _later(self.reduced, dtype, op, (31, 17))
+                yield f"allreduce of {dtype}, {name}", partial(self.reduced, dtype, op, (31, 17))
         for dtype in FLOATS:
-            yield f"allreduce of {dtype}, Average", _later(self.reduced, dtype, average, (31, 17))
+            yield f"allreduce of {dtype}, Average", partial(self.reduced, dtype, average, (31, 17))
         for shape in ((0,), (1,), (), (LARGE,)):
-            yield f"allreduce of {shape}", _later(self.reduced, torch.float32, sum_, shape)
+            yield f"allreduce of {shape}", partial(self.reduced, torch.float32, sum_, shape)
         factors = {"prescale_factor": 0.5, "postscale_factor": 4.0}
-        yield "allreduce with factors", _later(self.reduced, torch.float32, sum_, (1000,), **factors)
+        yield "allreduce with factors", partial(self.reduced, torch.float32, sum_, (1000,), **factors)
         yield "in place", self.in_place
         yield "300 at a time, in another order on each rank", self.many
         yield "groups", self.grouped
         for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool):
-            yield f"rows of {dtype}", _later(self.moved, dtype)
+            yield f"rows of {dtype}", partial(self.moved, dtype)
         yield "as halves", self.compressed
         yield "objects and states", self.objects
         yield "sparse", self.sparse
@@ -508,22 +509,18 @@ class Rank:
         yield "a capture refused", self.refused_capture
         yield "a capture beside", self.captured_beside
         yield "optimizer", self.trained
-        yield "optimizer, kept gradients", _later(self.trained, kept=True)
-        yield "optimizer, side by side", _later(self.trained, gradient_as_bucket_view=True)
-        yield "optimizer, side by side and kept", _later(self.trained, kept=True, gradient_as_bucket_view=True)
-        yield "optimizer, as halves", _later(self.trained, HALF, compression=self.engine.Compression.fp16)
-        yield "optimizer, two passes a step", _later(self.trained, backward_passes_per_step=2)
-        yield "optimizer, Adasum", _later(self.trained, op=self.engine.Adasum)
-        yield "optimizer, part of the model on the host", _later(self.trained, mixed=True)
+        yield "optimizer, kept gradients", partial(self.trained, kept=True)
+        yield "optimizer, side by side", partial(self.trained, gradient_as_bucket_view=True)
+        yield "optimizer, side by side and kept", partial(self.trained, kept=True, gradient_as_bucket_view=True)
+        yield "optimizer, as halves", partial(self.trained, HALF, compression=self.engine.Compression.fp16)
+        yield "optimizer, two passes a step", partial(self.trained, backward_passes_per_step=2)
+        yield "optimizer, Adasum", partial(self.trained, op=self.engine.Adasum)
+        yield "optimizer, part of the model on the host", partial(self.trained, mixed=True)
         yield "optimizer, sparse", self.embedded
-        yield "frozen", _later(self.frozen, False)
-        yield "frozen and replayed", _later(self.frozen, True)
-        yield "frozen and replayed, as halves", _later(self.frozen, True, compression=self.engine.Compression.fp16)
-        yield "frozen and replayed, side by side", _later(self.frozen, True, gradient_as_bucket_view=True)
-
-
-def _later(function: Callable[..., None], *arguments: Any, **how: Any) -> Callable[[], None]:
-    return lambda: function(*arguments, **how)
+        yield "frozen", partial(self.frozen, False)
+        yield "frozen and replayed", partial(self.frozen, True)
+        yield "frozen and replayed, as halves", partial(self.frozen, True, compression=self.engine.Compression.fp16)
+        yield "frozen and replayed, side by side", partial(self.frozen, True, gradient_as_bucket_view=True)
 
 
 def _flat(results: Any) -> list[torch.Tensor]:

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import numpy as np
 
 from benchmarks.gpu import ranks, reference
 from benchmarks.gpu.driver import BFLOAT16, Array, Driver
-from benchmarks.gpu.part import Skipped, Task
+from benchmarks.gpu.part import Task
 
 COUNTS = (1, 3, 1000)
 LIMITS = {"plain": 0.5, "factors": 1.5, "compressed": 1.5}
@@ -41,12 +42,7 @@ def measure(task: Task) -> dict[str, Any]:
         `skipped`.
     """
     found: dict[str, Any] = {"worlds": {}, "problems": []}
-    for size in (1, 2):
-        try:
-            where, variables = ("", {}) if size == 1 else ranks.together(task.here)
-        except Skipped as error:
-            found["worlds"][str(size)] = {"skipped": str(error)}
-            continue
+    for size, where, variables in ranks.worlds(task.here, (1, 2), found["worlds"]):
         seconds = task.left * (0.4 if size == 1 else 0.9)
         largest = task.pick(0, BEYOND if size == 1 else 100_000)
         with tempfile.TemporaryDirectory() as scratch:
@@ -118,25 +114,21 @@ class Rank:
             for dtype in reference.DTYPES if small else ("float32",):
                 for op in reference.OPS if small else ("sum",):
                     if dtype in reference.FLOATS:
-                        yield dtype, op, _later(self.try_floats, dtype, op, count), LIMITS["plain"]
+                        yield dtype, op, partial(self.try_floats, dtype, op, count), LIMITS["plain"]
                     elif dtype != "bool" or op != "average":
-                        yield dtype, op, _later(self.try_whole, dtype, op, count), 0.0
-                yield dtype, "broadcast", _later(self.try_broadcast, dtype, count), 0.0
+                        yield dtype, op, partial(self.try_whole, dtype, op, count), 0.0
+                yield dtype, "broadcast", partial(self.try_broadcast, dtype, count), 0.0
             for dtype in reference.FLOATS if small else ("float32",):
                 how = {"prescale": 0.5, "postscale": 3.0}
                 row = f"{dtype}, times 0.5 before and 3 behind"
-                yield row, "sum", _later(self.try_floats, dtype, "sum", count, **how), LIMITS["factors"]
+                yield row, "sum", partial(self.try_floats, dtype, "sum", count, **how), LIMITS["factors"]
             for wire in ("float16", BFLOAT16) if small else ("float16",):
                 for op in ("sum", "average") if small else ("sum",):
                     row = f"float32 as {wire}"
-                    yield row, op, _later(self.try_floats, "float32", op, count, wire=wire), LIMITS["compressed"]
+                    yield row, op, partial(self.try_floats, "float32", op, count, wire=wire), LIMITS["compressed"]
         for dtype in reference.FLOATS:
             for op in reference.OPS:
-                yield f"{dtype}, with NaN and infinities", op, _later(self.try_nan, dtype, op), 0.0
-
-
-def _later(function: Callable[..., float], *arguments: Any, **how: Any) -> Callable[[], float]:
-    return lambda: function(*arguments, **how)
+                yield f"{dtype}, with NaN and infinities", op, partial(self.try_nan, dtype, op), 0.0
 
 
 def main() -> None:

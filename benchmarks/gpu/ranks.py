@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -57,6 +57,22 @@ def together(here: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
     if here["nccl_version"] // 100 >= OLDEST_SHARING[0] * 100 + OLDEST_SHARING[1]:
         return "on one GPU", SHARED
     raise Skipped(f"two ranks need NCCL 2.30 or newer to share the one GPU that is here: NCCL is {here['nccl']}")
+
+
+def worlds(
+    here: Mapping[str, Any], sizes: Sequence[int], found: dict[str, Any]
+) -> Iterator[tuple[int, str, dict[str, str]]]:
+    """Sizes of worlds that can be here, each with where its ranks are and what has to be in their environment.
+
+    Of one that cannot be, `found` gets under its size why it is skipped.
+    """
+    for size in sizes:
+        try:
+            where, variables = ("", {}) if size == 1 else together(here)
+        except Skipped as error:
+            found[str(size)] = {"skipped": str(error)}
+        else:
+            yield size, where, variables
 
 
 class Ranks:

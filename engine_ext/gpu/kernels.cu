@@ -93,7 +93,6 @@ __device__ __forceinline__ void store(u64 at, const vector &x) {
 /* `N` elements at a multiple of what they take: 4, 8 or 16 bytes. */
 template <class T, u32 N>
 union group {
-  enum : u32 { BYTES = N * sizeof(T) };
   T elements[N];
   u32 word;
   u64 words;
