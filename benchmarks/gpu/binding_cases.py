@@ -253,8 +253,9 @@ class Rank:
             results = []
             for turn in range(5):
                 tensor = torch.full((1 << 20,), -99.0, device=device)
+                values = self.draw((1 << 20,), torch.float32, 20 + turn).to(device)  # a copy from the host waits for it
                 self.delay()
-                tensor.copy_(self.draw((1 << 20,), torch.float32, 20 + turn))
+                tensor.copy_(values)
                 result = self.hvd.allreduce(tensor, op=self.engine.Sum, name=f"{device}.late")
                 tensor.fill_(1e6)
                 results.append(result * 2)
@@ -271,9 +272,9 @@ class Rank:
         for value in values:
             stream = torch.cuda.Stream()
             with torch.cuda.stream(stream):
-                tensor = torch.empty(value.shape, device=self.device)
+                tensor, there = torch.full_like(value, -99.0, device=self.device), value.to(self.device)
                 self.delay()
-                tensor.copy_(value)
+                tensor.copy_(there)
                 got.append(self.hvd.allreduce(tensor, op=self.engine.Sum) + 1)
                 stream.synchronize()
         wanted = [self.hvd.allreduce(value, op=self.engine.Sum) + 1 for value in values]
