@@ -13,7 +13,7 @@ from engine_ext.control.lateness cimport observe_append, observe_batch_closes, o
 from engine_ext.control.coordinator cimport Coordinator, NameState, cycle_ns, is_frozen, stamp, waiting, wire_now
 from engine_ext.control.store_choice cimport stores_choose
 from engine_ext.operations.kinds cimport operation_of
-from engine_ext.operations.operation cimport SAYS_ROWS, Operation
+from engine_ext.operations.operation cimport SAYS_ROWS, Operation, whole_chunk
 from engine_ext.platform.atomics cimport load32_relaxed, load_relaxed, now_ns
 from engine_ext.platform.clock cimport age_ns
 from engine_ext.shared.counters cimport CLOSED_AWAITED, CLOSED_CYCLE_TIME, CLOSED_FULL, CLOSED_WHOLE_STEP
@@ -133,6 +133,7 @@ cdef bint append(Coordinator* c, const int32_t* ids, int32_t items, uint64_t nby
         entry.algorithm, entry.chunk = ALGORITHM_DEVICE, SLOT_BYTES     # of what ranks tell each other first
     else:
         operation.choose(entry, &c.knobs, &c.segment.crews)
+        entry.chunk = whole_chunk(entry.chunk)
     entry.stores = stores_of(c, entry)
     for i in range(items):
         name = c.by_id[ids[i]]

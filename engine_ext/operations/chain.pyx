@@ -22,7 +22,7 @@ from engine_ext.data.executor cimport Chain, Steps, elements, executor_start, of
 from engine_ext.data.pieces cimport chunk_end, copy_range, identity_of_absent, pack_range, share_start
 from engine_ext.data.plan cimport PIECE_ALIGNMENT, Cut, cut_range, next_piece
 from engine_ext.kernels.kernels cimport ENGINE_DTYPES, ENGINE_NO_SOURCE, ENGINE_PLAIN, engine_kernels, engine_kernels_get
-from engine_ext.operations.operation cimport chunks_of_plan
+from engine_ext.operations.operation cimport CHUNK_UNIT, chunks_of_plan
 from engine_ext.shared.crews cimport crew_size, member
 from engine_ext.shared.layout cimport (
     ALGORITHM_CHAIN, ALGORITHM_RING, BETWEEN_AUTO, BETWEEN_DIRECT, BETWEEN_MPI, BETWEEN_RING, SLOT_BYTES, SLOTS,
@@ -32,7 +32,6 @@ from engine_ext.transport.transport cimport Stage
 
 cdef enum:
     LAG = SLOTS // 2
-    SMALLEST_CHUNK = 65536
     CHUNKS_A_LEG = 4            # so that the chunks in which a host has nothing to do are few beside the others
     AUTO_BYTES = 1 << 20        # for each leg: below it the chain's length costs more than the bytes that it saves
 
@@ -80,15 +79,14 @@ cdef bint moves_less(const engine_entry* entry, const Crews* crews) noexcept nog
 
 cdef bint choose_chain(engine_entry* entry, const engine_knobs* knobs, const Crews* crews) noexcept nogil:
     """Have the sums of `entry` pass from host to host, if the knob says so, or if it leaves it open and they should."""
-    cdef uint64_t legs = last_leg(crews), chunk
+    cdef uint64_t legs = last_leg(crews)
     if crews.hosts == 1 or knobs.between_hosts == BETWEEN_DIRECT or growth_of_all(&entry.meta) == 0:
         return False
     if knobs.between_hosts in (BETWEEN_AUTO, BETWEEN_MPI) and not (
             crews.consecutive and entry.bytes >= legs * <uint64_t>AUTO_BYTES and moves_less(entry, crews)):
         return False
     entry.algorithm = ALGORITHM_RING if knobs.between_hosts == BETWEEN_RING else ALGORITHM_CHAIN
-    chunk = min(<uint64_t>knobs.chunk_bytes, entry.bytes // (legs * CHUNKS_A_LEG))
-    entry.chunk = <uint32_t>(max(<uint64_t>SMALLEST_CHUNK, chunk) + 4095) & ~<uint32_t>4095
+    entry.chunk = <uint32_t>min(<uint64_t>knobs.chunk_bytes, entry.bytes // (legs * CHUNKS_A_LEG))
     return True
 
 
@@ -119,7 +117,7 @@ cdef bint chain_start(Executor* x, int turns) noexcept nogil:
             return False
         c.growth = growth
     while not fits(x):
-        x.chunk -= 4096
+        x.chunk -= CHUNK_UNIT
     c.chunks = chunks_of_plan(x)
     x.reduction.count = crew_size(x.crews, here(x))
     executor_start(x, &STEPS, c.chunks + LAG * last_leg(x.crews) if c.chunks else 0)

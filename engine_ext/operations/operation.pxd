@@ -3,12 +3,16 @@
 The coordinator, which knows no tensors, goes by the fields. Every rank plans an entry by `plan`: it makes the fusion plan of the
 tensors that the entry names, and hands the executor the Steps by which chunks pass. Nobody asks for a kind.
 """
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from engine_ext.data.executor cimport Executor
 from engine_ext.operations.op cimport Op
 from engine_ext.shared.crews cimport Crews
 from engine_ext.shared.layout cimport engine_entry, engine_knobs, engine_meta
+
+cdef enum:
+    SMALLEST_CHUNK = 65536
+    CHUNK_UNIT = 4096       # of which chunk sizes are multiples
 
 cdef enum Says:             # what a rank tells the coordinator of each submission, in `rows` of its page
     SAYS_NOTHING = 0
@@ -29,7 +33,8 @@ cdef struct Operation:
 
     # The coordinator's. Bytes of the tensor, or of all tensors of a group; of one row where the rows may differ.
     int64_t (*bytes)(const engine_meta* meta) noexcept nogil
-    # By which algorithm `entry`, whose bytes are known, travels among the ranks, and in which chunks.
+    # By which algorithm `entry`, whose bytes are known, travels among the ranks, and in which chunks; whoever appends the entry
+    # makes that size a whole one (whole_chunk).
     void (*choose)(engine_entry* entry, const engine_knobs* knobs, const Crews* crews) noexcept nogil
 
     # Of tensors on GPUs: how many numbers (int64, in `splits`) each rank tells all others before the entry is handed over.
@@ -51,6 +56,8 @@ cdef bint operation_begin(
 
 cdef int64_t bytes_of_all(const engine_meta* meta) noexcept nogil
 cdef int64_t bytes_of_row(const engine_meta* meta) noexcept nogil
+cdef uint32_t whole_chunk(uint32_t wanted) noexcept nogil
+cdef bint is_whole_chunk(uint32_t nbytes) noexcept nogil
 cdef void choose_two_shot(engine_entry* entry, const engine_knobs* knobs, const Crews* crews) noexcept nogil
 cdef void choose_scatter(engine_entry* entry, const engine_knobs* knobs, const Crews* crews) noexcept nogil
 cdef void stand_in_tensor(Op* op, int size) noexcept nogil

@@ -10,9 +10,6 @@ from engine_ext.shared.layout cimport (
     ALGORITHM_SCATTER, ALGORITHM_TWO_SHOT, ENTRY_NEEDS_PACK, SLOT_BYTES, STORES_STREAMING, meta_row_bytes, wire_dtype,
 )
 
-cdef enum:
-    SMALLEST_CHUNK = 65536
-
 
 cdef bint operation_begin(
     const Operation* operation, Executor* x, Op** batch, const engine_entry* entry, int root, bint timed
@@ -46,16 +43,25 @@ cdef int64_t bytes_of_all(const engine_meta* meta) noexcept nogil:
     return n
 
 
+cdef uint32_t whole_chunk(uint32_t wanted) noexcept nogil:
+    """The chunk size that an entry has where `wanted` was chosen: whole pages, so that no element is cut, whatever its dtype."""
+    return (min(max(wanted, <uint32_t>SMALLEST_CHUNK), <uint32_t>SLOT_BYTES) + CHUNK_UNIT - 1) // CHUNK_UNIT * CHUNK_UNIT
+
+
+cdef bint is_whole_chunk(uint32_t nbytes) noexcept nogil:
+    """Whether an entry can have that chunk size."""
+    return nbytes == whole_chunk(nbytes)
+
+
 cdef void choose_two_shot(engine_entry* entry, const engine_knobs* knobs, const Crews* crews) noexcept nogil:
-    """Two chunks at least, of whole pages."""
+    """Two chunks at least."""
     entry.algorithm = ALGORITHM_TWO_SHOT
-    entry.chunk = max(<uint32_t>SMALLEST_CHUNK, min(knobs.chunk_bytes, <uint32_t>min(entry.bytes // 2, <uint64_t>SLOT_BYTES)))
-    entry.chunk = (entry.chunk + 4095) & ~<uint32_t>4095
+    entry.chunk = <uint32_t>min(<uint64_t>knobs.chunk_bytes, entry.bytes // 2)
 
 
 cdef void choose_scatter(engine_entry* entry, const engine_knobs* knobs, const Crews* crews) noexcept nogil:
     entry.algorithm = ALGORITHM_SCATTER
-    entry.chunk = max(<uint32_t>SMALLEST_CHUNK, min(knobs.chunk_bytes, <uint32_t>SLOT_BYTES))
+    entry.chunk = knobs.chunk_bytes
 
 
 # ---- what ranks that have joined contribute ----------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ operation is a row of `KINDS`. Runs on every rank, so hypothesis, which draws, c
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -28,9 +29,10 @@ from .operation_table import BOOL, CELLS, DTYPES, FLOATS, MOVED, OPS, Array, exp
 PLAIN = tuple(dtype for dtype in DTYPES if dtype != "bfloat16")  # which NumPy has not; reduce_program tries it
 ANYTHING = (*PLAIN, *MOVED)  # what needs no kernel
 ADASUM = ("float16", "float32", "float64")
-ROWS = (0, 1, 2, 3, 5, 16, 33, 1000, 20_001)
+ROWS = (0, 1, 2, 3, 5, 16, 33, 1000, 20_001, 70_001)
 RESTS = ((), (1,), (3,), (0,), (2, 5), (3, 1, 2))
-CHUNKS = (4096, 4097, 5000, 1 << 16, 1 << 19, 1 << 20)
+SMALLEST_CHUNK = 1 << 16  # bytes; what is less counts as this
+CHUNKS = (4096, 5000, 1 << 16, SMALLEST_CHUNK + 1, 100_001, 131_071, (1 << 19) + 7, (1 << 20) - 1)
 LAYOUTS = ("C", "F", "steps", "backwards", "misaligned")
 WIRES = (None, "bfloat16", "float16")
 PAUSES = (0.0, 0.0, 0.0, 0.0001, 0.002)
@@ -161,7 +163,7 @@ def _reduction(st: Any, members: Any) -> dict[str, Any]:
 
 
 def _splits(st: Any, size: int) -> Any:
-    counts = st.one_of(st.integers(0, 4), st.sampled_from((0, 0, 33, 1001)))
+    counts = st.one_of(st.integers(0, 4), st.sampled_from((0, 0, 33, 1001, 20_001)))
     row = st.lists(counts, min_size=size, max_size=size).map(tuple)
     return st.lists(row, min_size=size, max_size=size).map(tuple)
 
@@ -191,12 +193,11 @@ def program(st: Any, size: int, sets: tuple[tuple[int, ...], ...] = ()) -> Any:
         knobs=st.one_of(
             st.just({}),
             st.fixed_dictionaries(
-                {},
+                {"chunk_bytes": st.sampled_from(CHUNKS)},
                 optional={
-                    "fusion_threshold": st.sampled_from((0, 1, 5000, 1 << 16, 64 << 20)),
+                    "fusion_threshold": st.sampled_from((0, 1, 5000, 77_777, 333_333, 64 << 20)),
                     "cycle_time_ms": st.sampled_from((0.0, 0.1, 1.0, 5.0)),
                     "stores": st.sampled_from(("auto", "cached", "streaming")),
-                    "chunk_bytes": st.sampled_from(CHUNKS),
                     "compression": st.sampled_from(("none", "bf16", "fp16")),
                 },
             ),
@@ -279,6 +280,25 @@ def _distinct(operations: list[Operation]) -> list[Operation]:
         Operation(**{**vars(each), "name": None if each.name is None else f"{each.name}{place}"})
         for place, each in enumerate(operations)
     ]
+
+
+def cut_kinds(program: Program) -> set[str]:
+    """The kinds of which some rank brings more bytes than a chunk has whose size was drawn odd, and is in force."""
+    found: set[str] = set()
+    chunk = 0
+    for phase in program:
+        chunk = phase.knobs.get("chunk_bytes", chunk)
+        if chunk > SMALLEST_CHUNK and chunk % 2:
+            ranks = range(len(phase.manners))
+            found.update(each.kind for each in phase.operations if any(_bytes(each, rank) > chunk for rank in ranks))
+    return found
+
+
+def _bytes(operation: Operation, rank: int) -> int:
+    """How much a rank brings."""
+    rows = operation.rows[rank % len(operation.rows)] if operation.rows else 1
+    rows *= sum(operation.splits[rank % len(operation.splits)]) if operation.splits else 1
+    return sum(rows * math.prod(shape) * np.dtype(dtype).itemsize for dtype, shape in operation.members)
 
 
 # ---- what the ranks call

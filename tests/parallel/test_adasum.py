@@ -215,6 +215,8 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"fusion_threshold": 64 << 20, "chunk_bytes": 1 << 20, "stores": "streaming"},
     {"fusion_threshold": 200_000, "chunk_bytes": 65536, "stores": "auto"},
     {"fusion_threshold": 64 << 20, "chunk_bytes": 200_000, "stores": "streaming"},
+    {"fusion_threshold": 0, "chunk_bytes": 100_001, "stores": "cached"},  # what a tuner chooses cuts no element
+    {"fusion_threshold": 777_777, "chunk_bytes": (1 << 20) - 1, "stores": "auto"},
 )
 
 

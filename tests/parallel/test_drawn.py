@@ -13,7 +13,7 @@ import hypothesis.strategies as st
 import pytest
 
 from . import drawn_operations
-from .drawn_operations import KINDS, problems
+from .drawn_operations import KINDS, cut_kinds, problems
 from .rank_pool import Pool
 
 EXAMPLES = int(os.environ.get("DRAWN_EXAMPLES", "0"))
@@ -24,6 +24,7 @@ EXAMPLES = int(os.environ.get("DRAWN_EXAMPLES", "0"))
 def test_drawn_programs(size: int) -> None:
     seen: Counter[str] = Counter()
     sets: set[tuple[int, ...]] = set()
+    cut: set[str] = set()
     joins = 0
     with Pool(size) as pool:
 
@@ -40,10 +41,12 @@ def test_drawn_programs(size: int) -> None:
             nonlocal joins
             seen.update(each.kind for phase in program for each in phase.operations)
             sets.update(each.ranks for phase in program for each in phase.operations)
+            cut.update(cut_kinds(program))
             joins += any(phase.joined for phase in program)
             found = problems(pool.run(program))
             assert not found, "\n".join(found)
 
         run()
     assert set(seen) == set(KINDS), f"only these kinds were drawn: {seen}"
+    assert len(cut) > 1, f"odd chunks cut only these: {cut}"  # test_no_setting_changes_a_bit has them cut every kind
     assert sets == {(), *drawn_operations.subsets(size)} and joins, f"only these sets, and {joins} joins: {sets}"

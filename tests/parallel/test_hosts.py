@@ -133,6 +133,7 @@ def test_bits_are_those_of_one_host(hosts: tuple[int, ...]) -> None:
         {},
         {"fusion_threshold": 0, "chunk_bytes": 4096, "sockets_per_lane": 2},
         {"cycle_time_ms": 0.0, "chunk_bytes": 1 << 20, "sockets_per_lane": 4},
+        {"fusion_threshold": 333_333, "chunk_bytes": 100_001, "sockets_per_lane": 3},
     ):
         with ThreadWorld(size, hosts, **settings) as world:
             assert world.run(lambda rank: results(rank, size)) == expected
@@ -148,7 +149,7 @@ def test_sums_that_pass_from_host_to_host_have_the_bits_of_one_host(hosts: tuple
     size = len(hosts)
     with ThreadWorld(size) as world:
         expected = world.run(lambda rank: results(rank, size))
-    for settings in ({"chunk_bytes": 1 << 20}, {"fusion_threshold": 0, "chunk_bytes": 4096}):
+    for settings in ({"chunk_bytes": 100_001}, {"fusion_threshold": 0, "chunk_bytes": 4096}):
         with ThreadWorld(size, hosts, between_hosts="chain", **settings) as world:
             assert world.run(lambda rank: results(rank, size)) == expected
             algorithms = {row["algorithm"] for row in world.engines[0].history()}
@@ -160,7 +161,7 @@ def test_sums_that_pass_from_host_to_host_have_the_bits_of_one_host(hosts: tuple
 @layouts
 def test_a_chain_of_any_layout_has_bits_of_its_own_whatever_is_fused(hosts: tuple[int, ...]) -> None:
     size, found = len(hosts), []
-    for settings in ({}, {"fusion_threshold": 0, "chunk_bytes": 4096}):
+    for settings in ({}, {"fusion_threshold": 77_777, "chunk_bytes": 65_537}):
         with ThreadWorld(size, hosts, between_hosts="chain", **settings) as world:
             found.append(world.run(lambda rank: results(rank, size)))
     assert found[0] == found[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import array as arrays
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -257,7 +257,21 @@ def mixture() -> str:
             # The sign of a NaN is left open.
             digest.update(np.where(got != got, got.dtype.type(0), got).tobytes())
         check_same_on_all([np.frombuffer(digest.digest(), np.uint8)])
+    for each in large(rank, size):
+        digest.update(np.where(each != each, each.dtype.type(0), each).tobytes())
     return digest.hexdigest()
+
+
+def large(rank: int, size: int) -> Iterator[Any]:
+    """Every kind, with tensors that are cut into several chunks, of elements of 1, 2, 4 and 8 bytes."""
+    for dtype, count in (("int8", 1_600_003), ("float16", 700_001), ("float32", 400_001), ("float64", 200_003)):
+        mine = INPUTS.setdefault((dtype, count), numbers(dtype, count, rank, count))
+        if dtype != "int8" and size & (size - 1) == 0:
+            yield engine.allreduce(mine, engine.Adasum, f"adasum {dtype}")
+        yield engine.reducescatter(mine, engine.Sum, f"scatter {dtype}")
+        yield from engine.alltoall(mine, [count - size + 1] + [1] * (size - 1), f"to all {dtype}")
+        yield engine.allgather(mine[rank:], f"gather {dtype}")
+        yield engine.broadcast(mine, size - 1, f"from the last {dtype}")
 
 
 INPUTS: dict[Any, Any] = {}
@@ -276,10 +290,13 @@ def test_no_setting_changes_a_bit(rank: int) -> None:
     digests["first"] = mixture()
     for name, knobs in {
         "small chunks": {"chunk_bytes": 4096},
+        "odd chunks": {"chunk_bytes": 100_001},
+        "chunks a byte above the smallest": {"chunk_bytes": 65_537},
+        "chunks a byte below the largest": {"chunk_bytes": (1 << 20) - 1},
         "large chunks": {"chunk_bytes": 1 << 20},
         "streaming": {"stores": "streaming"},
         "cached": {"stores": "cached"},
-        "threshold": {"fusion_threshold": 70_000},
+        "threshold": {"fusion_threshold": 70_001},
         "cycle": {"cycle_time_ms": 0},
     }.items():
         if rank == 0:
