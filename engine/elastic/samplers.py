@@ -2,6 +2,10 @@
 
 Both are what `torch.utils.data.DataLoader` takes, and need no framework. Each counts what was trained, which the
 program tells with `record_batch`, and not what was fetched: a loader reads ahead.
+
+An epoch is over on a rank when its own share is recorded. What follows depends on who finished it. If this program
+did, the next iteration begins the epoch again, as does `set_epoch` with the same number. If a state was loaded in
+which the epoch is over, the samples count as trained, and the first iteration yields nothing and warns.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .. import place
+from .. import logs, place
 from .sampling import PAD, Cut, GlobalBatches, check_indices, permutation
 
 
@@ -33,6 +37,8 @@ class _Sampler:
         self._given = None if rank is None or size is None else (rank, size)
         self._length = len(dataset)
         self._done = 0
+        self._taken = 0  # of this rank's share since the last cut, in the unit of `len(self)`
+        self._resumed = False  # whether samples count as trained that no iteration since the last reset has yielded
         self._order = permutation(self._length, seed, 0, shuffle)
 
     @property
@@ -40,16 +46,50 @@ class _Sampler:
         """Samples of the epoch that were trained, on all ranks together."""
         return self._done
 
+    @property
+    def processed_num(self) -> int:
+        """`done`, by the name that Horovod's sampler has for it."""
+        return self._done
+
+    @property
+    def processed_indices(self) -> set[int]:
+        """Indices of the samples of the epoch that were trained, on all ranks together."""
+        return set(self._order[: self._done].tolist())
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch. If it is the one that is under way, nothing happens: what was trained in it stays trained.
 
         Parameters
         ----------
         epoch : int
-            Another number than before for another order.
+            Another number than before for another order. The same number begins an epoch again that is over.
         """
-        if epoch != self.epoch:
+        if epoch != self.epoch or self._is_over():
             self._begin(epoch, 0)
+
+    def _is_over(self) -> bool:
+        """Whether the epoch ended in this program: this rank's whole share of it is recorded."""
+        return not self._resumed and self._taken >= len(self)
+
+    def _start_iteration(self) -> None:
+        """Cut what is left for an iteration: of this epoch, or of the same one again if it is over."""
+        if self._is_over():
+            self._begin(self.epoch, 0)
+        self._resumed = False
+        self._cut()
+        if not len(self):
+            logs.logger.warning(
+                "%s: an iteration of epoch %d yields nothing on rank %d: %d of %d samples count as trained. Call "
+                "set_epoch() with the number of the next epoch",
+                type(self).__name__,
+                self.epoch,
+                self.rank,
+                self._done,
+                self._length,
+            )
 
     def state_dict(self) -> dict[str, int]:
         """What another rank, or a later run, needs to go on from here: the order of the epoch is part of it."""
@@ -83,6 +123,7 @@ class _Sampler:
     def reset(self) -> None:
         """Cut what is left of the epoch anew, for the rank and size that this process has now."""
         self.rank, self.size = self._given or (place.rank(), place.size())
+        self._resumed = self._done > 0
         self._cut()
 
     def _cut(self) -> None:
@@ -148,8 +189,11 @@ class ElasticSampler(_Sampler):
         return self._rest.count(self.rank)
 
     def __iter__(self) -> Iterator[int]:
-        """The samples of this rank that were not trained. An iteration begins behind what was recorded before."""
-        self._cut()
+        """The samples of this rank that were not trained. An iteration begins behind what was recorded before.
+
+        After an epoch that is over it yields all samples again, in the same order.
+        """
+        self._start_iteration()
         return iter(self._mine.tolist())
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
@@ -241,6 +285,7 @@ class ElasticBatchSampler(_Sampler):
         if self.global_batch < self.size:
             raise ValueError(f"a global batch of {self.global_batch} samples is too small for {self.size} ranks")
         self._first = self._done
+        self._taken = 0
 
     @property
     def padded(self) -> int:
@@ -252,8 +297,11 @@ class ElasticBatchSampler(_Sampler):
         return batches - bool(batches and not self._part(batches - 1))  # only the last part of a rank may be empty
 
     def __iter__(self) -> Iterator[list[int]]:
-        """This rank's parts of the batches that were not trained: it begins behind what was recorded before."""
-        self._cut()
+        """This rank's parts of the batches that were not trained: it begins behind what was recorded before.
+
+        After an epoch that is over it yields all batches again, in the same order.
+        """
+        self._start_iteration()
         return iter([*map(self._part, range(len(self)))])
 
     def _part(self, step: int) -> list[int]:
@@ -277,4 +325,5 @@ class ElasticBatchSampler(_Sampler):
         """
         if batch_idx < 0:
             raise ValueError(f"batch {batch_idx} cannot be; they count from 0")
+        self._taken = batch_idx + 1
         self._done = self._batches.after(self._first, batch_idx + 1)

@@ -160,9 +160,78 @@ def test_a_new_epoch_has_another_order_and_every_sample() -> None:
     first = list(sampler)
     for batch in range(5):
         sampler.record_batch(batch, 4)
-    assert list(sampler) == [] and sampler.done == 20
+    assert sampler.done == 20
     sampler.set_epoch(1)
     assert first != list(sampler) and sorted(first) == sorted(sampler)
+
+
+def whole_epoch(samplers: Sequence[Any], batch: int) -> list[list[int]]:
+    """The samples that each rank's loader gives in one epoch, all of them recorded as Horovod's scripts do it."""
+    parts = []
+    for sampler in samplers:
+        steps = list(sampler)
+        if isinstance(sampler, ElasticSampler):
+            steps = [steps[start : start + batch] for start in range(0, len(steps), batch)]
+        for number in range(len(steps)):
+            sampler.record_batch(number, batch)
+        parts.append([index for step in steps for index in step])
+    return parts
+
+
+@given(st.integers(0, 30), st.integers(1, 4), st.integers(1, 5), st.sampled_from(TAILS), st.booleans(), st.booleans())
+def test_an_epoch_that_is_over_begins_again(
+    length: int, size: int, batch: int, tail: str, together: bool, sets: bool
+) -> None:
+    """Without `set_epoch`, and with the number of before."""
+    kind: Any = (lambda **more: ElasticBatchSampler(range(length), 4, **more)) if together else ElasticSampler
+    more = {} if together else {"dataset": range(length)}
+    ranks = [kind(tail=tail, rank=rank, size=size, **more) for rank in range(size)]
+    first = whole_epoch(ranks, batch)
+    assert sum(map(len, first)) >= length - (4 if together else size) + 1
+    for _ in range(2):
+        for sampler in ranks:
+            if sets:
+                sampler.set_epoch(0)
+        assert whole_epoch(ranks, batch) == first
+
+
+@pytest.mark.parametrize("kind", ["samples", "batches"])
+def test_an_epoch_that_was_over_before_a_failure_is_not_trained_twice(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    make: Any = ElasticSampler if kind == "samples" else (lambda data, **more: ElasticBatchSampler(data, 4, **more))
+    sampler = make(range(8), rank=0, size=1)
+    [*steps] = sampler
+    for number in range(len(steps)):
+        sampler.record_batch(number, 1)
+    assert sampler.done == 8 and not caplog.records
+    saved = sampler.state_dict()
+    for each in (sampler, make(range(8), rank=0, size=1)):  # a survivor and a newcomer
+        each.load_state_dict(saved)
+        each.set_epoch(0)  # as a program does that is called again, in the epoch that the state has
+        assert list(each) == []
+        assert "yields nothing on rank 0: 8 of 8 samples count as trained" in caplog.text
+        assert sorted(each) == sorted(steps), "the program went on, and wants another epoch"
+        caplog.clear()
+
+
+def test_what_is_left_of_an_epoch_is_not_begun_again() -> None:
+    sampler = ElasticSampler(range(8), shuffle=False, rank=0, size=2)
+    assert list(sampler) == [0, 2, 4, 6]
+    sampler.record_batch(0, 2)
+    sampler.set_epoch(0)
+    assert list(sampler) == [4, 6] and len(sampler) == 2
+    assert sampler.processed_num == 4 and sampler.processed_indices == {0, 1, 2, 3}
+    sampler.record_batch(0, 2)
+    assert sampler.processed_num == 8 and sampler.processed_indices == set(range(8))
+    sampler.set_epoch(1)
+    assert sampler.processed_num == 0 and sampler.processed_indices == set()
+
+
+def test_an_iteration_without_samples_warns(caplog: pytest.LogCaptureFixture) -> None:
+    assert list(ElasticSampler([], rank=0, size=1)) == []
+    assert list(ElasticBatchSampler(range(3), 4, tail="drop", rank=0, size=1)) == []
+    assert [record.message.partition(":")[0] for record in caplog.records] == ["ElasticSampler", "ElasticBatchSampler"]
 
 
 def test_training_goes_on_with_another_size() -> None:
