@@ -1,7 +1,9 @@
 """What the ranks agree on when a `fit` begins, and which callbacks would have them train apart.
 
 A step is collective. Ranks that take different numbers of steps wait for each other in the end, or combine the last
-step of one rank's epoch with the first of another's; callbacks of Keras know nothing of other ranks.
+step of one rank's epoch with the first of another's; callbacks of Keras know nothing of other ranks. The number of the
+first epoch is compared when that epoch begins, since `BackupAndRestore` sets it as late as that. A rank that has no
+epoch left compares at its end.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import keras
 
 from .. import logs, objects
 from ..errors import MismatchError
+from ..process_sets import ProcessSet
 from .optimizer import is_distributed
 
 _DEPTH = 6  # how many callers are asked whether they are the list of callbacks
@@ -33,6 +36,20 @@ class Agreeing(keras.callbacks.Callback):
     """
 
     averages = False
+    _compares_epoch_in: ProcessSet | None = None  # from the beginning of `fit` to its first epoch, of one callback
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Compare the number of the first epoch over the ranks. Collective in that epoch."""
+        self._compare_first_epoch(epoch)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Tell the ranks that have an epoch to train that this one has none."""
+        self._compare_first_epoch(None)
+
+    def _compare_first_epoch(self, epoch: int | None) -> None:
+        process_set, self._compares_epoch_in = self._compares_epoch_in, None
+        if process_set is not None:
+            expect_equal_epochs(gather_by_rank(epoch, process_set, "fit.epoch"))
 
 
 def begin(callback: Any) -> None:
@@ -56,9 +73,37 @@ def begin(callback: Any) -> None:
         return
     _advise(callbacks)
     told = (callback.params or {}).get("steps"), (callback.params or {}).get("epochs"), _written(callbacks)
-    everyone = dict(zip(process_set.ranks, objects.allgather_object(told, None, process_set), strict=True))
+    everyone = gather_by_rank(told, process_set)
     _expect_equal_steps({rank: (steps, epochs) for rank, (steps, epochs, _) in everyone.items()})
     _expect_own_files({rank: files for rank, (_, _, files) in everyone.items()})
+    callback._compares_epoch_in = process_set
+
+
+def gather_by_rank(told: Any, process_set: ProcessSet, name: str | None = None) -> dict[int, Any]:
+    """Objects of all ranks of a process set, by their ranks in the world. Collective."""
+    return dict(zip(process_set.ranks, objects.allgather_object(told, name, process_set), strict=True))
+
+
+def expect_equal_epochs(told: dict[int, int | None]) -> None:
+    """Raise MismatchError if the ranks are about to train different epochs; None stands for no epoch at all."""
+    if len(set(told.values())) > 1:
+        said = ", ".join(f"rank {rank}: {'none' if epoch is None else epoch}" for rank, epoch in told.items())
+        raise MismatchError(
+            f"fit() would train different epochs on the ranks, counted from 0 ({said}): learning rates and weights "
+            "would differ. Give fit() one initial_epoch on all ranks, such as "
+            "engine.broadcast_object(initial_epoch, 0). If BackupAndRestore resumed them from backups of different "
+            "epochs, restore one of these on all ranks, or use engine.keras.elastic.KerasState"
+        )
+
+
+def expect_equal_rates(told: dict[int, float | None], epoch: int) -> None:
+    """Raise MismatchError if the ranks' learning rates differ at the end of an epoch."""
+    if len(set(told.values())) > 1:
+        said = ", ".join(f"rank {rank}: {rate!r}" for rank, rate in told.items())
+        raise MismatchError(
+            f"the ranks' learning rates differ at the end of epoch {epoch}, counted from 0 ({said}): give each rank "
+            "the same optimizer and schedule, and put callbacks that change the rate after MetricAverageCallback"
+        )
 
 
 def container_of() -> Any:
@@ -96,9 +141,12 @@ def _advise(callbacks: Sequence[Any]) -> None:
 
 def _expect_equal_steps(told: dict[int, tuple[int | None, int | None]]) -> None:
     """Raise MismatchError if the ranks would take different numbers of steps, as far as Keras knows these."""
-    known = {rank: each for rank, each in told.items() if each[0] is not None}
-    if len(set(known.values())) > 1:
-        said = ", ".join(f"rank {rank}: {steps} batches, {epochs} epochs" for rank, (steps, epochs) in known.items())
+    known = {steps for steps, _ in told.values() if steps is not None}
+    if len(known) > 1 or len({epochs for _, epochs in told.values()}) > 1:
+        said = ", ".join(
+            f"rank {rank}: {'unknown' if steps is None else steps} batches, {epochs} epochs"
+            for rank, (steps, epochs) in told.items()
+        )
         raise MismatchError(
             f"fit() would take different numbers of steps on the ranks, and a step needs all of them ({said}). Give "
             "each rank equally many samples and epochs, or fit(steps_per_epoch=N) with an N that all have"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +234,46 @@ def test_different_numbers_of_steps_are_told_before_the_first() -> None:
     model.fit(x[: 8 - engine.rank()], y[: 8 - engine.rank()], batch_size=4, verbose=0, callbacks=[average()])
     model.compile(keras.optimizers.SGD(0.1), loss="mse")
     model.fit(x[:own], y[:own], batch_size=4, verbose=0, callbacks=[average()])
+
+
+def test_different_first_epochs_are_told_before_the_first_step() -> None:
+    """Also by a rank that has no epoch left to train."""
+    broadcast, average = hvd.callbacks.BroadcastGlobalVariablesCallback, hvd.callbacks.MetricAverageCallback
+    rank = engine.rank()
+    for first, callbacks, text in (
+        (2 * rank, [broadcast(0)], "rank 0: 0, rank 1: 2"),
+        (rank, [average(), keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 / (1 + epoch))], "0: 0, rank 1: 1"),
+        (3 * rank, [average()], "rank 0: 0, rank 1: none"),
+    ):
+        model = compiled(keras.optimizers.SGD(0.1))
+        before = toy.weights(model)
+        with pytest.raises(engine.errors.MismatchError, match=f"different epochs.*{text}"):
+            toy.fit(model, together=True, epochs=3, initial_epoch=first, callbacks=callbacks)
+        toy.check_close(toy.weights(model), before, 0.0)
+    model = compiled(keras.optimizers.SGD(0.1))
+    for each in ([average()], [broadcast(0), average()]):  # equal numbers are none of these
+        toy.fit(model, together=True, epochs=3, initial_epoch=1, callbacks=each)
+
+
+def test_backups_of_different_epochs_are_told() -> None:
+    """Each rank has a backup, as after a preemption between two of them."""
+    alone = toy.model()
+    alone.compile(keras.optimizers.SGD(0.1), loss="mse")
+    backup = keras.callbacks.BackupAndRestore(f"backup-{engine.rank()}", delete_checkpoint=False)
+    toy.fit(alone, together=False, epochs=1 + engine.rank(), callbacks=[backup])
+    resumed = compiled(keras.optimizers.SGD(0.1))
+    for callbacks in ([hvd.callbacks.MetricAverageCallback(), backup], [backup, hvd.callbacks.MetricAverageCallback()]):
+        with pytest.raises(engine.errors.MismatchError, match=r"rank 0: 1, rank 1: 2.*BackupAndRestore"):
+            toy.fit(resumed, together=True, epochs=4, callbacks=callbacks)
+    engine.barrier("tried")
+    shutil.rmtree(f"backup-{engine.rank()}")
+
+
+def test_learning_rates_that_part_are_told_at_the_end_of_the_epoch() -> None:
+    model = compiled(keras.optimizers.SGD(0.1))
+    own = keras.callbacks.LearningRateScheduler(lambda epoch: 0.5 if epoch < 1 else 0.25 / (1 + engine.rank()))
+    with pytest.raises(engine.errors.MismatchError, match=r"epoch 1, .*rank 0: 0.25, rank 1: 0.125"):
+        toy.fit(model, together=True, epochs=3, callbacks=[hvd.callbacks.MetricAverageCallback(), own])
 
 
 def test_files_that_several_ranks_would_write_are_told() -> None:
