@@ -18,6 +18,7 @@ from ..metrics.names import OPERATIONS
 from ..types import Op
 from . import fallback, gradients, library, order
 from .call import Call
+from .names import once_in_graph
 
 # How long the thread that submits waits for the end: enum of tensorflow_op.c.
 _NOT_AT_ALL, _FIRST_OF_STEP, _BRIEFLY, _FOREVER = range(4)
@@ -123,14 +124,16 @@ def expect_no_xla() -> None:
 
 
 def _named_in_session(call: Call) -> Call:
-    """The call with a name, if it has none and is part of a session's graph, which knows no order of the program.
+    """The call with a name of its own, if it is part of a session's graph, which knows no order of the program.
 
-    The name is one that the graph gives: equal on ranks that build one graph.
+    A call without a name gets one. So does the gradient of a call, which a program may take once for each result. The
+    names are those that the graph gives: equal on ranks that build one graph.
     """
-    if call.name is not None or tf.executing_eagerly():
+    if tf.executing_eagerly() or not order.is_of_session(graph := tf.compat.v1.get_default_graph()):
         return call
-    graph = tf.compat.v1.get_default_graph()
-    return call._replace(name=graph.unique_name(f"{call.kind}.session")) if order.is_of_session(graph) else call
+    if call.name is None:
+        return call._replace(name=graph.unique_name(f"{call.kind}.session"))
+    return call._replace(name=once_in_graph(call.name)) if call.backward else call
 
 
 def _submit(wrapper: Any, call: Call, tensors: Sequence[Any], *more: Any) -> Any:

@@ -254,3 +254,35 @@ def test_a_jacobian_row_by_row() -> None:
 def test_some_reductions_have_none() -> None:
     with pytest.raises(EngineError, match="op=Max has no gradient"):
         gradient_of(lambda x: tf.reduce_sum(hvd.allreduce(x, op=engine.Max)), tf.ones([2]))
+
+
+COLLECTIVES: dict[str, Callable[[list[Any]], list[Any]]] = {
+    "grouped_allgather": lambda tensors: hvd.grouped_allgather(tensors),
+    "grouped_allreduce": lambda tensors: hvd.grouped_allreduce(tensors, op=hvd.Sum),
+    "grouped_reducescatter": lambda tensors: hvd.grouped_reducescatter(tensors, op=hvd.Sum),
+    "allgather": lambda tensors: [hvd.allgather(each) for each in tensors],
+    "broadcast": lambda tensors: [hvd.broadcast(each, 0, name=f"twice {k}") for k, each in enumerate(tensors)],
+    "alltoall": lambda tensors: [hvd.alltoall(each) for each in tensors],
+}
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_gradients_of_one_collective_may_be_taken_several_times_in_a_session(name: str, rank: int, size: int) -> None:
+    """One for each of its results, and a second one for a second loss, all in one run of the session."""
+    if not op.native:
+        pytest.skip("calls of Python hold a thread each, and a session has no order for them")
+
+    def grads(session: Any) -> list[Any]:
+        tensors = [tf.constant(np.full([2 * size, 3], float(rank + k))) for k in range(3)]
+        outputs = COLLECTIVES[name](tensors)
+        twice = [*zip(outputs, tensors, strict=True)] * 2
+        asked = [tf.compat.v1.gradients(output, each, tf.ones_like(output))[0] for output, each in twice]
+        found: list[Any] = session.run(asked)
+        return found
+
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        found = grads(session)
+    # The rows of each rank are asked for by all, once each; Horovod averages what all ranks ask.
+    factor = {"grouped_allreduce": size, "grouped_reducescatter": size, "broadcast": 1.0 if rank == 0 else 0.0}
+    for each in found:
+        np.testing.assert_allclose(each, np.full([2 * size, 3], factor.get(name, 1.0)))
