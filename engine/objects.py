@@ -14,7 +14,7 @@ import numpy as np
 
 from . import place, readable
 from .adapters import adapter_of
-from .collectives import barrier, broadcast_
+from .collectives import barrier, broadcast_, broadcast_async_
 from .errors import EngineError, MismatchError, UnsupportedTensorError
 from .failures import announce
 from .native import memory
@@ -181,8 +181,11 @@ def check_consistency(params: Any, name: str | None = None, process_set: Process
 
 def compare(
     described: Described, title: str, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> None:
-    """Check that all ranks describe the same things alike. Collective.
+) -> list[str]:
+    """Check that all ranks describe the same things alike, in whatever order. Collective.
+
+    Whatever pairs things over ranks afterwards goes through them in the order that is returned, and not in its own:
+    the order of a `set`, a `dict` or a `state_dict` may be another on each rank.
 
     Parameters
     ----------
@@ -191,14 +194,52 @@ def compare(
     title : str
         First line of the error.
 
+    Returns
+    -------
+    list of str
+        The names, in the order of the process set's first rank.
+
     Raises
     ------
     MismatchError
     """
-    lines = differences(allgather_object(described, name, process_set), process_set.ranks)
+    return expect_equal(allgather_object(described, name, process_set), title, process_set.ranks)
+
+
+def expect_equal(everyone: list[Described], title: str, numbers: Sequence[int]) -> list[str]:
+    """Raise MismatchError unless the ranks of these numbers describe the same things; the names in one order."""
+    lines = differences(everyone, numbers)
     if lines:
         more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
         raise MismatchError("\n  ".join([title, *lines[:_SHOWN], *more]))
+    return list(everyone[0])
+
+
+def broadcast_arrays(
+    arrays: Mapping[str, Any], described: Described, root_rank: int, title: str, process_set: ProcessSet
+) -> None:
+    """Give the arrays of every rank the values of those of one rank that have the same names. Collective.
+
+    Parameters
+    ----------
+    arrays : mapping of str to numpy.ndarray
+        Contiguous, of any dtype; they are written to.
+    described : dict
+        By the same names, what is compared before.
+    root_rank : int
+    title : str
+        First line of the error.
+
+    Raises
+    ------
+    MismatchError
+        The ranks' names or descriptions differ; all ranks raise it, before anything is changed.
+    """
+    order = compare(described, title, None, process_set)
+    # As bytes, since the engine need not know the dtype of what it only carries.
+    parts = [part for name in order if (part := arrays[name].reshape(-1).view(np.uint8)).size]
+    for handle in [broadcast_async_(part, root_rank, None, process_set) for part in parts]:
+        handle.wait()
 
 
 def differences(ranks: list[Described], numbers: Sequence[int] | None = None) -> list[str]:

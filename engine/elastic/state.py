@@ -326,6 +326,7 @@ class ObjectState(State):
         return copies.take(present, self.arrays, self._find_memory)
 
     def _give(self, values: Copy) -> None:
+        expect_names("the state", self._names, values.names, "values")
         given = copies.give(values, self.arrays, lambda name: self._lent(getattr(self, name)))
         for name, value in given.items():
             present = getattr(self, name)
@@ -354,6 +355,32 @@ class ObjectState(State):
                 "object: give the state an object of that kind when you make it, and leave it there"
             )
         present.load_state_dict(kept)
+
+
+def expect_names(value: str, present: Iterable[str], kept: Iterable[str], what: str = "arrays") -> None:
+    """Raise ValueError, which names them, if a value of a state has other parts than what was kept of it."""
+    here, there = list(present), list(kept)
+    missing, odd = [each for each in there if each not in set(here)], [each for each in here if each not in set(there)]
+    if missing or odd:
+        told = [
+            f"{text} {', '.join(map(repr, names[:5]))}{f' and {len(names) - 5} more' if len(names) > 5 else ''}"
+            for text, names in (("only what was kept has", missing), ("only this worker has", odd))
+            if names
+        ]
+        raise ValueError(
+            f"{value!r} of this worker has other {what} than what was kept of it: {'; '.join(told)}. All ranks, and a "
+            "state over time, have the same ones"
+        )
+
+
+def expect_alike(name: str, present: tuple[str, Sequence[int]], kept: tuple[str, Sequence[int]]) -> None:
+    """Raise ValueError unless the dtype and shape of an array that was kept are those of the present one."""
+    (dtype, shape), (old_dtype, old_shape) = present, kept
+    if dtype != old_dtype or list(shape) != list(old_shape):
+        raise ValueError(
+            f"{name!r} is {dtype}{list(shape)} here, and was kept as {old_dtype}{list(old_shape)}: all ranks, and a "
+            "state over time, have one model"
+        )
 
 
 def _has_state(value: Any) -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import weakref
 import zlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 
 from .. import objects, runtime
 from ..process_sets import Numbers, ProcessSet
@@ -51,13 +53,75 @@ def columns_of_absent(names: Sequence[str]) -> int:
     return zlib.crc32("\0".join(names).encode()) % (1 << 31) + 1
 
 
+def unique_names(names: Iterable[str]) -> list[str]:
+    """Names of which each is there once: the second `w` becomes `w#1`."""
+    counts: Counter[str] = Counter()
+    found: dict[str, None] = {}
+    for name in names:
+        own = name
+        while own in found:
+            counts[name] += 1
+            own = f"{name}#{counts[name]}"
+        found[own] = None
+    return list(found)
+
+
+def order_suffix(names: Sequence[str]) -> str:
+    """The end of the name of one operation on several named things, in this order.
+
+    It is empty where `Pairing` has compared them. Elsewhere the operations of ranks with another order or other names
+    do not meet, so that none of these is combined with another one.
+    """
+    return "" if compares() else f":{zlib.crc32(chr(0).join(names).encode()):08x}"
+
+
+class Pairing:
+    """The order in which the ranks of a process set go through things that have names.
+
+    They are compared when these names come for the first time in a world. Ranks whose own orders differ, as those of a
+    `set` or a `dict` may, all take that of the first rank.
+
+    Parameters
+    ----------
+    options : Options
+        Options of the optimizer, which are compared with the names.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._orders: weakref.WeakKeyDictionary[Numbers, dict[tuple[str, ...], list[int]]] = weakref.WeakKeyDictionary()
+
+    def order(self, names: Sequence[str], describe: Callable[[], objects.Described]) -> list[int]:
+        """Places among `names` in the order of all ranks. Collective for names that are new.
+
+        Parameters
+        ----------
+        names : sequence of str
+            All different.
+        describe : callable
+            Describes each of them, called only for names that are new. What else it describes is compared with them.
+
+        Raises
+        ------
+        MismatchError
+            Names, descriptions or options differ between ranks; all ranks raise it.
+        """
+        known = self._orders.setdefault(self._options.process_set.numbers, {})
+        key = tuple(names)
+        if key not in known:
+            places = {name: place for place, name in enumerate(names)}
+            agreed = expect_agreement(self._options, describe()) if compares() else names
+            known[key] = [places[name] for name in agreed if name in places]
+        return known[key]
+
+
 def claim_name(options: Options) -> tuple[int, str]:
     """The number of a new optimizer in its process set, and the prefix of its operations' names, without a dot."""
     number = next_number("optimizer", options.process_set)
     return number, f"{'change' if options.op == Adasum else 'gradient'}{number or ''}"
 
 
-def expect_agreement(options: Options, parameters: objects.Described) -> None:
+def expect_agreement(options: Options, parameters: objects.Described) -> list[str]:
     """Compare an optimizer's options and parameters over the ranks of its process set. Collective.
 
     Before the first world of an elastic job nothing is compared.
@@ -69,6 +133,11 @@ def expect_agreement(options: Options, parameters: objects.Described) -> None:
         By the parameter's name: a description for messages, as `objects.describe` makes it, and a number for what the
         description leaves out.
 
+    Returns
+    -------
+    list of str
+        The parameters' names in one order on all ranks, as `objects.compare` gives it.
+
     Raises
     ------
     MismatchError
@@ -76,8 +145,8 @@ def expect_agreement(options: Options, parameters: objects.Described) -> None:
     """
     process_set = options.process_set
     if runtime.is_waiting():
-        return
+        return list(parameters)
     told = {"options": (str(options), 0)}
     objects.compare(told, "DistributedOptimizer: the ranks give different options", None, process_set)
     message = "DistributedOptimizer: the ranks' optimizers have different parameters"
-    objects.compare(parameters, message, None, process_set)
+    return objects.compare(parameters, message, None, process_set)

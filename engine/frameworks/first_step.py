@@ -50,8 +50,8 @@ class FirstStep:
         """Send checksums of the parameters, which the step has not changed yet."""
         if len(self._ranks) == 1 or self._engine.joins != self._joins or not parameters:
             return
-        self._names = list(parameters)
-        self._sums = np.array([_checksum(each) for each in parameters.values()], np.uint64).view(np.int64)
+        self._names = sorted(parameters)  # in one order on all ranks
+        self._sums = np.array([_checksum(parameters[name]) for name in self._names], np.uint64).view(np.int64)
         with suppress(NotInitializedError):  # A step on gradients from before the engine's end goes on without it.
             self._handle = self._engine.allgather(self._sums, self._name)
 

@@ -10,11 +10,11 @@ import numpy as np
 
 from ..elastic.copies import NUMPY, Memory, Place
 from ..elastic.samplers import ElasticBatchSampler, ElasticSampler
-from ..elastic.state import HostsUpdatedInterrupt, ObjectState, Parts, State
+from ..elastic.state import HostsUpdatedInterrupt, ObjectState, Parts, State, expect_names
 from ..elastic.worker.batches import loop
 from ..elastic.worker.gate import JobOver
 from ..elastic.worker.run import leave, run
-from .state import _is_key
+from .state import _flat, _is_key
 
 __all__ = [
     "ElasticBatchSampler",
@@ -98,16 +98,19 @@ class JaxState(ObjectState):
         return super()._kept(value) if leaves is None else Parts(leaves)
 
     def _load(self, name: str, present: Any, kept: Any) -> None:
-        if _leaves(present) is None:
+        leaves = _leaves(present)
+        if leaves is None:
             super()._load(name, present, kept)
-        else:
-            setattr(self, name, jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(present), kept))
+            return
+        expect_names(name, leaves, kept)
+        structure = jax.tree_util.tree_structure(present)
+        setattr(self, name, jax.tree_util.tree_unflatten(structure, [kept[path] for path in leaves]))
 
 
-def _leaves(value: Any) -> list[Any] | None:
-    """The leaves of a pytree that has arrays of JAX; None of anything else."""
+def _leaves(value: Any) -> dict[str, Any] | None:
+    """The leaves of a pytree that has arrays of JAX, by their paths; None of anything else."""
     try:
-        leaves = jax.tree_util.tree_leaves(value)
+        leaves, _ = _flat(value)
     except (TypeError, ValueError):  # such as a dict of keys without an order
         return None
-    return leaves if any(isinstance(leaf, jax.Array) for leaf in leaves) else None
+    return leaves if any(isinstance(leaf, jax.Array) for leaf in leaves.values()) else None

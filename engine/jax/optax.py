@@ -10,11 +10,12 @@ import optax
 from jax import numpy as jnp
 
 from ..compression import Compression, Scheme
-from ..frameworks.agreement import claim_name
+from ..frameworks.agreement import Pairing, claim_name, order_suffix, unique_names
 from ..frameworks.options import Options
 from ..process_sets import ProcessSet, global_process_set
 from ..types import Adasum, Average
 from .adapter import JaxAdapter as _JaxAdapter  # noqa: F401  (registers jax.Array)
+from .outermost import expect_outermost
 from .reduce import reduce_arrays
 
 _REDUCES = "engine_reduces"  # marks the `update` of what `distributed` has made of an optimizer
@@ -53,8 +54,12 @@ def distributed(
     """A transformation that reduces gradients over all ranks, in one grouped call.
 
     Alone it is the first of a chain, `optax.chain(engine.jax.distributed(), optax.adam(1e-3))`. With an optimizer it is
-    that chain. Every rank makes its transformations in the same order, and calls `update` equally often. It works
-    inside `jit` and outside of it.
+    that chain. It goes around all that looks at gradients, such as
+    `distributed(optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3)))`.
+
+    Every rank makes its transformations in the same order, and calls `update` equally often. It works inside `jit` and
+    outside of it. In the first `update`, also while a program is traced, the ranks compare their options, and the
+    arrays by their paths.
 
     Parameters
     ----------
@@ -80,7 +85,9 @@ def distributed(
     Returns
     -------
     optax.GradientTransformationExtraArgs
-        `update` raises what `engine.jax.grouped_allreduce` raises.
+        `update` raises what `engine.jax.grouped_allreduce` raises; `MismatchError` if the ranks' options or trees
+        differ; `ValueError` where it stands behind another transformation in a chain of optax, or inside of one that
+        calls it under a condition.
 
     Raises
     ------
@@ -119,12 +126,12 @@ def distributed(
                 "every needs the optimizer: engine.jax.distributed(optax.adam(1e-3), every=4). What follows in a chain "
                 "would take a step for each of the gradients in between"
             )
-        return optax.with_extra_args_support(_reducing(options))
+        return optax.with_extra_args_support(_reducing(options) if op == Adasum else _outermost(_reducing(options)))
     stages = [_reducing(options), optimizer]
     if op == Adasum:
         stages.reverse()
     stepping = optax.with_extra_args_support(optax.chain(*stages))
-    made = stepping if every == 1 else _accumulating(stepping, every, average_aggregated_gradients)
+    made = _outermost(stepping if every == 1 else _accumulating(stepping, every, average_aggregated_gradients))
     setattr(made.update, _REDUCES, True)
     return made
 
@@ -142,18 +149,33 @@ def DistributedOptimizer(
     return distributed(optimizer, every=backward_passes_per_step, **options)
 
 
+def _outermost(inner: Any) -> optax.GradientTransformationExtraArgs:
+    """A transformation that refuses to stand where it would see, or be called by, what is of one rank alone."""
+    supported = optax.with_extra_args_support(inner)
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        expect_outermost()
+        changed: tuple[Any, Any] = supported.update(updates, state, params, **extra)
+        return changed
+
+    return optax.GradientTransformationExtraArgs(supported.init, update)
+
+
 def _reducing(options: Options) -> optax.GradientTransformation:
     """A transformation without state that reduces all arrays of a tree in one call."""
     number, prefix = claim_name(options)
+    pairing = Pairing(options)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         if not options.process_set.included():
             return updates, state  # This rank trains by itself.
         named, tree = jax.tree_util.tree_flatten_with_path(updates)
-        sent = [k for k, (_, leaf) in enumerate(named) if leaf.dtype != jax.dtypes.float0]
         leaves = [leaf for _, leaf in named]
+        names = unique_names(jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in named)
+        order = pairing.order(names, lambda: dict(zip(names, map(_describe, leaves), strict=True)))
+        sent = [k for k in order if leaves[k].dtype != jax.dtypes.float0]
         if sent:
-            name = _name(prefix, [named[k][0] for k in sent])
+            name = _name(prefix, [names[k] for k in sent])
             for k, result in zip(sent, reduce_arrays([leaves[k] for k in sent], name, options, number), strict=True):
                 leaves[k] = result
         return jax.tree_util.tree_unflatten(tree, leaves), state
@@ -161,11 +183,14 @@ def _reducing(options: Options) -> optax.GradientTransformation:
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
-def _name(prefix: str, paths: Sequence[Any]) -> str:
+def _describe(leaf: Any) -> tuple[str, int]:
+    return f"{leaf.dtype.name}{list(leaf.shape)}", 0
+
+
+def _name(prefix: str, names: Sequence[str]) -> str:
     """The name of a step's call: the path of its first array, and how many there are besides."""
-    path = jax.tree_util.keystr(paths[0], simple=True, separator="/")
-    more = f" +{len(paths) - 1}" if len(paths) > 1 else ""
-    return f"{prefix}{'.' if path else ''}{path}{more}"
+    more = f" +{len(names) - 1}{order_suffix(names)}" if len(names) > 1 else ""
+    return f"{prefix}{'.' if names[0] else ''}{names[0]}{more}"
 
 
 def _accumulating(stepping: Any, every: int, average: bool) -> optax.GradientTransformationExtraArgs:

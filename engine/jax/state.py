@@ -26,8 +26,8 @@ def broadcast_pytree(tree: Any, root_rank: int = 0, process_set: ProcessSet = gl
     Parameters
     ----------
     tree : pytree
-        With the same structure, dtypes and shapes on all ranks. Its arrays may be of JAX or NumPy; other leaves travel
-        pickled.
+        With the same paths, dtypes and shapes on all ranks, in whatever order. Its arrays may be of JAX or NumPy; other
+        leaves travel pickled.
     root_rank : int
         Whose values.
     process_set : ProcessSet, optional
@@ -54,8 +54,8 @@ def broadcast_pytree(tree: Any, root_rank: int = 0, process_set: ProcessSet = gl
     except Exception as error:
         announce(process_set, "allgather", None, error)  # The others submit an allgather here.
         raise
-    objects.compare(described, "broadcast_pytree: the ranks do not hold the same tree", None, process_set)
-    handles = {path: broadcast_async(array, root_rank, None, process_set) for path, array in sent.items()}
+    order = objects.compare(described, "broadcast_pytree: the ranks do not hold the same tree", None, process_set)
+    handles = {path: broadcast_async(sent[path], root_rank, None, process_set) for path in order if path in sent}
     results = {path: handle.wait() for path, handle in handles.items()}
     if len(sent) < len(named):
         others = {path: leaf for path, leaf in named.items() if path not in sent}

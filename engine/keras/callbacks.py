@@ -8,16 +8,19 @@ from typing import Any
 import keras
 import numpy as np
 
-from .. import objects, place
+from .. import place
 from ..process_sets import ProcessSet, global_process_set
 from . import agreement
-from .values import broadcast_variables, variables_of
+from .names import named_variables
+from .optimizer import is_distributed
+from .values import broadcast_named
 
 
 class BroadcastGlobalVariablesCallback(agreement.Agreeing):
     """Gives every rank the model of one, and what its optimizer remembers, before training begins.
 
-    Where the ranks would take different numbers of steps, or write one file, all of them raise a `MismatchError`.
+    Where the ranks would take different numbers of steps, begin in different epochs, or write one file, all of them
+    raise a `MismatchError`.
 
     Parameters
     ----------
@@ -64,8 +67,9 @@ class BroadcastGlobalVariablesCallback(agreement.Agreeing):
     def _broadcast(self) -> None:
         self._done = True
         if self._process_set.included():
-            known = variables_of(self.model)
-            broadcast_variables([each for each in known if id(each) not in self._local], self.root_rank)
+            known = named_variables(self.model)
+            shared = {name: each for name, each in known.items() if id(each) not in self._local}
+            broadcast_named(shared, self.root_rank, self._process_set)
 
 
 class MetricAverageCallback(agreement.Agreeing):
@@ -95,17 +99,29 @@ class MetricAverageCallback(agreement.Agreeing):
         agreement.begin(self)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Replace the numbers in `logs` by their averages. Collective."""
+        """Replace the numbers in `logs` by their averages. Collective.
+
+        Raises
+        ------
+        MismatchError
+            The ranks, of a model that they train together, are in different epochs or have different learning rates.
+        """
         if not self._process_set.included():
             return
         own = {name: float(value) for name, value in (logs or {}).items() if _is_number(value)}
-        stops = bool(self.model.stop_training)
-        told = objects.allgather_object((own, stops), None, self._process_set)
+        optimizer = self.model.optimizer
+        trains_together = optimizer is not None and is_distributed(optimizer)
+        rate = _number(optimizer.learning_rate) if trains_together else None
+        told = agreement.gather_by_rank((own, bool(self.model.stop_training), epoch, rate), self._process_set)
+        if trains_together:
+            partners = [rank for rank in optimizer._engine.options.process_set.ranks if rank in told]
+            agreement.expect_equal_epochs({rank: told[rank][2] for rank in partners})
+            agreement.expect_equal_rates({rank: told[rank][3] for rank in partners}, epoch)
         if logs is not None:
-            for name in dict.fromkeys(name for metrics, _ in told for name in metrics):
-                values = [metrics[name] for metrics, _ in told if name in metrics]
+            for name in dict.fromkeys(name for metrics, *_ in told.values() for name in metrics):
+                values = [metrics[name] for metrics, *_ in told.values() if name in metrics]
                 logs[name] = sum(values) / len(values)
-        if any(stopped for _, stopped in told):
+        if any(stopped for _, stopped, *_ in told.values()):
             self.model.stop_training = True
 
 

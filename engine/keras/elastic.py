@@ -16,11 +16,12 @@ import numpy as np
 
 from ..elastic.copies import Copy
 from ..elastic.samplers import ElasticBatchSampler, ElasticSampler
-from ..elastic.state import HostsUpdatedInterrupt, ObjectState, Parts, State
+from ..elastic.state import HostsUpdatedInterrupt, ObjectState, Parts, State, expect_alike, expect_names
 from ..elastic.worker.batches import loop
 from ..elastic.worker.gate import JobOver
 from ..elastic.worker.run import leave, run
 from .agreement import container_of
+from .names import names_of, optimizer_names
 from .optimizer import is_distributed
 
 __all__ = [
@@ -100,7 +101,7 @@ class KerasState(ObjectState):
         self._bring_back()
         taken = super()._take()
         own = [each for model in self._models() for each in _own_variables(model)]
-        self._own = [(each, np.asarray(keras.ops.convert_to_numpy(each.value))) for each in own]
+        self._own = [(each, _array_of(each)) for each in own]
         return taken
 
     def _bring_back(self) -> None:
@@ -124,20 +125,27 @@ class KerasState(ObjectState):
         variables = _variables_of(value)
         if variables is None:
             return super()._kept(value)
-        return Parts([np.asarray(keras.ops.convert_to_numpy(each.value)) for each in variables])
+        return Parts({name: (_dtype_of(each), _array_of(each)) for name, each in variables.items()})
 
     def _load(self, name: str, present: Any, kept: Any) -> None:
         variables = _variables_of(present)
         if variables is None:
             super()._load(name, present, kept)
             return
-        if [tuple(each.shape) for each in variables] != [array.shape for array in kept]:
-            raise ValueError(
-                f"{name!r} has {len(variables)} variables, and {len(kept)} were kept, or others: "
-                "all ranks, and a state over time, have one model"
-            )
-        for variable, array in zip(variables, kept, strict=True):
-            variable.assign(array)
+        expect_names(name, variables, kept, "variables")
+        for each, variable in variables.items():
+            dtype, array = kept[each]
+            expect_alike(f"{name}: {each}", (_dtype_of(variable), variable.shape), (dtype, array.shape))
+        for each, variable in variables.items():
+            variable.assign(kept[each][1])
+
+
+def _dtype_of(variable: Any) -> str:
+    return str(keras.backend.standardize_dtype(variable.dtype))
+
+
+def _array_of(variable: Any) -> Any:
+    return np.asarray(keras.ops.convert_to_numpy(variable.value))
 
 
 def _own_variables(model: Any) -> list[Any]:
@@ -146,11 +154,14 @@ def _own_variables(model: Any) -> list[Any]:
     return [each for each in model.variables if id(each) not in kept]
 
 
-def _variables_of(value: Any) -> list[Any] | None:
-    """The variables that are kept of a model or an optimizer; None of anything else."""
+def _variables_of(value: Any) -> dict[str, Any] | None:
+    """The variables that are kept of a model or an optimizer, by their names; None of anything else."""
     if isinstance(value, keras.Model):
-        return list(value.weights)
-    return list(value.variables) if isinstance(value, keras.optimizers.Optimizer) else None
+        return dict(zip(names_of(value.weights), value.weights, strict=True))
+    if not isinstance(value, keras.optimizers.Optimizer):
+        return None
+    variables = list(value.variables)
+    return dict(zip(optimizer_names(value, variables), variables, strict=True))
 
 
 class _Last(keras.callbacks.Callback):

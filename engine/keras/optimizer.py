@@ -24,6 +24,13 @@ _CLASS: Any = object.__dict__["__class__"]  # sets an object's class, whatever t
 _DEPTH = 16  # how many callers are asked whether they are a LossScaleOptimizer
 
 
+class _Variables(list[Any]):
+    """A list that can be called, as the variables of an optimizer in Keras 2: scripts have `optimizer.variables()`."""
+
+    def __call__(self) -> list[Any]:
+        return self
+
+
 _Optimizer: Any = object  # the class that `_Distributed` stands before has everything that an optimizer has
 
 
@@ -40,9 +47,9 @@ class _Distributed(_Optimizer):
 
     @property
     def variables(self) -> list[Any]:
-        """As the optimizer's own; then those in which several passes are added up."""
+        """As the optimizer's own; then those in which several passes are added up. May be called, too."""
         own: list[Any] = super().variables
-        return own if self._engine.inside else own + self._engine.passes.variables
+        return _Variables(own if self._engine.inside else own + self._engine.passes.variables)
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         """As the optimizer's own, with gradients that have been reduced over the ranks. Collective."""

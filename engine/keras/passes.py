@@ -37,7 +37,8 @@ class Passes:
         if self._count == 1 or self.variables:
             return
         for each in trained:
-            made = keras.Variable("zeros", tuple(each.shape), keras.backend.standardize_dtype(each.dtype), False)
+            dtype, path = keras.backend.standardize_dtype(each.dtype), str(getattr(each, "path", None) or each.name)
+            made = keras.Variable("zeros", tuple(each.shape), dtype, False, name=f"{path.replace('/', '_')}_sum")
             self.variables.append(made)
         self.variables.append(keras.Variable("zeros", (), "int32", False, name="passes"))
 

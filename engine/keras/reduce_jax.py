@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..frameworks.agreement import columns_of_absent
+from ..frameworks.agreement import columns_of_absent, order_suffix
 from ..frameworks.options import Options
 from ..jax.reduce import reduce_arrays
 
@@ -26,7 +26,7 @@ def reduce(
     ----------
     gradients : sequence of jax.Array or None
     names : sequence of str
-        One for each; equal on all ranks.
+        One for each; equal and in one order on all ranks.
     options : Options
     number : int
         Of the optimizer, a step of which ends with this; -1: of none.
@@ -40,7 +40,7 @@ def reduce(
     sent = [gradient for gradient in gradients if gradient is not None]
     if absent := [name for name, gradient in zip(names, gradients, strict=True) if gradient is None]:
         sent.append(jax.numpy.zeros((0, columns_of_absent(absent))))
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    more = f" and {len(names) - 1} more{order_suffix(names)}" if len(names) > 1 else ""
     reduced = iter(reduce_arrays(sent, names[0] + more, options, number))
     return [None if gradient is None else next(reduced) for gradient in gradients]
 

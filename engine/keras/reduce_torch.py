@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..frameworks.agreement import columns_of_absent
+from ..frameworks.agreement import columns_of_absent, order_suffix
 from ..frameworks.options import Options
 from ..groups import grouped_allreduce_
 
@@ -26,7 +26,7 @@ def reduce(
     ----------
     gradients : sequence of torch.Tensor or None
     names : sequence of str
-        One for each; equal on all ranks.
+        One for each; equal and in one order on all ranks.
     options : Options
     number : int
         Of the optimizer, a step of which ends with this; -1: of none.
@@ -50,7 +50,7 @@ def reduce(
         sent.append(mine)
     if absent := [name for name, gradient in zip(names, gradients, strict=True) if gradient is None]:
         sent.append(torch.zeros(0, columns_of_absent(absent)))
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    more = f" and {len(names) - 1} more{order_suffix(names)}" if len(names) > 1 else ""
     results = grouped_allreduce_(
         sent,
         options.op,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -14,6 +15,7 @@ from ..failures import announce
 from ..frameworks.surface import choose_op
 from ..process_sets import ProcessSet, global_process_set
 from ..types import Average
+from .names import named_variables, names_of
 
 
 def allreduce(
@@ -99,32 +101,35 @@ def broadcast_variables(variables: Any, root_rank: int, process_set: ProcessSet 
     Parameters
     ----------
     variables : iterable of keras.Variable
-        Equally many on all ranks, in one order.
+        Of equal names on all ranks, in any order; those of one name are paired by their order.
     root_rank : int
         Whose values.
 
     Raises
     ------
     MismatchError
-        The ranks' variables differ in number, dtype or shape; all ranks raise it, before anything is changed.
+        The ranks' variables differ in name, dtype or shape; all ranks raise it, before anything is changed.
     """
+    known = list(variables)
+    broadcast_named(dict(zip(names_of(known), known, strict=True)), root_rank, process_set)
+
+
+def broadcast_named(variables: Mapping[str, Any], root_rank: int, process_set: ProcessSet) -> None:
+    """As `broadcast_variables`, with the names by which ranks pair them."""
     if runtime.is_waiting():
         return  # The first thing in a world is that all take over the state of one.
-    known = list(variables)
     described = {
-        f"variable {index}": (f"{keras.backend.standardize_dtype(each.dtype)}{list(each.shape)}", 0)
-        for index, each in enumerate(known)
+        name: (f"{keras.backend.standardize_dtype(each.dtype)}{list(each.shape)}", 0)
+        for name, each in variables.items()
     }
-    title = "the ranks' variables differ, so that one rank's cannot be given to the others"
-    objects.compare(described, title, None, process_set)
-    arrays = [np.array(keras.ops.convert_to_numpy(each.value)) for each in known]
-    # As bytes, which any dtype has.
-    parts = [array.reshape(-1).view(np.uint8) for array in arrays]
-    handles = [collectives.broadcast_async_(part, root_rank, None, process_set) for part in parts if part.size]
-    for handle in handles:
-        handle.wait()
-    for variable, array in zip(known, arrays, strict=True):
-        variable.assign(array)
+    arrays = {name: np.array(keras.ops.convert_to_numpy(each.value)) for name, each in variables.items()}
+    title = (
+        "the ranks' variables differ, so that one rank's cannot be given to the others. Build one model on all ranks, "
+        "and name its layers: Keras numbers those without a name over all models of a process"
+    )
+    objects.broadcast_arrays(arrays, described, root_rank, title, process_set)
+    for name, variable in variables.items():
+        variable.assign(arrays[name])
 
 
 def broadcast_global_variables(root_rank: int, model: Any = None, process_set: ProcessSet = global_process_set) -> None:
@@ -150,16 +155,7 @@ def broadcast_global_variables(root_rank: int, model: Any = None, process_set: P
             "Keras 3 has no collection of global variables: call broadcast_global_variables(root_rank, model), or give "
             "BroadcastGlobalVariablesCallback(root_rank) to fit()"
         )
-    broadcast_variables(variables_of(model), root_rank, process_set)
-
-
-def variables_of(model: Any) -> list[Any]:
-    """The weights of a model, moving statistics among them, and the variables of its optimizer.
-
-    Not the state of random generators: what the ranks drop out is theirs.
-    """
-    optimizer = getattr(model, "optimizer", None)
-    return [*model.weights, *(() if optimizer is None else optimizer.variables)]
+    broadcast_named(named_variables(model), root_rank, process_set)
 
 
 def _array(value: Any, kind: str, name: str | None, process_set: ProcessSet) -> NDArray[Any]:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import inspect
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
-from itertools import takewhile
 from typing import Any
 
 import keras
 import numpy as np
 
+from .. import objects
 from ..compression import Scheme, resolve
-from ..frameworks.agreement import claim_name, compares, expect_agreement
+from ..frameworks.agreement import Pairing, claim_name, compares
 from ..frameworks.first_step import FirstStep
 from ..frameworks.options import Options
 from ..process_sets import Numbers
 from ..types import Adasum, Max
+from .names import names_of
 from .passes import Passes
 
 BACKENDS = ("tensorflow", "torch", "jax")
@@ -79,6 +81,8 @@ class Wrapping:
     def __init__(self, optimizer: Any, *, scale_local_gradients: bool = True, **options: Any) -> None:
         self.kind = type(optimizer)
         self.options = Options.checked(**options)
+        self._optimizer = weakref.ref(optimizer)
+        self._pairing = Pairing(self.options)
         _check(self.options)
         self.local = Local()
         self.inside = False
@@ -117,10 +121,12 @@ class Wrapping:
         if not self.begun:
             self._begin(gradients, variables)
         names = self._names(variables)
+        order = self._pairing.order(names, lambda: self._describe(names, gradients, variables))
         local = self.local.ids()
         ordinary: list[int] = []
         overwriting: list[int] = []  # of float8: not gradients but new values of scales, the largest of which fits all
-        for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
+        for index in order:
+            gradient, variable = gradients[index], variables[index]
             if id(variable) in local:
                 if self._scale_local and gradient is not None:
                     reduced[index] = self._backend.divided(gradient, process_set.size())
@@ -148,20 +154,8 @@ class Wrapping:
         return [[places[id(each)] for each in group if id(each) in places] for group in self.options.groups]
 
     def _names(self, variables: Sequence[Any]) -> list[str]:
-        """Names of the variables' gradients, without what all paths begin with; those of one path are numbered.
-
-        A Sequential model that was loaded has the paths of a new one without the model's own name, and one rank alone
-        may have loaded it.
-        """
-        parts = [str(getattr(each, "path", None) or each.name).split("/") for each in variables]
-        levels = zip(*(each[:-1] for each in parts), strict=False)
-        shared = len([*takewhile(lambda level: len({*level}) == 1, levels)])
-        paths = ["/".join(each[shared:]) for each in parts]
-        often = Counter(paths)
-        return [
-            f"{self._prefix}.{path}" if often[path] == 1 else f"{self._prefix}.{path}#{index}"
-            for index, path in enumerate(paths)
-        ]
+        """Names of the variables' gradients."""
+        return [f"{self._prefix}.{name}" for name in names_of(variables)]
 
     @property
     def begun(self) -> bool:
@@ -171,24 +165,48 @@ class Wrapping:
     def _begin(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
         """Get a number, and compare over the ranks what is reduced."""
         self.number, self._prefix = claim_name(self.options)
-        if compares():
-            self._compare(gradients, variables)
+        names = self._names(variables)
+        self._pairing.order(names, lambda: self._describe(names, gradients, variables))
+        if compares() and self.options.check_parameters:
+            first = FirstStep(self._prefix + ".", self.options.process_set, BROADCAST)
+            values = {name: self._backend.value(each) for name, each in zip(names, variables, strict=True)}
+            first.begin({name: flat(value) for name, value in values.items() if value is not None})
+            first.finish()
         self._begun_in = self.options.process_set.numbers
 
-    def _compare(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
-        """Compare options and variables over the ranks, and warn if the variables' values differ. Collective."""
-        names, local = self._names(variables), self.local.ids()
+    def _describe(self, names: Sequence[str], gradients: Sequence[Any], variables: Sequence[Any]) -> objects.Described:
+        """What ranks compare before they reduce: the variables by name, and the optimizer's settings."""
+        local = self.local.ids()
         described = {}
         for name, gradient, variable in zip(names, gradients, variables, strict=True):
             text = f"{keras.backend.standardize_dtype(variable.dtype)}{list(variable.shape)}"
             how = " that is local" if id(variable) in local else " without a gradient" if gradient is None else ""
             described[name] = text + how, 0
-        expect_agreement(self.options, described)
-        if self.options.check_parameters:
-            first = FirstStep(self._prefix + ".", self.options.process_set, BROADCAST)
-            values = {name: self._backend.value(each) for name, each in zip(names, variables, strict=True)}
-            first.begin({name: flat(value) for name, value in values.items() if value is not None})
-            first.finish()
+        optimizer = self._optimizer()
+        return described if optimizer is None else described | _settings_of(optimizer)
+
+
+def _settings_of(optimizer: Any, prefix: str = "optimizer.") -> objects.Described:
+    """The settings of an optimizer that are no variables, such as its momentum, its clipping and its schedule.
+
+    What is a variable, as a learning rate without a schedule, is broadcast with the others.
+    """
+    found: objects.Described = {}
+    makers = [vars(kind)["__init__"] for kind in type(optimizer).__mro__ if "__init__" in vars(kind)]
+    parameters = {each for make in makers for each in inspect.signature(make).parameters}
+    for name, value in vars(optimizer).items():
+        plain = value if isinstance(value, list | tuple) else [value]
+        if (
+            name in parameters
+            and name != "name"
+            and all(isinstance(each, bool | int | float | str | None) for each in plain)
+        ):
+            found[prefix + name] = repr(value), 0
+    schedule = getattr(optimizer, "_learning_rate", None)
+    if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
+        found |= _settings_of(schedule, f"{prefix}learning_rate.")
+    inner = getattr(optimizer, "inner_optimizer", None)
+    return found if inner is None else found | _settings_of(inner, f"{prefix}inner_optimizer.")
 
 
 def flat(value: Any) -> np.ndarray[Any, Any]:

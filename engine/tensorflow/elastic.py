@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+import tensorflow as tf
+
 from ..elastic.samplers import ElasticBatchSampler, ElasticSampler
-from ..elastic.state import HostsUpdatedInterrupt, ObjectState, Parts, State
+from ..elastic.state import HostsUpdatedInterrupt, ObjectState, Parts, State, expect_alike, expect_names
 from ..elastic.worker.batches import loop
 from ..elastic.worker.gate import JobOver
 from ..elastic.worker.run import leave, run
+from ..frameworks.agreement import unique_names
+from .names import name_of
 
 __all__ = [
     "ElasticBatchSampler",
@@ -32,7 +37,8 @@ class TensorFlowState(ObjectState):
     Parameters
     ----------
     variables : iterable of tf.Variable or keras.Variable
-        As many on all ranks, in one order. They stay the same objects, and are assigned to.
+        Of equal names on all ranks, in any order; those of one name are paired by their order. They stay the same
+        objects, and are assigned to.
     session : optional
         Accepted for scripts that have it: None.
     **values
@@ -58,18 +64,26 @@ class TensorFlowState(ObjectState):
         super().__init__(variables=known, **values)
 
     def _kept(self, value: Any) -> Any:
-        return Parts([each.numpy() for each in value]) if value is self.variables else super()._kept(value)
+        if value is not self.variables:
+            return super()._kept(value)
+        return Parts({name: each.numpy() for name, each in _named(value).items()})
 
     def _load(self, name: str, present: Any, kept: Any) -> None:
         if name != "variables":
             super()._load(name, present, kept)
             return
-        if len(present) != len(kept):
-            raise ValueError(
-                f"there are {len(present)} variables here, and {len(kept)} were kept: all ranks have as many"
-            )
-        for variable, array in zip(present, kept, strict=True):
-            variable.assign(array)
+        named = _named(present)
+        expect_names(name, named, kept)
+        for each, variable in named.items():
+            dtype = tf.as_dtype(variable.dtype).as_numpy_dtype
+            expect_alike(each, (np.dtype(dtype).name, variable.shape), (kept[each].dtype.name, kept[each].shape))
+        for each, variable in named.items():
+            variable.assign(kept[each])
+
+
+def _named(variables: Iterable[Any]) -> dict[str, Any]:
+    known = list(variables)
+    return dict(zip(unique_names(map(name_of, known)), known, strict=True))
 
 
 def __getattr__(name: str) -> Any:

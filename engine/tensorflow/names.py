@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -31,19 +30,6 @@ def name_of(source: Any, default: str = "") -> str:
 def key_of(source: Any) -> int:
     """A number that tells variables apart, whether one of Keras or the variable of TensorFlow inside it is given."""
     return id(getattr(source, "handle", source))
-
-
-def unique(names: Iterable[str]) -> list[str]:
-    """Names of which each is there once: the second `w` becomes `w#1`."""
-    counts: Counter[str] = Counter()
-    found: dict[str, None] = {}
-    for name in names:
-        own = name
-        while own in found:
-            counts[name] += 1
-            own = f"{name}#{counts[name]}"
-        found[own] = None
-    return list(found)
 
 
 def once_in_graph(name: str) -> str:

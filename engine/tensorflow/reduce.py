@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from ..compression import resolve
-from ..frameworks.agreement import columns_of_absent
+from ..frameworks.agreement import columns_of_absent, order_suffix
 from ..frameworks.options import Options
 from ..types import Adasum
 from . import op as _op
@@ -40,7 +40,7 @@ def reduce_gradients(
     gradients : sequence of tf.Tensor, tf.IndexedSlices or None
         None for variables that have none, the same on all ranks, which compare it.
     names : sequence of str
-        One for each gradient, all different and equal on all ranks.
+        One for each gradient, all different, equal and in one order on all ranks.
     options : Options
         Of these `op`, `process_set`, `compression`, `prescale`, `postscale` and `sparse_as_dense`.
     prefix : str
@@ -91,7 +91,7 @@ def reduce_gradients(
             sent, contexts = map(list, zip(*(own.compress(each) for each in sent), strict=True))
         if len(present) < len(bucket):
             sent.append(tf.zeros([0, columns_of_absent([names[k] for k in bucket if results[k] is None])]))
-        more = f"+{len(bucket) - 1}" if len(bucket) > 1 else ""
+        more = f"+{len(bucket) - 1}{order_suffix([names[k] for k in bucket])}" if len(bucket) > 1 else ""
         call = _call(options, f"{prefix}{names[bucket[0]]}{more}", len(buckets) > 1)
         if bucket is buckets[-1]:
             call = call._replace(optimizer=optimizer)

@@ -12,15 +12,16 @@ import tensorflow as tf
 from .. import objects
 from ..compression import Scheme, resolve
 from ..errors import EngineError, WorldError
-from ..frameworks.agreement import compares, next_number
+from ..frameworks.agreement import compares, next_number, unique_names
 from ..frameworks.options import Options
 from ..process_sets import Numbers
 from . import op
 from .call import number_of
-from .names import key_of, name_of, once_in_graph, unique
+from .names import key_of, name_of, once_in_graph
 from .reduce import reduce_gradients
 
-_Numbers = dict[tuple[str, ...], int]  # of optimizers, by the names of the variables
+# The number of an optimizer, and the places of the variables in the order of all ranks, by the variables' names.
+_Numbers = dict[tuple[str, ...], tuple[int, list[int]]]
 
 # Numbers of the tapes of a process set in a world. A tape lives for a step: the next one for the same variables goes on
 # counting the same steps.
@@ -106,7 +107,8 @@ class Reduction:
             return list(gradients)
         gradients = [self._prepared(*each) for each in zip(gradients, variables, strict=True)]
         names = [str(place) for place in range(len(variables))] if generic_names else _names(variables)
-        shared = [k for k, each in enumerate(variables) if key_of(each) not in self._local]
+        number, order = self._agree(names, gradients, variables)
+        shared = [k for k in order if key_of(variables[k]) not in self._local]
         reduced = reduce_gradients(
             [gradients[k] for k in shared],
             [once_in_graph(self._prefix + names[k]) for k in shared],
@@ -114,7 +116,7 @@ class Reduction:
             prefix="",
             num_groups=self.options.num_groups,
             groups=self._places(variables, shared),
-            optimizer=self._number_of(names, gradients, variables),
+            optimizer=number,
         )
         results = [self._scaled(each) for each in gradients] if len(shared) < len(names) else list(gradients)
         for k, result in zip(shared, reduced, strict=True):
@@ -142,23 +144,29 @@ class Reduction:
         found = [[places[key] for key in group if key in places] for group in self._groups]
         return [group for group in found if group]
 
-    def _number_of(self, names: Sequence[str], gradients: Sequence[Any], variables: Sequence[Any]) -> int:
-        """The number of the optimizer; when variables come for the first time, they are compared over the ranks."""
+    def _agree(self, names: Sequence[str], gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[int, list[int]]:
+        """The number of the optimizer, and the order in which all ranks go through the variables.
+
+        When variables come for the first time, they are compared over the ranks.
+        """
         process_set = self.options.process_set
         numbers = (self._numbers if self._number is not None else _tapes).setdefault(process_set.numbers, {})
         key = tuple(names)
         if key not in numbers:
+            agreed = list(names)
             if compares():
                 pairs = zip(gradients, variables, strict=True)
                 described = {name: (self._describe(*each), 0) for name, each in zip(names, pairs, strict=True)}
                 title = "the ranks reduce gradients of different variables, or of other kinds"
-                self._compare(described, title)
-            numbers[key] = next_number("optimizer", process_set) if self._number is None else self._number
+                agreed = self._compare(described, title)
+            number = next_number("optimizer", process_set) if self._number is None else self._number
+            places = {name: place for place, name in enumerate(names)}
+            numbers[key] = number, [places[name] for name in agreed]
         return numbers[key]
 
-    def _compare(self, described: dict[str, tuple[str, int]], title: str) -> None:
+    def _compare(self, described: dict[str, tuple[str, int]], title: str) -> list[str]:
         try:
-            objects.compare(described, title, f"{self._prefix}variables", self.options.process_set)
+            return objects.compare(described, title, f"{self._prefix}variables", self.options.process_set)
         except EngineError as error:
             if tf.executing_eagerly():
                 raise
@@ -187,7 +195,7 @@ class Reduction:
 
 
 def _names(variables: Sequence[Any]) -> list[str]:
-    return unique(name_of(each, f"source {place}") for place, each in enumerate(variables))
+    return unique_names(name_of(each, f"source {place}") for place, each in enumerate(variables))
 
 
 def _keys(groups: Any) -> list[list[int]]:

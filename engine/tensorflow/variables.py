@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -9,12 +10,14 @@ import numpy as np
 import tensorflow as tf
 
 from .. import objects, place, runtime
-from ..collectives import broadcast_async_
 from ..errors import EngineError, UnsupportedTensorError
 from ..failures import announce
+from ..frameworks.agreement import unique_names
 from ..process_sets import ProcessSet, global_process_set
-from .names import name_of, unique
-from .ops import broadcast
+from .names import name_of, once_in_graph
+from .ops import allgather, broadcast
+
+_TITLE = "the ranks do not hold the same variables"
 
 
 @tf.autograph.experimental.do_not_convert
@@ -26,8 +29,8 @@ def broadcast_variables(
     Parameters
     ----------
     variables : iterable of tf.Variable or of keras.Variable
-        As many on every rank, in one order, of equal dtypes and shapes: `model.variables`, `optimizer.variables`. Of
-        any dtype but strings.
+        Of equal names, dtypes and shapes on every rank, in any order; those of one name are paired by their order.
+        `model.variables`, `optimizer.variables`. Of any dtype but strings.
     root_rank : int
         Whose values; a rank of the world.
     process_set : ProcessSet, optional
@@ -43,8 +46,8 @@ def broadcast_variables(
     Raises
     ------
     MismatchError
-        In eager mode, before anything is changed, on all ranks: the variables' names, dtypes or shapes differ. In a
-        graph the operation fails for a variable whose dtype or shape differs.
+        Before anything is changed, on all ranks: the variables' names, dtypes or shapes differ. In a graph the
+        operation fails with that text.
     UnsupportedTensorError
         An entry that is no variable, or one of strings.
     """
@@ -124,26 +127,42 @@ def _broadcast_now(variables: Iterable[Any], root: int, process_set: ProcessSet,
     except Exception as error:
         announce(process_set, "allgather", None, error)  # The others submit an allgather here.
         raise
-    objects.compare(described, f"{what}: the ranks do not hold the same variables", None, process_set)
-    # As bytes, since the engine need not know the dtype of what it only carries.
-    handles = [broadcast_async_(each.reshape(-1).view(np.uint8), root, None, process_set) for each in arrays]
-    for handle in handles:
-        handle.wait()
+    by_name = dict(zip(named, arrays, strict=True))
+    objects.broadcast_arrays(by_name, described, root, f"{what}: {_TITLE}", process_set)
     if place.rank() != root:
-        for variable, array in zip(named.values(), arrays, strict=True):
-            variable.assign(array)
+        for name, variable in named.items():
+            variable.assign(by_name[name])
 
 
 def _assigned(variables: Iterable[Any], root: int, process_set: ProcessSet, name: str | None = None) -> list[Any]:
-    """In a graph: assignments of the root's values to variables."""
-    assigned: list[Any] = []
-    for each, variable in _named(variables).items():
-        with tf.control_dependencies(assigned[-1:]):  # in one order on all ranks, also where each holds a thread
-            value = broadcast(
-                tf.identity(variable), root, name=f"{name or 'broadcast'}.{each}", process_set=process_set
-            )
-        assigned.append(variable.assign(value))
-    return assigned
+    """In a graph: assignments of the root's values to variables, after a comparison of these over the ranks."""
+    named = _named(variables)
+    prefix = name or "broadcast"
+    assigned: dict[str, Any] = {}
+    done: Any = [_compared(named, f"{prefix} all variables", process_set)]
+    for each in sorted(named):  # in one order on all ranks, also where each holds a thread
+        with tf.control_dependencies(done):
+            value = broadcast(tf.identity(named[each]), root, name=f"{prefix}.{each}", process_set=process_set)
+        assigned[each] = named[each].assign(value)
+        done = [assigned[each]]
+    return [assigned[each] for each in named]
+
+
+def _compared(named: dict[str, Any], name: str, process_set: ProcessSet) -> Any:
+    """In a graph: a tensor whose computation fails if the ranks' variables differ. No thread waits for the others."""
+    described = {
+        each: f"{tf.as_dtype(variable.dtype).base_dtype.name}{list(variable.shape)}" for each, variable in named.items()
+    }
+    line = np.frombuffer(json.dumps(described).encode() + b"\n", np.uint8)
+
+    def check(lines: Any) -> Any:
+        told = [json.loads(each) for each in lines.tobytes().splitlines()]
+        everyone: list[objects.Described] = [{each: (text, 0) for each, text in rank.items()} for rank in told]
+        objects.expect_equal(everyone, f"broadcast_variables: {_TITLE}", process_set.ranks)
+        return np.int32(len(everyone))
+
+    everyone = allgather(tf.constant(line), name=once_in_graph(name), process_set=process_set)
+    return tf.numpy_function(check, [everyone], tf.int32)
 
 
 def _named(variables: Iterable[Any]) -> dict[str, Any]:
@@ -158,4 +177,4 @@ def _named(variables: Iterable[Any]) -> dict[str, Any]:
             raise UnsupportedTensorError(
                 f"the variable {name_of(variable)!r} holds strings, which are not broadcast; use broadcast_object"
             )
-    return dict(zip(unique(map(name_of, variables)), variables, strict=True))
+    return dict(zip(unique_names(map(name_of, variables)), variables, strict=True))

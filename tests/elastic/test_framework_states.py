@@ -36,6 +36,7 @@ class Keras:
         keras = pytest.importorskip("keras")
         from engine.keras.elastic import KerasState
 
+        keras.utils.clear_session()  # as in a process of its own, which numbers its layers
         self.model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.BatchNormalization()])
         self.model.compile(keras.optimizers.Adam(), loss="mse")
         self.state: Any = KerasState(self.model, epoch=0)

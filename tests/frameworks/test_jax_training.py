@@ -101,7 +101,8 @@ def test_every_so_many_gradients(average: bool, size: int) -> None:
     engine.barrier()
     before = engine.counters()["tensors"]
     found, state = jax.block_until_ready(train(model(0), optimizer, shards()))
-    assert engine.counters()["tensors"] - before == STEPS // 3
+    compared = 2  # their options and their parameters, before the first reduction
+    assert engine.counters()["tensors"] - before == STEPS // 3 + compared
     assert int(state.passes) == 0
     expected, _ = train(model(0), optax.MultiSteps(optax.adam(0.01), 3, use_grad_mean=average), batches())
     check(found, expected)
@@ -196,3 +197,69 @@ def test_trees_that_differ(rank: int, size: int) -> None:
     with pytest.raises(engine.errors.MismatchError, match=r"\['w'\]"):
         hvd.check_consistency({"w": jnp.full((3,), rank)})
     assert hvd.allgather_object(rank) == list(range(size))
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "behind clipping": (
+        lambda: optax.chain(optax.clip_by_global_norm(1.0), hvd.distributed(optax.sgd(0.1))),
+        r"stands behind 1 transformation in an optax.chain.*Wrap the whole chain, distributed\(optax.chain",
+    ),
+    "behind clipping, alone": (lambda: optax.chain(optax.clip(1.0), hvd.distributed(), optax.sgd(0.1)), "optax.chain"),
+    "in a chain behind clipping": (
+        lambda: optax.chain(optax.clip(1.0), optax.chain(hvd.distributed(optax.sgd(0.1)))),
+        "behind 1 transformation",
+    ),
+    "in a named chain": (
+        lambda: optax.named_chain(("clip", optax.clip(1.0)), ("all", hvd.distributed(optax.sgd(0.1)))),
+        "optax.named_chain",
+    ),
+    "if finite": (
+        lambda: optax.apply_if_finite(hvd.distributed(optax.sgd(0.1)), 5),
+        r"inside of optax.apply_if_finite.*distributed\(optax.apply_if_finite",
+    ),
+    "under a condition": (
+        lambda: optax.conditionally_transform(hvd.distributed(optax.sgd(0.1)), lambda step, **_: step > 1),
+        "conditionally_transform",
+    ),
+    "several steps, some skipped": (
+        lambda: optax.MultiSteps(hvd.distributed(optax.sgd(0.1)), 2, should_skip_update_fn=optax.skip_not_finite),
+        "should_skip_update_fn",
+    ),
+}
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("way", REFUSED)
+def test_what_sees_or_decides_by_one_rank_is_refused(way: str, compiled: bool, size: int) -> None:
+    """With NaN on one rank, for which conditions are made; no rank waits for another."""
+    make, text = REFUSED[way]
+    optimizer = make()
+    parameters = model(0)
+    odd = jnp.nan if hvd.rank() == size - 1 else 1.0
+    gradients = jax.tree.map(lambda each: each * odd, parameters)
+    update = jax.jit(optimizer.update) if compiled else optimizer.update
+    with pytest.raises(ValueError, match=text):
+        update(gradients, optimizer.init(parameters), parameters)
+
+
+ALLOWED: dict[str, tuple[Callable[[Any], Any], bool]] = {
+    "if all are finite": (lambda whole: hvd.distributed(optax.apply_if_finite(whole, 5)), True),
+    "several steps": (lambda whole: optax.MultiSteps(hvd.distributed(whole), 1), False),
+    "some of the parameters": (lambda whole: optax.masked(hvd.distributed(whole), True), False),
+    "first of a chain": (lambda whole: optax.chain(hvd.distributed(whole), optax.identity()), False),
+    "with settings": (lambda whole: optax.inject_hyperparams(lambda rate: hvd.distributed(whole))(rate=0.1), False),
+}
+
+
+@pytest.mark.parametrize("way", ALLOWED)
+def test_what_all_ranks_see_alike_trains_as_one_process_does(way: str) -> None:
+    wrap, skips = ALLOWED[way]
+    found, _ = train(model(0), wrap(optax.sgd(0.1)), shards())
+    expected, _ = train(model(0), optax.sgd(0.1), batches())
+    check(found, expected)
+    if skips:  # and a NaN on one rank, which makes the average one, changes nothing
+        optimizer = wrap(optax.sgd(0.1))
+        odd = jnp.nan if hvd.rank() == 0 else 1.0
+        gradients = jax.tree.map(lambda each: each * odd, model(0))
+        updates, _ = optimizer.update(gradients, optimizer.init(model(0)), model(0))
+        assert all(not np.any(each) for each in jax.tree.leaves(updates))

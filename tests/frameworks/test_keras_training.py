@@ -306,6 +306,12 @@ def test_a_saved_model_loads_where_there_is_no_engine() -> None:
     engine.barrier("loaded")
 
 
+def test_variables_of_an_optimizer_may_be_called_as_in_keras_2() -> None:
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9))
+    optimizer.build([keras.Variable(np.zeros(2))])
+    assert optimizer.variables() == list(optimizer.variables) and len(optimizer.variables) == 3
+
+
 def test_copies_are_plain() -> None:
     import copy
 

@@ -1,0 +1,68 @@
+"""Finds transformations of optax that give `distributed` what differs between ranks.
+
+Optax calls what it wraps from functions of its own, so that these are the callers of an `update`, also while a program
+is traced. Where something stands before `distributed` in a chain, it sees the gradients of one rank alone. Where a
+condition decides whether the wrapped transformation is called, ranks may decide differently, and wait for each other.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import Any
+
+_LIBRARIES = ("optax", "jax", "engine", "enginerun", "contextlib", "functools")
+_CONDITIONS = ("apply_if_finite", "conditionally_transform", "conditionally_mask", "maybe_update")
+_CHAINS = ("chain", "named_chain")
+
+
+def expect_outermost() -> None:
+    """Raise ValueError if optax's transformations around the caller's caller would see or decide what ranks do not.
+
+    Walks up the callers until the first one of the program itself.
+    """
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        library = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if library not in _LIBRARIES:
+            return
+        if library == "optax":
+            _check(frame)
+        frame = frame.f_back
+
+
+def _check(frame: FrameType) -> None:
+    kind = frame.f_code.co_qualname.partition(".")[0]
+    if kind in _CONDITIONS:
+        raise ValueError(
+            f"engine.jax.distributed stands inside of optax.{kind}, which calls it where a condition holds on this "
+            f"rank, and the other ranks would wait for it. Wrap from outside: distributed(optax.{kind}(...)), whose "
+            "condition sees the gradients of all ranks"
+        )
+    if kind == "MultiSteps":
+        skip = getattr(frame.f_locals.get("self"), "_should_skip_update_fn", None)
+        if skip is not None and not getattr(skip, "__qualname__", "").startswith("MultiSteps."):
+            raise ValueError(
+                "engine.jax.distributed stands inside of optax.MultiSteps with should_skip_update_fn, which decides by "
+                "the gradients of one rank: other ranks would wait for it. Wrap from outside: "
+                "distributed(optax.MultiSteps(...).gradient_transformation())"
+            )
+    if kind in _CHAINS and (before := _standing_before(frame.f_locals)):
+        raise ValueError(
+            f"engine.jax.distributed stands behind {before} in an optax.{kind}: what stands before it, such as "
+            "clipping, sees the gradients of one rank, and not their average. Wrap the whole chain, "
+            f"distributed(optax.{kind}(...)), or put distributed() first. To change gradients before they are reduced, "
+            "do so in the program, before update()"
+        )
+
+
+def _standing_before(local: dict[str, Any]) -> str:
+    """How many transformations of a chain come before the one that it calls now; empty if none does."""
+    if "update_fns" in local and "fn" in local:
+        stages, current = list(local["update_fns"]), local["fn"]
+    elif "transforms" in local and "tx" in local:
+        stages, current = [each for _, each in local["transforms"]], local["tx"]
+    else:
+        return ""
+    count = next((place for place, each in enumerate(stages) if each is current), 0)
+    return f"{count} transformation{'s' * (count > 1)}" if count else ""

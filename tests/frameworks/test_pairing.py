@@ -1,0 +1,296 @@
+"""Whatever pairs things over ranks pairs them by name: drawn orders, dtypes, missing and renamed parts on one rank.
+
+Each case accepts the right value, or an error that names what differs. Shapes are equal, so that a wrong partner would
+not be noticed by its shape.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import engine
+from engine.errors import EngineError
+
+from .backends import Lazy, on_backends
+
+keras, tf, jax, optax = Lazy("keras"), Lazy("tensorflow"), Lazy("jax"), Lazy("optax")
+hvd, of_tf, of_jax = Lazy("engine.keras"), Lazy("engine.tensorflow"), Lazy("engine.jax")
+values = Lazy("engine.keras.values")
+
+pytestmark = on_backends(2)
+
+TRIALS = 24
+CHANGES = ("none", "order", "dtype", "missing", "renamed")
+Things = dict[str, np.ndarray[Any, Any]]
+
+
+def value(name: str, rank: int) -> np.ndarray[Any, Any]:
+    """What a rank has under a name: unlike any other, and exact in float16."""
+    return np.full(2, 4 * (ord(name[0]) - ord("a")) + rank, np.float32)
+
+
+class Trial:
+    """One drawn program: the same names on all ranks, but for one change on one of them.
+
+    Attributes
+    ----------
+    change : str
+        One of `CHANGES`.
+    mine : dict
+        What this rank has, in its own order.
+    named : set of str
+        One of these has to be in the error, if there is one.
+    """
+
+    def __init__(self, number: int) -> None:
+        draw = random.Random(number)
+        names = [f"{letter}{number}" for letter in draw.sample("abcdefgh", draw.randint(2, 5))]
+        self.change = CHANGES[number % len(CHANGES)]
+        odd, victim = draw.randrange(2), draw.choice(names)
+        self.mine: Things = {name: value(name, engine.rank()) for name in names}
+        self.named = {victim}
+        if self.change == "renamed":
+            self.named.add(f"z{number}")
+        if self.change == "order":
+            self.mine = {name: self.mine[name] for name in names[::-1]} if engine.rank() == odd else self.mine
+        elif engine.rank() == odd and self.change == "dtype":
+            self.mine[victim] = self.mine[victim].astype(np.float16)
+        elif engine.rank() == odd and self.change == "missing":
+            del self.mine[victim]
+        elif engine.rank() == odd and self.change == "renamed":
+            self.mine = {f"z{number}" if name == victim else name: each for name, each in self.mine.items()}
+
+    def run(self, case: Callable[[Things], Things], expected: Callable[[str], Any]) -> None:
+        """Run a case, which returns what it has made of the things of this rank, by their names."""
+        raised: Exception | None = None
+        found: Things = {}
+        try:
+            found = case(self.mine)
+        except Exception as error:
+            raised = error
+        if raised is not None:
+            text = f"{type(raised).__name__}: {raised}"
+            assert self.change not in ("none", "order"), text
+            assert any(name in text for name in self.named), f"{self.named} not in {text}"
+            assert isinstance(engine.errors.of(raised), EngineError) or isinstance(raised, ValueError), text
+            return
+        assert set(found) == set(self.mine)
+        for name, each in found.items():
+            # A state gives what the root has without asking the others: the root keeps its own.
+            right = self.mine[name] if expected is from_root and engine.rank() == 0 else expected(name)
+            assert np.array_equal(each, right), f"{name}: {each} for {right} after {self.change}"
+
+
+def from_root(name: str) -> Any:
+    return value(name, 0)
+
+
+def averaged(name: str) -> Any:
+    return (value(name, 0) + value(name, 1)) / 2
+
+
+def keras_variables(things: Things) -> dict[str, Any]:
+    return {name: keras.Variable(each, dtype=each.dtype.name, name=name) for name, each in things.items()}
+
+
+def numpy_of(variables: dict[str, Any]) -> Things:
+    return {name: np.asarray(keras.ops.convert_to_numpy(each.value), np.float32) for name, each in variables.items()}
+
+
+def broadcast_variables(things: Things) -> Things:
+    made = keras_variables(things)
+    values.broadcast_variables(made.values(), 0)
+    return numpy_of(made)
+
+
+def model_of(things: Things) -> Any:
+    """A model with a bias for each thing, whose layers are made in the order of the things."""
+    entry = keras.Input((1,))
+    layers = {name: keras.layers.Dense(2, name=name, dtype=each.dtype.name) for name, each in things.items()}
+    outputs = {name: layer(entry) for name, layer in layers.items()}
+    model = keras.Model(entry, list(outputs.values()))
+    for name, layer in layers.items():
+        layer.bias.assign(things[name])
+    return model
+
+
+def biases(model: Any, things: Things) -> Things:
+    return numpy_of({name: model.get_layer(name).bias for name in things})
+
+
+def broadcast_model(things: Things) -> Things:
+    model = model_of(things)
+    hvd.broadcast_global_variables(0, model)
+    return biases(model, things)
+
+
+def broadcast_moments(things: Things) -> Things:
+    """What an optimizer remembers of each variable."""
+    model = model_of(things)
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9)))
+    model.optimizer.build(model.trainable_variables)
+    slots = {}
+    for variable, slot in zip(model.trainable_variables, model.optimizer.momentums, strict=True):
+        layer, kind = variable.path.split("/")
+        if kind == "bias":
+            slots[layer] = slot
+            slot.assign(things[layer])
+    hvd.broadcast_global_variables(0, model)
+    return numpy_of(slots)
+
+
+def keras_gradients(things: Things) -> Things:
+    """A step of SGD from zeros, with the things as gradients."""
+    made = keras_variables({name: 0 * each for name, each in things.items()})
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    gradients = [keras.ops.convert_to_tensor(each) for each in things.values()]
+    optimizer.apply(gradients, list(made.values()))
+    return {name: -each for name, each in numpy_of(made).items()}
+
+
+def synced(state: Any) -> Any:
+    """Give all ranks the commit of rank 0, which alone has one."""
+    if engine.rank() == 0:
+        state.save()
+    state.sync()
+    return state
+
+
+def keras_state(things: Things) -> Things:
+    from engine.keras.elastic import KerasState
+
+    return biases(synced(KerasState(model_of(things))).model, things)
+
+
+def state_values(things: Things) -> Things:
+    """Values of a state by name, as numbers."""
+    from engine.elastic import ObjectState
+
+    state = synced(ObjectState(**{name: each.astype(np.float32) for name, each in things.items()}))
+    return {name: getattr(state, name) for name in things}
+
+
+def in_tensorflow(things: Things) -> dict[str, Any]:
+    return {name: tf.Variable(each, name=name) for name, each in things.items()}
+
+
+def tensorflow_variables(things: Things) -> Things:
+    made = in_tensorflow(things)
+    of_tf.broadcast_variables(made.values(), 0)
+    return {name: each.numpy() for name, each in made.items()}
+
+
+def tensorflow_graph(things: Things) -> Things:
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        made = {name: tf.compat.v1.get_variable(name, initializer=each) for name, each in things.items()}
+        operation = of_tf.broadcast_global_variables(0)
+        session.run(tf.compat.v1.global_variables_initializer())
+        session.run(operation)
+        found: Things = session.run(made)
+        return found
+
+
+def tensorflow_gradients(things: Things) -> Things:
+    made = in_tensorflow(things)
+    with of_tf.DistributedGradientTape(tf.GradientTape()) as tape:
+        loss = tf.add_n([tf.reduce_sum(tf.cast(each * things[name], tf.float32)) for name, each in made.items()])
+    found = tape.gradient(loss, list(made.values()))
+    return {name: each.numpy() for name, each in zip(made, found, strict=True)}
+
+
+def tensorflow_function(things: Things) -> Things:
+    made = in_tensorflow(things)
+
+    @tf.function
+    def step() -> Any:
+        with of_tf.DistributedGradientTape(tf.GradientTape(), num_groups=2) as tape:
+            loss = tf.add_n([tf.reduce_sum(tf.cast(each * things[name], tf.float32)) for name, each in made.items()])
+        return tape.gradient(loss, list(made.values()))
+
+    return {name: each.numpy() for name, each in zip(made, step(), strict=True)}
+
+
+def tensorflow_state(things: Things) -> Things:
+    from engine.tensorflow.elastic import TensorFlowState
+
+    made = in_tensorflow(things)
+    synced(TensorFlowState(made.values()))
+    return {name: each.numpy() for name, each in made.items()}
+
+
+def tree_of(things: Things) -> Any:
+    """A pytree that keeps the order in which it was made."""
+    return OrderedDict((name, jax.numpy.asarray(each)) for name, each in things.items())
+
+
+def jax_tree(things: Things) -> Things:
+    return {name: np.asarray(each) for name, each in of_jax.broadcast_pytree(tree_of(things)).items()}
+
+
+def jax_gradients(things: Things) -> Things:
+    optimizer = of_jax.distributed(optax.sgd(1.0))
+    tree = tree_of(things)
+    updates, _ = optimizer.update(tree, optimizer.init(tree))
+    return {name: -np.asarray(each) for name, each in updates.items()}
+
+
+def jax_program(things: Things) -> Things:
+    optimizer = of_jax.distributed(optax.sgd(1.0))
+    tree = tree_of(things)
+    updates, _ = jax.jit(optimizer.update)(tree, optimizer.init(tree))
+    return {name: -np.asarray(each) for name, each in updates.items()}
+
+
+def jax_state(things: Things) -> Things:
+    from engine.jax.elastic import JaxState
+
+    return {name: np.asarray(each) for name, each in synced(JaxState(tree=tree_of(things))).tree.items()}
+
+
+CASES: dict[str, tuple[Callable[[Things], Things], Callable[[str], Any], str]] = {
+    case.__name__: (case, expected, backend)
+    for expected, backend, cases in (
+        (from_root, "", (broadcast_variables, broadcast_model, broadcast_moments, keras_state, state_values)),
+        (averaged, "", (keras_gradients,)),
+        (from_root, "tensorflow", (tensorflow_variables, tensorflow_graph, tensorflow_state)),
+        (averaged, "tensorflow", (tensorflow_gradients, tensorflow_function)),
+        (from_root, "jax", (jax_tree, jax_state)),
+        (averaged, "jax", (jax_gradients, jax_program)),
+    )
+    for case in cases
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_ranks_pair_they_pair_by_name(name: str) -> None:
+    case, expected, backend = CASES[name]
+    if backend not in ("", keras.backend.backend()):
+        return
+    first = 1000 * list(CASES).index(name)  # no trial has the names of another
+    for number in range(first, first + TRIALS):
+        try:
+            Trial(number).run(case, expected)
+        except AssertionError as error:
+            raise AssertionError(f"trial {number}: {error}") from error
+
+
+@pytest.mark.parametrize(
+    ("setting", "given"),
+    [("momentum", (0.9, 0.8)), ("clipnorm", (1.0, None)), ("learning_rate.decay_steps", (10, 20))],
+)
+def test_settings_of_optimizers_that_differ_are_named(setting: str, given: tuple[Any, Any]) -> None:
+    mine = given[engine.rank()]
+    if "." in setting:
+        made = keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, mine, 0.9))
+    else:
+        made = keras.optimizers.SGD(0.1, **{setting: mine})
+    variable = keras.Variable(np.ones(2, np.float32), name=f"of_{setting.partition('.')[0]}")
+    gradient = keras.ops.convert_to_tensor(np.ones(2, np.float32))
+    with pytest.raises(engine.errors.MismatchError, match=rf"'optimizer.{setting}': rank 1 has {given[1]}"):
+        hvd.DistributedOptimizer(made).apply([gradient], [variable])
