@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from importlib.util import find_spec
 
 from ..frameworks.table import BOUND
 
-__all__ = ["check_extension", "extension_available", "gpu_available"]
+__all__ = ["check_extension", "extension_available", "gpu_available", "is_version_greater_equal_than"]
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
@@ -17,6 +18,15 @@ def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
     """Whether a framework's tensors may live on a GPU: not yet."""
     return False
+
+
+def is_version_greater_equal_than(ver: str, target: str) -> bool:
+    """Whether a version such as `2.21.0` is at least another one, by their numbers alone."""
+    return _numbers(ver) >= _numbers(target)
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(each) for each in re.findall(r"\d+", version)[:3]]
 
 
 def check_extension(ext_name: str, *args: object) -> None:

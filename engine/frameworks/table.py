@@ -42,7 +42,7 @@ FRAMEWORKS = (
         "tensorflow",
         "TensorFlow",
         "tf.compat.v1.train.Optimizer",
-        modules="compression functions mpi_ops sync_batch_norm",
+        modules="compression functions mpi_ops sync_batch_norm util",
     ),
     Framework(
         "torch", "PyTorch", "torch.optim.Optimizer", modules="compression functions mpi_ops optimizer sync_batch_norm"

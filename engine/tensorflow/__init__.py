@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from tensorflow import executing_eagerly as _executing_eagerly  # noqa: F401  (of horovod.tensorflow.util)
+
 from ..frameworks import basics
 from ..frameworks.backward import mathematical_gradients
 from ..frameworks.basics import *  # noqa: F403
