@@ -103,8 +103,8 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
             raise EngineError(f"a timeline is being recorded to {path}; call engine.stop_timeline() first")
         world, limit = running.world, running.settings.timeline_limit
         told = world.text(running.generation)
-        timeline = Timeline(file_path, world.rank, world.size, limit, mark_cycles, told, world.number, world.elastic)
-        timeline.start(running.engine, running.sets, len(running.layout.crews))
+        timeline = Timeline(file_path, world.rank, world.size, limit, mark_cycles, world.number, world.elastic)
+        timeline.start(running.engine, running.sets, len(running.layout.crews), told)
         running.timeline = timeline
 
 

@@ -23,6 +23,8 @@ from .native import core
 from .rendezvous.messages import close_all
 from .rendezvous.set_links import Connections, SetLinks
 
+IDLE = 2.0  # seconds in which threads leave a set that has nothing in flight
+
 _call_numbers = itertools.count(1)
 
 WAITING = (
@@ -318,12 +320,19 @@ class Registry:
         process_set._leave()
         return True
 
-    def close(self) -> bool:
-        """End all sets, before the world is; whether there have ever been any. Not collective."""
+    def close(self, seconds: float | None = None) -> bool:
+        """End all sets, before the world is; whether there have ever been any. Not collective.
+
+        What is in flight has `seconds`, in all sets together; by default the time-out of the registry.
+        """
+        seconds = self._timeout if seconds is None else seconds
         found = self._next > 1
+        patience = Patience(seconds)
+        while any(map(self._pending, self._sets.values())) and patience.left():
+            time.sleep(0.001)
         for process_set in self._sets.values():
             if process_set._engine is not None:
-                process_set._engine.close(self._timeout)
+                process_set._engine.close(0.0 if self._pending(process_set) else min(seconds, IDLE))
             process_set._leave()
         self._sets.clear()
         global_process_set._leave()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+LONGEST_TEXT = 1000  # characters of an exception's text that are passed on
 UNITS = (("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10))
 
 
@@ -27,6 +28,20 @@ def ranks(numbers: Iterable[int], most: int | None = None) -> str:
     if most is not None and len(parts) > most:
         parts[most - 1 : -1] = [".."]
     return f"rank{'s' * (len(listed) > 1)} {', '.join(parts)}"
+
+
+def exception(error: BaseException) -> str:
+    """An exception in one line, such as `ValueError: bad batch`, also where the exception cannot give its text."""
+    text = exception_text(error).strip().splitlines()
+    return type(error).__name__ + (f": {text[0][:LONGEST_TEXT]}" if text else "")
+
+
+def exception_text(error: BaseException) -> str:
+    """The text of an exception, or why there is none: `__str__` is the program's code, and may raise itself."""
+    try:
+        return str(error)
+    except Exception as another:
+        return f"(its text cannot be made: {type(another).__name__})"
 
 
 def cpus(numbers: Iterable[int]) -> str:

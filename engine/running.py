@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,17 +13,19 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from . import config, logs
+from . import config, logs, readable
 from .device import Device
-from .errors import ConfigError, RendezvousError
+from .errors import ConfigError, EngineError, RendezvousError
 from .host import linux, stacks
 from .host.machine import cpu_quota
+from .host.patience import Patience
 from .metrics import own_page
 from .metrics.export.in_process import InProcess
 from .native import core, setup
 from .process_sets import ProcessSet, Registry
 from .rendezvous import CallOff, Gathered, gather, mpi_lanes
 from .rendezvous.layout import Layout
+from .rendezvous.messages import GRACE
 from .rendezvous.set_links import SetLinks
 from .trace.flight import Recorder
 from .trace.timeline import Timeline
@@ -33,6 +37,8 @@ from .world import World
 
 DEFAULT_SPIN_US = 25.0
 DEFAULT_YIELD_US = 50.0
+_SHORTEST, _LONGEST = 0.0002, 0.02  # seconds between two looks at whether all have come
+SPARE = 24  # descriptors of the engine's own files and sockets, about
 
 
 @dataclass
@@ -98,86 +104,182 @@ class Running:
         if self.timeline is not None and added.process_set_id is not None and added.included():
             self.timeline.add(added.process_set_id, added.engine)
 
-    def let_go(self) -> None:
-        """Let go of all that watches the engine, which has been closed or could not be."""
+    def let_go(self, seconds: float) -> None:
+        """Let go of all that watches the engine, which has been closed or could not be. Its thread has `seconds`."""
         self.watch.report_failure()  # A device may take long, and the launcher has little patience with a failed rank.
-        try:
-            if self.device is not None:
-                self.device.close()
-        finally:
-            self.watch.stop(self.settings.shutdown_timeout)
-            if self.timeline is not None:
-                self.timeline.stop()
+        with contextlib.ExitStack() as ends:  # The last one is called first, each also if another one raises.
             if self.serving is not None:
-                self.serving.stop()
+                ends.callback(self.serving.stop)
+            if self.timeline is not None:
+                ends.callback(self.timeline.stop)
+            ends.callback(self.watch.stop, seconds)
+            if self.device is not None:
+                ends.callback(self.device.close)
 
 
-def start(
+@dataclass
+class Prepared:
+    """What a rank makes ready before it meets the others: what is wrong with it is an error while it can be mended.
+
+    Attributes
+    ----------
+    world : World
+    given : dict
+        The settings that the user has chosen, by name; the others have their defaults.
+    settings : Config
+    generation : int
+        The number of the world, as `rendezvous.gather` takes it.
+    build : dict
+        What must be equal on all ranks.
+    host_name : str
+        This host's, for its page of counters.
+    known : dict
+        The knobs of `autotune_from`, on rank 0.
+    page : int
+        The descriptor of the page of counters; -1: there is none.
+    timeline : Timeline or None
+    """
+
+    world: World
+    given: dict[str, Any]
+    settings: config.Config
+    generation: int
+    build: dict[str, str | int]
+    host_name: str
+    known: dict[str, Any]
+    page: int
+    timeline: Timeline | None = None
+
+    def close(self) -> None:
+        """Give back what no engine has taken."""
+        if self.timeline is not None:
+            self.timeline.stop()
+            self.timeline = None
+
+
+def prepare(
     world: World,
     given: dict[str, Any],
     generation: int,
     environ: Mapping[str, str],
-    called_off: CallOff | None = None,
-) -> Running:
-    """Meet the other ranks and start this one's engine with all that watches it, but for the tuner. Collective.
+    sets: Sequence[ProcessSet] = (),
+) -> Prepared:
+    """Do all that can fail on this rank alone before it meets the others.
 
     Parameters
     ----------
     world : World
     given : dict
-        The settings that the user has chosen, by name; the others have their defaults.
+        The settings that the user has chosen, by name.
     generation : int
-        The number of the world: ranks of different ones do not meet.
+        As for `rendezvous.gather`.
     environ : mapping
         As from `config.environment()`.
-    called_off : CallOff, optional
-        As for `rendezvous.gather`.
+    sets : sequence of ProcessSet
+        Those that are added as soon as the ranks have met.
     """
     settings = config.Config(**given)
     setup.use_kernels(settings.kernels)
-    # Before the ranks meet: a timeline that cannot be written is an error while it can be mended.
-    timeline = None if settings.timeline is None else _timeline(settings.timeline, world, generation, settings)
+    _reserve_descriptors(world, settings)
+    known = _knobs_of_a_log(world, settings)
+    page = _page(environ) if own_page.wanted(settings) else -1
+    host_name = environ.get("ENGINE_HOST_NAME") or platform.node()
+    timeline = None if settings.timeline is None else _timeline(settings.timeline, world, settings)
+    build = setup.segment_info() | ({"process_sets": " ".join(map(repr, sets))} if sets else {})
+    return Prepared(world, given, settings, generation, build, host_name, known, page, timeline)
+
+
+def tell_failure(world: World, generation: int, error: Exception) -> None:
+    """Tell the ranks that wait for this one why it cannot start. Takes about `TELLING` at most."""
+    if world.size == 1:
+        return
+    settings = config.Config()  # Those of this process may be what is wrong.
+    with contextlib.suppress(EngineError, OSError):
+        gather(
+            world,
+            generation,
+            setup.segment_info(),
+            settings.start_timeout,
+            partial(_memory, world, generation),
+            failure=readable.exception(error),
+        ).close()
+
+
+def start(prepared: Prepared, called_off: CallOff | None = None) -> Running:
+    """Meet the other ranks and start this one's engine with all that watches it, but for the tuner. Collective.
+
+    What fails once the ranks have met ends the new world on all of them, with this rank's reason.
+
+    Parameters
+    ----------
+    prepared : Prepared
+        Closed if this fails.
+    called_off : CallOff, optional
+        As for `rendezvous.gather`.
+    """
     try:
-        return _start(world, given, settings, generation, environ, timeline, called_off)
+        try:
+            gathered = _gather(prepared, called_off)
+        except Exception as error:
+            if not isinstance(error, RendezvousError):  # It has not come to the meeting.
+                tell_failure(prepared.world, prepared.generation, error)
+            raise
+        engine, set_links = _engine(prepared, gathered)
+        return _surround(engine, prepared, gathered, set_links)
     except BaseException:
-        if timeline is not None:
-            timeline.stop()
+        prepared.close()
         raise
 
 
-def _start(
-    world: World,
-    given: dict[str, Any],
-    settings: config.Config,
-    generation: int,
-    environ: Mapping[str, str],
-    timeline: Timeline | None,
-    called_off: CallOff | None,
-) -> Running:
-    known = _knobs_of_a_log(world, settings)
-    page = _page(environ) if own_page.wanted(settings) else -1
-
-    info, create = setup.segment_info(), partial(_memory, world, generation)
-    levels = setup.kernel_levels() if settings.kernels == "auto" else [settings.kernels]
-    gathered = gather(
+def _gather(prepared: Prepared, called_off: CallOff | None) -> Gathered:
+    world, settings = prepared.world, prepared.settings
+    return gather(
         world,
-        generation,
-        info,
+        prepared.generation,
+        prepared.build,
         settings.start_timeout,
-        create,
-        levels,
+        partial(_memory, world, prepared.generation),
+        setup.kernel_levels() if settings.kernels == "auto" else [settings.kernels],
         settings.interface,
         settings.sockets_per_lane,
         settings.lanes,
         called_off,
     )
-    if gathered.kernels is not None:
-        setup.use_kernels(gathered.kernels)
-    several = len(gathered.layout.crews) > 1
-    set_links = SetLinks(world, generation, gathered, settings.start_timeout) if several else None
-    mpi = _mpi(world, generation, gathered, settings.start_timeout) if several and settings.lanes == "mpi" else None
-    # From here on the engine owns the descriptors, whether it succeeds or not.
-    engine = core.Engine(
+
+
+def _engine(prepared: Prepared, gathered: Gathered) -> tuple[core.Engine, SetLinks | None]:
+    """This rank's engine in the world, and what connects process sets. If it cannot be made the other ranks, which may
+    have theirs, are told why."""
+    world, settings = prepared.world, prepared.settings
+    control = -1
+    try:
+        control = os.dup(gathered.control)
+        if gathered.kernels is not None:
+            setup.use_kernels(gathered.kernels)
+        several = len(gathered.layout.crews) > 1
+        set_links = SetLinks(world, gathered, settings.start_timeout) if several else None
+        over_mpi = several and settings.lanes == "mpi"
+        mpi = mpi_lanes.library(world, gathered.generation, settings.start_timeout) if over_mpi else None
+        spin = spin_us(gathered) if settings.spin_us is None else settings.spin_us
+        pause = yield_us(gathered) if settings.spin_us is None else 0.0
+        return _made_engine(prepared, gathered, spin, pause, mpi), set_links
+    except BaseException as error:
+        if control < 0 or _is_open(gathered.control, control):  # An engine that is begun owns the descriptors.
+            _give_up(prepared, gathered, error)
+        else:
+            setup.abort_segment(control, world.rank, world.size, gathered.hosts, _reason(error))
+        raise
+    finally:
+        if control >= 0:
+            os.close(control)
+
+
+def _made_engine(
+    prepared: Prepared, gathered: Gathered, spin: float, pause: float, mpi: dict[str, Any] | None
+) -> core.Engine:
+    """An engine, which owns the descriptors whether it can be made or not."""
+    world, settings = prepared.world, prepared.settings
+    return core.Engine(
         world.rank,
         world.size,
         gathered.control,
@@ -187,32 +289,116 @@ def _start(
         stall_warning=settings.stall_warning,
         stall_limit=settings.stall_limit,
         host_silence=settings.host_silence,
-        spin_us=spin_us(gathered) if settings.spin_us is None else settings.spin_us,
-        yield_us=yield_us(gathered) if settings.spin_us is None else 0.0,
-        counters=page,
+        spin_us=spin,
+        yield_us=pause,
+        counters=prepared.page,
         **_across(gathered),
         mpi=mpi,
         device_sums=settings.device_sums,
         another_follows=world.number is not None,
     )
-    if page >= 0:
-        name = environ.get("ENGINE_HOST_NAME") or platform.node()
-        engine.tell(**own_page.begin(page, world.rank, world.local_rank, gathered.layout.hosts, name))
+
+
+def _give_up(prepared: Prepared, gathered: Gathered, error: BaseException) -> None:
+    """Tell the ranks that have met this one why it makes no engine: by an engine that does nothing else."""
+    try:
+        engine = _made_engine(prepared, gathered, 0.0, 0.0, None)
+    except BaseException:
+        gathered.close()
+        raise
+    engine.abort(_reason(error))
+    engine.close(0.0)
+
+
+def _reason(error: BaseException) -> str:
+    """Why this rank ends the new world."""
+    return f"engine.init() has failed: {readable.exception(error)}"
+
+
+def _is_open(descriptor: int, duplicate: int) -> bool:
+    """Whether a descriptor is still open on the file of its duplicate."""
+    try:
+        return os.path.sameopenfile(descriptor, duplicate)
+    except OSError:
+        return False
+
+
+def _surround(engine: core.Engine, prepared: Prepared, gathered: Gathered, set_links: SetLinks | None) -> Running:
+    """All that belongs to a new engine. If some of it cannot be, nothing of it is left."""
+    world, settings = prepared.world, prepared.settings
     crew = {rank: gathered.pids[rank] for rank in gathered.crew}
-    device = Device(engine, crew, settings)
-    sets = Registry(engine, settings.shutdown_timeout, device, set_links)
-    watch = Watch(engine, sets, Recorder(settings.output_dir, world.rank, world.number))
-    watch.start()
-    stacks.enable(settings.output_dir, world.rank)
-    running = Running(
-        *(engine, world, settings, watch, sets, os.getpid(), crew, gathered.layout, generation, given),
-        tune=partial(_tune, known=known, cpus=sorted(_processors(gathered))),
-        timeline=timeline,
-        device=device,
-    )
-    if timeline is not None:
-        timeline.start(engine, sets, len(gathered.layout.crews))
+    with contextlib.ExitStack() as undo:
+        undo.push(partial(_end, engine))
+        if prepared.page >= 0:
+            layout = gathered.layout
+            engine.tell(**own_page.begin(prepared.page, world.rank, world.local_rank, layout.hosts, prepared.host_name))
+        device = Device(engine, crew, settings)
+        undo.callback(device.close)
+        sets = Registry(engine, settings.shutdown_timeout, device, set_links)
+        undo.callback(sets.close, 0.0)
+        watch = Watch(engine, sets, Recorder(settings.output_dir, world.rank, world.number))
+        undo.callback(watch.stop, settings.shutdown_timeout)
+        undo.push(partial(_end, engine))  # First of all: the watch ends with the engine.
+        watch.start()
+        stacks.enable(settings.output_dir, world.rank)
+        running = Running(
+            *(engine, world, settings, watch, sets, os.getpid(), crew, gathered.layout),
+            *(gathered.generation, prepared.given),
+            tune=partial(_tune, known=prepared.known, cpus=sorted(_processors(gathered))),
+            timeline=prepared.timeline,
+            device=device,
+        )
+        if prepared.timeline is not None:
+            text = world.text(gathered.generation)
+            prepared.timeline.start(engine, sets, len(gathered.layout.crews), text)
+        undo.pop_all()
     return running
+
+
+def await_all(running: Running) -> None:
+    """Wait until every rank has come to the end of its start. Collective.
+
+    Raises
+    ------
+    WorldError
+        The start has failed on some rank, or one has not come within `start_timeout`.
+    """
+    engine, seconds = running.engine, running.settings.start_timeout
+    several = len(running.layout.crews) > 1
+    handle = engine.barrier("engine.init") if several else None
+    patience = Patience(seconds if engine.rank == 0 else seconds + GRACE)  # Rank 0 tells all of them who is late.
+    pause = _SHORTEST
+    while (late := engine.starting()) or (handle is not None and not handle.done):
+        if (failure := engine.failure) is not None:
+            raise failure
+        if not patience.left():
+            late = late or [rank for each in engine.pending() for rank in each["missing"] or ()]
+            who = readable.ranks(late) if late else "some rank"
+            raise RendezvousError(f"{who} did not come to the end of engine.init() within {seconds:g} s")
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST)
+    if handle is not None:
+        handle.wait()
+
+
+def _reserve_descriptors(world: World, settings: config.Config) -> None:
+    """Have this process able to hold what it will share with the others, so that it does not fail amid the meeting."""
+    lanes = (world.size - world.local_size) * settings.sockets_per_lane
+    others = (3 if world.leads else 1) * world.local_size  # A leader has a connection and a pidfd of each that comes.
+    count = others + (world.local_size if world.leads else 1) * lanes + SPARE
+    try:
+        linux.reserve_descriptors(count)
+    except OSError as error:
+        raise RendezvousError(
+            f"rank {world.rank} needs about {count} more descriptors to meet the others: {linux.explain(error)}"
+        ) from None
+
+
+def _end(engine: core.Engine, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+    """End the world because this rank's start has failed with `error`."""
+    if error is not None:
+        engine.abort(_reason(error))
+        engine.close(0.0)
 
 
 def _page(environ: Mapping[str, str]) -> int:
@@ -228,15 +414,6 @@ def _across(gathered: Gathered) -> dict[str, Any]:
     if len(gathered.layout.crews) == 1:
         return {}
     return {"hosts": gathered.hosts, "trunks": gathered.trunks, "lanes": gathered.lanes}
-
-
-def _mpi(world: World, generation: int, gathered: Gathered, seconds: float) -> dict[str, Any]:
-    """What the engine is told of MPI. If there is none, nobody has what was gathered."""
-    try:
-        return mpi_lanes.library(world, generation, seconds)
-    except BaseException:
-        gathered.close()
-        raise
 
 
 def _memory(world: World, generation: int) -> tuple[int, int]:
@@ -327,7 +504,7 @@ def _processors(gathered: Gathered) -> set[int]:
     return {cpu for rank in gathered.crew for cpu in gathered.processors[rank]}
 
 
-def _timeline(target: Path, world: World, generation: int, settings: config.Config) -> Timeline:
+def _timeline(target: Path, world: World, settings: config.Config) -> Timeline:
     try:
         return Timeline(
             target,
@@ -335,9 +512,8 @@ def _timeline(target: Path, world: World, generation: int, settings: config.Conf
             world.size,
             settings.timeline_limit,
             settings.timeline_mark_cycles,
-            world.text(generation),
             world.number,
             world.elastic,
         )
     except OSError as error:
-        raise ConfigError(f"timeline is {str(target)!r}: {error.strerror} ({error.filename})") from None
+        raise ConfigError(f"timeline is {str(target)!r}: {linux.explain(error)}") from None

@@ -9,24 +9,33 @@ import atexit
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from . import config, logs
+from . import config, logs, readable
 from . import waiting_room as waiting
 from .device import Device
-from .errors import ConfigError, EngineError, ForkedError, NotInitializedError, RankStalledError, WorldError
+from .errors import (
+    ConfigError,
+    EngineError,
+    ForkedError,
+    NotInitializedError,
+    RankStalledError,
+    RendezvousError,
+    WorldError,
+)
 from .frameworks import moving
 from .host import linux
 from .host.kubernetes import service_links
-from .metrics.export.in_process import listen
+from .metrics.export.in_process import InProcess, listen
 from .metrics.names import STATES
 from .native import core
 from .process_sets import WAITING, ProcessSet
 from .rendezvous import CallOff, by_mpi
-from .running import Running, start
+from .running import Prepared, Running, await_all, prepare, start, tell_failure
 from .waiting_room import GATE, WaitingRoom
 from .world import World, detect, find_place
 
@@ -35,6 +44,9 @@ _FORKED = (
     "'spawn' or 'forkserver' for processes that communicate; data-loading workers must not touch the engine."
 )
 
+ProcessSets = Iterable[ProcessSet | Iterable[int]] | str | None
+
+_MOMENT = 2.0  # seconds that each thread and process beside the engine has to end, whatever the time-out
 _SHOWN = 5  # operations that a warning names
 
 _lock = threading.RLock()
@@ -102,7 +114,7 @@ def alone(what: str) -> Iterator[None]:
                 shutdown()
 
 
-def init(process_sets: Iterable[ProcessSet | Iterable[int]] | str | None = None, **settings: Any) -> None:
+def init(process_sets: ProcessSets = None, **settings: Any) -> None:
     """Meet the other ranks and start the engine. Collective. Does nothing if the engine is running.
 
     In an elastic job it meets nobody yet, and only takes note of what it is given: the ranks meet in the function that
@@ -122,7 +134,8 @@ def init(process_sets: Iterable[ProcessSet | Iterable[int]] | str | None = None,
     ConfigError
         A setting or a launcher's variable that cannot be; settings for an engine that is running already.
     RendezvousError
-        Ranks that did not come within `start_timeout`, or died, by name.
+        Ranks that did not come within `start_timeout`, died, or failed in `init`, by name. Where it fails on one rank
+        it fails on all, nothing of it is left, and it can be called again.
     IncompatibleRanksError
         Ranks that run different builds.
     ForkedError
@@ -135,18 +148,13 @@ def init(process_sets: Iterable[ProcessSet | Iterable[int]] | str | None = None,
                 raise ConfigError("the engine is running; call engine.shutdown() before engine.init() with settings")
             return
         try:
-            world, environ = _wait(settings) if GATE in os.environ else _begin(settings)
+            begin = _wait if GATE in os.environ else _begin
+            world, environ = begin(settings, process_sets)
         except EngineError as error:
             # Where in the engine it was raised tells a user nothing; the frames of these functions would bury the text.
             logs.logger.debug("init has failed", exc_info=True)
             raise error.with_traceback(None) from None
         atexit.register(shutdown)
-    if isinstance(process_sets, str):
-        if process_sets != "dynamic":
-            raise ConfigError(f"process_sets is a list of sets, or 'dynamic', not {process_sets!r}")
-    else:
-        for each in process_sets or ():
-            add_process_set(each)
     logs.logger.info("rank %d of %d, found by %s", world.rank, world.size, world.source)
     for name, value in service_links(environ).items():
         logs.logger.info("%s=%s is set by Kubernetes for a Service of that name, and ignored", name, value)
@@ -156,27 +164,92 @@ def init(process_sets: Iterable[ProcessSet | Iterable[int]] | str | None = None,
         logs.logger.debug("set, and without effect here: %s", ", ".join(unused))
 
 
-def _begin(settings: Mapping[str, Any]) -> tuple[World, Mapping[str, str]]:
-    """Meet the other ranks, and start the default engine; this process's place, and its environment."""
+def _begin(settings: Mapping[str, Any], process_sets: ProcessSets) -> tuple[World, Mapping[str, str]]:
+    """Meet the other ranks, and start the default engine; this process's place, and its environment.
+
+    If it fails on one rank it fails on all, which hear why, and nothing of it is left: a second call meets again.
+    """
     global _running, _generation
-    environ, given, chosen = _chosen(settings)
-    agree = partial(by_mpi.agree, seconds=chosen.start_timeout, interface=chosen.interface)
-    world = detect(environ, agree)
-    logs.configure(chosen.log_level, world.rank)
-    _generation += 1
-    serving = listen(chosen, world.local_rank)
+    prepared = _prepare(settings, process_sets)
+    serving = prepared.serving
     try:
-        _running = start(world, given, _generation, environ)
+        running = start(prepared.rank)
     except BaseException:
         if serving is not None:
             serving.stop()
         raise
-    if serving is not None:
-        _running.serving = serving
-        serving.start(_running.pids)
-    if world.rank == 0:
-        _running.tune(_running)
-    return world, environ
+    _generation = running.generation
+    try:
+        running.serving = serving
+        for each in prepared.sets:
+            running.show(running.sets.add(each))
+        if serving is not None:
+            serving.start(running.pids)
+        if running.world.rank == 0:
+            running.tune(running)
+        await_all(running)
+    except BaseException as error:
+        _abandon(running, error)
+        raise
+    _running = running
+    return running.world, prepared.environ
+
+
+@dataclass
+class _Prepared:
+    """What `init` has made ready before the ranks meet."""
+
+    rank: Prepared
+    environ: Mapping[str, str]
+    sets: list[ProcessSet]
+    serving: InProcess | None
+
+
+def _prepare(settings: Mapping[str, Any], process_sets: ProcessSets) -> _Prepared:
+    """Do all of `init` that can fail on this rank alone. If it does the others, who wait for this one, are told."""
+    environ: Mapping[str, str] = {}
+    world: World | None = None
+    serving: InProcess | None = None
+    try:
+        environ, given, chosen = _chosen(settings)
+        world = _detect(environ, chosen)
+        logs.configure(chosen.log_level, world.rank)
+        sets = _given_sets(process_sets)
+        serving = listen(chosen, world.local_rank)
+        return _Prepared(prepare(world, given, _generation + 1, environ, sets), environ, sets, serving)
+    except Exception as error:
+        if serving is not None:
+            serving.stop()
+        if world is None and not isinstance(error, RendezvousError):  # Else the ranks have met, and heard of it there.
+            with contextlib.suppress(EngineError):
+                world = _detect(environ or config.environment(), config.Config())
+        if world is not None:
+            tell_failure(world, _generation + 1, error)
+        raise
+
+
+def _detect(environ: Mapping[str, str], chosen: config.Config) -> World:
+    """This process's place. Collective where ranks agree over MPI."""
+    return detect(environ, partial(by_mpi.agree, seconds=chosen.start_timeout, interface=chosen.interface))
+
+
+def _given_sets(process_sets: ProcessSets) -> list[ProcessSet]:
+    """The process sets that `init` was given."""
+    if isinstance(process_sets, str):
+        if process_sets != "dynamic":
+            raise ConfigError(f"process_sets is a list of sets, or 'dynamic', not {process_sets!r}")
+        return []
+    return [each if isinstance(each, ProcessSet) else ProcessSet(each) for each in process_sets or ()]
+
+
+def _abandon(running: Running, error: BaseException) -> None:
+    """End a world whose ranks have not all come to the end of `init`. A failure of the world stands for `error`."""
+    failure = running.engine.failure
+    if failure is None:
+        running.engine.abort(f"engine.init() has failed: {readable.exception(error)}")
+    _close(running, 0.0)
+    if failure is not None:
+        raise RendezvousError(f"engine.init() has failed, so no rank starts: {failure}") from None
 
 
 def _chosen(settings: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any], config.Config]:
@@ -187,7 +260,7 @@ def _chosen(settings: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any]
     return environ, given, config.Config(**given)
 
 
-def _wait(settings: Mapping[str, Any]) -> tuple[World, Mapping[str, str]]:
+def _wait(settings: Mapping[str, Any], process_sets: ProcessSets) -> tuple[World, Mapping[str, str]]:
     """Enter the waiting room, unless this process is in it; the planned place, and the environment."""
     global _room
     if _room is not None and settings:
@@ -195,7 +268,20 @@ def _wait(settings: Mapping[str, Any]) -> tuple[World, Mapping[str, str]]:
     environ, given, chosen = _chosen(settings)
     world = find_place(environ)
     logs.configure(chosen.log_level, world.rank)
-    _room = _room or WaitingRoom(world, given)
+    sets = _given_sets(process_sets)
+    room = _room or WaitingRoom(world, given)
+    added: list[ProcessSet] = []
+    try:
+        for each in sets:
+            room.add(each)
+            added.append(each)
+    except BaseException:
+        for each in added:
+            room.remove(each)
+        if _room is None:
+            room.close()
+        raise
+    _room = room
     return world, environ
 
 
@@ -233,11 +319,12 @@ def enter(world: World, called_off: CallOff | None = None) -> None:
         logs.configure(room.settings.log_level, world.rank)
         _generation += 1
         generation = _generation if world.number is None else world.number
+        prepared = prepare(world, room.given, generation, environ)
         if room.serving is not None and world.local_rank != 0:
             room.serving.stop()  # Whoever serves this host next finds the port free.
             room.serving = None
         room.told.optimizers, room.told.sets = moving.count(), [each.ranks for each in room.sets]
-        running = start(world, room.given, generation, environ, called_off)
+        running = start(prepared, called_off)
         try:
             everybody = waiting.meet(running.engine, room.told, called_off)
         except BaseException:
@@ -354,18 +441,32 @@ def shutdown() -> None:
 
 
 def _close(running: Running, seconds: float) -> None:
-    """Leave a world and let go of all that belongs to it, waiting so long for each thing that is in flight."""
-    try:
-        _finish_programs(running, seconds)
+    """Leave a world and let go of all that belongs to it, also where some of it raises.
+
+    What is in flight has `seconds` all together. Threads and processes beside the engine have a moment in any case.
+    """
+    left = _shared(seconds)
+    with contextlib.ExitStack() as ends:  # The last one is called first.
+        ends.callback(running.let_go, _MOMENT)
+        ends.callback(lambda: running.engine.close(max(left(), min(seconds, _MOMENT))))
+        ends.callback(lambda: _close_sets(running, left()))
         if running.tuning is not None:
-            running.tuning.stop(running.settings.shutdown_timeout)
-        try:
-            if running.sets.close() and running.device is not None:
-                running.device.stay(seconds)
-        finally:
-            running.engine.close(seconds)
-    finally:
-        running.let_go()
+            tuning = running.tuning
+            ends.callback(lambda: tuning.stop(max(left(), _MOMENT)))
+        ends.callback(_finish_programs, running, left)
+
+
+def _shared(seconds: float) -> Callable[[], float]:
+    """A function that tells what is left of the time that all who ask it have together."""
+    end = time.monotonic() + seconds
+    return lambda: max(0.0, end - time.monotonic())
+
+
+def _close_sets(running: Running, seconds: float) -> None:
+    """Close the process sets, and wait for the ranks that still need this one to give them turns on GPUs."""
+    left = _shared(seconds)
+    if running.sets.close(seconds) and running.device is not None:
+        running.device.stay(left())
 
 
 def before_shutdown(callback: Callable[[float], str | None]) -> None:
@@ -374,10 +475,11 @@ def before_shutdown(callback: Callable[[float], str | None]) -> None:
     _before_shutdown.append(callback)
 
 
-def _finish_programs(running: Running, timeout: float) -> None:
+def _finish_programs(running: Running, left: Callable[[], float]) -> None:
     """Wait for what frameworks have under way, and say for whom that waits if it takes too long."""
+    timeout = left()
     for callback in _before_shutdown:
-        if late := callback(timeout):
+        if late := callback(left()):
             engines = (running.engine, *running.sets.engines.values())
             waits = [_waited_for(operation) for engine in engines for operation in engine.pending()]
             logs.logger.warning(

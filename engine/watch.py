@@ -102,7 +102,7 @@ class Watch:
             if signal.getsignal(signal.SIGUSR1) == self._on_signal:
                 signal.signal(signal.SIGUSR1, signal.SIG_DFL)
             self._handles_signal = False
-        if threading.current_thread() is not self._thread:
+        if self._thread.ident is not None and threading.current_thread() is not self._thread:
             self._thread.join(timeout)
 
     def await_failure(self, seconds: float) -> bool:

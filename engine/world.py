@@ -71,19 +71,24 @@ class World:
             return {}
         return {"world": self.number, "worker": self.workers[self.rank], "reason": self.reason}
 
-    def key(self, generation: int) -> str:
-        """The job key of the world of that number, by which its ranks find each other and no others."""
-        return f"{self.job}#{generation}"
+    @property
+    def key(self) -> str:
+        """The key by which ranks find each other and no others: the job, and the world's number if its driver gave one.
+
+        How many worlds a process has begun is no part of it: where `init` failed on some ranks they count differently.
+        """
+        return self.job if self.number is None else f"{self.job}#{self.number}"
 
     def text(self, generation: int) -> str:
         """A text by which files of the `generation`-th world are known as belonging together; empty on one host."""
-        key = self.key(generation).encode()
+        key = f"{self.job}#{generation}".encode()
         return f"world {hashlib.sha256(key).hexdigest()[:16]}" if self.several_hosts else ""
 
-    def proof(self, generation: int) -> bytes:
+    @property
+    def proof(self) -> bytes:
         """The key of the HMAC by which ranks prove that they belong. Without a secret it only tells jobs apart."""
         secret = self.secret if self.secret is not None else "engine"
-        return hashlib.sha256(f"{secret}\0{self.key(generation)}".encode()).digest()
+        return hashlib.sha256(f"{secret}\0{self.key}".encode()).digest()
 
 
 class _Incomplete(ConfigError):

@@ -55,6 +55,8 @@ class Engine:
     numbers: tuple[int, ...]
     world: Engine | None
 
+    def starting(self) -> list[int]:
+        """Say that this rank's start has come to its end; the ranks of this host that have not said so."""
     def count(self, on: bool) -> None:
         """For benchmarks: count, or do not for a while. Nothing is in flight, and there are no process sets."""
     def tell(self, **fields: int | str) -> None:

@@ -574,6 +574,13 @@ cdef class Engine:
                 return name
         return "closed"
 
+    def starting(self):
+        """Say that this rank's start has come to its end; the ranks of this host whose has not."""
+        cdef Segment* segment = &self.state.segment
+        expect_open(self.state)
+        store32_release(&segment.mine.started, 1)       # pairs with the acquire of the others
+        return [segment.crew[i] for i in range(segment.crew_size) if not load32_acquire(&segment.pages[segment.crew[i]].started)]
+
     def notify_signal(self):
         if self.state.alive[0] == 1 and not self.state.closed:
             raise_event(self.state, EVENT_SIGNAL)

@@ -1,5 +1,7 @@
 """Types of what there is before an engine."""
 
+from collections.abc import Sequence
+
 def segment_info() -> dict[str, str | int]:
     """What two ranks must share to work together: `protocol`, `layout`, `kernels`."""
 
@@ -8,6 +10,10 @@ def codes() -> dict[str, tuple[str, ...]]:
 
 def create_segment(size: int, generation: int) -> int:
     """Make the control segment of a world of `size` ranks; returns its memfd (close-on-exec)."""
+
+def abort_segment(control: int, rank: int, size: int, hosts: Sequence[int], reason: str) -> None:
+    """Fail a world in the name of rank `rank`, which has met the others and cannot make its engine. `hosts` has the
+    number of each rank's host, and is empty with one host. The descriptor stays the caller's."""
 
 def create_arena() -> int:
     """Make the empty memfd in which shared tensors are allocated."""

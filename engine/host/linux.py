@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import resource
 
 # Numbers of the calls by machine, as in the kernel's tables. Calls from Linux 5.1 on have one number on all machines.
 _MEMFD_CREATE = {"x86_64": 319, "aarch64": 279, "riscv64": 279, "loongarch64": 279, "ppc64le": 360, "s390x": 350}
@@ -102,9 +103,42 @@ def refusal(call: str, error: OSError) -> str:
             f"{text}: it needs Linux 5.3 or newer, and a sandbox whose seccomp profile allows {call}; in Docker add it "
             "to the profile, or run with --security-opt seccomp=unconfined"
         )
+    limit = name_limit(error)
+    return f"{text}: raise {limit}" if limit else text
+
+
+def name_limit(error: OSError) -> str:
+    """The limit that a system call has met, such as `'ulimit -n', which is 100`; empty: it was none."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
-        return f"{text}: raise 'ulimit -n'"
-    return text
+        return f"'ulimit -n', which is {resource.getrlimit(resource.RLIMIT_NOFILE)[0]}"
+    if error.errno == errno.EFBIG:
+        return f"'ulimit -f', which allows files of {resource.getrlimit(resource.RLIMIT_FSIZE)[0]} bytes"
+    return ""
+
+
+def explain(error: OSError) -> str:
+    """The system's text for an error, the file that it is about, and the limit that was met, if it was one."""
+    text = error.strerror or str(error) or type(error).__name__
+    file = f" ({error.filename})" if error.filename is not None else ""
+    limit = name_limit(error)
+    return f"{text}{file}" + (f": raise {limit}" if limit else "")
+
+
+def reserve_descriptors(count: int) -> None:
+    """See to it that this process can open so many more files, by raising its soft limit as far as it must be.
+
+    Raises
+    ------
+    OSError
+        EMFILE: the hard limit is below that.
+    """
+    wanted = len(os.listdir("/proc/self/fd")) + count
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft in (resource.RLIM_INFINITY,) or soft >= wanted:
+        return
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _call(number: int, *arguments: object) -> int:

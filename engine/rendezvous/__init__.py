@@ -17,20 +17,26 @@ With several hosts the leaders meet over TCP before they welcome anybody (`betwe
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 
+from .. import readable
+from ..errors import EngineError, RendezvousError
+from ..host import linux
 from ..world import World
 from .call_off import CallOff
 from .hosting import Hosting
 from .joining import Joining
-from .messages import Gathered, introduce
+from .messages import Gathered, introduce, version
 
 __all__ = ["CallOff", "Gathered", "compared", "gather"]
 
 
 def compared(build: dict[str, str | int], sockets: int, lanes: str, several_hosts: bool) -> dict[str, str | int]:
-    """What must be equal on all ranks; parameters as of `gather`."""
-    return build | ({"lanes": lanes, "sockets_per_lane": sockets} if several_hosts else {})
+    """What must be equal on all ranks; parameters as of `gather`. Hosts may have different installations."""
+    if not several_hosts:
+        return build
+    return {"enginerun": version(), **build, "lanes": lanes, "sockets_per_lane": sockets}
 
 
 def gather(
@@ -44,6 +50,7 @@ def gather(
     sockets: int = 1,
     lanes: str = "tcp",
     called_off: CallOff | None = None,
+    failure: str = "",
 ) -> Gathered:
     """Meet the other ranks. Collective.
 
@@ -52,7 +59,8 @@ def gather(
     world : World
         This process's place.
     generation : int
-        The number of the world, equal on all ranks: its driver's, or that of `init` calls in this process.
+        The number of the world: its driver's, or one more than the worlds that this process has begun. Of ranks that
+        have counted differently the highest number holds.
     build : dict
         What must be equal on all ranks: `setup.segment_info()`.
     timeout : float
@@ -71,17 +79,34 @@ def gather(
         What carries large tensors between hosts, equal on all ranks: the setting.
     called_off : CallOff, optional
         Looked at while this rank waits for others, until it has been sent the descriptors, or sends them.
+    failure : str
+        Why this rank cannot start. It comes all the same, so that every other rank hears why, and waits no longer than
+        `messages.TELLING`.
 
     Raises
     ------
     RendezvousError
-        Somebody did not come in time, or died; the message names them, on every rank that came.
+        Somebody did not come in time, died, or cannot start; the message names them, on every rank that came.
     IncompatibleRanksError
         The ranks run different builds; every rank raises it.
     CalledOff
         The world is called off; nothing of it is left here.
     """
-    hello = introduce(world, compared(build, sockets, lanes, world.several_hosts), levels)
-    if world.leads:
-        return Hosting(world, generation, hello, timeout, create, interface, sockets, called_off).run()
-    return Joining(world, generation, hello, timeout, called_off).run()
+    meeting: Hosting | Joining | None = None
+    try:
+        hello = introduce(world, generation, compared(build, sockets, lanes, world.several_hosts), levels, failure)
+        if world.leads:
+            meeting = Hosting(world, hello, timeout, create, interface, sockets, called_off)
+        else:
+            meeting = Joining(world, hello, timeout, called_off)
+        return meeting.run()
+    except Exception as error:
+        known = meeting is not None and (meeting.introduced or isinstance(error, EngineError))
+        if not known and not failure:
+            with contextlib.suppress(Exception):  # What this rank raises is the first error.
+                told = readable.exception(error)
+                gather(world, generation, build, timeout, create, (), interface, sockets, lanes, called_off, told)
+        if isinstance(error, EngineError):
+            raise
+        told = linux.explain(error) if isinstance(error, OSError) else readable.exception(error)
+        raise RendezvousError(f"rank {world.rank} cannot meet the other ranks: {told}") from error

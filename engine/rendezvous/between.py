@@ -146,6 +146,8 @@ class Terms:
         The kernels that all have; None: each has the same already.
     seconds : float
         In which lanes have to be open.
+    generation : int
+        The number of the world.
     """
 
     hosts: list[int]
@@ -155,6 +157,7 @@ class Terms:
     processors: list[list[int]]
     kernels: str | None
     seconds: float
+    generation: int
 
     @classmethod
     def read(cls, message: dict[str, Any]) -> Terms:
@@ -180,13 +183,11 @@ class Between:
         Connections of a lane.
     """
 
-    def __init__(
-        self, world: World, generation: int, patience: Patience, timeout: float, interface: str | None, sockets: int
-    ) -> None:
+    def __init__(self, world: World, patience: Patience, timeout: float, interface: str | None, sockets: int) -> None:
         self.world = world
         self.patience = patience
         self.timeout = timeout
-        self.key = world.proof(generation)
+        self.key = world.proof
         self.name = world.host_name or socket.gethostname()
         self.talks = Talks()
         self.door: Door | None = None
@@ -196,6 +197,12 @@ class Between:
         self.open: dict[tuple[int, int, int], Link] = {}  # of lanes, by the rank here, the rank there, and number
         self.interface = interface
         self.sockets = sockets
+        self.failures: dict[int, str] = {}  # by rank, why it cannot start
+
+    def note_failure(self, hello: Hello) -> None:
+        """Note why a rank of this host cannot start, if it cannot."""
+        if hello.failure:
+            self.failures[hello.rank] = f"{hello.failure} on {self.name}"
 
     def begin(self) -> None:
         """Listen, or call, or both.

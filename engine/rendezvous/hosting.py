@@ -11,7 +11,7 @@ import selectors
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import chain
 
 from .. import readable
@@ -25,11 +25,13 @@ from .leader import Leader
 from .messages import (
     GRACE,
     GROUP,
+    TELLING,
     Gathered,
     Hello,
     address,
     close_all,
     compare,
+    failed_start,
     frame,
     own_pidfd,
     peer_uid,
@@ -65,10 +67,11 @@ class Hosting:
     before it welcomes anybody.
     """
 
+    introduced = True  # the others come to it
+
     def __init__(
         self,
         world: World,
-        generation: int,
         hello: Hello,
         timeout: float,
         create: Callable[[], tuple[int, int]],
@@ -82,16 +85,22 @@ class Hosting:
         self.interface = interface
         self.sockets = sockets
         self.between: Between | None = None
-        self.generation = generation
         self.hello = hello
         self.timeout = timeout
         self.create = create
         self.patience = Patience(timeout)
-        self.key = world.proof(generation)
+        self.failures: dict[int, str] = {}  # by rank, why it cannot start
+        if hello.failure:
+            self._note_failure(hello)
+        self.key = world.proof
         self.members: dict[int, _Visitor] = {}
         self.strangers: list[_Visitor] = []
-        self.selector = selectors.DefaultSelector()
         self.pidfd = own_pidfd()
+        try:
+            self.selector = selectors.DefaultSelector()
+        except BaseException:
+            os.close(self.pidfd)
+            raise
 
     def run(self) -> Gathered:
         """Returns when all ranks have come and have been sent their descriptors.
@@ -110,9 +119,8 @@ class Hosting:
                 self.selector.register(self.called_off.descriptor, selectors.EVENT_READ)
             if self.world.several_hosts:
                 kind = Hub if self.world.rank == 0 else Leader
-                self.between = kind(
-                    self.world, self.generation, self.patience, self.timeout, self.interface, self.sockets
-                )
+                self.between = kind(self.world, self.patience, self.timeout, self.interface, self.sockets)
+                self.between.note_failure(self.hello)
                 self.selector.register(self.between, selectors.EVENT_READ)
                 self.between.begin()
             if self.called_off is not None:
@@ -121,7 +129,9 @@ class Hosting:
                 self._listen()
             return self._welcome()
         except BaseException as error:
-            if isinstance(error, RendezvousError):
+            if not isinstance(error, RendezvousError):
+                self._refuse(failed_start({self.world.rank: readable.exception(error)}))
+            else:
                 self._refuse(error)
             os.close(self.pidfd)
             raise
@@ -135,7 +145,7 @@ class Hosting:
     def _listen(self) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             try:
-                listener.bind(address(self.world, self.generation))
+                listener.bind(address(self.world))
             except OSError as error:
                 raise RendezvousError(
                     f"rank {self.world.rank}: another process holds this job's socket ({error.strerror}). Two jobs "
@@ -164,6 +174,8 @@ class Hosting:
             if not self.patience.left():
                 raise self.between.overdue(self.size - 1 - len(self.members))
         elif not left and (missing := self._missing()):
+            if self.failures:
+                raise failed_start(self.failures, missing)
             raise RendezvousError(f"{missing} did not come within {self.timeout:g} s (ENGINE_START_TIMEOUT)")
 
     def _hear(self, listener: socket.socket | None, seconds: float) -> None:
@@ -228,7 +240,7 @@ class Hosting:
         except OSError:
             data = b""
         if visitor.hello is not None:
-            self._lost(visitor)
+            self._lost(visitor, data)
         if not data:
             return self._drop(visitor)
         visitor.buffer += data
@@ -245,11 +257,7 @@ class Hosting:
             # It cannot verify our answer either, and learns from that what is wrong.
             self._send(visitor, frame({"refused": "RendezvousError", "message": "wrong secret"}, b"", "welcome", ""))
             return self._drop(visitor)
-        message = json.loads(payload)
-        try:
-            hello = Hello(**{entry.name: message[entry.name] for entry in fields(Hello)})
-        except KeyError as error:
-            raise ValueError("not a hello") from error
+        hello = Hello.read(json.loads(payload))
         if len(visitor.descriptors) != 1:
             raise ValueError("no pidfd")
         visitor.hello = hello
@@ -279,6 +287,14 @@ class Hosting:
         self._enter(visitor, hello.rank)
         if self.between is not None:
             self.between.entered(hello)
+        elif hello.failure:
+            self._note_failure(hello)
+
+    def _note_failure(self, hello: Hello) -> None:
+        """Wait no longer than `TELLING` for the others, once it is known that the start fails."""
+        if not self.failures:
+            self.patience.begin(min(self.patience.left(), TELLING))
+        self.failures[hello.rank] = hello.failure
 
     def _enter(self, visitor: _Visitor, rank: int) -> None:
         """Count it among those who hear the verdict; a rank below 0 is one that is refused."""
@@ -286,10 +302,12 @@ class Hosting:
         self.members[rank] = visitor
         self.selector.register(visitor.descriptors[0], selectors.EVENT_READ, visitor)
 
-    def _lost(self, visitor: _Visitor) -> None:
-        """A member's process ended, or its connection did."""
+    def _lost(self, visitor: _Visitor, data: bytes = b"") -> None:
+        """A member's process ended, or its connection did, maybe with a last message in `data`."""
         assert visitor.hello is not None
         rank = visitor.hello.rank
+        if (why := self._last_words(visitor.hello, data)) is not None:
+            raise failed_start({rank: why})
         self.members.pop(rank).close()
         missing = self._missing(besides=rank) if self.between is None else ""
         place = f" on {self.between.name}" if self.between is not None else ""
@@ -297,6 +315,16 @@ class Hosting:
             f"rank {rank} (pid {visitor.hello.pid}{place}) ended while the ranks were gathering"
             + (f"; {missing} had not come yet" if missing else "")
         )
+
+    def _last_words(self, hello: Hello, data: bytes) -> str | None:
+        """Why a member gives up, if it has said so."""
+        try:
+            whole = take(bytearray(data))
+        except ValueError:
+            return None
+        if whole is None or not hmac.compare_digest(whole[0], sign(self.key, "failed", hello.nonce, whole[1])):
+            return None
+        return str(json.loads(whole[1])["failed"])
 
     def _agree(self, hellos: list[Hello]) -> tuple[int, int]:
         """Make the memory, once it is known that the ranks can work together; its descriptors."""
@@ -320,12 +348,23 @@ class Hosting:
         visitors = [self.members[rank] for rank in sorted(self.members)]
         hellos = [self.hello, *(visitor.hello for visitor in visitors if visitor.hello is not None)]
         control, arena = self._agree(hellos)
+        try:
+            return self._pass_on(control, arena, hellos, visitors)
+        except BaseException:
+            close_all([control, arena])
+            raise
+
+    def _pass_on(self, control: int, arena: int, hellos: list[Hello], visitors: list[_Visitor]) -> Gathered:
+        """Send all of this host what they need."""
         gathered = self._gathered(control, arena, hellos)
         pidfds = [self.pidfd, *(visitor.descriptors[0] for visitor in visitors)]
         for hello, pidfd in zip(hellos, pidfds, strict=True):
             gathered.peers[hello.rank] = pidfd
         message = {
-            **{name: getattr(gathered, name) for name in ("pids", "processors", "hosts", "host", "kernels")},
+            **{
+                name: getattr(gathered, name)
+                for name in ("pids", "processors", "hosts", "host", "kernels", "generation")
+            },
             "crew": [hello.rank for hello in hellos],
         }
         for visitor, hello in zip(visitors, hellos[1:], strict=True):
@@ -346,13 +385,15 @@ class Hosting:
         peers = [-1] * self.world.size
         if self.between is None:
             return Gathered(
-                control, arena, peers, [hello.pid for hello in hellos], [hello.processors for hello in hellos]
+                *(control, arena, peers, [hello.pid for hello in hellos], [hello.processors for hello in hellos]),
+                generation=max(hello.worlds for hello in hellos),
             )
         terms = self.between.terms
         assert terms is not None
         rank = self.world.rank
         return Gathered(
             *(control, arena, peers, terms.pids, terms.processors, tuple(terms.hosts), terms.hosts[rank]),
+            generation=terms.generation,
             kernels=terms.kernels,
             trunks=self.between.taken_trunks(rank),
             lanes=self.between.taken_lanes(rank),
@@ -389,5 +430,7 @@ class Hosting:
             if visitor.hello is not None:
                 message = {"refused": kind_of(error), "message": str(error)}
                 self._send(visitor, frame(message, self.key, "welcome", visitor.hello.nonce))
+        if self.between is not None and self.between.done:
+            return  # Engines speak on the connections between hosts by now, and notice that they end.
         if self.between is not None and not isinstance(error, CalledOff):  # Who calls it off tells every host.
             self.between.refuse(error)

@@ -17,7 +17,7 @@ from ..world import World
 from .between import STRANGERS, Between, Door, Terms, refused
 from .layout import Layout
 from .links import Link
-from .messages import GRACE, Hello, common_kernels, compare
+from .messages import GRACE, TELLING, Hello, common_kernels, compare, failed_start
 from .talks import Steps
 
 
@@ -65,18 +65,18 @@ class Host:
 class Hub(Between):
     """Rank 0 among the leaders. Parameters as of `Between`."""
 
-    def __init__(
-        self, world: World, generation: int, patience: Patience, timeout: float, interface: str | None, sockets: int
-    ) -> None:
-        super().__init__(world, generation, patience, timeout, interface, sockets)
+    def __init__(self, world: World, patience: Patience, timeout: float, interface: str | None, sockets: int) -> None:
+        super().__init__(world, patience, timeout, interface, sockets)
         self.own = Host(0, os.getpid(), self.name, world.local_size, pids={0: os.getpid()})
         self.hosts = [self.own]
         assert world.hub is not None
         self.address = world.hub
+        self.hurried = False
         self.inner: Door | None = None  # the door for lanes, where they have an interface of their own
 
     def begin(self) -> None:
         """Listen. Errors as of `Between`."""
+        self._hurry()
         self.door = Door(self.talks, _listening(self.address, self.world.size), self.key, self._welcome)
         if (chosen := self.chosen_address()) is not None:
             listener = network.listen(chosen, 0, self.world.size + STRANGERS)
@@ -85,7 +85,9 @@ class Hub(Between):
 
     def entered(self, hello: Hello) -> None:
         """A rank of this host has come."""
+        self.note_failure(hello)
         self._come(self.own, {hello.rank: hello.pid})
+        self._hurry()
 
     def complete(self, hellos: list[Hello]) -> None:
         """All ranks of this host have come."""
@@ -116,6 +118,8 @@ class Hub(Between):
             return RendezvousError(f"{late} did not make memory and connections within {self.terms.seconds:.3g} s")
         known = {rank for host in self.hosts for rank in host.pids}
         missing = readable.ranks(rank for rank in range(self.world.size) if rank not in known)
+        if self.failures:
+            return failed_start(self.failures, missing)
         lines = [f"{missing} did not come within {self.timeout:g} s (ENGINE_START_TIMEOUT)"]
         for host in self.hosts:
             came = f"{host}: {readable.ranks(host.pids)} came"
@@ -168,8 +172,10 @@ class Hub(Between):
         refused(message)
         if "come" in message:
             self._come(host, dict(message["come"]))
+            self.failures |= dict(message.get("failures", ()))
+            self._hurry()
         elif "crew" in message:
-            host.hellos = [Hello(**hello) for hello in message["crew"]]
+            host.hellos = [Hello.read(hello) for hello in message["crew"]]
             host.door = Address(*message["door"])
             self._decide()
         elif "ready" in message:
@@ -188,6 +194,12 @@ class Hub(Between):
                         f"{host}"
                     )
         host.pids |= pids
+
+    def _hurry(self) -> None:
+        """Wait no longer than `TELLING` for the others, once it is known that the start fails."""
+        if self.failures and not self.hurried:
+            self.hurried = True
+            self.patience.begin(min(self.patience.left(), TELLING))
 
     def _decide(self) -> None:
         """When all ranks have come: compare them, and tell every leader how they lie."""
@@ -208,6 +220,7 @@ class Hub(Between):
             [hello.processors for hello in hellos],
             kernels,
             left,
+            max(hello.worlds for hello in hellos),
         )
         self.patience.begin(left + GRACE)
         self._tell({"layout": asdict(self.terms)})

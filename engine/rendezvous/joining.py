@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import json
 import os
@@ -10,7 +11,8 @@ import struct
 import time
 from itertools import islice
 
-from ..errors import RendezvousError
+from .. import readable
+from ..errors import CalledOff, RendezvousError
 from ..host.patience import Patience
 from ..world import World
 from .call_off import CallOff
@@ -18,6 +20,7 @@ from .messages import (
     GRACE,
     KINDS,
     LIMIT,
+    TELLING,
     Gathered,
     Hello,
     address,
@@ -25,7 +28,7 @@ from .messages import (
     frame,
     own_pidfd,
     peer_uid,
-    readable,
+    ready_to_read,
     receive,
     sign,
     take,
@@ -37,16 +40,16 @@ _SOON = 0.05  # seconds
 class Joining:
     """A rank that leads no host: connect to the one that does, prove, wait for the verdict."""
 
-    def __init__(
-        self, world: World, generation: int, hello: Hello, timeout: float, called_off: CallOff | None = None
-    ) -> None:
+    def __init__(self, world: World, hello: Hello, timeout: float, called_off: CallOff | None = None) -> None:
         self.called_off = called_off
         self.hello = hello
-        self.address = address(world, generation)
+        self.address = address(world)
         self.leader = "local rank 0" if world.several_hosts else "rank 0"
-        self.key = world.proof(generation)
-        self.timeout = timeout
-        self.patience = Patience(timeout)
+        self.key = world.proof
+        self.timeout = min(timeout, TELLING) if hello.failure else timeout
+        self.patience = Patience(self.timeout)
+        self.introduced = False  # whether the leader may know of this rank
+        self.pidfd = own_pidfd()
 
     def run(self) -> Gathered:
         """Returns when all ranks have come.
@@ -60,6 +63,12 @@ class Joining:
         CalledOff
             The world is called off, before the verdict has come.
         """
+        try:
+            return self._run()
+        finally:
+            os.close(self.pidfd)
+
+    def _run(self) -> Gathered:
         pause = 0.002
         while True:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -106,21 +115,23 @@ class Joining:
                 return None
             challenged = json.loads(challenge[1])
             self.leader = f"rank {challenged['rank']}"
+            self.introduced = True
             hello = frame(vars(self.hello), self.key, "hello", challenged["nonce"])
-            mine = own_pidfd()
             try:
-                sent = socket.send_fds(connection, [hello], [mine])
+                sent = socket.send_fds(connection, [hello], [self.pidfd])
                 if sent < len(hello):  # Sending nothing would still fail if the verdict is here and the leader gone.
                     connection.sendall(hello[sent:])
             except OSError:
                 return None
-            finally:
-                os.close(mine)
             patience = Patience(float(challenged["seconds"]) + GRACE)
-            answer = self._message(connection, buffer, received, patience)
+            try:
+                answer = self._message(connection, buffer, received, patience)
+            except Exception as error:
+                self._tell_failure(connection, error)
+                raise
             if answer is None:
                 # A dying process closes its sockets a moment before its pidfd tells.
-                if readable(received[:1], 1.0):
+                if ready_to_read(received[:1], 1.0):
                     end = "died before all ranks had come"
                 else:
                     end = "went on without this process: either all its ranks had come, or it fell silent"
@@ -128,6 +139,13 @@ class Joining:
             return self._verdict(connection, answer)
         finally:
             close_all(received)
+
+    def _tell_failure(self, connection: socket.socket, error: Exception) -> None:
+        """Tell the leader why this rank gives up, unless the job has called the world off."""
+        if not isinstance(error, CalledOff):
+            told = {"failed": readable.exception(error)}
+            with contextlib.suppress(OSError):
+                connection.sendall(frame(told, self.key, "failed", self.hello.nonce))
 
     def _verdict(self, connection: socket.socket, answer: tuple[bytes, bytes]) -> Gathered:
         proof, payload = answer
@@ -155,6 +173,7 @@ class Joining:
             peers[rank] = pidfd
         return Gathered(
             *(control, arena, peers, message["pids"], message["processors"], tuple(message["hosts"]), message["host"]),
+            generation=message["generation"],
             kernels=message["kernels"],
             trunks=dict(zip(message["trunks"], links, strict=False)),
             lanes={rank: list(islice(links, sockets)) for rank in lanes},
@@ -171,7 +190,7 @@ class Joining:
             # The first descriptor is the leader's pidfd: its death shows even while a forked child holds the socket.
             speakers = [connection.fileno(), *descriptors[:1]]
             watched = speakers if self.called_off is None else [*speakers, self.called_off.descriptor]
-            while not (ready := readable(watched, patience.wait()) & set(speakers)) and patience.left():
+            while not (ready := ready_to_read(watched, patience.wait()) & set(speakers)) and patience.left():
                 if self.called_off is not None:
                     self.called_off.check()
             if connection.fileno() not in ready:

@@ -13,7 +13,7 @@ from ..logs import logger
 from ..world import World
 from .between import FAREWELL, STRANGERS, Between, Door, Terms, refused
 from .links import Link, Unproven, call
-from .messages import GRACE, Hello, readable
+from .messages import GRACE, Hello, ready_to_read
 from .talks import Steps, Wait
 
 _TRIED = 4  # addresses of the hub that a message names
@@ -23,10 +23,8 @@ _SOON = 5.0  # seconds after which a leader that has not reached the hub says so
 class Leader(Between):
     """The lowest rank of its host. Parameters as of `Between`."""
 
-    def __init__(
-        self, world: World, generation: int, patience: Patience, timeout: float, interface: str | None, sockets: int
-    ) -> None:
-        super().__init__(world, generation, patience, timeout, interface, sockets)
+    def __init__(self, world: World, patience: Patience, timeout: float, interface: str | None, sockets: int) -> None:
+        super().__init__(world, patience, timeout, interface, sockets)
         assert world.hub is not None
         self.address = world.hub
         self.link: Link | None = None
@@ -45,7 +43,8 @@ class Leader(Between):
     def entered(self, hello: Hello) -> None:
         """A rank of this host has come."""
         self.pids[hello.rank] = hello.pid
-        self._tell({"come": list(self.pids.items())})
+        self.note_failure(hello)
+        self._tell_come()
 
     def complete(self, hellos: list[Hello]) -> None:
         """All ranks of this host have come."""
@@ -87,7 +86,7 @@ class Leader(Between):
         patience = Patience(FAREWELL)
         try:
             while self.link is None and self.calling in self.talks and patience.left():
-                readable([self.fileno()], min(patience.wait(), self.talks.wait()))
+                ready_to_read([self.fileno()], min(patience.wait(), self.talks.wait()))
                 self.talks.turn()
         except RendezvousError:
             pass  # The first cause is known already.
@@ -100,7 +99,7 @@ class Leader(Between):
         self.patience.begin(told["seconds"] + 2 * GRACE)  # It is the hub that knows who is missing.
         listener = network.listen(chosen or link.here.host, 0, self.world.size + STRANGERS)
         self.door = Door(self.talks, listener, self.key, self._welcome)
-        self._tell({"come": list(self.pids.items())})
+        self._tell_come()
         self._tell_crew()
         while not self.done:
             try:
@@ -210,6 +209,9 @@ class Leader(Between):
             return
         self.said_ready = True
         self._tell({"ready": True})
+
+    def _tell_come(self) -> None:
+        self._tell({"come": list(self.pids.items()), "failures": list(self.failures.items())})
 
     def _tell_crew(self) -> None:
         if self.hellos and self.door is not None:

@@ -13,10 +13,12 @@ import select
 import socket
 import struct
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from importlib import metadata
 from itertools import chain
 from typing import Any
 
+from .. import readable
 from ..errors import CalledOff, IncompatibleRanksError, RendezvousError
 from ..host import linux
 from ..setting import variable
@@ -27,6 +29,7 @@ GROUP = 250  # descriptors per message
 LIMIT = 1 << 20  # bytes of a message
 MAC = 32
 GRACE = 5.0  # seconds beyond rank 0's deadline in which its verdict must arrive
+TELLING = 10.0  # seconds in which ranks that come still hear that the start has failed on another one
 SETTINGS = ("kernels", "lanes", "sockets_per_lane")  # that ranks compare
 KINDS = {kind.__name__: kind for kind in (RendezvousError, IncompatibleRanksError, CalledOff)}
 
@@ -52,6 +55,8 @@ class Gathered:
     """By rank on another host, the connection to it: between leaders and rank 0, or others of its host."""
     lanes: dict[int, list[int]] = field(default_factory=dict)
     """By rank on another host, the connections to it, equally many to each."""
+    generation: int = 1
+    """The number of the world, equal on all ranks."""
 
     @property
     def layout(self) -> Layout:
@@ -79,12 +84,41 @@ class Hello:
     build: dict[str, str | int]
     levels: list[str]
     """The kernels that it can run and may, the best last."""
+    worlds: int = 1
+    """The number of the world as this process counts: its driver's, or one more than the worlds that it has begun."""
+    failure: str = ""
+    """Why this rank cannot start; empty: it can."""
     nonce: str = field(default_factory=lambda: secrets.token_hex(16))
 
+    @classmethod
+    def read(cls, message: Mapping[str, Any]) -> Hello:
+        """A `Hello` from a message, which may be of a rank that has another version of the engine.
 
-def introduce(world: World, build: dict[str, str | int], levels: Sequence[str] = ()) -> Hello:
+        Raises
+        ------
+        ValueError
+            The message is no hello.
+        """
+        try:
+            return cls(**{entry.name: message[entry.name] for entry in fields(cls) if entry.name in message})
+        except TypeError as error:
+            raise ValueError("not a hello") from error
+
+
+def introduce(
+    world: World, worlds: int, build: dict[str, str | int], levels: Sequence[str] = (), failure: str = ""
+) -> Hello:
     """This process's `Hello`."""
-    return Hello(world.rank, world.size, os.getpid(), sorted(os.sched_getaffinity(0)), build, list(levels))
+    processors = sorted(os.sched_getaffinity(0))
+    return Hello(world.rank, world.size, os.getpid(), processors, build, list(levels), worlds, failure)
+
+
+def failed_start(failures: Mapping[int, str], missing: str = "") -> RendezvousError:
+    """The error of every rank where the start has failed on some, by rank; `missing` had not come by then."""
+    told = "\n  ".join(f"rank {rank}: {text}" for rank, text in sorted(failures.items()))
+    absent = f"\n  {missing} had not come yet" if missing else ""
+    failed = f"engine.init() has failed on {readable.ranks(failures)}, so no rank starts"
+    return RendezvousError(f"{failed}\n  {told}{absent}")
 
 
 def common_kernels(hellos: Sequence[Hello]) -> str | None:
@@ -93,6 +127,10 @@ def common_kernels(hellos: Sequence[Hello]) -> str | None:
         return None
     common = [level for level in hellos[0].levels if all(level in hello.levels for hello in hellos)]
     return common[-1] if common else None
+
+
+_MEND = {name: f"set the same {variable(name)}" for name in SETTINGS}
+_MEND["process_sets"] = "give the same to engine.init() on every rank"
 
 
 def compare(hellos: Sequence[Hello], places: Mapping[int, str], agreed: Collection[str] = ()) -> None:
@@ -110,23 +148,36 @@ def compare(hellos: Sequence[Hello], places: Mapping[int, str], agreed: Collecti
     Raises
     ------
     IncompatibleRanksError
+    RendezvousError
+        The start has failed on some of them.
     """
+    failures = {hello.rank: f"{hello.failure}{places.get(hello.rank, '')}" for hello in hellos if hello.failure}
+    if failures:
+        raise failed_start(failures)
     first, *others = hellos
     lines = []
     for hello in others:
         for name in sorted({*first.build, *hello.build} - {*agreed}):
             mine, theirs = first.build.get(name), hello.build.get(name)
             if mine != theirs:
-                mend = f"set the same {variable(name)}" if name in SETTINGS else "install the same version"
+                mend = _MEND.get(name, "install the same version")
                 rank = f"rank {hello.rank}{places.get(hello.rank, '')}"
                 lines.append(f"{rank} has {name} {theirs}, rank 0 has {name} {mine}: {mend}")
     if lines:
         raise IncompatibleRanksError("the ranks cannot work together\n  " + "\n  ".join(lines))
 
 
-def address(world: World, generation: int) -> str:
+def version() -> str:
+    """The version of this installation of the engine."""
+    try:
+        return metadata.version("enginerun")
+    except metadata.PackageNotFoundError:
+        return "0+unknown"  # A source tree that was never installed.
+
+
+def address(world: World) -> str:
     """The abstract socket of the ranks of a host: their user and a digest of the job's key."""
-    key = world.key(generation) + (f"@{world.host}" if world.several_hosts else "")
+    key = world.key + (f"@{world.host}" if world.several_hosts else "")
     digest = hashlib.sha256(key.encode()).hexdigest()[:40]
     return f"\0engine-{os.getuid()}-{digest}"
 
@@ -196,7 +247,7 @@ def receive(connection: socket.socket, nbytes: int, descriptors: list[int]) -> b
     return data
 
 
-def readable(descriptors: list[int], timeout: float) -> set[int]:
+def ready_to_read(descriptors: list[int], timeout: float) -> set[int]:
     """Those of `descriptors` that have data or have ended, as soon as there are any; `select` stops at number 1023."""
     poll = select.poll()
     for descriptor in descriptors:

@@ -31,17 +31,16 @@ class SetLinks:
     Parameters
     ----------
     world : World
-    generation : int
     gathered : Gathered
         How the world's ranks met. Its lanes still belong to it.
     timeout : float
         Seconds for the ranks of a set to connect.
     """
 
-    def __init__(self, world: World, generation: int, gathered: Gathered, timeout: float) -> None:
+    def __init__(self, world: World, gathered: Gathered, timeout: float) -> None:
         self._rank = world.rank
         self._layout = gathered.layout
-        self._key = world.proof(generation)
+        self._key = world.proof + f"world {gathered.generation}".encode()
         self._timeout = timeout
         self._formed = 0
         first = next(iter(gathered.lanes.values()))

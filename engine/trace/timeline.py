@@ -107,9 +107,6 @@ class Timeline:
         Bytes that the file may grow to.
     mark_cycles : bool
         Mark when each batch closes.
-    world : str
-        A text that only the ranks of this world have; empty on one host. On several hosts times are those of the
-        clock of rank 0's, as soon as that has been compared with this one's.
     number : int, optional
         The world's, in an elastic job.
     elastic : mapping, optional
@@ -130,7 +127,6 @@ class Timeline:
         size: int,
         limit: int,
         mark_cycles: bool,
-        world: str = "",
         number: int | None = None,
         elastic: Mapping[str, int | str] | None = None,
     ) -> None:
@@ -139,7 +135,7 @@ class Timeline:
         self._size = size
         self._limit = max(limit, 2 * RESERVE)
         self._mark_cycles = mark_cycles
-        self._world = world
+        self._world = ""
         self._elastic = dict(elastic or {})
         self._tracks: list[_Track] = []
         self._burst = BURST  # seconds that sets which are added may still have in hand
@@ -174,7 +170,7 @@ class Timeline:
                 error.errno, f"rank {self._rank} cannot write its timeline: {why}", str(self.path)
             ) from None
 
-    def start(self, engine: core.Engine, sets: Registry, hosts: int) -> None:
+    def start(self, engine: core.Engine, sets: Registry, hosts: int, world: str = "") -> None:
         """Begin to record and to write.
 
         Parameters
@@ -185,20 +181,24 @@ class Timeline:
             The process sets of the world; those that are added later are told by `add`.
         hosts : int
             On which the ranks of the world are.
+        world : str
+            A text that only the ranks of this world have; empty on one host. On several hosts times are those of the
+            clock of rank 0's, as soon as that has been compared with this one's.
 
         Raises
         ------
         EngineError
             The engine is recording for another timeline.
         """
-        self._sets, self._hosts = sets, hosts
+        self._sets, self._hosts, self._world = sets, hosts, world
         self._started = self._reported = time.monotonic()
         for number, each in ((0, engine), *sets.engines.items()):
             self._record(number, each, BURST)
         for track in self._tracks:
             self._write(self._drain, track)
-        self._thread = threading.Thread(target=self._run, name="engine-timeline", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, name="engine-timeline", daemon=True)
+        thread.start()
+        self._thread = thread
 
     def add(self, number: int, engine: core.Engine) -> None:
         """Record a process set too, from now to its removal. It does not write, so it waits for no disk."""

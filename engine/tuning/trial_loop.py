@@ -170,7 +170,7 @@ class Tuning:
         """End the thread and the process. The engine must not be closed yet."""
         unfinished = self._state if not self._ending.is_set() and self._engine.failure is None else ""
         self._end()
-        if threading.current_thread() is not self._thread:
+        if self._thread.ident is not None and threading.current_thread() is not self._thread:
             self._thread.join(timeout)
         if unfinished:
             known = "nothing was proven better than" if self._best == self._default else "the best so far was"

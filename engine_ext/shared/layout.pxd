@@ -78,7 +78,7 @@ cdef extern from "engine_ext/shared/layout.h" nogil:
 
     ctypedef struct rank_page:
         uint64_t arrivals, waits, request_head, steps
-        uint32_t wait_all, wait_requests, left, blocked, overdue, blocked_anywhere
+        uint32_t wait_all, wait_requests, left, started, blocked, overdue, blocked_anywhere
         uint64_t joined, joined_at
         uint32_t asleep
         uint64_t* need

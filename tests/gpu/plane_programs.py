@@ -57,7 +57,6 @@ class Rank:
     def world(self, job: str, size: int | None = None, rank: int | None = None, **settings: object) -> Iterator[None]:
         """A world with that name, in which this process has its rank or another one."""
         size, rank = size or self.size, str(self.rank if rank is None else rank)
-        runtime._generation = 0  # ranks that have seen different numbers of worlds meet
         os.environ.update({"RANK": rank, "LOCAL_RANK": rank, "ENGINE_JOB": f"{job} in {Path.cwd()}"})
         os.environ.update({"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)})
         if "ENGINE_HUB" in os.environ:  # ranks stand for hosts

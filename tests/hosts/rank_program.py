@@ -1,8 +1,8 @@
 """One rank that only meets the others, and says what came of it: the program of tests with namespaces as hosts.
 
 It says its number, and begins when it is given a line, so that a test knows that all are up. Its place comes from the
-variables of a launcher. TRIAL holds what else a test varies, as JSON: `generation`, `build`, `timeout`; `worlds`, how
-often it meets the others; and `stay`, whether it ends only when its standard input does.
+variables of a launcher. TRIAL holds what else a test varies, as JSON: `number` of an elastic world, `build`,
+`timeout`; `worlds`, how often it meets the others; and `stay`, whether it ends only when its standard input does.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import os
 import socket
 import sys
+from dataclasses import replace
 from typing import Any
 
 from engine import config
@@ -28,9 +29,8 @@ def main() -> None:
     environ = config.environment()
     trial = json.loads(environ.get("TRIAL", "{}"))
     settings = config.load(environ)
-    world = detect(environ)
-    first = trial.get("generation", 1)
-    for generation in range(first, first + trial.get("worlds", 1)):
+    world = replace(detect(environ), number=trial.get("number"))
+    for generation in range(1, 1 + trial.get("worlds", 1)):
         try:
             gathered = gather(
                 world,

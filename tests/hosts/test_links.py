@@ -12,7 +12,7 @@ import pytest
 from engine.host.network import address_of
 from engine.host.patience import Patience
 from engine.rendezvous.links import ANSWERS, CALLS, FIRST, NONCE, OPENING, Link, Unproven, answer, call
-from engine.rendezvous.messages import frame, readable
+from engine.rendezvous.messages import frame, ready_to_read
 from engine.rendezvous.talks import Steps, Talks
 
 KEY = bytes(32)
@@ -39,7 +39,7 @@ def settle(*conversations: Steps[Any]) -> list[Any]:
     for number, steps in enumerate(conversations):
         talks.begin(keep(number, steps))
     while len(found) < len(conversations):
-        readable([talks.fileno()], talks.wait())
+        ready_to_read([talks.fileno()], talks.wait())
         talks.turn()
     talks.close()
     return [found[number] for number in range(len(conversations))]

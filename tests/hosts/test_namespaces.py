@@ -196,7 +196,7 @@ def test_a_cable_that_is_cut_is_named_by_those_who_have_one(hosts: Hosts) -> Non
 
 
 @pytest.mark.parametrize(
-    ("environ", "trial"), [({"ENGINE_SECRET": "t"}, {}), ({}, {"generation": 2})], ids=["secret", "generation"]
+    ("environ", "trial"), [({"ENGINE_SECRET": "t"}, {}), ({}, {"number": 2})], ids=["secret", "number"]
 )
 def test_who_is_of_another_job_is_refused(hosts: Hosts, environ: dict[str, str], trial: dict[str, Any]) -> None:
     job = Job(hosts, [[0], [1]]).prepare(0, timeout=3.0).prepare(1, environ=environ, **trial)

@@ -47,7 +47,7 @@ def on_all(use: Callable[[int, SetLinks, Callable[[bytes], list[bytes]]], Any], 
                 barrier.wait(60)
                 return told
 
-            links = SetLinks(job[rank], 1, gathered[rank], 5.0)
+            links = SetLinks(job[rank], gathered[rank], 5.0)
             try:
                 results[rank] = use(rank, links, exchange)
             except (OSError, RuntimeError) as error:

@@ -20,7 +20,7 @@ import pytest
 
 from engine.errors import IncompatibleRanksError, RendezvousError
 from engine.rendezvous import Gathered, gather, hosting
-from engine.rendezvous.messages import GRACE, address, readable
+from engine.rendezvous.messages import GRACE, address, ready_to_read
 from engine.world import World
 
 from ..waiting import measured, until
@@ -116,7 +116,7 @@ def test_a_visitor_who_has_spoken_is_heard_however_late(
         """Rank 0 stands still between the greeting and the answer, until the answer is there and its time is over."""
         accept(self, listener)
         for visitor in self.strangers:
-            assert readable([visitor.connection.fileno()], 60.0)
+            assert ready_to_read([visitor.connection.fileno()], 60.0)
         over = time.monotonic() + 2 * hosting.GRACE
         while time.monotonic() < over:
             pass
@@ -193,7 +193,7 @@ def test_strangers_neither_break_nor_stall_the_others(job: Callable[..., World])
                 stranger = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
                 stranger.settimeout(1.0)
                 try:
-                    stranger.connect(address(job(0, 2), 1))
+                    stranger.connect(address(job(0, 2)))
                     stranger.sendall(junk)
                 except OSError:
                     stranger.close()
@@ -272,9 +272,9 @@ def test_a_rank_that_dies_while_they_gather_is_named(victim: int) -> None:
         assert all("rank 3 had not come yet" in text for text in texts)
 
 
-def test_the_generation_keeps_worlds_apart(job: Callable[..., World]) -> None:
-    assert address(job(0, 2), 1) != address(job(0, 2), 2)
-    assert address(job(0, 2), 1) != address(replace(job(0, 2), job="other"), 1)
+def test_the_number_of_an_elastic_world_keeps_worlds_apart(job: Callable[..., World]) -> None:
+    assert address(job(0, 2)) != address(replace(job(0, 2), number=2))
+    assert address(job(0, 2)) != address(replace(job(0, 2), job="other"))
 
 
 def test_an_error_of_the_start_shows_where_the_program_called_and_what_is_wrong() -> None:

@@ -157,21 +157,21 @@ def test_slurm_says_how_many_tasks_a_machine_has(text: str, refused: bool) -> No
         assert place(detect(environ)) == (1, 4, 1, 4)
 
 
-def test_a_restart_and_a_second_init_get_keys_of_their_own() -> None:
+def test_a_restart_and_an_elastic_world_get_keys_of_their_own() -> None:
     first, again = detect(TORCHRUN), detect({**TORCHRUN, "TORCHELASTIC_RESTART_COUNT": "1"})
-    assert len({first.key(1), first.key(2), again.key(1)}) == 3
-    assert detect({**TORCHRUN, "RANK": "0", "LOCAL_RANK": "0"}).key(1) == first.key(1)
+    assert len({first.key, replace(first, number=2).key, again.key}) == 3
+    assert detect({**TORCHRUN, "RANK": "0", "LOCAL_RANK": "0"}).key == first.key
 
 
 def test_the_job_may_be_named_under_any_launcher() -> None:
     assert detect({**PMI, "ENGINE_JOB": "mine"}).job == "ENGINE_JOB=mine"
 
 
-def test_the_proof_depends_on_secret_job_and_generation() -> None:
+def test_the_proof_depends_on_secret_job_and_number() -> None:
     world, other = detect({**OURS, "ENGINE_SECRET": "s"}), detect({**OURS, "ENGINE_SECRET": "t"})
     without = detect(OURS)
-    assert len({world.proof(1), world.proof(2), other.proof(1), without.proof(1)}) == 4
-    assert world.proof(1) == detect({**OURS, "ENGINE_SECRET": "s"}).proof(1)
+    assert len({world.proof, replace(world, number=2).proof, other.proof, without.proof}) == 4
+    assert world.proof == detect({**OURS, "ENGINE_SECRET": "s"}).proof
 
 
 HOSTS = {

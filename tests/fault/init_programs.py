@@ -1,0 +1,167 @@
+"""What ranks do in the tests of an `init` that fails on one of them, at each of its steps."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import engine
+from engine import process_sets, running, runtime, watch
+from engine.rendezvous import hosting, joining, messages
+from engine.trace import timeline
+from engine.tuning import trial_loop
+
+BEFORE = {
+    "environment": (runtime.config, "environment"),
+    "descriptors": (runtime.linux, "open_standard_descriptors"),
+    "given": (runtime.config, "given"),
+    "detect": (runtime, "detect"),
+    "logs": (runtime.logs, "configure"),
+    "listen": (runtime, "listen"),
+    "kernels": (running.setup, "use_kernels"),
+    "knobs of a log": (running, "_knobs_of_a_log"),
+    "page": (running, "_page"),
+    "timeline": (running, "Timeline"),
+    "introduce": (hosting.Hello, "__init__"),
+}
+"""Steps of a rank before it meets the others, by name: a module or class, and the name of what is called there."""
+MEETING = {
+    "own pidfd": (messages.linux, "pidfd_open"),
+    "segment": (running.setup, "create_segment"),
+    "create": (running, "_memory"),
+    "hosting": (hosting.Hosting, "_gathered"),
+    "joining": (joining.Joining, "_message"),
+}
+"""Steps of the meeting. Some are those of one rank alone: on others nothing fails."""
+AFTER = {
+    "spin": (running, "spin_us"),
+    "engine": (running, "_made_engine"),
+    "device": (running, "Device"),
+    "registry": (running, "Registry"),
+    "watch": (running, "Watch"),
+    "watch start": (watch.Watch, "start"),
+    "stacks": (running.stacks, "enable"),
+    "running": (running, "Running"),
+    "timeline start": (timeline.Timeline, "start"),
+    "sets": (process_sets.Registry, "add"),
+    "forming": (process_sets.Registry, "_form"),
+    "show": (running.Running, "show"),
+    "serving": (runtime.InProcess, "start"),
+    "tune": (trial_loop.Tuning, "start"),
+    "all": (runtime, "await_all"),
+}
+"""Steps of a rank that has met the others."""
+STEPS = BEFORE | MEETING | AFTER
+
+
+class Broken(Exception):
+    """What a step raises."""
+
+    def __str__(self) -> str:
+        return "a step is broken"
+
+
+@contextmanager
+def broken(step: str) -> Iterator[list[str]]:
+    """Have a step raise when it is first called; gives the list to which its name is added then."""
+    owner, name = STEPS[step]
+    kept = vars(owner)[name]
+    raised: list[str] = []
+
+    def fail_once(*args: Any, **options: Any) -> Any:
+        if not raised:
+            raised.append(step)
+            raise Broken
+        return kept(*args, **options)
+
+    setattr(owner, name, fail_once)
+    try:
+        yield raised
+    finally:
+        setattr(owner, name, kept)
+
+
+def fail_at(steps: list[str], hosts: int) -> list[dict[str, Any]]:
+    """Let `init` fail at each of some steps, on each rank in turn, and call it again; what came of it."""
+    rank, size = int(os.environ["ENGINE_RANK"]), int(os.environ["ENGINE_SIZE"])
+    if hosts > 1:
+        os.environ["PRETENDED_HOSTS"] = str(hosts)
+        import_module("tests.pretended_hosts")
+    settings = {"timeline": Path(f"timeline.{rank}"), "metrics": True, "metrics_port": 0}
+    engine.init(**settings)  # The page of counters and the file of stacks stay open from the first world on.
+    engine.shutdown()
+    seen = []
+    for step in steps:
+        for culprit in range(size):
+            before = state()
+            settings["autotune"] = step == "tune"
+            sets = [engine.ProcessSet(range(size - 1)), engine.ProcessSet([size - 1])]
+            begun = time.monotonic()
+            with broken(step) if rank == culprit else quiet() as raised:
+                error = attempt(lambda sets=sets: engine.init(sets, **settings))
+            row = {"step": step, "culprit": culprit, "rank": rank, "raised": bool(raised), "error": error}
+            row |= {"seconds": time.monotonic() - begun, "left": engine.is_initialized()}
+            row["state"] = [before, state()]
+            row["again"] = attempt(lambda sets=sets: engine.init(sets, **settings))
+            row["sum"] = attempt(lambda: float(engine.allreduce(np.ones(3), op=engine.Sum)[0]))
+            seen.append(row)
+            if not engine.is_initialized():
+                return seen
+            engine.barrier()
+            engine.shutdown()
+    return seen
+
+
+@contextmanager
+def quiet() -> Iterator[list[str]]:
+    """Nothing is broken."""
+    yield []
+
+
+def attempt(call: Callable[[], Any]) -> Any:
+    """What a call returns, or its error in a line."""
+    try:
+        return call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def state() -> dict[str, Any]:
+    """What this process has open, and which of the engine's threads run."""
+    gc.collect()
+    return {
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "threads": sorted(each.name for each in threading.enumerate() if each is not threading.main_thread()),
+    }
+
+
+def unequal_calls() -> float:
+    """Rank 0 calls `init` twice before it can start; rank 1 once."""
+    if int(os.environ["ENGINE_RANK"]) == 0:
+        for _ in range(2):
+            attempt(lambda: engine.init(start_timeout=0.01))
+    engine.init()
+    return float(engine.allreduce(np.ones(1), op=engine.Sum)[0])
+
+
+def different_sets() -> Any:
+    """Rank 0 gives a process set, rank 1 none."""
+    return attempt(lambda: engine.init([[0]] if int(os.environ["ENGINE_RANK"]) == 0 else []))
+
+
+def wrong_set() -> tuple[Any, bool, list[int]]:
+    """The second set is wrong on all ranks, then right."""
+    first = engine.ProcessSet([0])
+    error = attempt(lambda: engine.init([first, [0, 7]]))
+    initialized = engine.is_initialized()
+    engine.init([first, [1]])
+    return error, initialized, sorted(set(first.ranks) | {1})

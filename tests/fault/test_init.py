@@ -1,0 +1,48 @@
+"""An `init` that fails on one rank, at each step: all ranks hear why, nothing is left, and a second one works."""
+
+from __future__ import annotations
+
+import pytest
+
+from ..ranks import run_ranks
+from . import init_programs
+
+ONE_HOST = [*init_programs.STEPS]
+HOSTS = [step for step in ONE_HOST if step != "hosting"]  # by then the other hosts go on
+
+
+@pytest.mark.parametrize(
+    ("size", "hosts", "steps"),
+    [(2, 1, ONE_HOST), (3, 1, ONE_HOST), pytest.param(2, 2, HOSTS, marks=pytest.mark.slow), (3, 2, HOSTS)],
+    ids=["2", "3", "2 on 2 hosts", "3 on 2 hosts"],
+)
+def test_init_that_fails_on_one_rank_fails_on_all_and_works_again(size: int, hosts: int, steps: list[str]) -> None:
+    finished = run_ranks(size, init_programs.fail_at, steps, hosts)
+    rows = {(row["step"], row["culprit"], row["rank"]): row for value in finished.values for row in value}
+    assert len(rows) == len(steps) * size * size
+    failed = {(step, culprit) for (step, culprit, _), row in rows.items() if row["raised"]}
+    assert {step for step, _ in failed} == set(steps), "each step is one of some rank's"
+    for (step, culprit, rank), row in rows.items():
+        if (step, culprit) in failed:
+            assert "a step is broken" in row["error"], row
+            assert rank == culprit or f"rank {culprit}" in row["error"], row
+            assert not row["left"] and row["state"][0] == row["state"][1], row
+            assert row["again"] is None, row
+            assert row["seconds"] < 8.0, row
+        assert row["sum"] == size, row
+
+
+def test_init_works_again_on_ranks_that_have_called_it_unequally_often() -> None:
+    """Before, each process counted its calls, and ranks of different numbers never met."""
+    assert run_ranks(2, init_programs.unequal_calls).values == [2.0, 2.0]
+
+
+def test_ranks_that_give_different_process_sets_are_told_before_they_start() -> None:
+    errors = run_ranks(2, init_programs.different_sets).values
+    for error in errors:
+        assert error.startswith("IncompatibleRanksError") and "process_sets ProcessSet([0])" in error, errors
+
+
+def test_init_with_a_wrong_process_set_leaves_nothing_and_can_be_corrected() -> None:
+    for error, initialized, ranks in run_ranks(2, init_programs.wrong_set).values:
+        assert "ValueError" in error and not initialized and ranks == [0, 1]
