@@ -21,7 +21,7 @@ from ..elastic.worker.batches import loop
 from ..elastic.worker.gate import JobOver
 from ..elastic.worker.run import leave, run
 from .agreement import container_of
-from .names import names_of, optimizer_names
+from .names import optimizer_names, weight_names
 from .optimizer import is_distributed
 
 __all__ = [
@@ -157,7 +157,7 @@ def _own_variables(model: Any) -> list[Any]:
 def _variables_of(value: Any) -> dict[str, Any] | None:
     """The variables that are kept of a model or an optimizer, by their names; None of anything else."""
     if isinstance(value, keras.Model):
-        return dict(zip(names_of(value.weights), value.weights, strict=True))
+        return dict(zip(weight_names(value), value.weights, strict=True))
     if not isinstance(value, keras.optimizers.Optimizer):
         return None
     variables = list(value.variables)

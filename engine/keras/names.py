@@ -7,22 +7,27 @@ of its own has a number, too; ranks that built other models before have to name 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import takewhile
 from typing import Any
 
 from ..frameworks.agreement import unique_names
 
 
 def names_of(variables: Sequence[Any]) -> list[str]:
-    """The paths of variables without what all of them begin with; each is there once.
+    """The paths of variables without the first part, if all have it in common; each is there once.
 
     A Sequential model that was loaded has the paths of a new one without the model's own name, and one rank alone may
-    have loaded it.
+    have loaded it. The name of a layer is never left out, so that another layer is no partner.
     """
-    parts = [str(getattr(each, "path", None) or each.name).split("/") for each in variables]
-    levels = zip(*(each[:-1] for each in parts), strict=False)
-    shared = len([*takewhile(lambda level: len({*level}) == 1, levels)])
+    parts = [_path(each).split("/") for each in variables]
+    shared = len({each[0] for each in parts}) == 1 and min(map(len, parts)) > 2
     return unique_names("/".join(each[shared:]) for each in parts)
+
+
+def weight_names(model: Any) -> list[str]:
+    """The paths of a model's weights without the model's own name; each is there once."""
+    paths, own = [_path(each) for each in model.weights], f"{model.name}/"
+    whole = all(path.startswith(own) and path.count("/") > 1 for path in paths)
+    return unique_names(path.removeprefix(own) if whole else path for path in paths)
 
 
 def optimizer_names(optimizer: Any, variables: Sequence[Any] | None = None) -> list[str]:
@@ -39,10 +44,10 @@ def optimizer_names(optimizer: Any, variables: Sequence[Any] | None = None) -> l
         By default all that it has.
     """
     trained = list(getattr(optimizer, "_trainable_variables", None) or _trained_inside(optimizer))
-    paths = [str(getattr(each, "path", None) or each.name).replace("/", "_").replace(":", "_") for each in trained]
+    paths = [_path(each).replace("/", "_").replace(":", "_") for each in trained]
     known = dict(zip(paths, names_of(trained), strict=True))
     found = optimizer.variables if variables is None else variables
-    return unique_names(_slot_name(str(getattr(each, "path", None) or each.name), known) for each in found)
+    return unique_names(_slot_name(_path(each), known) for each in found)
 
 
 def named_variables(model: Any) -> dict[str, Any]:
@@ -50,14 +55,17 @@ def named_variables(model: Any) -> dict[str, Any]:
 
     Not the state of random generators: what the ranks drop out is theirs.
     """
-    weights = list(model.weights)
-    named = dict(zip(names_of(weights), weights, strict=True))
+    named = dict(zip(weight_names(model), model.weights, strict=True))
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None:
         variables = list(optimizer.variables)
         found = zip(optimizer_names(optimizer, variables), variables, strict=True)
         named |= {f"optimizer: {name}": each for name, each in found}
     return named
+
+
+def _path(variable: Any) -> str:
+    return str(getattr(variable, "path", None) or variable.name)
 
 
 def _trained_inside(optimizer: Any) -> Sequence[Any]:

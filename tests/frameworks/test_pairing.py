@@ -50,8 +50,8 @@ class Trial:
 
     def __init__(self, number: int) -> None:
         draw = random.Random(number)
-        names = [f"{letter}{number}" for letter in draw.sample("abcdefgh", draw.randint(2, 5))]
-        self.change = CHANGES[number % len(CHANGES)]
+        names = [f"{letter}{number}" for letter in draw.sample("abcdefgh", draw.randint(1, 5))]
+        self.change = CHANGES[number % len(CHANGES)] if len(names) > 1 else draw.choice(("dtype", "renamed"))
         odd, victim = draw.randrange(2), draw.choice(names)
         self.mine: Things = {name: value(name, engine.rank()) for name in names}
         self.named = {victim}
