@@ -94,13 +94,13 @@ sanitize-threads: $(VENV)/.installed-dev ## Run ranks as threads of one process 
 # In an environment of their own, which sees what .venv has: they bring much, and want no other torch.
 RECIPES := output/recipes
 .PHONY: recipes
-recipes: $(VENV)/.installed-dev ## Run docs/libraries.md: Hugging Face Trainer, Accelerate and Lightning on two ranks
+recipes: $(VENV)/.installed-dev ## Compare docs/libraries.md on two ranks with Trainer, Accelerate and Lightning in one process
 	@echo 'Installing the libraries into $(RECIPES)'
 	@$(BIN)/python -m venv $(RECIPES)
 	@$(BIN)/python -c 'import site; print("import site; site.addsitedir(%r)" % site.getsitepackages()[0])' \
 	    > "$$($(RECIPES)/bin/python -c 'import site; print(site.getsitepackages()[0])')/engine.pth"
 	@$(RECIPES)/bin/python -m pip --disable-pip-version-check --quiet install --no-compile -c constraints.txt \
-	    transformers accelerate pytorch-lightning
+	    transformers accelerate pytorch-lightning lightning
 	@$(RECIPES)/bin/python tests/recipes/libraries.py
 
 .PHONY: prometheus

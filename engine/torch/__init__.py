@@ -84,7 +84,7 @@ __all__ += basics.__all__
 
 
 def __getattr__(name: str) -> Any:
-    """`elastic` is imported when it is asked for."""
-    if name == "elastic":
-        return import_module(".elastic", __name__)
+    """`elastic` and `libraries` are imported when they are asked for."""
+    if name in ("elastic", "libraries"):
+        return import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

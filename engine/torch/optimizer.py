@@ -19,7 +19,7 @@ from ..types import Adasum, Average
 from .adasum import Deltas
 from .freezing import Plan, expect_all_ranks
 from .hooks import TorchReducer
-from .rivals import expect_no_rival
+from .rivals import expect_no_rival, warn_of_lone_library
 
 
 class _Distributed(Distributed):
@@ -173,6 +173,8 @@ class _Wrapping(Wrapping):
         """`before_step`, with the arguments of the optimizer's `step`, itself among them."""
         named = "closure" in kwargs
         given = kwargs["closure"] if named else args[1] if len(args) > 1 else None
+        if not self._begun and self.process_set.included():
+            warn_of_lone_library(given)
         closure = self.before_step(given)
         if closure is given:
             return None

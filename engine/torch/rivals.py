@@ -1,4 +1,4 @@
-"""Finds models whose gradients torch's own `DistributedDataParallel` or FSDP reduces as well.
+"""Finds models whose gradients torch's `DistributedDataParallel` or FSDP reduces too, and libraries without ranks.
 
 Two libraries that reduce one gradient at the same time spoil it: one may send what the other has averaged already. And
 the ranks stay equal, so that nobody notices.
@@ -9,9 +9,11 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
+from .. import logs, place
 from ..errors import EngineError
 
 
@@ -43,8 +45,8 @@ def expect_no_rival(named: dict[str, torch.Tensor]) -> None:
                     f"both would change it at the same time. Use one of them: leave out {kind}, or "
                     "DistributedOptimizer. A library that wraps models by itself (transformers' Trainer, Accelerate) "
                     "does so because it finds RANK and WORLD_SIZE: start the job with enginerun "
-                    "--no-torchrun-variables, or take them out of os.environ after engine.init() and before that "
-                    "library is imported, as docs/libraries.md shows"
+                    "--no-torchrun-variables. engine.torch.libraries has a Trainer and an Accelerator that do not "
+                    "wrap the model: see docs/libraries.md"
                 )
 
 
@@ -54,3 +56,31 @@ def _kinds() -> Iterator[type]:
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is not None:
         yield fsdp.FullyShardedDataParallel
+
+
+def warn_of_lone_library(closure: Any) -> None:
+    """Log a warning if the library that runs the training loop believes that this process is alone.
+
+    Parameters
+    ----------
+    closure : optional
+        Argument of the optimizer's step, which Lightning binds to its module.
+    """
+    size, library = place.size(), ""
+    if size == 1:
+        return
+    accelerate = sys.modules.get("accelerate.state")
+    state = getattr(getattr(accelerate, "PartialState", None), "_shared_state", {})
+    if state.get("num_processes") == 1:
+        library = "Accelerate, which transformers' Trainer uses, takes"
+    modules = getattr(closure, "args", ())
+    if any(getattr(getattr(each, "_trainer", None), "world_size", size) == 1 for each in modules):
+        library = "Lightning takes"
+    if library:
+        logs.logger.warning(
+            "%s this process for the only one, while the engine has %d ranks: each rank then divides its loss by its "
+            "own number of tokens, and has metrics and checkpoints of its own, so that the result is not that of one "
+            "process. Use engine.torch.libraries, as docs/libraries.md shows",
+            library,
+            size,
+        )

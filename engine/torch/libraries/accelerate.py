@@ -1,0 +1,132 @@
+"""`Accelerator` of Hugging Face Accelerate, whose gradients the engine reduces in place of DistributedDataParallel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import accelerate
+import torch
+from accelerate.optimizer import AcceleratedOptimizer
+
+from ...errors import EngineError
+from ...frameworks.optimizer import Distributed
+from ..optimizer import DistributedOptimizer
+from ..state import broadcast_parameters
+from .world import expect_same_place, export_place
+
+_PLAIN = ("NO", "MULTI_CPU", "MULTI_GPU")
+
+
+class EngineGradients:
+    """Methods of an `Accelerator` by which the engine reduces gradients.
+
+    `distributed_options` are those of `DistributedOptimizer`, such as `compression`.
+    """
+
+    distributed_options: dict[str, Any] = {}  # noqa: RUF012 (never changed in place)
+    _optimizers: list[Any]
+
+    def expect_usable(self) -> None:
+        """Raise EngineError if the library has another place than the engine, or shards the model by itself."""
+        own: Any = self
+        kind = str(own.distributed_type.name)
+        if kind not in _PLAIN:
+            raise EngineError(f"Accelerate is configured for {kind}, which reduces gradients itself: leave one of both")
+        expect_same_place("Accelerate", own.process_index, own.num_processes)
+
+    def prepare(self, *args: Any, **kwargs: Any) -> Any:
+        """As the library's; an optimizer may stand before its model."""
+        self._named = _named(each for each in args if isinstance(each, torch.nn.Module))
+        return super().prepare(*args, **kwargs)  # type: ignore[misc]
+
+    def prepare_model(self, model: Any, device_placement: bool | None = None, evaluation_mode: bool = False) -> Any:
+        """As the library's, without DistributedDataParallel; ranks take over rank 0's parameters and buffers."""
+        prepared = getattr(model, "_is_accelerate_prepared", False)
+        model = super().prepare_model(model, device_placement, evaluation_mode=True)  # type: ignore[misc]
+        if not evaluation_mode and not prepared:
+            broadcast_parameters(_tensors(model), root_rank=0)
+        return model
+
+    def prepare_optimizer(self, optimizer: Any, device_placement: bool | None = None) -> Any:
+        """As the library's, of a `DistributedOptimizer`."""
+        if not isinstance(_innermost(optimizer), Distributed):
+            known = _named(self._models) | getattr(self, "_named", {})  # type: ignore[attr-defined]
+            parameters = [each for group in optimizer.param_groups for each in group["params"]]
+            named = [(known[each], each) for each in parameters if each in known]
+            DistributedOptimizer(
+                optimizer, named if len(named) == len(parameters) else None, **self.distributed_options
+            )
+        return super().prepare_optimizer(optimizer, device_placement)  # type: ignore[misc]
+
+    @contextmanager
+    def no_sync(self, model: Any) -> Iterator[None]:
+        """Accumulate gradients of a model on this rank."""
+        own = {id(each) for each in model.parameters()}
+        with ExitStack() as stack:
+            for optimizer in map(_innermost, self._optimizers):
+                if any(id(each) in own for group in optimizer.param_groups for each in group["params"]):
+                    stack.enter_context(optimizer.no_sync())
+            yield
+
+    def unscale_gradients(self, optimizer: Any = None) -> None:
+        """As the library's, of reduced gradients. Clipping by norm and by value calls it first."""
+        for each in self._optimizers:
+            _innermost(each).synchronize()
+        super().unscale_gradients(optimizer)  # type: ignore[misc]
+
+
+class Accelerator(EngineGradients, accelerate.Accelerator):
+    """Accelerate's `Accelerator`, over the engine. Collective; call `init()` before.
+
+    Gathering, metrics, data loaders, checkpoints and everything else are the library's own.
+
+    Parameters
+    ----------
+    *args, **kwargs
+        Those of `accelerate.Accelerator`.
+    distributed_options : dict, optional
+        Options of `DistributedOptimizer`, such as `{"compression": Compression.fp16}`.
+
+    Raises
+    ------
+    EngineError
+        The library has been told another rank, or is configured for DeepSpeed or FSDP; or the job is elastic.
+    """
+
+    def __init__(self, *args: Any, distributed_options: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        export_place()
+        super().__init__(*args, **kwargs)
+        self.distributed_options = distributed_options or {}
+        self.expect_usable()
+
+
+def take_over(accelerator: Any, distributed_options: dict[str, Any] | None = None) -> None:
+    """Make an `accelerate.Accelerator` that exists already one over the engine. Errors as of `Accelerator`."""
+    kind = type(accelerator)
+    if not isinstance(accelerator, EngineGradients):
+        accelerator.__class__ = type(kind.__name__, (EngineGradients, kind), {})
+    accelerator.distributed_options = distributed_options or {}
+    accelerator.expect_usable()
+
+
+def _innermost(optimizer: Any) -> Any:
+    """An optimizer without the library's wrapper."""
+    while isinstance(optimizer, AcceleratedOptimizer):
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
+def _named(models: Any) -> dict[torch.Tensor, str]:
+    """Names of models' parameters; those of a second model begin with its number."""
+    named: dict[torch.Tensor, str] = {}
+    for number, model in enumerate(models):
+        for name, parameter in model.named_parameters():
+            named.setdefault(parameter, f"{number}.{name}" if number else name)
+    return named
+
+
+def _tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and buffers by name, each once."""
+    return dict(model.named_parameters()) | dict(model.named_buffers())

@@ -1,0 +1,159 @@
+"""A strategy of Lightning, by which the engine reduces gradients in place of DistributedDataParallel."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from ... import place
+from ...errors import EngineError
+from ...frameworks.optimizer import Distributed
+from ..optimizer import DistributedOptimizer
+from ..state import broadcast_parameters
+from .world import export_place
+
+PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+
+
+def lightning_strategy(package: str | None = None, **distributed_options: Any) -> Any:
+    """Make the strategy to give `Trainer(strategy=...)`, with `devices=1`. Collective; call `init()` before.
+
+    Parameters
+    ----------
+    package : str, optional
+        `"lightning.pytorch"` or `"pytorch_lightning"`: the name by which the program imports Lightning. Needed only
+        if it has imported both.
+    **distributed_options
+        Options of `DistributedOptimizer`, such as `compression`. Accumulation is the Trainer's
+        `accumulate_grad_batches`.
+
+    Returns
+    -------
+    Strategy
+
+    Raises
+    ------
+    EngineError
+        Both packages are imported and `package` is not given; or the job is elastic.
+    """
+    export_place()
+    imported = [name for name in PACKAGES if name in sys.modules]
+    if package is None and len(imported) > 1:
+        raise EngineError(
+            "both lightning.pytorch and pytorch_lightning are imported, and take no strategy of each other: give "
+            f"lightning_strategy() the one whose Trainer you use, such as package={PACKAGES[0]!r}"
+        )
+    return _strategy_of(import_module(package or (imported or [PACKAGES[0]])[0]))(distributed_options)
+
+
+@cache
+def _strategy_of(package: ModuleType) -> Any:
+    """The class of the strategy, for one of the packages."""
+    name = package.__name__
+    environments = import_module(f"{name}.plugins.environments")
+    environment = _environment_of(environments.LightningEnvironment)
+
+    class EngineStrategy(_Gradients, import_module(f"{name}.strategies").DDPStrategy):  # type: ignore[misc]
+        """Lightning's own strategy of one process for each device, with gradients reduced by the engine."""
+
+        def __init__(self, distributed_options: dict[str, Any]) -> None:
+            super().__init__(cluster_environment=environment())
+            self._distributed_options = distributed_options
+
+    return EngineStrategy
+
+
+def _environment_of(base: Any) -> Any:
+    """The class that tells one of the packages which rank this is."""
+
+    class EngineEnvironment(base):
+        """The engine's world, as Lightning asks for it."""
+
+        creates_processes_externally = True
+        main_address = property(lambda _: os.environ["MASTER_ADDR"])
+        main_port = property(lambda _: int(os.environ["MASTER_PORT"]))
+
+        def world_size(self) -> int:
+            return place.size()
+
+        def set_world_size(self, size: int) -> None:
+            """The engine tells the size."""
+
+        def global_rank(self) -> int:
+            return place.rank()
+
+        def set_global_rank(self, rank: int) -> None:
+            """The engine tells the rank."""
+
+        def local_rank(self) -> int:
+            return place.local_rank()
+
+        def node_rank(self) -> int:
+            return place.cross_rank()
+
+        def teardown(self) -> None:
+            """The launcher's variables stay."""
+
+    return EngineEnvironment
+
+
+class _Gradients:
+    """Methods of a strategy by which the engine reduces gradients."""
+
+    model: Any
+    optimizers: list[Any]
+    parallel_devices: list[torch.device]
+    _distributed_options: dict[str, Any]
+
+    @property
+    def root_device(self) -> torch.device:
+        """This rank's device: the CPU, or the GPU of its number on the host."""
+        device = self.parallel_devices[0]
+        if device.type != "cuda":
+            return device
+        return torch.device("cuda", place.local_rank() % torch.cuda.device_count())
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        """Share of the data that Lightning's sampler takes."""
+        return {"num_replicas": place.size(), "rank": place.rank()}
+
+    def configure_ddp(self) -> None:
+        """Give all ranks the parameters and buffers of rank 0; the model stays unwrapped."""
+        broadcast_parameters(dict(self.model.named_parameters()) | dict(self.model.named_buffers()), root_rank=0)
+
+    def setup_optimizers(self, trainer: Any) -> None:
+        """As Lightning's, of optimizers that reduce gradients."""
+        super().setup_optimizers(trainer)  # type: ignore[misc]
+        known = {parameter: name for name, parameter in self.model.named_parameters()}
+        for optimizer in self.optimizers:
+            if isinstance(optimizer, Distributed):
+                continue
+            parameters = [each for group in optimizer.param_groups for each in group["params"]]
+            named = [(known[each], each) for each in parameters if each in known]
+            DistributedOptimizer(
+                optimizer, named if len(named) == len(parameters) else None, **self._distributed_options
+            )
+
+    @contextmanager
+    def block_backward_sync(self) -> Iterator[None]:
+        """Accumulate gradients on this rank."""
+        with ExitStack() as stack:
+            for optimizer in self.optimizers:
+                stack.enter_context(optimizer.no_sync())
+            yield
+
+    def teardown(self) -> None:
+        """As Lightning's; a later `fit` wraps optimizers anew."""
+        for optimizer in self.optimizers:
+            if isinstance(optimizer, Distributed):
+                optimizer.unwrap()
+        super().teardown()  # type: ignore[misc]

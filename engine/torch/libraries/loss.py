@@ -1,0 +1,32 @@
+"""Losses that are means over unequally many items, such as tokens without padding."""
+
+from __future__ import annotations
+
+import torch
+
+from ... import place
+from ...types import Sum
+from ..ops import allreduce
+
+
+def global_mean(total: torch.Tensor, count: torch.Tensor | int) -> torch.Tensor:
+    """Make a loss whose average over the ranks is the mean over the items of all ranks. Collective.
+
+    The mean of the ranks' own means is another number where ranks have unequally many items. The gradients of what is
+    returned here, averaged as `DistributedOptimizer` does, are those of the mean over all items.
+
+    Parameters
+    ----------
+    total : torch.Tensor
+        Sum of the loss over this rank's items.
+    count : torch.Tensor or int
+        Number of this rank's items. May be 0.
+
+    Returns
+    -------
+    torch.Tensor
+        `total * size() / C`, where C is the sum of `count` over the ranks; 0 where no rank has an item.
+    """
+    counts = torch.as_tensor(count, dtype=torch.float64).detach().reshape(()).cpu()
+    over_all = float(allreduce(counts, op=Sum, name=None))
+    return total * (place.size() / max(over_all, 1.0))

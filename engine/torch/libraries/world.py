@@ -1,0 +1,67 @@
+"""Tells libraries that use torch.distributed which rank this process is.
+
+Gradients and parameters travel through the engine. What a library counts, gathers or waits for by itself goes through
+`torch.distributed`, whose process group the library makes from the environment.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from ... import objects, place, runtime
+from ...errors import EngineError
+from ...host.machine import free_port
+from ...launchers import TORCHRUN_PLACE
+
+
+def export_place() -> None:
+    """Set the variables by which libraries find their rank and meet in torch.distributed. Collective.
+
+    Call it after `init()`, and before anything of the library is made: `TrainingArguments`, `Accelerator`. Without a
+    GPU it also sets `ACCELERATE_USE_CPU`; Accelerate ignores the ranks of a machine without one otherwise.
+
+    Raises
+    ------
+    EngineError
+        The job is elastic: a process group of torch.distributed cannot follow from one world into the next.
+    NotInitializedError
+    """
+    world = runtime.current().world
+    if world.workers:
+        raise EngineError(
+            "engine.torch.libraries does not go with elastic jobs: the process group that Trainer, Accelerate and "
+            "Lightning make keeps its ranks; start the job without --min-np and --max-np, and resume from a checkpoint"
+        )
+    own = (place.rank(), place.local_rank(), place.size(), place.local_size())
+    kept = [_is_told(own)] * (place.size() == 1) or objects.allgather_object(_is_told(own))
+    if not all(kept):
+        host = world.hub.host if world.several_hosts and world.hub is not None else "127.0.0.1"
+        port = objects.broadcast_object(free_port("") if place.rank() == 0 else None)
+        values = (*(str(number) for number in own), host, str(port))
+        os.environ.update(zip(TORCHRUN_PLACE, values, strict=True))
+    if not torch.cuda.is_available():
+        os.environ.setdefault("ACCELERATE_USE_CPU", "true")
+
+
+def _is_told(own: tuple[int, ...]) -> bool:
+    """Whether the environment has all variables, and they name this rank."""
+    told = [os.environ.get(name, "") for name in TORCHRUN_PLACE]
+    return all(told) and told[: len(own)] == [str(number) for number in own]
+
+
+def expect_same_place(library: str, rank: int, size: int) -> None:
+    """Raise unless a library has the rank and size of the engine.
+
+    Raises
+    ------
+    EngineError
+    """
+    if (rank, size) != (place.rank(), place.size()):
+        raise EngineError(
+            f"{library} takes this process for rank {rank} of {size}, and the engine for rank {place.rank()} of "
+            f"{place.size()}: call engine.torch.libraries.export_place() after init() and before TrainingArguments, "
+            "Accelerator, or anything else of these libraries is made; on a machine with a GPU that is not to be "
+            "used, also give use_cpu=True (TrainingArguments) or cpu=True (Accelerator)"
+        )
