@@ -71,6 +71,15 @@ def test_what_a_worker_tells_comes_in_order(driver):
     assert [message["kind"] for _, message in driver.heard] == ["ready", "joined", "committed", "leaving", "done"]
 
 
+def test_a_worker_that_waits_at_the_gate_tells_that_it_wants_to_leave(driver):
+    with closing(Gate.open(driver.environment(1))) as gate, waiting(gate) as place:
+        driver.wait_for("ready", 1)
+        gate.leave()
+        driver.wait_for("leaving", 1)
+        driver.place(1, [1])
+        place.result(10)
+
+
 def test_a_forked_child_reads_nothing_of_what_is_for_the_worker(driver):
     with closing(Gate.open(driver.environment(1))) as gate:
         gate.joined(1)

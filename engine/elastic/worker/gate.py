@@ -24,6 +24,7 @@ from ..places import Place, Slot
 from .messages import Talk, TalkError
 
 PATIENCE = 30.0  # seconds that the agent has to answer, and to take what is sent to it
+LOOK = 0.5  # seconds between two looks of a waiting worker at whether a signal asks it to leave
 GONE = "the agent of this host is gone, or has given this worker up; it cannot take part in the job any more"
 
 
@@ -296,8 +297,8 @@ class Gate:
         """Tell that this worker wants to go, if it does. Take what has come; with `block`, wait until something has."""
         self._check_mine()
         self._tell_leaving()
-        if block:
-            self._poll(select.POLLIN, None)
+        while block and not self._poll(select.POLLIN, LOOK):
+            self._tell_leaving()  # a handler of signals has come meanwhile
         while True:
             try:
                 data = self._connection.recv(1 << 16)
@@ -339,10 +340,11 @@ class Gate:
         self._over = over
         raise self._over
 
-    def _poll(self, event: int, seconds: float | None) -> None:
+    def _poll(self, event: int, seconds: float) -> bool:
+        """Wait for an event for so many seconds at most; return whether there is one."""
         poll = select.poll()
         poll.register(self._connection, event)
-        poll.poll(None if seconds is None else 1e3 * seconds)
+        return bool(poll.poll(1e3 * seconds))
 
     # ---- places
 
