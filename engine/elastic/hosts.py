@@ -1,8 +1,9 @@
 """The hosts of a job: their slots and age, which slots may be started on, and who is left alone for how long.
 
-A failure costs the worker's slot 1, 2, 4 s before the next start. Three in a row in one slot, without a commit between,
-or the loss of the agent, blacklist the host: nothing is started there until its cooldown is over. Workers that live
-there go on: what failed was one of them.
+A failure costs the worker's slot 1, 2, 4 s before the next start, up to a minute, until a worker there has lived to see
+a commit. Three in a row in one slot, without a commit between, or the loss of the agent, blacklist the host: nothing is
+started there until its cooldown is over. Workers that live there go on: what failed was one of them. A newcomer that
+ends by itself before it was in a world proves nothing by the commits of others: only one of its own slot counts.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from .limits import Limits
 from .places import Slot
 
 FAILURES = 3  # in a row, after which the host is blacklisted
+SPARE = 16  # free slots of a host that are looked at beyond those that the largest world needs
+LONGEST_REST = 64.0  # seconds, the most that a slot rests after a failure
 FIRST_REST = 1.0  # seconds before the next start in a slot after its first failure; then twice as long each time
 
 
@@ -31,7 +34,11 @@ class _Host:
     times: int = 0
     """How often it was blacklisted."""
     failures: dict[int, int] = field(default_factory=dict)
-    """By slot, failures in a row."""
+    """By slot, failures in a row; a commit of a worker in it ends the row."""
+    counted: dict[int, int] = field(default_factory=dict)
+    """By slot, those of them that count toward the blacklist."""
+    unproven: set[int] = field(default_factory=set)
+    """Slots whose last failure was a newcomer's own, which commits of other slots do not forgive."""
     rests: dict[int, float] = field(default_factory=dict)
     """By slot, when it may be started in again."""
 
@@ -106,26 +113,50 @@ class Hosts:
         """Slots without a worker, and from when on they may be started in."""
         for name, host in self._hosts.items():
             if host.present and not host.leaving:
-                for number in range(host.slots):
+                # However many slots a script tells: no world needs more than these.
+                needed = self._limits.max_size + len(taken) + len(host.rests) + SPARE
+                for number in range(min(host.slots, needed)):
                     if (slot := Slot(name, number)) not in taken:
                         yield slot, max(host.out_until, host.rests.get(number, -math.inf))
 
-    def failed(self, slot: Slot, now: float) -> bool:
-        """Note a worker's failure; whether its host was blacklisted for that."""
-        host = self._hosts[slot.host]
-        failures = host.failures.get(slot.number, 0) + 1
-        host.failures[slot.number] = failures
-        host.rests[slot.number] = now + FIRST_REST * 2 ** (failures - 1)
-        if failures < FAILURES:
+    def failed(self, slot: Slot, now: float, *, unproven: bool = False) -> bool:
+        """Note a worker's failure.
+
+        Parameters
+        ----------
+        slot : Slot
+        now : float
+            Seconds.
+        unproven : bool
+            Whether the worker has ended by itself before it was in any world.
+
+        Returns
+        -------
+        bool
+            Whether the host was blacklisted for that.
+        """
+        host, number = self._hosts[slot.host], slot.number
+        host.failures[number] = host.failures.get(number, 0) + 1
+        host.counted[number] = host.counted.get(number, 0) + 1
+        host.rests[number] = now + min(FIRST_REST * 2.0 ** min(host.failures[number] - 1, 60), LONGEST_REST)
+        if unproven:
+            host.unproven.add(number)
+        else:
+            host.unproven.discard(number)
+        if host.counted[number] < FAILURES:
             return False
-        del host.failures[slot.number]
+        del host.failures[number], host.counted[number]
         self.exclude(slot.host, now)
         return True
 
     def forgive(self, slots: Iterable[Slot]) -> None:
-        """Forget the failures of slots, since their world has committed."""
+        """Count failures anew, since a world has committed that had workers in these slots."""
         for slot in slots:
-            self._hosts[slot.host].failures.pop(slot.number, None)
+            host = self._hosts[slot.host]
+            host.failures.pop(slot.number, None)
+            host.unproven.discard(slot.number)
+        for host in self._hosts.values():
+            host.counted = {number: host.counted[number] for number in host.counted if number in host.unproven}
 
     def exclude(self, name: str, now: float) -> None:
         """Blacklist a host: nothing is started there until its cooldown is over."""

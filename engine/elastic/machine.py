@@ -205,7 +205,7 @@ class Machine:
         worker = self.roster.remove(event.worker)
         if worker is None or worker.at in (At.ENDING, At.KILLED, At.LOST) or (worker.at is At.DONE and event.code == 0):
             return
-        self._fail(worker, event.what, event.exception)
+        self._fail(worker, event.what, event.exception, own=event.code > 0)
 
     def _ready(self, event: events.Ready) -> None:
         self._hear_of(event.commit)
@@ -383,15 +383,15 @@ class Machine:
             if not told_to_end:
                 self._fail(worker, text)
 
-    def _fail(self, worker: Worker, text: str, exception: str = "") -> None:
-        """A worker has failed. Its slot is charged; its world, if it is a member, is over."""
+    def _fail(self, worker: Worker, text: str, exception: str = "", own: bool = True) -> None:
+        """A worker has failed, by its `own` doing or killed. Its slot is charged; a member's world is over."""
         if self.phase is Phase.OVER:
             return
         member = self.roster.is_member(worker)
         cause = Cause(f"{worker}: {text}", worker.number)
         if member or self.phase is Phase.WAITING:
             self.causes.failed(cause)
-        self._charge(worker)
+        self._charge(worker, unproven=own and worker.world == 0)
         if member:
             self._break(cause)
         if exception and self.phase is not Phase.DRAINING and (member or self.world == 0):
@@ -424,12 +424,12 @@ class Machine:
         if self.phase is Phase.RESETTING and culprit is not None and culprit in self.roster.computing():
             culprit.until = min(culprit.until or self._now, self._now + self.limits.stalled_wait)
 
-    def _charge(self, worker: Worker) -> bool:
+    def _charge(self, worker: Worker, unproven: bool = False) -> bool:
         """Charge a worker's slot, once for each world; whether its host was blacklisted for that."""
         if worker.charged == self.world:
             return False
         worker.charged = self.world
-        out = self.hosts.failed(worker.slot, self._now)
+        out = self.hosts.failed(worker.slot, self._now, unproven=unproven)
         if out:
             self._orders.do(events.Say(f"host {worker.slot.host} is blacklisted: failures in a row in {worker.slot}"))
         return out

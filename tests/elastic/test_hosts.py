@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.elastic.hosts import Hosts
+from engine.elastic.hosts import LONGEST_REST, Hosts
 from engine.elastic.limits import Limits
 from engine.elastic.places import Slot
 
@@ -71,6 +71,32 @@ def test_a_commit_between_failures_forgives() -> None:
     for now in range(10):
         assert not known.failed(Slot("a", 0), float(now))
         known.forgive([Slot("a", 0)])
+
+
+def test_a_commit_of_other_slots_starts_the_count_anew() -> None:
+    known = hosts(a=2)
+    for now in range(0, 100, 20):
+        assert not known.failed(Slot("a", 0), float(now))
+        assert not known.failed(Slot("a", 0), now + 5.0)
+        known.forgive([Slot("a", 1)])
+    assert known.next_free({Slot("a", 1)}, 86.0) == 85.0 + LONGEST_REST  # the rest goes on to grow, up to a bound
+
+
+def test_newcomers_that_end_by_themselves_are_not_forgiven_by_commits_of_others() -> None:
+    known = hosts(a=2)
+    told = []
+    for now in (1.0, 2.0, 3.0):
+        told.append(known.failed(Slot("a", 0), now, unproven=True))
+        known.forgive([Slot("a", 1)])
+    assert told == [False, False, True]
+
+
+def test_absurd_slots_make_no_long_lists() -> None:
+    known = hosts(a=10**11)
+    taken = {Slot("a", number) for number in range(40)}
+    assert len(known.free((), 0.0)) < 100
+    assert next(slot for slot in known.free(taken, 0.0) if slot not in taken) == Slot("a", 40)
+    assert known.next_free(taken, 0.0) is None
 
 
 def test_a_cooldown_doubles_and_has_a_bound() -> None:
