@@ -5,6 +5,7 @@ The script runs in a process of its own, with a deadline, beside whatever the dr
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -89,6 +90,7 @@ class Script:
         self._say = say
         self._deadline = deadline
         self._process: subprocess.Popen[bytes] | None = None
+        self._ending: subprocess.Popen[bytes] | None = None  # was killed, and has not ended yet
         self._pidfd = -1
         self._since = float("-inf")
         self._answer: dict[str, int] | None = None
@@ -98,7 +100,9 @@ class Script:
 
     def look(self, now: float) -> Mapping[str, int] | None:
         """As of `Discovery`."""
-        if self._process is None and now - self._since >= EVERY:
+        if self._ending is not None and self._ending.poll() is not None:
+            self._ending = None
+        if self._process is None and self._ending is None and now - self._since >= EVERY:
             self._since = now
             self._ask()
         elif self._process is not None and now - self._since >= self._deadline:
@@ -121,22 +125,32 @@ class Script:
 
     def _ask(self) -> None:
         try:
-            self._out = tempfile.TemporaryFile()  # noqa: SIM115 - lives until the answer has been read
-            self._err = tempfile.TemporaryFile()  # noqa: SIM115
-            self._process = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=self._out, stderr=self._err, start_new_session=True
-            )
+            with contextlib.ExitStack() as opened:
+                self._out = opened.enter_context(tempfile.TemporaryFile())
+                self._err = opened.enter_context(tempfile.TemporaryFile())
+                self._process = subprocess.Popen(
+                    self._command, stdin=subprocess.DEVNULL, stdout=self._out, stderr=self._err, start_new_session=True
+                )
+                opened.pop_all()  # they live until the answer has been read
         except OSError as error:
-            self._close_files()
-            self._failed(f"it cannot be started: {error.strerror}")
+            self._failed(f"it cannot be started: {error.strerror or error}")
             return
-        self._pidfd = linux.pidfd_open(self._process.pid)
+        try:
+            self._pidfd = linux.pidfd_open(self._process.pid)
+        except OSError as error:
+            self._stop()
+            self._failed(f"it cannot be watched: {linux.refusal('pidfd_open', error)}")
+            return
         self._selects.hear(self._pidfd, self._ended)
 
     def _ended(self) -> None:
         """It has ended, and what it has written is its answer."""
         assert self._process is not None
-        code = self._process.wait()
+        code = self._process.poll()
+        if code is None:  # its threads still end, or whoever traces it holds it
+            self._stop()
+            self._failed("it has ended, and the system does not say how")
+            return
         if os.fstat(self._out.fileno()).st_size > ANSWER:
             self._stop()
             self._failed(f"its answer is longer than {ANSWER >> 20} MiB")
@@ -157,16 +171,16 @@ class Script:
         self._answer = answer
 
     def _stop(self) -> None:
-        """End it, and what it has started."""
+        """End it, and what it has started. One that is in an uninterruptible wait ends later: nobody waits for it."""
         assert self._process is not None
         processes.send_group(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        if self._process.poll() is None:
+            self._ending = self._process
         self._process = None
-        self._selects.forget(self._pidfd)
-        os.close(self._pidfd)
-        self._close_files()
-
-    def _close_files(self) -> None:
+        if self._pidfd >= 0:
+            self._selects.forget(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1
         self._out.close()
         self._err.close()
 

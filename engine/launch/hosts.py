@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from .errors import LaunchError
 
+MOST_SLOTS = 1 << 20  # of a host; more is a mistake in a file or a script
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _PART = re.compile(r"(?P<name>\[[^\]]+\]|[^:]+)(?::(?P<slots>\d+))?")
 _NAME = re.compile(r"(?:[A-Za-z0-9_][\w.-]*@)?[A-Za-z0-9_:][\w.:%-]*")
@@ -72,8 +73,14 @@ def parse_hosts(text: str) -> list[tuple[str, int]]:
 def _part(text: str) -> tuple[str, int] | None:
     """Name and slots of `name:slots`; None if it is not of that form. Whether the name can be one is not looked at."""
     found = _PART.fullmatch(text.strip())
-    slots = int(found["slots"] or 1) if found else 0
-    return None if found is None or slots < 1 else (found["name"].strip("[]"), slots)
+    slots = _count(found["slots"] or "1") if found else 0
+    return None if found is None or not 1 <= slots <= MOST_SLOTS else (found["name"].strip("[]"), slots)
+
+
+def _count(digits: str) -> int:
+    """Read a number of slots; whatever is beyond `MOST_SLOTS` reads as one more, however many digits it has."""
+    significant = digits.lstrip("0")
+    return min(int(significant or "0"), MOST_SLOTS + 1) if len(significant) < 10 else MOST_SLOTS + 1
 
 
 def read_hostfile(text: str) -> list[tuple[str, int]]:
@@ -140,7 +147,9 @@ def read_discovered(text: str, slots: int) -> dict[str, int]:
         name = found["name"].strip("[]") if found else ""
         if found is None or not _NAME.fullmatch(name):
             raise ValueError(f"it printed {line.strip()[:200]!r}, and 'name:slots' or 'name' is expected in each line")
-        hosts[name] = hosts.get(name, 0) + (slots if found["slots"] is None else int(found["slots"]))
+        hosts[name] = hosts.get(name, 0) + (
+            slots if found["slots"] is None else min(_count(found["slots"]), MOST_SLOTS)
+        )
     return hosts
 
 
@@ -159,7 +168,8 @@ def is_here(name: str, names: Collection[str]) -> bool:
     bool
         Of an address, whether one of this machine's interfaces has it.
     """
-    if name in LOOPBACK or name in names:
+    plain = plain_name(name)
+    if plain in LOOPBACK or plain in map(plain_name, names):
         return True
     try:
         version = ipaddress.ip_address(name).version
@@ -171,6 +181,11 @@ def is_here(name: str, names: Collection[str]) -> bool:
         except OSError:
             return False
     return True
+
+
+def plain_name(name: str) -> str:
+    """Return a host's name as name servers compare it: case and a final dot mean nothing."""
+    return name.lower().removesuffix(".")
 
 
 def own_names() -> set[str]:

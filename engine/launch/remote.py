@@ -11,7 +11,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from ..host import network, processes
+from ..host import linux, network, processes
 from .channel import Channel, ChannelError
 from .hosts import Place
 from .reach import Reach
@@ -143,7 +143,7 @@ class RemoteHost:
         self.channel = Channel(reading, writing, greeted=False)
         os.set_blocking(errors, False)
         self.errors = errors
-        self.carrier = os.pidfd_open(self._process.pid)
+        self.carrier = linux.pidfd_open(self._process.pid)
 
     def hear_errors(self) -> list[str]:
         """Take what ssh and the agent wrote to stderr.
@@ -244,7 +244,8 @@ class RemoteHost:
                 self._process.wait(patience)
             except subprocess.TimeoutExpired:
                 processes.send_group(self._process.pid, signal.SIGKILL)
-                self._process.wait()
+                with contextlib.suppress(subprocess.TimeoutExpired):  # in an uninterruptible wait: the system reaps it
+                    self._process.wait(MOMENT)
         if self.channel is not None:
             if self.cut_off:
                 self.channel.await_end(patience)

@@ -6,6 +6,7 @@ the file system. A packet is a message: an object of JSON with the protocol's `v
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -133,7 +134,8 @@ class TunerProcess:
             self._process.wait(ENDING)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # in an uninterruptible wait: the system reaps it
+                self._process.wait(ENDING)
         self._socket.close()
         os.close(self._output)
 

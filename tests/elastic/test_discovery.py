@@ -1,0 +1,84 @@
+"""The question to a host discovery script that cannot be started, or cannot be killed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+
+import pytest
+
+from engine.launch.discovery import Script
+from engine.launch.errors import LaunchError
+from engine.launch.hosts import MOST_SLOTS, is_here, parse_hosts, read_discovered
+
+from ..waiting import until
+
+
+class Descriptors:
+    """Keeps what the script wants to hear of, and calls back nothing by itself."""
+
+    def __init__(self) -> None:
+        self.acts: dict[int, Callable[[], None]] = {}
+
+    def hear(self, descriptor: int, act: Callable[[], None]) -> None:
+        self.acts[descriptor] = act
+
+    def forget(self, descriptor: int) -> None:
+        del self.acts[descriptor]
+
+
+def test_without_room_for_an_answer_the_script_cannot_be_started(monkeypatch):
+    def refuse(*_: object) -> None:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    with pytest.raises(LaunchError, match="it cannot be started: No space left on device"):
+        Script(["true"], 1, Descriptors(), print).look(0.0)
+
+
+def test_a_script_that_cannot_be_killed_is_not_waited_for(tmp_path):
+    """Its tracer keeps it from being reaped, as an uninterruptible wait does; nothing is asked until it has ended."""
+    asked = tmp_path / "asked"
+    script = [sys.executable, "-c", f"import time; open({str(asked)!r}, 'a').write('x'); time.sleep(600)"]
+    selects, lines = Descriptors(), []
+    question = Script(script, 1, selects, lines.append, deadline=5.0)
+    question._answer = {"a": 1}
+    question.look(0.0)
+    until(asked.exists, "the script runs")
+    assert question._process is not None
+    tracer = subprocess.Popen([sys.executable, "-c", TRACER, str(question._process.pid)], stdout=subprocess.PIPE)
+    try:
+        assert tracer.stdout is not None and tracer.stdout.readline() == b"traced\n"
+        assert question.look(6.0) is None
+        assert question._ending is not None, "the system reaps it at once: this test cannot test anything"
+        assert question.look(8.0) is None and question._process is None and selects.acts == {}
+        assert lines == ["the host discovery script fails, its last answer counts: it has not answered within 5 s"]
+    finally:
+        tracer.kill()
+        tracer.wait(10)
+    until(lambda: question.look(10.0) is None and question._process is not None, "the script is asked again")
+    question.close()
+
+
+TRACER = """
+import ctypes, sys, time
+assert ctypes.CDLL(None).ptrace(0x4206, int(sys.argv[1]), 0, 0) == 0  # PTRACE_SEIZE
+print("traced", flush=True)
+time.sleep(60)  # whoever traces it reaps it first
+"""
+
+
+@pytest.mark.parametrize("digits", [12, 5000])
+def test_absurd_slots_are_bounded_where_they_are_read(digits):
+    text = "9" * digits
+    assert read_discovered(f"h2:{text}", 1) == {"h2": MOST_SLOTS}
+    with pytest.raises(LaunchError, match="at least one slot"):
+        parse_hosts(f"h2:{text}")
+
+
+@pytest.mark.parametrize("name", ["LOCALHOST", "LocalHost.", "NODE1", "node1.", "127.0.0.1"])
+def test_names_of_this_machine_are_compared_as_name_servers_do(name):
+    assert is_here(name, {"Node1"})
