@@ -23,7 +23,7 @@ GREETING = b"\0enginerun agent 1\n"
 LIMIT = 64 << 20  # bytes of a message
 NOISE = 1 << 16  # bytes before the greeting that are kept for the report of a failed start
 READ_BYTES = 1 << 18
-_LENGTHS = struct.Struct(">II")
+LENGTHS = struct.Struct(">II")
 
 
 class ChannelError(Exception):
@@ -95,7 +95,7 @@ def pack(kind: str, body: bytes = b"", /, **head: Any) -> bytes:
     bytes
     """
     text = json.dumps([kind, head]).encode()
-    return _LENGTHS.pack(len(text) + len(body), len(text)) + text + body
+    return LENGTHS.pack(len(text) + len(body), len(text)) + text + body
 
 
 class Decoder:
@@ -130,14 +130,14 @@ class Decoder:
         self._held += data
         if not self.greeted and not self._greet():
             return
-        while len(self._held) >= _LENGTHS.size:
-            length, head = _LENGTHS.unpack_from(self._held)
+        while len(self._held) >= LENGTHS.size:
+            length, head = LENGTHS.unpack_from(self._held)
             if not head <= length <= LIMIT:
                 raise ChannelError("what it writes are no messages of an agent")
-            if len(self._held) < _LENGTHS.size + length:
+            if len(self._held) < LENGTHS.size + length:
                 return
-            content = bytes(self._held[_LENGTHS.size : _LENGTHS.size + length])
-            del self._held[: _LENGTHS.size + length]
+            content = bytes(self._held[LENGTHS.size : LENGTHS.size + length])
+            del self._held[: LENGTHS.size + length]
             yield _message(content[:head], content[head:])
 
     def _greet(self) -> bool:

@@ -29,6 +29,9 @@ class Backlog:
     def __bool__(self) -> bool:
         return bool(self._head) or self._read_at < self._write_at
 
+    def __len__(self) -> int:
+        return len(self._head) + self._write_at - self._read_at
+
     def append(self, data: bytes) -> None:
         """Add at the end.
 
@@ -109,6 +112,11 @@ class Console:
         self.colour = terminal and not os.environ.get("NO_COLOR")
         self._portion = TERMINAL_PORTION if terminal else PIPE_PORTION
         self._polled = terminal or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+
+    @property
+    def behind(self) -> int:
+        """Bytes that are left to write."""
+        return len(self._backlog)
 
     @property
     def waiting(self) -> bool:

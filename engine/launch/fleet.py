@@ -19,6 +19,7 @@ from .console import Console
 from .discovery import Names
 from .elastic_options import MARGIN
 from .hosts import LOOPBACK, Place
+from .lease_relay import LeaseRelay
 from .options import Options
 from .page_copies import Copies
 from .plan import Job
@@ -114,14 +115,15 @@ class Fleet:
         cluster: Cluster | None = None,
     ) -> None:
         self._cluster = cluster
-        self.board = Switchboard((), consoles, self._act, self._lose, self._heard)
+        assert options.elastic is not None
+        self._lease = options.elastic.lease
+        self._relay = LeaseRelay(min(BEAT, self._lease / 5))
+        self.board = Switchboard((), consoles, self._act, self._lose, self._heard, self._relay)
         self._options, self._job, self._names, self._several = options, job, names, several
         self._environment = environment
         self._pages = pages
         self._seconds = seconds
         self._told, self._lost, self._cleared, self._refused, self._say = told, lost, cleared, refused, say
-        assert options.elastic is not None
-        self._lease = options.elastic.lease
         self._agents: dict[str, RemoteHost] = {}
         self._patience: dict[str, Patience] = {}  # until an agent that starts, or is silent, is lost
         self._copies: dict[str, Copies] = {}
@@ -130,11 +132,9 @@ class Fleet:
         self._addresses: dict[str, str] = {}
         self._routes = _Routes()
         self._where: dict[str, str] = {}  # as of `witness`
-        self._stamped: dict[str, float] = {}  # when an agent's own time was last heard
         self._running: dict[str, dict[int, list[int]]] = {}  # by worker, its process's number and when that began
         self._inquiries: dict[RemoteHost, _Inquiry] = {}  # by the agent that looks
         self._numbered = 0
-        self._beaten = Patience(0.0)
         self._finishing = False
 
     def launch(self, host: str, slots: int, fields: dict[str, Any]) -> None:
@@ -185,15 +185,10 @@ class Fleet:
             self._inquire(self._part(self._agents[host]))
 
     def step(self, seconds: float) -> None:
-        """Serve what is ready, for so long at most; send the beat; see who has said nothing for too long."""
-        self.board.step(min(seconds, self._beaten.wait()))
+        """Serve what is ready, for so long at most; see who has said nothing for too long."""
+        self.board.step(seconds)
         for witness in [each for each, inquiry in self._inquiries.items() if not inquiry.patience.left()]:
             self._dismiss(witness)
-        if not self._beaten.left():
-            self._beaten.begin(min(BEAT, self._lease / 5))
-            for agent in self._agents.values():
-                if agent.ready:
-                    self.board.send(agent, "beat")
         # Agents, and not hosts: the loss of one may have another given up, and started anew.
         for agent in [self._agents[host] for host, patience in self._patience.items() if not patience.left()]:
             late = f"has not answered for {self._lease:g} s", f"did not answer within {self._seconds:g} s"
@@ -289,8 +284,7 @@ class Fleet:
         elif message.kind == "done":
             agent.done = True
         elif message.kind == "beat":
-            self._stamped[host] = time.monotonic()
-            self.board.send(agent, "heard", at=message.seconds("at"))
+            message.seconds("at")  # the relay has answered it
         else:
             if message.kind == "started":
                 self._running[host][message.number("worker")] = [message.number("pid"), message.number("born")]
@@ -331,7 +325,8 @@ class Fleet:
         They run until a lease has passed since the agent said the last that was heard, at the longest.
         """
         host = agent.name
-        spent = time.monotonic() - self._stamped.get(host, time.monotonic())
+        heard = self._relay.stop(agent.channel)
+        spent = 0.0 if heard is None else time.monotonic() - heard
         patience = Patience(max(MARGIN, self._lease + MARGIN - spent))
         inquiry = _Inquiry(agent, self._where.get(host, ""), self._running[host], patience)
         self._drop(host).give_up()
@@ -369,7 +364,6 @@ class Fleet:
         agent = self._agents.pop(host)
         del self._patience[host], self._waiting[host], self._copies[host], self._running[host]
         self._where.pop(host, None)
-        self._stamped.pop(host, None)
         self.board.ignore(agent)
         agent.trouble = agent.trouble or "given up"
         return agent

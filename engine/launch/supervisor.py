@@ -231,7 +231,7 @@ class Supervisor:
                 pipe = key.data.pipe
                 key.data.read()
                 if key.data.pipe < 0:
-                    self._selector.unregister(pipe)
+                    self._unlisten(pipe)
             elif callable(key.data):
                 key.data()
 
@@ -259,7 +259,7 @@ class Supervisor:
                 pipe = stream.pipe
                 stream.drain(PIPE_DRAIN)
                 if stream.pipe < 0:
-                    self._selector.unregister(pipe)
+                    self._unlisten(pipe)
         self._tell_end(rank, end)
         if code != 0:
             self._failed(rank, code)
@@ -292,8 +292,13 @@ class Supervisor:
     def _close(self, stream: Stream) -> None:
         """Stop listening to a stream whose pipe something may still hold."""
         if stream.pipe >= 0:
-            self._selector.unregister(stream.pipe)
+            self._unlisten(stream.pipe)
             stream.close()
+
+    def _unlisten(self, pipe: int) -> None:
+        """Stop listening to a pipe, which may be held back."""
+        if pipe in self._selector.get_map():
+            self._selector.unregister(pipe)
 
     def _signals(self) -> None:
         """Act on the signals that have come."""

@@ -12,6 +12,7 @@ from typing import Any
 from ..host.patience import Patience
 from .channel import ChannelError, Message
 from .console import Console
+from .lease_relay import LeaseRelay
 from .remote import RemoteHost
 
 DELIVERY = 1.0  # seconds that a channel has to end, or to bring the last, once the process that carries it has ended
@@ -35,6 +36,8 @@ class Switchboard:
         Called with a host whose channel has ended, and how; the host is not listened to any more.
     heard : callable, optional
         Called with a host and lines that it wrote to stderr.
+    relay : LeaseRelay, optional
+        Stands between this and the agents.
     """
 
     def __init__(
@@ -44,12 +47,14 @@ class Switchboard:
         act: Callable[[RemoteHost, Message], None],
         lost: Callable[[RemoteHost, str], None],
         heard: Callable[[RemoteHost, list[str]], None] = lambda *_: None,
+        relay: LeaseRelay | None = None,
     ) -> None:
         self._hosts = list(hosts)
         self._consoles = list(consoles)
         self._act = act
         self._lost = lost
         self._heard = heard
+        self._relay = relay
         self._selector = selectors.DefaultSelector()
         self._watched: dict[int, list[int]] = {}
         self._parting: list[RemoteHost] = []
@@ -87,6 +92,8 @@ class Switchboard:
             self._hosts.append(host)
         host.start()
         if host.channel is not None:
+            if self._relay is not None:
+                self._relay.take(host.channel)
             self._watched[host.number] = [host.channel.reading, host.errors, host.carrier]
             self.hear(host.channel.reading, lambda: self._receive(host))
             self.hear(host.errors, lambda: self._errors(host))
@@ -156,6 +163,8 @@ class Switchboard:
         for host in self._hosts:
             host.close(patience.left())
         self._selector.close()
+        if self._relay is not None:
+            self._relay.close()
 
     def _await_room(self) -> None:
         """Have the selector look at descriptors that are behind, and at no others."""
