@@ -16,6 +16,8 @@ from .limits import Limits
 from .places import Slot
 
 FAILURES = 3  # in a row, after which the host is blacklisted
+FIRST_APART = 10.0  # seconds before newcomers of a host that could not meet the others try again; then twice as long
+LONGEST_APART = 600.0  # and the most
 SPARE = 16  # free slots of a host that are looked at beyond those that the largest world needs
 LONGEST_REST = 64.0  # seconds, the most that a slot rests after a failure
 FIRST_REST = 1.0  # seconds before the next start in a slot after its first failure; then twice as long each time
@@ -31,6 +33,10 @@ class _Host:
     """Whether it has said that it goes; until it was absent from an answer."""
     out_until: float = -math.inf
     """When its cooldown is over; infinite: never."""
+    apart_until: float = -math.inf
+    """When a worker of it may try again to meet the others, which it could not."""
+    apart: int = 0
+    """How often in a row it could not."""
     times: int = 0
     """How often it was blacklisted."""
     failures: dict[int, int] = field(default_factory=dict)
@@ -117,7 +123,7 @@ class Hosts:
                 needed = self._limits.max_size + len(taken) + len(host.rests) + SPARE
                 for number in range(min(host.slots, needed)):
                     if (slot := Slot(name, number)) not in taken:
-                        yield slot, max(host.out_until, host.rests.get(number, -math.inf))
+                        yield slot, max(host.out_until, host.apart_until, host.rests.get(number, -math.inf))
 
     def failed(self, slot: Slot, now: float, *, unproven: bool = False) -> bool:
         """Note a worker's failure.
@@ -168,6 +174,19 @@ class Hosts:
         host.out_until = (
             now + min(cooldown[0] * 2.0 ** min(host.times - 1, 1000), cooldown[1]) if cooldown else math.inf
         )
+
+    def part(self, name: str, now: float) -> float:
+        """Note that a host's newcomers could not meet the others; for how many seconds none is started there."""
+        host = self._hosts[name]
+        host.apart += 1
+        rest = min(FIRST_APART * 2.0 ** min(host.apart - 1, 60), LONGEST_APART)
+        host.apart_until = now + rest
+        return rest
+
+    def met(self, names: Iterable[str]) -> None:
+        """Note that workers of these hosts have met."""
+        for name in names:
+            self._hosts[name].apart, self._hosts[name].apart_until = 0, -math.inf
 
     def cool(self, slot: Slot, *, whole: bool, now: float) -> None:
         """Leave a slot alone in which a worker was slow, for as long as a host that fails; or its whole host."""

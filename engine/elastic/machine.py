@@ -12,6 +12,7 @@ newcomers that start were waited for, for `grow_wait`; nobody is unfenced | GATH
 | | there was a commit, and nobody at the gate holds one | OVER |
 | GATHERING | all members have joined | RUNNING |
 | | a member has ended or come back, its agent is lost, or `meeting` is over | VOID to the others; RESETTING |
+| | so, and all live: newcomers of hosts where nobody holds a commit | leave; nothing is started there for a while |
 | RUNNING | a member has ended, its agent is lost, or it has come to the gate | RESETTING |
 | | a member shall leave: its host has gone or leaves, it asks for it, it is slow; \
 if all shall, there are newcomers enough for a world beside one of them | UPDATE to all, once |
@@ -141,7 +142,8 @@ class Machine:
             raise ValueError(f"it was {self._now} already, and now it is {now}")
         self._now = now
         self._orders.begin(now)
-        for worker in self.roster:
+        # Who holds a commit comes last: where a world cannot meet, the first is given up, and the others get more time.
+        for worker in sorted(self.roster, key=lambda each: (each.commit is not None, each.number)):
             if worker.until is not None and worker.until <= now:
                 self._late(worker)
         _REACTIONS[type(event)](self, event)
@@ -222,6 +224,8 @@ class Machine:
             self._overcome()  # what each member has saved on its way to the gate is a commit
             self._reset(Cause(", ".join(self._kinds) or "the hosts have changed", kind=self._kind))
         else:
+            if event.why is Why.FAILURE:
+                self._part(event.culprit)
             self._break(self._blame(worker, event))
             self._hurry(event)
 
@@ -310,6 +314,7 @@ class Machine:
         """GATHERING: all members have met."""
         members = self.roster.computing()
         if all(worker.joined for worker in members):
+            self.hosts.met({worker.slot.host for worker in members})
             self._builds.met(members[0].build if members else {})
             self._enter(Phase.RUNNING)
 
@@ -378,6 +383,8 @@ class Machine:
             self._lose(worker.slot.host, f"its agent has not ended {worker}")
         else:
             text = texts.late(worker, self.phase is Phase.GATHERING, self.limits)
+            if self.roster.is_member(worker):
+                self._part(None)
             told_to_end = worker.at is At.ENDING
             self._orders.kill(worker, text)
             if not told_to_end:
@@ -423,6 +430,25 @@ class Machine:
         culprit = self.roster.get(event.culprit) if event.stalled else None
         if self.phase is Phase.RESETTING and culprit is not None and culprit in self.roster.computing():
             culprit.until = min(culprit.until or self._now, self._now + self.limits.stalled_wait)
+
+    def _part(self, culprit: int | None) -> None:
+        """A world could not meet, though all its members live. Those that hold a commit go on without the newcomers of
+        hosts where nobody does; these are tried again later.
+        """
+        members = [worker for worker in self.roster if self.roster.is_member(worker)]
+        if self.phase is not Phase.GATHERING or len(members) < len(self.roster.members):
+            return
+        holders = {worker.slot.host for worker in members if worker.commit is not None}
+        strange = {worker.slot.host for worker in members} - holders
+        blamed = {worker.slot.host for worker in members if worker.number == culprit} & strange
+        for host in sorted(blamed or strange) if holders else ():
+            rest = self.hosts.part(host, self._now)
+            self._orders.do(
+                events.Say(f"host {host} cannot be met by the others, which go on without it; next try in {rest:.0f} s")
+            )
+            for worker in self.roster.on(host):
+                if worker.commit is None:
+                    worker.leaving = worker.leaving or f"host {host} cannot be met by the others"
 
     def _charge(self, worker: Worker, unproven: bool = False) -> bool:
         """Charge a worker's slot, once for each world; whether its host was blacklisted for that."""

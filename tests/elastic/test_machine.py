@@ -601,6 +601,54 @@ def _at_once(self: Machine, members: list[Any]) -> bool:
     return self.limits.largest(len(members) + len(self.roster.at(At.GATE))) > len(members)
 
 
+@pytest.mark.parametrize("told", ["late", "by the holder", "by the newcomer"])
+def test_who_holds_a_commit_goes_on_without_a_host_that_cannot_be_met(told: str) -> None:
+    """The cable for data is cut for good, and the driver reaches both: the newcomer leaves, and another comes later."""
+    driver = Driver(Limits(2, 1, 2, start_timeout=20.0), a=1, b=1).train(0, 1, commit=1)
+    driver.tell(events.Ended(1, -9, "killed by SIGKILL"))
+    driver.ready(0, world=1, why=Why.FAILURE, commit=1)
+    assert driver.members() == [0]
+    driver.join(0).tell(events.Committed(0, 2, 2))
+    waits = []
+    for world in (3, 5, 7):
+        before = driver.now
+        while not (started := driver.taken(events.Start)):
+            deadline = driver.machine.deadline()
+            assert deadline is not None
+            driver.at(deadline)
+        waits.append(driver.now - before)
+        newcomer = started[-1].worker
+        driver.ready(newcomer).at(driver.now + 3.0)
+        assert driver.taken(events.Update)
+        driver.ready(0, world=world - 1, why=Why.HOSTS, commit=world)
+        assert sorted(driver.members()) == [0, newcomer]
+        if told == "late":
+            driver.at(driver.now + 20.5)
+        elif told == "by the holder":
+            driver.ready(0, world=world, why=Why.FAILURE, culprit=newcomer, commit=world)
+        else:
+            driver.ready(newcomer, world=world, why=Why.FAILURE, culprit=0)
+        assert [action.worker for action in driver.taken(events.Kill)] == [newcomer] * (told == "late")
+        if told != "by the holder":
+            driver.ready(0, world=world, why=Why.VOID, commit=world)
+        if told != "late":
+            driver.ready(newcomer, world=world, why=Why.VOID)
+        driver.tell(events.Ended(newcomer, -9, "ended"))
+        assert driver.members() == [0] and driver.machine.phase is Phase.GATHERING
+        driver.join(0).tell(events.Committed(0, world + 1, world + 1))
+    assert waits[1] > 9.0 and waits[2] > waits[1] + 5.0
+    assert driver.machine.outcome is None
+
+
+def test_a_host_that_could_not_be_met_joins_when_it_can() -> None:
+    known = Driver(Limits(2, 1, 2), a=1, b=1).machine.hosts
+    assert [known.part("b", 0.0) for _ in range(8)] == [10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 600.0, 600.0]
+    assert known.free((), 599.0) == [Slot("a", 0)] and known.next_free((), 599.0) == 600.0
+    known.met(["b"])
+    assert known.free((), 599.0) == [Slot("a", 0), Slot("b", 0)]
+    assert known.part("b", 0.0) == 10.0
+
+
 MUTANTS: dict[str, tuple[type, str, Callable[..., Any], str]] = {
     "no fence": (Roster, "unfenced", lambda self: [], "beside world"),
     "a fence without those whose agent is lost": (
