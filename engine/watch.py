@@ -19,6 +19,7 @@ from typing import Any
 
 from . import readable
 from .errors import WorldError
+from .host.signals import FLIGHT
 from .host.stacks import NOT_THE_USERS
 from .logs import logger
 from .native import core
@@ -32,7 +33,7 @@ SHOWN = 3  # most names in one line of a stall report
 
 def summary(kind: type[BaseException], value: BaseException | None, trace: TracebackType | None) -> str:
     """An exception in one line, with the last place in the user's own code: `ValueError: bad batch at train.py:12`."""
-    text = str(value).strip().splitlines()
+    text = [] if value is None else readable.exception_text(value).strip().splitlines()
     where = ""
     frames = traceback.extract_tb(trace)
     if frames:
@@ -87,10 +88,10 @@ class Watch:
         """Start the thread; put the hooks in place."""
         self._thread.start()
         self._chained, sys.excepthook = sys.excepthook, self._excepthook
-        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(FLIGHT) is signal.SIG_DFL:
             # Python runs the handler when the main thread next executes Python code. A wait in the engine looks every
             # 100 ms; somebody else's native code delays it for as long as that runs.
-            signal.signal(signal.SIGUSR1, self._on_signal)
+            signal.signal(FLIGHT, self._on_signal)
             self._handles_signal = True
 
     def stop(self, timeout: float) -> None:
@@ -99,8 +100,8 @@ class Watch:
         if sys.excepthook == self._excepthook:
             sys.excepthook = self._chained
         if self._handles_signal and threading.current_thread() is threading.main_thread():
-            if signal.getsignal(signal.SIGUSR1) == self._on_signal:
-                signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+            if signal.getsignal(FLIGHT) == self._on_signal:
+                signal.signal(FLIGHT, signal.SIG_DFL)
             self._handles_signal = False
         if self._thread.ident is not None and threading.current_thread() is not self._thread:
             self._thread.join(timeout)

@@ -7,6 +7,10 @@ import signal
 import socket
 from collections.abc import Callable, Iterable, Iterator
 
+FLIGHT = signal.SIGRTMIN + 8
+"""By which a rank is asked for its flight record. SIGUSR1 and SIGUSR2 are the program's, which must find them as they
+were: Lightning, for one, requeues a job of Slurm by SIGUSR1 only if nobody handles that signal."""
+
 
 @contextlib.contextmanager
 def caught(numbers: Iterable[signal.Signals], handler: Callable[..., object]) -> Iterator[socket.socket]:

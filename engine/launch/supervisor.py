@@ -21,6 +21,7 @@ from enum import IntEnum
 from .. import readable
 from ..host import processes, stacks
 from ..host.patience import Patience
+from ..host.signals import FLIGHT
 from .console import Console
 from .guardian import Guardian
 from .output import Stream
@@ -327,10 +328,12 @@ class Supervisor:
 
     def _pass_on(self, signum: int) -> None:
         """Forward a signal to each rank that handles it, or to what it runs; it would kill one that does not."""
+        # SIGUSR1 asks for flight records, too, for which a rank's engine listens to another signal.
+        signums = (signum, FLIGHT) if signum == signal.SIGUSR1 else (signum,)
         deaf = [
             rank.number
             for rank in self._alive.values()
-            if not any([processes.send(pid, signum) for pid in self._handling(rank, signum)])
+            if not any([processes.send(pid, each) for each in signums for pid in self._handling(rank, each)])
         ]
         if deaf:
             name = processes.signal_name(signum)

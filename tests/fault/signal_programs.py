@@ -48,3 +48,12 @@ def interrupted() -> Any:
         engine.allreduce(ones(), name="never")
     until(lambda: not engine.is_initialized(), "the handler has shut the engine down")
     return {"after_init": after_init, "ended": time.monotonic()}
+
+
+def handlers() -> list[str]:
+    """The signals whose handlers are others after `init`."""
+    numbers = sorted(signal.valid_signals())
+    before = {number: signal.getsignal(number) for number in numbers}
+    engine.init()
+    changed = [number for number in numbers if signal.getsignal(number) != before[number]]
+    return [f"SIGRTMIN+{number - signal.SIGRTMIN}" if number >= signal.SIGRTMIN else str(number) for number in changed]

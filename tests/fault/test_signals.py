@@ -6,7 +6,7 @@ import os
 import signal
 from pathlib import Path
 
-from ..ranks import Job, start_ranks
+from ..ranks import Job, run_ranks, start_ranks
 from ..waiting import until
 from . import signal_programs
 from .faults import send
@@ -39,3 +39,9 @@ def test_shutdown_in_a_signal_handler_ends_in_the_middle_of_init_and_of_shutdown
     said = finished.ranks[0].stderr
     assert "engine.shutdown() was called while engine.init() runs in the same thread" in said
     assert "engine.shutdown() was called while engine.shutdown() runs in the same thread" in said
+
+
+def test_a_program_finds_its_signals_as_they_were() -> None:
+    """But for two realtime signals; Lightning, for one, takes SIGUSR1 only if nobody handles it."""
+    for changed in run_ranks(2, signal_programs.handlers).values:
+        assert changed == ["SIGRTMIN+8", "SIGRTMIN+9"]
