@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
@@ -12,6 +14,7 @@ from ..compat import builds
 from ..frameworks.table import BOUND
 
 # Launchers of others under which ranks find each other, and what is to be known of them.
+MPI_SECONDS = 20.0  # that the search for an MPI library may take
 OTHERS = {"torchrun": "", "mpirun": " (Open MPI, MPICH)", "srun": " (by its variables)"}
 
 
@@ -34,12 +37,12 @@ def table() -> str:
             (bool(builds.nccl_built()), "NCCL"),
             (builds.ddl_built(), "DDL"),
             (builds.ccl_built(), "CCL"),
-            (builds.mpi_built(), "MPI between hosts"),
+            (_has_mpi(), "MPI between hosts"),
             (builds.gloo_built(), "Gloo"),
         ],
         "Devices": [
             (bool(kernels), "CPU"),
-            (bool(kernels) and builds.cuda_built(), "CUDA"),
+            (bool(kernels) and builds.cuda_built() and _has_cuda_driver(), "CUDA"),
             (builds.rocm_built(), "ROCm"),
         ],
     }
@@ -47,6 +50,28 @@ def table() -> str:
     for title, rows in sections.items():
         lines += ["", f"{title}:", *(f"    [{'X' if there else ' '}] {name}" for there, name in rows)]
     return "\n".join(lines)
+
+
+def _has_mpi() -> bool:
+    """Whether mpi4py is here and finds an MPI library."""
+    if not builds.mpi_built():
+        return False
+    found = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI"
+    try:  # In a process of its own: some MPIs end a process that they cannot serve.
+        run = subprocess.run([sys.executable, "-c", found], capture_output=True, timeout=MPI_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return run.returncode == 0
+
+
+def _has_cuda_driver() -> bool:
+    """Whether NVIDIA's driver is here and says that there is a GPU."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    count = ctypes.c_int()
+    return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
 
 
 def _launchers() -> Iterator[tuple[bool, str]]:

@@ -6,6 +6,7 @@ import argparse
 import os
 import platform
 import socket
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -143,6 +144,10 @@ def main(arguments: Sequence[str]) -> int:
         print(check_build.table())
         return 0
     places = lay_out(hosts, sum(slots for _, slots in hosts), None if given.launch_agent else own_names())
+    shown = {place.name for place in places}
+    here = next((place.name for place in places if place.local), "")
+    for name in dict.fromkeys(name for name, _ in hosts if name not in shown):
+        print(f"enginerun doctor: {name} is this machine, as {here} is: they are one host", file=sys.stderr)
     return Examination(places, reach_of(given), given.start_timeout).run()
 
 
