@@ -8,6 +8,7 @@ takes those of all sets in one order. What ends the world ends its sets, and the
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 import time
 from array import array
 from collections import Counter
@@ -32,6 +33,18 @@ WAITING = (
     "this call into that function. A program that has none needs one (engine.elastic.run, docs/elastic.md), or has to "
     "be started without --min-np, --max-np and --host-discovery-script"
 )
+
+
+def uninitialized() -> str:
+    """What to tell a caller of a process in which no engine runs."""
+    text = "call engine.init() first; it has not been called, or engine.shutdown() has"
+    if multiprocessing.parent_process() is None:
+        return text
+    return (
+        f"{text}. This process is a worker of multiprocessing: started with 'spawn' or 'forkserver' (Python 3.14's "
+        "default) it imports the script, and engine.init() does nothing in it. Move engine.init() and all that "
+        'communicates under if __name__ == "__main__":'
+    )
 
 
 def _distinct(ranks: Iterable[int]) -> tuple[int, ...]:
@@ -204,11 +217,7 @@ class _GlobalProcessSet(ProcessSet):
 
     def _check(self) -> core.Engine:
         if self._world is None:
-            raise NotInitializedError(
-                "call engine.init() first; it has not been called, or engine.shutdown() has"
-                if self._planned is None
-                else WAITING
-            )
+            raise NotInitializedError(uninitialized() if self._planned is None else WAITING)
         return self._world
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import multiprocessing
 import os
 import threading
 import time
@@ -30,10 +31,11 @@ from .errors import (
 from .frameworks import moving
 from .host import linux
 from .host.kubernetes import service_links
+from .host.processes import look
 from .metrics.export.in_process import InProcess, listen
 from .metrics.names import STATES
 from .native import core
-from .process_sets import WAITING, ProcessSet
+from .process_sets import WAITING, ProcessSet, uninitialized
 from .rendezvous import CallOff, by_mpi
 from .running import Prepared, Running, await_all, prepare, start, tell_failure
 from .waiting_room import GATE, WaitingRoom
@@ -47,6 +49,8 @@ _FORKED = (
 ProcessSets = Iterable[ProcessSet | Iterable[int]] | str | None
 
 _MOMENT = 2.0  # seconds that each thread and process beside the engine has to end, whatever the time-out
+HOLDER = "ENGINERUN_RANK_HOLDER"
+"""Variable by which a rank tells the processes that it starts that it is the rank whose variables they have."""
 _SHOWN = 5  # operations that a warning names
 
 _lock = threading.RLock()
@@ -55,6 +59,7 @@ _put_off = False  # whether a signal handler called shutdown() during that call
 _running: Running | None = None
 _room: WaitingRoom | None = None
 _generation = 0
+_imported: World | None = None  # place of the rank whose worker this process is, if init() was passed over for that
 _before_shutdown: list[Callable[[float], str | None]] = []
 _on_enter: list[Callable[[], None]] = []
 
@@ -117,6 +122,9 @@ def alone(what: str) -> Iterator[None]:
 def init(process_sets: ProcessSets = None, **settings: Any) -> None:
     """Meet the other ranks and start the engine. Collective. Does nothing if the engine is running.
 
+    Where a worker process of `multiprocessing` imports the script or a module of it (`spawn`, `forkserver`), it does
+    nothing: the rank is the process that has started the worker. `rank()`, `size()` and their like answer there, too.
+
     In an elastic job it meets nobody yet, and only takes note of what it is given: the ranks meet in the function that
     `elastic.run` wraps. Until then `rank()`, `size()` and their like give planned numbers.
 
@@ -140,12 +148,16 @@ def init(process_sets: ProcessSets = None, **settings: Any) -> None:
         Ranks that run different builds.
     ForkedError
         The parent of this process had initialised the engine.
+    EngineError
+        Another process that is an ancestor of this one is this rank, and runs the engine.
     """
     with alone("init"):
         if _running is not None:
             _check_pid(_running)
             if settings or process_sets:
                 raise ConfigError("the engine is running; call engine.shutdown() before engine.init() with settings")
+            return
+        if _is_imported_by_worker():
             return
         try:
             begin = _wait if GATE in os.environ else _begin
@@ -170,6 +182,8 @@ def _begin(settings: Mapping[str, Any], process_sets: ProcessSets) -> tuple[Worl
     If it fails on one rank it fails on all, which hear why, and nothing of it is left: a second call meets again.
     """
     global _running, _generation
+    if HOLDER in os.environ:
+        _expect_own_place()
     prepared = _prepare(settings, process_sets)
     serving = prepared.serving
     try:
@@ -192,7 +206,43 @@ def _begin(settings: Mapping[str, Any], process_sets: ProcessSets) -> tuple[Worl
         _abandon(running, error)
         raise
     _running = running
+    _hold_place(running.world)
     return running.world, prepared.environ
+
+
+def _is_imported_by_worker() -> bool:
+    """Whether a worker of `multiprocessing` is importing the program that calls `init`; notes its rank's place."""
+    global _imported
+    process = multiprocessing.current_process()
+    if not getattr(process, "_inheriting", False):  # as multiprocessing itself asks
+        return False
+    _imported = find_place(config.environment())
+    logs.logger.info("engine.init() does nothing in process %d, a worker that imports the script", process.pid)
+    return True
+
+
+def imported() -> World | None:
+    """The place of the rank whose worker this process is, if it called `init` as it imported the program."""
+    return _imported
+
+
+def _hold_place(world: World) -> None:
+    """Note in the environment of processes that this one starts which rank it is."""
+    if world.size > 1:
+        os.environ[HOLDER] = f"{os.getpid()} {world.rank} {world.size} {world.job}"
+
+
+def _expect_own_place() -> None:
+    """Refuse to be a rank that a process which started this one is."""
+    pid, _, held = os.environ[HOLDER].partition(" ")
+    world = find_place(config.environment())
+    own = held == f"{world.rank} {world.size} {world.job}"
+    if own and pid.isdecimal() and int(pid) != os.getpid() and look(int(pid)) is not None:
+        raise EngineError(
+            f"process {os.getpid()} was started by process {pid}, which is rank {world.rank} of {world.size} itself, "
+            'and has its variables. Call engine.init() in that process alone, under if __name__ == "__main__":; a '
+            "process that is to be another rank needs variables of its own"
+        )
 
 
 @dataclass
@@ -434,6 +484,7 @@ def shutdown() -> None:
         if os.getpid() != running.pid:
             return  # A forked child has nothing to end: threads and mappings stayed with the parent.
         _running = None
+        os.environ.pop(HOLDER, None)
         atexit.unregister(shutdown)
         _close(running, running.settings.shutdown_timeout)
         if running.engine.failure is not None:
@@ -515,9 +566,7 @@ def current() -> Running:
     """The world that this process is in. Errors as of `engine`."""
     running = _running
     if running is None:
-        raise NotInitializedError(
-            "call engine.init() first; it has not been called, or engine.shutdown() has" if _room is None else WAITING
-        )
+        raise NotInitializedError(uninitialized() if _room is None else WAITING)
     if os.getpid() != running.pid:
         _check_pid(running)
     return running

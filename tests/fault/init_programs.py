@@ -20,6 +20,8 @@ from engine.rendezvous import hosting, joining, messages
 from engine.trace import timeline
 from engine.tuning import trial_loop
 
+from .programs import touch, wait_for
+
 BEFORE = {
     "environment": (runtime.config, "environment"),
     "descriptors": (runtime.linux, "open_standard_descriptors"),
@@ -165,3 +167,34 @@ def wrong_set() -> tuple[Any, bool, list[int]]:
     initialized = engine.is_initialized()
     engine.init([first, [1]])
     return error, initialized, sorted(set(first.ranks) | {1})
+
+
+def stuck_sets(timeout: float) -> float:
+    """Rank 0 waits in two process sets for what nobody else brings; the seconds that `shutdown` takes."""
+    sets = [engine.ProcessSet(ranks) for ranks in ([0, 1], [0, 2], [1, 2])]
+    engine.init(sets, shutdown_timeout=timeout)
+    if engine.rank() != 0:
+        wait_for("over")
+        return 0.0
+    for each in sets[:2]:
+        engine.allreduce_async(np.ones(3), process_set=each)
+    begun = time.monotonic()
+    engine.shutdown()
+    seconds = time.monotonic() - begun
+    touch("over")
+    return seconds
+
+
+class Unspeakable(Exception):
+    """An exception whose text is an error itself."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def unspeakable() -> Any:
+    """Rank 1 ends by it; what rank 0 hears."""
+    engine.init()
+    if engine.rank() == 1:
+        raise Unspeakable
+    return attempt(engine.barrier)

@@ -46,3 +46,14 @@ def test_ranks_that_give_different_process_sets_are_told_before_they_start() -> 
 def test_init_with_a_wrong_process_set_leaves_nothing_and_can_be_corrected() -> None:
     for error, initialized, ranks in run_ranks(2, init_programs.wrong_set).values:
         assert "ValueError" in error and not initialized and ranks == [0, 1]
+
+
+def test_process_sets_that_wait_share_one_shutdown_timeout() -> None:
+    seconds = run_ranks(3, init_programs.stuck_sets, 3.0).values
+    assert 2.5 < max(seconds) < 5.5, seconds
+
+
+def test_an_exception_that_cannot_tell_its_text_is_told_all_the_same() -> None:
+    finished = run_ranks(2, init_programs.unspeakable, check=False)
+    assert "rank 1 raised" in finished.values[0] or "rank 1 failed" in finished.values[0], finished
+    assert "Unspeakable" in finished.values[0], finished
