@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except ImportError as error:
         missing = str(error.name).partition(".")[0]
-        print(f"autotune: error: {missing} is missing: pip install 'enginerun[autotune]'", file=sys.stderr)
+        print(f"autotune: error: {missing} is missing: pip install '.[autotune]' in the source tree", file=sys.stderr)
         return 2
 
 

@@ -210,7 +210,9 @@ def _imported() -> type[Tuner]:
     try:
         from autotune.policy import Tuner
     except ImportError as error:
-        raise SessionError(f"nothing is tuned: {error.name} is missing: pip install 'enginerun[autotune]'") from error
+        raise SessionError(
+            f"nothing is tuned: {error.name} is missing: pip install '.[autotune]' in the source tree"
+        ) from error
     return Tuner
 
 

@@ -16,7 +16,7 @@ def _how_to_build(cause: ImportError) -> str:
             "or install it:              pip install .      and start Python from another directory.",
         ]
     else:
-        lines.append("Install it again: pip install --force-reinstall --no-cache-dir enginerun")
+        lines.append("Install it again, in its source tree: pip install --force-reinstall --no-cache-dir .")
     return "\n".join(lines)
 
 

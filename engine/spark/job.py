@@ -253,7 +253,7 @@ def session_of(spark: Any = None) -> Any:
         from pyspark.errors import PySparkRuntimeError
         from pyspark.sql import SparkSession
     except ModuleNotFoundError as error:
-        raise LaunchError("engine.spark needs pyspark 4: pip install 'enginerun[spark]'") from error
+        raise LaunchError("engine.spark needs pyspark 4: pip install '.[spark]' in the source tree") from error
     try:
         return SparkSession.active()  # else the application's: a thread that did not make it has no active one
     except PySparkRuntimeError as error:

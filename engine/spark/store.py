@@ -30,7 +30,7 @@ class Store:
         try:
             from fsspec.core import url_to_fs
         except ModuleNotFoundError as error:
-            raise LaunchError("a Store needs fsspec: pip install 'enginerun[spark]'") from error
+            raise LaunchError("a Store needs fsspec: pip install '.[spark]' in the source tree") from error
         self.prefix_path = self._normalized(prefix_path).rstrip("/")
         self.options = options
         self._url_to_fs = url_to_fs

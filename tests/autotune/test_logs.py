@@ -330,7 +330,7 @@ def test_what_is_not_installed_is_named(log: Path, command: str, missing: str) -
     without = f"import sys; sys.modules[{missing!r}] = None; from autotune.cli import main; sys.exit(main())"
     done = subprocess.run([sys.executable, "-c", without, command, str(log)], text=True, capture_output=True)
     assert done.returncode == 2
-    assert done.stderr == f"autotune: error: {missing} is missing: pip install 'enginerun[autotune]'\n"
+    assert done.stderr == f"autotune: error: {missing} is missing: pip install '.[autotune]' in the source tree\n"
 
 
 def test_best_needs_nothing_but_numpy(log: Path) -> None:

@@ -131,7 +131,10 @@ def test_training_goes_on_without_scipy(tmp_path: Path) -> None:
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     finished = run_ranks(1, tuned_programs.until_over, env={"PYTHONPATH": path}, options=FEW)
     (said,) = (line for line in finished.ranks[0].stderr.splitlines() if "autotune: " in line)
-    assert "autotune: nothing is tuned: scipy is missing: pip install 'enginerun[autotune]'; training goes" in said
+    assert (
+        "autotune: nothing is tuned: scipy is missing: pip install '.[autotune]' in the source tree; training goes"
+        in said
+    )
     assert "ERROR" in said
 
 

@@ -335,7 +335,7 @@ def test_serving_without_the_library_says_how_to_get_it(monkeypatch, capsys, tmp
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     assert cli.main(["-np", "1", "--metrics-port", "0", "true"]) == 2
     assert capsys.readouterr().err == (
-        "enginerun: error: metrics need prometheus_client: pip install 'enginerun[metrics]'\n"
+        "enginerun: error: metrics need prometheus_client: pip install '.[metrics]' in the source tree\n"
     )
 
 

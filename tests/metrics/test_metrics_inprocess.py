@@ -143,4 +143,4 @@ except ConfigError as error:
     print(error)
 """,
     )
-    assert out == "metrics need prometheus_client: pip install 'enginerun[metrics]'\n"
+    assert out == "metrics need prometheus_client: pip install '.[metrics]' in the source tree\n"

@@ -362,7 +362,8 @@ def test_without_rich_it_says_what_to_install() -> None:
     code = "import sys; sys.modules['rich'] = None; from engine.metrics.report.top import main; sys.exit(main([]))"
     run = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, timeout=100)
     assert (
-        run.returncode == 1 and run.stderr == "enginerun top: error: it needs rich: pip install 'enginerun[metrics]'\n"
+        run.returncode == 1
+        and run.stderr == "enginerun top: error: it needs rich: pip install '.[metrics]' in the source tree\n"
     )
 
 

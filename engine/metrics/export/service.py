@@ -95,7 +95,7 @@ class Service:
         elastic: Callable[[], ElasticJob | None] = lambda: None,
     ) -> None:
         if find_spec("prometheus_client") is None:
-            raise MetricsError("metrics need prometheus_client: pip install 'enginerun[metrics]'")
+            raise MetricsError("metrics need prometheus_client: pip install '.[metrics]' in the source tree")
         self.news: list[str] = []
         self.warnings: list[str] = []
         self._wanted = wanted

@@ -54,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         from rich.console import Console
     except ImportError:
-        print("enginerun top: error: it needs rich: pip install 'enginerun[metrics]'", file=sys.stderr)
+        print("enginerun top: error: it needs rich: pip install '.[metrics]' in the source tree", file=sys.stderr)
         return 1
     console = Console(highlight=False, soft_wrap=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
