@@ -142,8 +142,9 @@ class Machine:
             raise ValueError(f"it was {self._now} already, and now it is {now}")
         self._now = now
         self._orders.begin(now)
-        # Who holds a commit comes last: where a world cannot meet, the first is given up, and the others get more time.
-        for worker in sorted(self.roster, key=lambda each: (each.commit is not None, each.number)):
+        for (
+            worker
+        ) in self.roster.by_worth():  # where a world cannot meet, the first is given up, and others get more time
             if worker.until is not None and worker.until <= now:
                 self._late(worker)
         _REACTIONS[type(event)](self, event)

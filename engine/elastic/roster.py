@@ -138,6 +138,10 @@ class Roster:
         """Those of a host, but for those that are lost already."""
         return [worker for worker in self if worker.slot.host == host and worker.at is not At.LOST]
 
+    def by_worth(self) -> list[Worker]:
+        """All workers; those that hold a commit come last."""
+        return sorted(self, key=lambda worker: (worker.commit is not None, worker.number))
+
     def keeps_newest(self, workers: Iterable[Worker]) -> bool:
         """Whether one of those holds the newest commit that anybody at the gate holds."""
         newest = max(map(_commit_of, self.at(At.GATE)), default=-1)

@@ -78,6 +78,7 @@ class Job:
         self.failed: set[str] = set()  # who failed at any time
         self.member_failed = False  # whether a member has since the last commit, of what the machine heard
         self.stopped = self.mute = False
+        self.cut = False  # whether a cable is cut that the machine does not need: no world of several hosts meets
         self.tell(events.Found({"a": 3, "b": 2}))
 
     # The machine, and what it promises.
@@ -118,6 +119,7 @@ class Job:
             case events.Kill(number):
                 process = self.processes[number]
                 self.failed.add(f"worker {number} ")
+                self._check_worth(process, action.why)
                 if not self.mute and process.dies_at is None:
                     self.end(process, -9, asked=True)
             case events.Disown(host):
@@ -143,6 +145,13 @@ class Job:
                     process.at = "returned" if action.good and process.world == self.machine.world else "ends"
             case events.Over():
                 self._over(action)
+
+    def _check_worth(self, process: Process, why: str) -> None:
+        """Who is given up because its world does not meet holds no commit, if another member holds none."""
+        worker = self.machine.roster.get(process.number)
+        if "did not meet" in why and worker is not None and worker.commit is not None:
+            newcomers = [each for each in self.machine.roster.computing() if each.commit is None and not each.joined]
+            assert not newcomers, f"worker {process.number} is given up with its commit"
 
     def _assigned(self, action: events.Assign) -> None:
         places = action.places
@@ -218,7 +227,7 @@ class Job:
             case "meets":
                 if process.world in self.void:
                     self.come(process, Why.VOID)
-                elif process.world in self.broken:
+                elif process.world in self.broken or (self.cut and len(self.hosts_of(process.world)) > 1):
                     return False
                 elif all(self.processes[number].at in ("meets", "trains") for number in self.worlds[process.world]):
                     process.at = "trains"
@@ -238,6 +247,9 @@ class Job:
             case _:
                 return False
         return True
+
+    def hosts_of(self, world: int) -> set[str]:
+        return {self.processes[number].slot.host for number in self.worlds[world]}
 
     def commits(self, world: int) -> list[int]:
         held = (self.processes[number].commit for number in self.worlds[world])
@@ -323,6 +335,8 @@ class Job:
             self._cut(host)
             self.failed.add(f"host {host}")
             self.tell(events.AgentLost(host, "its agent is out of reach"))
+        elif choice == 29:
+            self.cut = not self.cut
         elif choice == 30 and living:
             worker = living[draw.below(len(living))].number
             self.tell((events.Leaves(worker), events.Slow(worker, "50 ms"))[draw.below(2)])
@@ -344,6 +358,7 @@ class Job:
 
     def close_well(self) -> None:
         """From now on everything works: the job completes, or is over for a reason that it told."""
+        self.cut = False
         if self.machine.phase is not Phase.OVER:
             self.tell(events.Found({"a": 3, "b": 2}))
         for _ in range(400):

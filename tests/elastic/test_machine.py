@@ -677,6 +677,7 @@ MUTANTS: dict[str, tuple[type, str, Callable[..., Any], str]] = {
     "newcomers are added before a commit": (Machine, "_may_grow", _at_once, "grows before it has committed"),
     "resets without a limit": (Causes, "too_many", lambda self: "", "too many resets|without a commit"),
     "from random weights": (Machine, "_hopeless", lambda self: self.causes.too_many(), "without a commit, though"),
+    "who holds a commit is given up first": (Roster, "by_worth", lambda self: list(self), "given up with its commit"),
     "causes are forgotten": (Causes, "failed", lambda self, cause: None, "no cause is named"),
 }
 
