@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from ..compression import resolve
-from ..errors import UnsupportedTensorError
+from ..errors import UnsupportedOperationError
 from ..failures import announce
 from ..process_sets import ProcessSet
 from ..types import Average, Op, Sum
@@ -51,12 +51,12 @@ def allreduce(
 
     Raises
     ------
-    UnsupportedTensorError
+    UnsupportedOperationError
         Another operation.
     """
     try:
         if op not in (Sum, Average):
-            raise UnsupportedTensorError(
+            raise UnsupportedOperationError(
                 f"tf.IndexedSlices have Sum and Average only, not {op.name.title()}; make them dense by "
                 "tf.convert_to_tensor"
             )

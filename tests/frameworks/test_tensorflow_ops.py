@@ -133,6 +133,16 @@ def test_slices_are_added_up(mode: str, rank: int, size: int) -> None:
     np.testing.assert_allclose(tf.convert_to_tensor(mean).numpy(), want / size, rtol=1e-3)
 
 
+@pytest.mark.parametrize("op", ["Min", "Max", "Product", "Adasum"])
+def test_an_operation_that_slices_have_not_is_refused(op: str) -> None:
+    """With an exception that those who expect Horovod's catch, too."""
+    slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]))
+    for call in (lambda op: hvd.allreduce(slices, op=op), lambda op: hvd.grouped_allreduce([slices], op=op)):
+        with pytest.raises(NotImplementedError, match=f"not {op}") as raised:
+            call(getattr(hvd, op))
+        assert isinstance(raised.value, engine.errors.ArgumentError)
+
+
 def test_shapes_that_are_known_while_tracing() -> None:
     known: list[Any] = []
 
