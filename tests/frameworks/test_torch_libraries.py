@@ -22,8 +22,9 @@ from engine.torch import libraries
 from engine.torch.libraries.world import expect_same_place
 
 from ..on_ranks import on_ranks
+from . import toy
 
-pytestmark = on_ranks(1, 2, 4)
+pytestmark = on_ranks(*toy.SIZES)
 
 
 def tokens_of(rank: int) -> torch.Tensor:
