@@ -42,7 +42,7 @@ def test_without_room_for_an_answer_the_script_cannot_be_started(monkeypatch):
 def test_a_script_that_cannot_be_killed_is_not_waited_for(tmp_path):
     """Its tracer keeps it from being reaped, as an uninterruptible wait does; nothing is asked until it has ended."""
     asked = tmp_path / "asked"
-    script = [sys.executable, "-c", f"import time; open({str(asked)!r}, 'a').write('x'); time.sleep(600)"]
+    script = [sys.executable, "-c", f"import signal; open({str(asked)!r}, 'a').write('x'); signal.pause()"]
     selects, lines = Descriptors(), []
     question = Script(script, 1, selects, lines.append, deadline=5.0)
     question._answer = {"a": 1}
@@ -64,10 +64,10 @@ def test_a_script_that_cannot_be_killed_is_not_waited_for(tmp_path):
 
 
 TRACER = """
-import ctypes, sys, time
+import ctypes, signal, sys
 assert ctypes.CDLL(None).ptrace(0x4206, int(sys.argv[1]), 0, 0) == 0  # PTRACE_SEIZE
 print("traced", flush=True)
-time.sleep(60)  # whoever traces it reaps it first
+signal.pause()  # whoever traces it reaps it first
 """
 
 
