@@ -38,6 +38,7 @@ MODULES: dict[str, tuple[str, ...]] = {
 for _name, _source in (
     ("", "..spark"),
     (".common", "..spark.store"),
+    (".common.backend", "..spark.backend"),
     (".common.store", "..spark.store"),
     (".keras", "..spark.keras"),
     (".torch", "..spark.torch"),
@@ -52,13 +53,25 @@ for _name in ("horovod.keras", "horovod.tensorflow.keras"):
     MODULES[_name] = ("..keras",)
     MODULES[f"{_name}.callbacks"] = ("..keras.callbacks",)
     MODULES[f"{_name}.elastic"] = ("..keras.elastic",)
+MODULES["horovod.tensorflow"] = ("..tensorflow", ".tensorflow_util")
+MODULES["horovod.tensorflow.util"] = (".tensorflow_util",)
 MODULES["horovod.tensorflow.elastic"] = ("..tensorflow.elastic",)
-MODULES["horovod.torch.elastic"] = ("..torch.elastic",)
+for _name in ("", ".sampler", ".state"):
+    MODULES[f"horovod.torch.elastic{_name}"] = ("..torch.elastic",)
 
 # Packages that are refused, with the reason.
 ABSENT = {
     "horovod.runner.elastic": "the driver is another: enginerun starts elastic jobs",
     "horovod.runner.launch": "the launcher is another: use enginerun, or horovod.run for a function",
+    "horovod.ray.elastic_v2": "use horovod.ray.RayExecutor with min_workers, or ElasticRayExecutor",
+    "horovod.ray.strategy": "Ray's placement groups are made by RayExecutor: give num_workers, or num_hosts",
+    "horovod.ray.worker": "ranks are actors of RayExecutor alone: use its run and execute",
+    "horovod.spark.conf": "Spark starts lost tasks of run_elastic again as it is configured itself",
+    "horovod.spark.driver": "the driver is another: use horovod.spark.run, or run_elastic",
+    "horovod.spark.gloo_run": "there is no Gloo: use horovod.spark.run",
+    "horovod.spark.mpi_run": "ranks in Spark need no MPI: use horovod.spark.run",
+    "horovod.spark.runner": "the driver is another: use horovod.spark.run, or run_elastic",
+    "horovod.spark.task": "ranks are no tasks of Spark: they choose a GPU by local_rank()",
     "horovod.spark.lightning": "there are estimators of PyTorch, in horovod.spark.torch, and of Keras, in .keras",
     "horovod.tensorflow.data": "there is no service that computes data; tf.data works on each rank",
 }

@@ -1,4 +1,4 @@
-"""The names of `horovod.common.util`: whether a framework, or its GPU, is supported."""
+"""The names of `horovod.common.util`: whether a framework, its GPU, or a transport is supported."""
 
 from __future__ import annotations
 
@@ -6,8 +6,19 @@ import re
 from importlib.util import find_spec
 
 from ..frameworks.table import BOUND
+from . import builds
 
-__all__ = ["check_extension", "extension_available", "gpu_available", "is_version_greater_equal_than"]
+__all__ = [
+    "ccl_built",
+    "check_extension",
+    "ddl_built",
+    "extension_available",
+    "gloo_built",
+    "gpu_available",
+    "is_version_greater_equal_than",
+    "mpi_built",
+    "nccl_built",
+]
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
@@ -33,3 +44,28 @@ def check_extension(ext_name: str, *args: object) -> None:
     """Raise ImportError unless there is a binding, such as `horovod.torch`."""
     if not extension_available(ext_name.rpartition(".")[2]):
         raise ImportError(f"{ext_name} is not available: there is no binding for it, or the framework is not installed")
+
+
+def gloo_built(verbose: bool = False) -> bool:
+    """Whether there is a Gloo transport."""
+    return builds.gloo_built()
+
+
+def mpi_built(verbose: bool = False) -> bool:
+    """Whether large tensors can travel between hosts over MPI, which takes mpi4py."""
+    return builds.mpi_built()
+
+
+def nccl_built(verbose: bool = False) -> int:
+    """The version of NCCL that the engine would use here; 0: none."""
+    return builds.nccl_built()
+
+
+def ddl_built(verbose: bool = False) -> bool:
+    """Whether there is a DDL transport."""
+    return builds.ddl_built()
+
+
+def ccl_built(verbose: bool = False) -> bool:
+    """Whether there is a oneCCL transport."""
+    return builds.ccl_built()

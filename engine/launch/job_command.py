@@ -132,15 +132,26 @@ def _options(description: Description, bounds: Bounds, line: str, rest: Sequence
             f"-np {options.size} is not what the file says, {description.size}: leave -np out, or change 'workers'"
         )
     _check_whole(description, options.places)
-    if bounds.cpus is not None and options.binding and description.cpus is not None and not options.places:
-        there, wanted = len(machine.facts().cpus), bounds.cpus * description.size
-        if wanted > there:
-            raise LaunchError(
-                f"{description.cpus.place}: {readable.count(description.workers, 'worker')} need {wanted} CPUs, and "
-                f"{there} are in the affinity set: ask for fewer, or add --no-binding"
-            )
+    _check_cpus(description, bounds, options)
     gpus = None if description.gpus is None else (description.gpus.value, description.processes)
     return replace(options, memory=bounds.memory, gpus=gpus)
+
+
+def _check_cpus(description: Description, bounds: Bounds, options: Options) -> None:
+    """Refuse CPUs that processes cannot be bound to, unless they are not bound to any."""
+    if bounds.cpus is None or description.cpus is None or not options.binding:
+        return
+    if description.cpus.value < description.processes:
+        raise LaunchError(
+            f"{description.cpus.place}: a worker has {description.processes} processes, and at least one CPU for each "
+            "is needed: ask for more, or add --no-binding"
+        )
+    there, wanted = len(machine.facts().cpus), bounds.cpus * description.size
+    if wanted > there and not options.places:
+        raise LaunchError(
+            f"{description.cpus.place}: {readable.count(description.workers, 'worker')} need {wanted} CPUs, and "
+            f"{there} are in the affinity set: ask for fewer, or add --no-binding"
+        )
 
 
 def _check_whole(description: Description, places: Sequence[Place]) -> None:
@@ -170,20 +181,11 @@ def bounds_of(description: Description) -> Bounds:
     Returns
     -------
     Bounds
-
-    Raises
-    ------
-    LaunchError
-        Fewer CPUs than processes.
     """
     processes = description.processes
     cpus = memory = None
     if description.cpus is not None:
-        cpus = description.cpus.value // processes
-        if cpus == 0:
-            raise LaunchError(
-                f"{description.cpus.place}: a worker has {processes} processes, and at least one CPU for each is needed"
-            )
+        cpus = max(1, description.cpus.value // processes)
     if description.mem is not None:
         memory = description.mem.value * MEBIBYTE // processes
     return Bounds(cpus, memory)

@@ -14,6 +14,10 @@ from .errors import LaunchError
 FRAMEWORKS = {"keras": "keras", "mxnet": "mxnet", "pytorch": "torch", "tensorflow": "tensorflow"}  # and their packages
 COUNT = Whole(1)
 _SHELL = set("$`|&;<>()*?[]{}~#!\n")  # what a shell does something about
+_BUILTINS = frozenset(  # of a POSIX shell; most of them are no programs
+    ": . alias bg break cd command continue eval exec exit export fc fg getopts hash jobs read readonly return set "
+    "shift times trap type ulimit umask unalias unset wait".split()
+)
 _NULL = "tag:yaml.org,2002:null"
 
 
@@ -259,6 +263,6 @@ def command_of(line: str) -> tuple[str, ...]:
         words = shlex.split(line)
     except ValueError as error:
         raise LaunchError(f"train.run: {line!r}: {error}") from None
-    if _SHELL & set(line) or not words or "=" in words[0]:
+    if _SHELL & set(line) or not words or "=" in words[0] or words[0] in _BUILTINS:
         return ("sh", "-c", line)
     return tuple(words)

@@ -61,7 +61,7 @@ class RayExecutor:
         settings: Settings | None = None,
         num_workers: int | None = None,
         num_hosts: int | None = None,
-        num_workers_per_host: int = 1,
+        num_workers_per_host: int | None = None,
         cpus_per_worker: int = 1,
         use_gpu: bool = False,
         gpus_per_worker: int | None = None,
@@ -101,10 +101,11 @@ class RayExecutor:
             raise ValueError(
                 "give RayExecutor either num_workers, or num_hosts with num_workers_per_host, or min_workers"
             )
-        if min(num_workers or 1, num_hosts or 1, num_workers_per_host) < 1 or 0 in (num_workers, num_hosts):
+        numbers = [1 if number is None else number for number in (num_workers, num_hosts, num_workers_per_host)]
+        if min(numbers) < 1:
             raise ValueError("num_workers, num_hosts and num_workers_per_host are at least 1")
         per_rank = set_aside(cpus_per_worker, use_gpu, gpus_per_worker, "worker")
-        ranks = num_workers if num_workers is not None else (num_hosts or 1) * num_workers_per_host
+        ranks = num_workers if num_workers is not None else (num_hosts or 1) * numbers[2]
         self._request = placement.Request(ranks, per_rank, num_hosts)
         self._use_current = use_current_placement_group
 
@@ -159,7 +160,8 @@ class RayExecutor:
         Raises
         ------
         LaunchError
-            There is no room, or a rank does not come; nothing is left behind. Or the executor has started already.
+            There is no room, which is a `TimeoutError`, too; or a rank does not come; nothing is left behind. Or the
+            executor has started already.
         NotImplementedError
             An `executable_cls` in an elastic job.
         """

@@ -13,6 +13,11 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 
 from ..launch.errors import LaunchError
 
+
+class NoRoomError(LaunchError, TimeoutError):
+    """Ray has not found room in time, as Horovod's executor tells by a `TimeoutError`."""
+
+
 _ANY = -1  # whichever bundle has room
 
 
@@ -90,7 +95,7 @@ def find(request: Request, seconds: float, use_current: bool) -> Room:
 
     Raises
     ------
-    LaunchError
+    NoRoomError
         There was no room in time; the text says what was asked for, and what the cluster has.
     """
     current = get_current_placement_group() if use_current and request.hosts is None else None
@@ -105,7 +110,7 @@ def find(request: Request, seconds: float, use_current: bool) -> Room:
     if not there:
         text = lack(request, seconds, ray.nodes(), ray.available_resources())
         remove_placement_group(group)
-        raise LaunchError(text)
+        raise NoRoomError(text)
     per_bundle = 1 if request.hosts is None else request.ranks // request.hosts
     return Room(group, [rank // per_bundle for rank in range(request.ranks)], ours=True)
 

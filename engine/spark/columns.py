@@ -78,7 +78,8 @@ def lengths_of(table: Any) -> dict[str, int]:
     Raises
     ------
     DataError
-        A value is missing, or lists are of several lengths, or a column has neither numbers nor lists of them.
+        A value is missing or not finite, or lists are of several lengths, or a column has neither numbers nor lists of
+        them.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -101,6 +102,13 @@ def lengths_of(table: Any) -> dict[str, int]:
             lengths[name] = int(bounds["max"])
             if pc.list_flatten(column).null_count:
                 raise DataError(f"column {name!r} has lists in which a value is missing: drop or fill them")
+        if pa.types.is_floating(value):
+            values = (pc.list_flatten(column) if listed else column).cast(pa.float32(), safe=False)
+            if bad := len(values) - (pc.sum(pc.is_finite(values)).as_py() or 0):
+                raise DataError(
+                    f"column {name!r} has {bad} values that are NaN or infinite as float32, and would make the whole "
+                    "model so: drop or fill these rows"
+                )
     return lengths
 
 

@@ -13,12 +13,12 @@ from pyspark.ml.linalg import VectorUDT
 from pyspark.ml.param import TypeConverters
 
 from ..launch.errors import LaunchError
-from .job import run
+from .backend import Backend, SparkBackend
 from .manifest import NAME, TRAIN, VALIDATION, Manifest, of_parquet
 from .model import TrainedModel
 from .params import Stage, param
 from .store import Store
-from .training import HISTORY, START, Training, dump
+from .training import HISTORY, START, Training, dump, row_shape
 from .writer import write
 
 
@@ -26,12 +26,14 @@ class Common(TypedDict, total=False):
     """The arguments that every estimator takes, as `JobEstimator` documents them."""
 
     num_proc: int | None
+    backend: Backend | None
     model: Any
     store: Store | None
     loss_weights: Sequence[float] | None
     feature_cols: Sequence[str] | None
     label_cols: Sequence[str] | None
     input_shapes: Sequence[Sequence[int] | None] | None
+    label_shapes: Sequence[Sequence[int] | None] | None
     validation: float | str | None
     batch_size: int | None
     val_batch_size: int | None
@@ -39,6 +41,7 @@ class Common(TypedDict, total=False):
     train_steps_per_epoch: int | None
     validation_steps_per_epoch: int | None
     shuffle: bool | None
+    inmemory_cache_all: bool | None
     random_seed: int | None
     run_id: str | None
     backward_passes_per_step: int | None
@@ -53,6 +56,8 @@ class JobEstimator(Estimator[TrainedModel], Stage):
     ----------
     num_proc : int, optional
         Number of ranks; by default as many as Spark has slots.
+    backend : Backend, optional
+        Where the ranks run, in place of `num_proc`; in Spark by default. It is not saved with the stage.
     model
         What is trained, of the estimator's framework.
     store : Store
@@ -62,7 +67,10 @@ class JobEstimator(Estimator[TrainedModel], Stage):
     feature_cols, label_cols : list of str
         Columns of numbers, lists of numbers of one length, or vectors.
     input_shapes : list of list of int, optional
-        Of each feature, without the rows, such as `[1, 28, 28]`; by default as the column has it.
+        Of each feature, without the rows, such as `[1, 28, 28]`; or with -1 for the rows before it, as Horovod has it:
+        `[-1, 1, 28, 28]`. By default as the column has it.
+    label_shapes : list of list of int, optional
+        Of each label, likewise. By default a label gets the shape of the model's output, if that has as many values.
     validation : float or str, optional
         Share of the rows that validate; or a column that is true, or more than 0, where a row does.
     batch_size, val_batch_size : int
@@ -72,6 +80,8 @@ class JobEstimator(Estimator[TrainedModel], Stage):
         The most batches of an epoch; all by default.
     shuffle : bool
         Whether every epoch has another order.
+    inmemory_cache_all : bool
+        Whether a rank keeps what it has read in memory, for the next epoch.
     random_seed : int
         Of the order, the split and the framework.
     run_id : str, optional
@@ -84,7 +94,8 @@ class JobEstimator(Estimator[TrainedModel], Stage):
         0: show nothing but what the model itself writes and what goes wrong.
     """
 
-    OBJECT_NAMES: tuple[str, ...] = ("model", "store", "gradient_compression")
+    OBJECT_NAMES: tuple[str, ...] = ("model", "store", "gradient_compression", "backend")
+    NOT_SAVED = ("backend",)
     FRAMEWORK: ClassVar[str]
     MODEL_CLASS: ClassVar[type[TrainedModel]]
     num_proc = param("num_proc", "number of ranks", TypeConverters.toInt)
@@ -92,6 +103,7 @@ class JobEstimator(Estimator[TrainedModel], Stage):
     feature_cols = param("feature_cols", "columns that the model takes", TypeConverters.toListString)
     label_cols = param("label_cols", "columns that it learns", TypeConverters.toListString)
     input_shapes = param("input_shapes", "shape of each feature, without the rows")
+    label_shapes = param("label_shapes", "shape of each label, without the rows")
     validation = param("validation", "share of the rows that validate, or a column that says which")
     batch_size = param("batch_size", "rows of a batch", TypeConverters.toInt)
     val_batch_size = param("val_batch_size", "rows of a batch that validates", TypeConverters.toInt)
@@ -99,6 +111,7 @@ class JobEstimator(Estimator[TrainedModel], Stage):
     train_steps_per_epoch = param("train_steps_per_epoch", "most batches of an epoch", TypeConverters.toInt)
     validation_steps_per_epoch = param("validation_steps_per_epoch", "most batches that validate", TypeConverters.toInt)
     shuffle = param("shuffle", "whether every epoch has another order", TypeConverters.toBoolean)
+    inmemory_cache_all = param("inmemory_cache_all", "whether ranks keep what they read", TypeConverters.toBoolean)
     random_seed = param("random_seed", "of the order, the split and the framework", TypeConverters.toInt)
     run_id = param("run_id", "name of the run in the store", TypeConverters.toString)
     backward_passes_per_step = param("backward_passes_per_step", "batches of a step", TypeConverters.toInt)
@@ -107,6 +120,7 @@ class JobEstimator(Estimator[TrainedModel], Stage):
     def __init__(self, given: Mapping[str, Any]) -> None:
         super().__init__()
         self._setDefault(batch_size=32, epochs=1, shuffle=True, random_seed=0, backward_passes_per_step=1, verbose=1)
+        self._setDefault(inmemory_cache_all=False)
         self._fill(dict.fromkeys(self.OBJECT_NAMES) | dict(given))
 
     def fit_on_parquet(self, path: str, validation_path: str | None = None) -> Any:
@@ -198,9 +212,12 @@ class JobEstimator(Estimator[TrainedModel], Stage):
         for each in (self.feature_cols, self.label_cols):
             if not self._value(each):
                 raise LaunchError(f"{who} needs {each.name}=")
-        shapes, features = self._value(self.input_shapes), self._value(self.feature_cols)
-        if shapes is not None and len(shapes) != len(features):
-            raise LaunchError(f"input_shapes has {len(shapes)} shapes, feature_cols {len(features)} columns")
+        if self._backend is not None and self._value(self.num_proc) is not None:
+            raise LaunchError(f"{who} has num_proc= and backend=: give one of them")
+        for given, columns in ((self.input_shapes, self.feature_cols), (self.label_shapes, self.label_cols)):
+            shapes, names = self._value(given), self._value(columns)
+            if shapes is not None and len(shapes) != len(names):
+                raise LaunchError(f"{given.name} has {len(shapes)} shapes, {columns.name} {len(names)} columns")
         labels, weights = self._value(self.label_cols), self._value(self.loss_weights)
         if weights and len(weights) != len(labels):
             raise LaunchError(f"loss_weights has {len(weights)} weights, label_cols {len(labels)} columns")
@@ -218,7 +235,10 @@ class JobEstimator(Estimator[TrainedModel], Stage):
         store, value = self._store, self._value
         assert isinstance(store, Store)
         home = store.get_run_path(value(self.run_id) or f"{self.FRAMEWORK}-{uuid.uuid4().hex[:12]}")
-        shapes = self._shapes()
+        features, labels, lengths = value(self.feature_cols), value(self.label_cols), manifest.lengths
+        shapes = [row_shape(shape, name, lengths[name]) for shape, name in zip(self._shapes(), features, strict=True)]
+        given = value(self.label_shapes) or [None] * len(labels)
+        label_shapes = [row_shape(shape, name, lengths[name]) for shape, name in zip(given, labels, strict=True)]
         options: Mapping[str, Any] = {"backward_passes_per_step": value(self.backward_passes_per_step)}
         if self._gradient_compression is not None:
             options = {**options, "compression": self._gradient_compression}
@@ -228,9 +248,10 @@ class JobEstimator(Estimator[TrainedModel], Stage):
             run=home,
             data=data,
             manifest=manifest,
-            features=tuple(value(self.feature_cols)),
-            labels=tuple(value(self.label_cols)),
-            shapes=tuple(shape if shape is None else tuple(shape) for shape in shapes),
+            features=tuple(features),
+            labels=tuple(labels),
+            shapes=tuple(shapes),
+            label_shapes=tuple(label_shapes),
             batch_size=value(self.batch_size),
             val_batch_size=value(self.val_batch_size) or value(self.batch_size),
             epochs=value(self.epochs),
@@ -241,9 +262,10 @@ class JobEstimator(Estimator[TrainedModel], Stage):
             options=options,
             verbose=value(self.verbose),
             weights=self._weights(),
+            cache=value(self.inmemory_cache_all),
         )
-        verbose, size = value(self.verbose), value(self.num_proc)
-        run(self.work, (training,), num_proc=size, verbose=verbose, env=self._env(), spark=spark)
+        own = SparkBackend(value(self.num_proc), verbose=value(self.verbose), spark=spark)
+        (self._backend or own).run(self.work, args=(training,), env=self._env())
         model = self.MODEL_CLASS(
             model=self._trained(home),
             store=store,
@@ -251,7 +273,7 @@ class JobEstimator(Estimator[TrainedModel], Stage):
             history=json.loads(store.read(f"{home}/{HISTORY}")),
             feature_cols=training.features,
             label_cols=training.labels,
-            input_shapes=shapes,
+            input_shapes=[None if shape is None else list(shape) for shape in shapes],
             feature_lengths=[manifest.lengths[name] for name in training.features],
             vector_cols=vectors,
             **self._more(),

@@ -28,6 +28,7 @@ class Stage(Params, MLWritable, MLReadable[Any]):
     """
 
     OBJECT_NAMES: tuple[str, ...] = ()
+    NOT_SAVED: tuple[str, ...] = ()  # of these, those that a loaded stage has not
 
     def _fill(self, given: dict[str, Any]) -> None:
         """Take parameters and objects by name; None leaves the default.
@@ -52,7 +53,7 @@ class Stage(Params, MLWritable, MLReadable[Any]):
 
     def _packed(self) -> Any:
         """What is pickled of the objects: unpickled, it is a dict of them."""
-        return {name: getattr(self, f"_{name}") for name in self.OBJECT_NAMES}
+        return {name: getattr(self, f"_{name}") for name in self.OBJECT_NAMES if name not in self.NOT_SAVED}
 
     def write(self) -> MLWriter:
         """What saves this stage."""

@@ -33,6 +33,8 @@ class Reader:
     seed : int
     shuffle : bool
         False: rows come in the order of the files, in every epoch.
+    cache : bool
+        Whether row groups stay in memory when they have been read.
 
     Raises
     ------
@@ -52,6 +54,7 @@ class Reader:
         size: int = 1,
         seed: int = 0,
         shuffle: bool = True,
+        cache: bool = False,
     ) -> None:
         self._store = store
         self._path = path
@@ -60,6 +63,7 @@ class Reader:
         self._rank, self._size = rank, size
         self._seed = seed
         self._shuffle = shuffle
+        self._cache: dict[int, Batch] | None = {} if cache else None
         self.rows = sum(rows for _, _, rows in self._groups)
         if self.rows < size:
             raise DataError(f"{self.rows} {split} rows are too few for {size} ranks: each needs one")
@@ -126,9 +130,14 @@ class Reader:
     def _read(self, number: int) -> Batch:
         import pyarrow.parquet as pq
 
+        if self._cache is not None and number in self._cache:
+            return self._cache[number]
         name, group, _ = self._groups[number]
         with self._store.fs.open(self._store.get_full_path(f"{self._path}/{name}"), "rb") as file:
-            return arrays(pq.ParquetFile(file).read_row_group(group, columns=self._columns))
+            found = arrays(pq.ParquetFile(file).read_row_group(group, columns=self._columns))
+        if self._cache is not None:
+            self._cache[number] = found
+        return found
 
 
 def _joined(parts: list[Batch]) -> Batch:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .manifest import TRAIN, VALIDATION, Manifest
+from .manifest import TRAIN, VALIDATION, DataError, Manifest
 from .reader import Batch, Reader
 from .store import Store
 
@@ -33,6 +34,8 @@ class Training:
     features, labels : tuple of str
     shapes : tuple of tuple of int, or None
         Of each feature, without the rows; None: as the data has it.
+    label_shapes : tuple of tuple of int, or None
+        Of each label, without the rows; None: as the model's output has it.
     batch_size, val_batch_size, epochs : int
     steps, val_steps : int or None
         The most batches of an epoch.
@@ -43,6 +46,8 @@ class Training:
     verbose : int
     weights : str
         The column with the rows' weights; empty: there are none.
+    cache : bool
+        Whether ranks keep what they have read in memory.
     """
 
     store: Store
@@ -52,6 +57,7 @@ class Training:
     features: tuple[str, ...]
     labels: tuple[str, ...]
     shapes: tuple[tuple[int, ...] | None, ...]
+    label_shapes: tuple[tuple[int, ...] | None, ...]
     batch_size: int
     val_batch_size: int
     epochs: int
@@ -62,6 +68,7 @@ class Training:
     options: Mapping[str, Any]
     verbose: int
     weights: str = ""
+    cache: bool = False
 
     @property
     def splits(self) -> list[str]:
@@ -80,6 +87,7 @@ class Training:
             size=size,
             seed=self.seed,
             shuffle=self.shuffle and split == TRAIN,
+            cache=self.cache,
         )
 
     def batches(self, reader: Reader, split: str) -> tuple[int, int]:
@@ -110,6 +118,58 @@ def dump(store: Store, path: str, value: Any) -> None:
     store.write(path, buffer.getvalue())
 
 
+def without_rows(shape: Sequence[int] | None) -> tuple[int, ...] | None:
+    """A shape as it is given, with -1 for the rows before it or without, as that of one row."""
+    if shape is None:
+        return None
+    return tuple(shape[1:] if len(shape) and shape[0] in (-1, None) else shape)
+
+
+def row_shape(shape: Sequence[int] | None, column: str, length: int) -> tuple[int, ...] | None:
+    """The shape of a row of a column, each size a number.
+
+    Parameters
+    ----------
+    shape : sequence of int, or None
+        As `without_rows` takes it; one more -1 stands for what is left. None: as the column has it.
+    column : str
+    length : int
+        Length of the column's lists; 0: numbers.
+
+    Raises
+    ------
+    DataError
+        The shape has another number of values than a row.
+    """
+    sizes, there = without_rows(shape), length or 1
+    if sizes is None:
+        return None
+    known = math.prod(size for size in sizes if size != -1)
+    if sizes.count(-1) == 1 and known > 0 and there % known == 0:
+        return tuple(there // known if size == -1 else size for size in sizes)
+    if -1 in sizes or known != there:
+        raise DataError(
+            f"column {column!r} has {there} values a row, which the shape {list(shape or ())} does not take: give a "
+            "shape of as many values, without the rows, or with -1 for them before it"
+        )
+    return sizes
+
+
+def like_shape(label: Any, shape: tuple[int, ...]) -> Any:
+    """A label in the shape of the model's output, as losses and metrics of every kind expect it.
+
+    A label that has another number of values, such as the number of a class, stays as it is.
+
+    Parameters
+    ----------
+    label
+        An array, or a tensor.
+    shape : tuple of int
+        Of the output, with the rows.
+    """
+    return label.reshape(shape) if math.prod(shape) == math.prod(label.shape) else label
+
+
 def shaped(batch: Batch, names: Sequence[str], shapes: Sequence[tuple[int, ...] | None]) -> list[Any]:
     """Columns of a batch, each in its shape.
 
@@ -118,14 +178,15 @@ def shaped(batch: Batch, names: Sequence[str], shapes: Sequence[tuple[int, ...] 
     batch : dict of str to numpy.ndarray
     names : sequence of str
     shapes : sequence of tuple of int, or None
-        Of each without the rows; None: as it is.
+        Of each, as `without_rows` takes it; None: as it is.
 
     Returns
     -------
     list of numpy.ndarray
         Which may be written to.
     """
+    rows = [without_rows(shape) for shape in shapes]
     return [
         np.array(batch[name] if shape is None else batch[name].reshape(len(batch[name]), *shape))
-        for name, shape in zip(names, shapes, strict=True)
+        for name, shape in zip(names, rows, strict=True)
     ]

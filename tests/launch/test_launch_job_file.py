@@ -141,9 +141,18 @@ def test_a_file_that_is_not_there_and_a_missing_pyyaml(tmp_path, monkeypatch, ca
     assert "'other.yml' is YAML, which needs PyYAML: 'pip install pyyaml'" in capsys.readouterr().err
 
 
+BUILTINS = ("cd /tmp", "export A", "umask 022", "ulimit -n 64", "exit 3", "exec python train.py", ":", "set -e")
+
+
 def test_a_shell_runs_what_has_something_for_a_shell():
     assert command_of("python train.py --out 'a b'") == ("python", "train.py", "--out", "a b")
-    for line in ("A=1 python train.py", "python train.py > log", "cd x && python train.py", "echo $ENGINE_RANK"):
+    for line in (
+        "A=1 python train.py",
+        "python train.py > log",
+        "cd x && python train.py",
+        "echo $ENGINE_RANK",
+        *BUILTINS,
+    ):
         assert command_of(line) == ("sh", "-c", line)
     with pytest.raises(LaunchError, match="No closing quotation"):
         command_of("python 'train.py")
@@ -170,12 +179,17 @@ def test_which_gpus_a_process_sees(tmp_path, workers, resources, devices):
 def test_cpus_and_memory_are_divided_among_the_processes_of_a_worker(tmp_path):
     bounds = job_command.bounds_of(small(tmp_path, "{count: 2, processes: 2}", "{cpus: 5, mem: 1000}"))
     assert (bounds.cpus, bounds.memory) == (2, 500 << 20)
-    with pytest.raises(
-        LaunchError, match=r"riseml.yml:7: train.resources.cpus: a worker has 4 processes, and at least"
-    ):
-        job_command.bounds_of(small(tmp_path, "{count: 2, processes: 4}", "{cpus: 3}"))
     with pytest.raises(LaunchError, match=r"gpus: 2 workers need 8 GPUs, and this machine has 0: write 'gpus: 0'"):
         job_command.devices_of(small(tmp_path, "2", "{gpus: 4}"), ())
+
+
+def test_fewer_cpus_than_processes_are_refused_unless_nothing_is_bound(tmp_path, capsys):
+    path = wrote(tmp_path, SMALL.format(workers="{count: 1, processes: 2}", resources="{cpus: 1}"))
+    assert main(["job", str(path), "--check"]) == 2
+    said = capsys.readouterr().err
+    assert "riseml.yml:7: train.resources.cpus: a worker has 2 processes, and at least one CPU for each" in said
+    assert "add --no-binding" in said
+    assert main(["job", str(path), "--check", "--no-binding"]) == 0
 
 
 def test_the_gpus_of_this_machine(tmp_path):

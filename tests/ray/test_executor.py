@@ -192,6 +192,8 @@ def test_a_start_that_fails_says_why_and_leaves_nothing(start: Callable[..., Ray
         start(programs.Fatal, num_workers=2)
     nothing_is_left()
     settings = RayExecutor.create_settings(placement_group_timeout_s=0.5)
+    with pytest.raises(TimeoutError, match="for 9 ranks"):  # as Horovod's executor tells it, and with its arguments
+        RayExecutor(settings, num_workers=9, num_hosts=None, num_workers_per_host=None).start()
     with pytest.raises(LaunchError) as caught:
         RayExecutor(settings, num_hosts=2, num_workers_per_host=2).start()
     for part in (

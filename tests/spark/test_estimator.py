@@ -152,6 +152,10 @@ def test_a_frame_that_differs_at_each_evaluation_is_written_once(spark, store):
             "y double, x array<double>",
             "column 'x' has lists in which a value is missing",
         ),
+        ([(1.0, [1.0]), (float("nan"), [1.0])], "y double, x array<double>", "column 'y' has 1 values that are NaN"),
+        ([(1.0, [1.0, float("nan")])], "y double, x array<double>", "column 'x' has 1 values that are NaN"),
+        ([(1.0, [float("-inf")])], "y float, x array<float>", "column 'x' has 1 values that are NaN or infinite"),
+        ([(1e300, [1.0])], "y double, x array<double>", "column 'y' has 1 values that are NaN or infinite as float32"),
         ([(1.0, [])], "y double, x array<double>", "column 'x' has lists without values"),
         ([(1.0, "a")], "y double, x string", "column 'x' is of string: expected numbers"),
         ([], "y double, x array<double>", "has no rows"),
@@ -366,6 +370,7 @@ def test_gradients_of_several_batches_are_added_up_for_a_step(store):
         features=("x",),
         labels=("x",),
         shapes=((1,),),
+        label_shapes=(None,),
         batch_size=2,
         val_batch_size=2,
         epochs=2,
@@ -387,3 +392,108 @@ def test_gradients_of_several_batches_are_added_up_for_a_step(store):
     finally:
         hook.remove()
     assert seen == [0.5 + 2.5, 4.5 + 6.5, 8.5] * 2
+
+
+@pytest.mark.parametrize(
+    ("shape", "length", "row"),
+    [
+        (None, 3, None),
+        ([3], 3, (3,)),
+        ([-1, 3], 3, (3,)),  # with the rows, as Horovod has it
+        ((-1, 1, 2, 3), 6, (1, 2, 3)),
+        ([-1, -1, 3], 6, (2, 3)),
+        ([2, -1], 6, (2, 3)),
+        ([-1], 0, ()),
+        ([], 0, ()),
+        ([1], 0, (1,)),
+        ([-1, 1], 0, (1,)),
+        ([16, 3], 3, DataError),
+        ([-1], 3, DataError),
+        ([2], 3, DataError),
+        ([-1, 2, -1], 3, DataError),
+        ([0, -1], 3, DataError),
+    ],
+)
+def test_a_shape_is_that_of_a_row_with_the_rows_or_without(shape, length, row):
+    from engine.spark.training import row_shape
+
+    if row is DataError:
+        with pytest.raises(DataError, match=r"column 'x' has . values a row, which the shape \[.*\] does not take"):
+            row_shape(shape, "x", length)
+    else:
+        assert row_shape(shape, "x", length) == row
+
+
+@pytest.mark.parametrize("cache", [False, True])
+def test_labels_get_the_shape_of_the_output_and_losses_see_it(spark, store, cache):
+    """Two outputs, of which one is a number a row and one the scores of classes; training and validation alike."""
+    torch = pytest.importorskip("torch", reason="needs torch")
+    from engine.spark.backend import SparkBackend
+    from engine.spark.torch import TorchEstimator
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.number, self.scores, self.image = (torch.nn.Linear(2, size) for size in (1, 3, 4))
+
+        def forward(self, x: Any) -> tuple[Any, Any, Any]:
+            assert x.dim() == 2
+            return self.number(x), self.scores(x), self.image(x).reshape(-1, 2, 2)
+
+    def number(output: Any, label: Any) -> Any:
+        assert output.shape == label.shape == (len(output), 1)
+        return ((output[:, 0] - label[:, 0]) ** 2).mean()
+
+    def scores(output: Any, label: Any) -> Any:
+        assert output.shape == (len(label), 3) and label.dtype == torch.int64
+        return torch.nn.functional.cross_entropy(output, label)
+
+    def image(output: Any, label: Any) -> Any:
+        assert output.shape == label.shape == (len(output), 2, 2)
+        return ((output - label) ** 2).mean()
+
+    rows = [(i / 32 - 1, float(i % 2), 3 * i / 32 - 4, i % 3, [float(i % 2)] * 4) for i in range(64)]
+    data = frame(spark, rows, "a double, b double, y double, k int, v array<double>").selectExpr(
+        "array(a, b) AS x", "y", "k", "v"
+    )
+    model = Model()
+    trained = TorchEstimator(
+        backend=SparkBackend(num_proc=2),
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        loss=[number, scores, image],
+        loss_weights=[1.0, 0.0, 1.0],
+        store=store,
+        feature_cols=["x"],
+        label_cols=["y", "k", "v"],
+        input_shapes=[[-1, 2]],
+        validation=0.2,
+        batch_size=8,
+        epochs=30,
+        inmemory_cache_all=cache,
+        verbose=0,
+    ).fit(data)
+    assert trained.getHistory()[-1]["loss"] < 0.1 and trained.getHistory()[-1]["val_loss"] < 0.1
+    found = trained.transform(data).collect()
+    assert max(abs(row.y - row.y__output) for row in found) < 0.5
+    assert all(len(row.k__output) == 3 and len(row.v__output) == 4 for row in found)
+
+
+def test_an_estimator_has_ranks_or_a_backend(store):
+    pytest.importorskip("torch", reason="needs torch")
+    from engine.spark.backend import SparkBackend
+    from engine.spark.torch import TorchEstimator
+
+    model, optimizer = linear()
+    both = TorchEstimator(
+        model=model,
+        optimizer=optimizer,
+        loss=len,
+        store=store,
+        feature_cols=["x"],
+        label_cols=["y"],
+        num_proc=2,
+        backend=SparkBackend(num_proc=2),
+    )
+    with pytest.raises(LaunchError, match="TorchEstimator has num_proc= and backend=: give one of them"):
+        both.fit_on_parquet("data/a")

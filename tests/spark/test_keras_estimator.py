@@ -146,3 +146,44 @@ def test_what_an_estimator_lacks_is_told(store):
         KerasEstimator(**whole | {"feature_cols": ["x", "z"]}, optimizer="sgd", loss="mse").fit_on_parquet("data/a")
     with pytest.raises(TypeError, match=r"KerasEstimator has no parameter 'lr'; it has .*batch_size"):
         KerasEstimator(**whole, lr=3)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_labels_get_the_shape_of_the_output_for_losses_and_metrics_of_ones_own(spark, store, points, known):
+    """Neither the call of a `Loss` nor a metric's function is given labels in its shape by Keras itself."""
+    from engine.spark.keras import KerasEstimator
+
+    class Distance(keras.losses.Loss):  # type: ignore[misc]
+        def call(self, label: Any, output: Any) -> Any:
+            return keras.ops.mean(keras.ops.square(label - output))
+
+    def away(label: Any, output: Any) -> Any:
+        return keras.ops.mean(keras.ops.abs(label - output))
+
+    class Unknown(keras.Model):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = keras.layers.Dense(1)
+
+        def call(self, x: Any) -> Any:
+            return self.last(x)
+
+    data = points.filter("c > 0").selectExpr("array(a, b) AS x", "y")
+    trained = KerasEstimator(
+        num_proc=2,
+        model=linear() if known else Unknown(),
+        optimizer=keras.optimizers.SGD(0.3),
+        loss=Distance(),
+        metrics=[away],
+        custom_objects={"Distance": Distance, "away": away, "Unknown": Unknown},
+        checkpoint_callback=keras.callbacks.ModelCheckpoint("unused.keras", monitor="val_loss", save_best_only=True),
+        store=store,
+        feature_cols=["x"],
+        label_cols=["y"],
+        validation=0.2,
+        batch_size=8,
+        epochs=20,
+        verbose=0,
+    ).fit(data)
+    assert trained.getHistory()[-1]["val_loss"] < 0.02 and trained.getHistory()[-1]["val_away"] < 0.2
+    assert max(abs(row.y - row.y__output) for row in trained.transform(data).collect()) < 0.5

@@ -31,6 +31,9 @@ class KerasEstimator(JobEstimator):
     callbacks : list of keras.callbacks.Callback, optional
         Called on every rank; they see metrics that are averaged over the ranks. What writes a file has to write another
         one on each rank.
+    checkpoint_callback : keras.callbacks.ModelCheckpoint, optional
+        Chooses the epoch whose weights the trained model has, such as `BestModelCheckpoint`; where its file lies does
+        not count. The last epoch's by default.
     custom_objects : mapping of str to object, optional
         Classes and functions that the model has, and that are not registered with Keras.
     sample_weight_col : str, optional
@@ -40,7 +43,10 @@ class KerasEstimator(JobEstimator):
         label. `input_shapes` are those of its inputs, if it tells them.
     """
 
-    OBJECT_NAMES = (*JobEstimator.OBJECT_NAMES, "optimizer", "loss", "metrics", "callbacks", "custom_objects")
+    OBJECT_NAMES = (
+        *JobEstimator.OBJECT_NAMES,
+        *("optimizer", "loss", "metrics", "callbacks", "checkpoint_callback", "custom_objects"),
+    )
     FRAMEWORK = "keras"
     MODEL_CLASS = KerasModel
     work = staticmethod(train)
@@ -53,13 +59,14 @@ class KerasEstimator(JobEstimator):
         loss: Any = None,
         metrics: Sequence[Any] | None = None,
         callbacks: Sequence[Any] | None = None,
+        checkpoint_callback: Any = None,
         custom_objects: Mapping[str, Any] | None = None,
         sample_weight_col: str | None = None,
         **common: Unpack[Common],
     ) -> None:
         own = {"optimizer": optimizer, "loss": loss, "metrics": metrics, "callbacks": callbacks}
         more = {"custom_objects": custom_objects, "sample_weight_col": sample_weight_col}
-        super().__init__({**own, **more, **common})
+        super().__init__({**own, **more, "checkpoint_callback": checkpoint_callback, **common})
 
     def _lacking(self) -> list[str]:
         if self._optimizer is None and self._loss is None and self._model.compiled:
@@ -100,7 +107,8 @@ class KerasEstimator(JobEstimator):
         }
         own = {} if self._optimizer is None else compiled
         objects = dict(self._custom_objects or {})
-        return Packed(Start(self._model, own, list(self._callbacks or ()), objects), objects)
+        start = Start(self._model, own, list(self._callbacks or ()), objects, self._checkpoint_callback)
+        return Packed(start, objects)
 
     def _env(self) -> dict[str, str]:
         import keras

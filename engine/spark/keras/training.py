@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import count, islice, zip_longest
+from pathlib import Path
 from typing import Any
 
 from ..manifest import TRAIN, VALIDATION
 from ..reader import Reader
-from ..training import START, Training, dump, load, shaped
+from ..training import START, Training, dump, like_shape, load, shaped
+from .model import compute
 from .packed import Packed
 
 CHECKPOINT = "checkpoint/model.pkl"
@@ -26,12 +30,15 @@ class Start:
         Arguments of `compile`; none: the model is compiled.
     callbacks : list of keras.callbacks.Callback
     custom_objects : mapping of str to object
+    checkpoint : keras.callbacks.ModelCheckpoint or None
+        Chooses the weights that the trained model has; those of the last epoch without it.
     """
 
     model: Any
     compiled: Mapping[str, Any]
     callbacks: list[Any]
     custom_objects: Mapping[str, Any]
+    checkpoint: Any = None
 
 
 def train(training: Training) -> list[dict[str, float]]:
@@ -55,9 +62,10 @@ def train(training: Training) -> list[dict[str, float]]:
     hvd.DistributedOptimizer(model.optimizer, **training.options)
     readers = {split: training.reader(split, hvd.rank(), hvd.size()) for split in training.splits}
     steps = {split: training.batches(reader, split)[1] for split, reader in readers.items()}
+    outputs = _output_shapes(training, readers[TRAIN], model)
     validation: dict[str, Any] = {}
     if VALIDATION in readers:
-        batches = _batches(training, readers[VALIDATION], VALIDATION)
+        batches = _batches(training, readers[VALIDATION], VALIDATION, outputs)
         validation = {"validation_data": batches, "validation_steps": steps[VALIDATION]}
     history: list[dict[str, float]] = []
 
@@ -67,8 +75,11 @@ def train(training: Training) -> list[dict[str, float]]:
             dump(training.store, f"{training.run}/{CHECKPOINT}", Packed(model, start.custom_objects))
             training.keep(history)
 
+    best = Path(tempfile.mkdtemp(prefix="engine-checkpoint-"), "best.weights.h5")
+    if start.checkpoint is not None:
+        start.checkpoint.filepath, start.checkpoint.save_weights_only = str(best), True
     model.fit(
-        _batches(training, readers[TRAIN], TRAIN),
+        _batches(training, readers[TRAIN], TRAIN, outputs),
         epochs=training.epochs,
         steps_per_epoch=steps[TRAIN],
         shuffle=False,  # the reader does it
@@ -77,24 +88,49 @@ def train(training: Training) -> list[dict[str, float]]:
             hvd.callbacks.BroadcastGlobalVariablesCallback(0),
             hvd.callbacks.MetricAverageCallback(),
             *start.callbacks,
+            *([] if start.checkpoint is None else [start.checkpoint]),
             keras.callbacks.LambdaCallback(on_epoch_end=keep),
         ],
         **validation,
     )
     if hvd.rank() == 0:  # a callback may have chosen other weights at the end, as `EarlyStopping` does
+        if best.exists():
+            model.load_weights(best)
         dump(training.store, f"{training.run}/{CHECKPOINT}", Packed(model, start.custom_objects))
+    shutil.rmtree(best.parent)
     hvd.barrier()  # the model is there when the first rank ends
     hvd.shutdown()
     return history
 
 
-def _batches(training: Training, reader: Reader, split: str) -> Iterator[tuple[Any, ...]]:
-    """The batches of a rank as `fit` takes them, epoch after epoch without end."""
+def _output_shapes(training: Training, reader: Reader, model: Any) -> list[tuple[int, ...]]:
+    """The shapes of a row of the model's outputs: as the model tells them, or else as it computes them."""
+    try:
+        shapes = [tuple(each.shape[1:]) for each in model.outputs or ()]
+    except AttributeError:  # of a subclass of `keras.Model`, or of one that is not built
+        shapes = []
+    if shapes and not any(None in shape for shape in shapes):
+        return shapes
+    batch = next(iter(reader.batches(0, training.batch_size)))
+    return [output.shape[1:] for output in compute(model, shaped(batch, training.features, training.shapes))]
+
+
+def _batches(
+    training: Training, reader: Reader, split: str, outputs: Sequence[tuple[int, ...]]
+) -> Iterator[tuple[Any, ...]]:
+    """The batches of a rank as `fit` takes them, epoch after epoch without end; labels in the shapes of the outputs."""
     size, steps = training.batches(reader, split)
     for epoch in count():
         for batch in islice(reader.batches(epoch, size), steps):
             inputs = shaped(batch, training.features, training.shapes)
-            labels = shaped(batch, training.labels, (None,) * len(training.labels))
+            labels = [
+                label if given is not None or shape is None else like_shape(label, (len(label), *shape))
+                for label, given, shape in zip_longest(
+                    shaped(batch, training.labels, training.label_shapes),
+                    training.label_shapes,
+                    outputs[: len(training.labels)],
+                )
+            ]
             weights = [batch[training.weights]] if training.weights else []
             yield (_one_or_all(inputs), _one_or_all(labels), *weights)
 

@@ -22,7 +22,7 @@ class TorchEstimator(JobEstimator):
     optimizer : torch.optim.Optimizer
         Of the model's parameters.
     loss : callable or list of callable
-        Of output and label; one for each label. An output with as many values as the label gets its shape.
+        Of output and label; one for each label. A label with as many values as the output gets its shape.
     **common
         As of `JobEstimator`. The `model` is a `torch.nn.Module`: it takes a tensor for each feature, and gives one for
         each label, or a tuple of them. With several batches a step, the last step of an epoch may have fewer.

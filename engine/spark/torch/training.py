@@ -8,7 +8,7 @@ from typing import Any
 
 from ..manifest import TRAIN, VALIDATION
 from ..reader import Batch, Reader
-from ..training import START, Training, load, shaped
+from ..training import START, Training, like_shape, load, shaped
 
 CHECKPOINT = "checkpoint/state.pt"
 
@@ -83,9 +83,17 @@ def _pass(
     for number, batch in zip(range(steps), reader.batches(epoch, size), strict=False):
         outputs = model(*_tensors(batch, training.features, training.shapes, device))
         outputs = outputs if isinstance(outputs, tuple | list) else (outputs,)
-        labels = _tensors(batch, training.labels, (None,) * len(training.labels), device)
+        labels = [
+            like_shape(label, tuple(output.shape)) if shape is None else label
+            for label, output, shape in zip(
+                _tensors(batch, training.labels, training.label_shapes, device),
+                outputs,
+                training.label_shapes,
+                strict=True,
+            )
+        ]
         loss = sum(
-            weight * function(output.reshape(label.shape) if output.numel() == label.numel() else output, label)
+            weight * function(output, label)
             for (function, weight), output, label in zip(losses, outputs, labels, strict=True)
         )
         step(loss, number, number == steps - 1)

@@ -1,0 +1,67 @@
+"""Where an estimator's ranks run: `SparkBackend`, in the tasks of a Spark job; or a class of yours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from .job import run, session_of
+from .slots import default_size
+
+__all__ = ["Backend", "SparkBackend", "default_num_proc"]
+
+
+def default_num_proc() -> int:
+    """Number of slots of the active Spark application."""
+    return default_size(session_of())
+
+
+class Backend:
+    """Runs the function that trains on every rank; derive from it to train elsewhere than in Spark."""
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> list[Any]:
+        """Call `fn(*args, **kwargs)` on every rank, with the variables of `env`; the results by rank."""
+        raise NotImplementedError
+
+    def num_processes(self) -> int:
+        """Number of ranks."""
+        raise NotImplementedError
+
+
+class SparkBackend(Backend):
+    """Runs it by `engine.spark.run`.
+
+    Parameters
+    ----------
+    num_proc : int, optional
+        Number of ranks; as many as Spark has slots by default.
+    env : mapping of str to str, optional
+        Variables of the ranks.
+    **options
+        More arguments of `engine.spark.run`.
+    """
+
+    def __init__(self, num_proc: int | None = None, env: Mapping[str, str] | None = None, **options: Any) -> None:
+        self._num_proc = num_proc
+        self._env = dict(env or {})
+        self._options = options
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> list[Any]:
+        """Call `fn(*args, **kwargs)` on every rank of a new job in Spark; the results by rank."""
+        return run(fn, args, kwargs, num_proc=self._num_proc, env={**self._env, **(env or {})}, **self._options)
+
+    def num_processes(self) -> int:
+        """Number of ranks."""
+        return self._num_proc or default_num_proc()

@@ -1,0 +1,69 @@
+"""Every name that Horovod's tests and examples use is there, or docs/migration.md says what to write instead."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from engine.compat import install, modules
+
+NAMES = Path(__file__).with_name("horovod_names.txt").read_text().split()
+PAGE = Path(__file__).parents[2] / "docs" / "migration.md"
+NEEDS = {"keras": "keras", "ray": "ray", "spark": "pyspark", "tensorflow": "tensorflow", "torch": "torch"}
+
+
+def needed(name: str) -> list[str]:
+    """Packages without which a name cannot be there."""
+    return [package for part, package in NEEDS.items() if part in name.split(".")]
+
+
+def documented() -> set[str]:
+    """Names of which the page says that they are not there."""
+    (section,) = [part for part in PAGE.read_text().split("\n## ") if part.startswith("Names that are not there\n")]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    return {name for row in rows for name in re.findall(r"`([^`]+)`", row)} | set(modules.ABSENT)
+
+
+def resolves(name: str) -> bool:
+    """Whether a script gets something for a name: a module, or what can be reached from one."""
+    parts = name.split(".")
+    for cut in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:cut]))
+        except ModuleNotFoundError:
+            continue
+        try:
+            for part in parts[cut:]:
+                found = getattr(found, part)
+        except AttributeError:
+            return False
+        return True
+    return False
+
+
+def lacking() -> list[str]:
+    """Names that are neither there nor on the page, or both; in a process with the switch on."""
+    install()
+    page = documented()
+    usable = [name for name in NAMES if all(find_spec(package) for package in needed(name))]
+    return [name for name in usable if resolves(name) == any(f"{name}.".startswith(f"{each}.") for each in page)]
+
+
+@pytest.mark.timeout(240)  # all frameworks are imported
+def test_every_name_that_horovods_tests_and_examples_use_is_there_or_on_the_page() -> None:
+    code = "from tests.compat.test_horovod_names import lacking; print('lacking', lacking())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=PAGE.parents[1], capture_output=True, text=True, timeout=200, check=False
+    )
+    assert "lacking []" in done.stdout, done.stdout + done.stderr
+
+
+def test_the_list_has_what_examples_import() -> None:
+    assert {"horovod.spark.common.backend.SparkBackend", "horovod.torch.elastic.sampler.ElasticSampler"} <= set(NAMES)
+    assert len(NAMES) > 300
