@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -208,7 +208,7 @@ class Wrapping(ABC):
             for p, parameter in enumerate(group):
                 if id(parameter) in known:
                     continue
-                name = f"group{g}.param{p}" if self.names is None else self.names.get(id(parameter))
+                name = self._place_name(g, p, own) if self.names is None else self.names.get(id(parameter))
                 if name is None:
                     raise ValueError(
                         f"named_parameters has no name for parameter {p} of group {g}, of shape "
@@ -218,13 +218,24 @@ class Wrapping(ABC):
                 own[name] = parameter
         if not own or waiting:
             return
+        described = {self.prefix + name: self.describe(name, parameter) for name, parameter in own.items()}
+        # From here on parameters are in one order on all ranks, whatever that of their own optimizers.
+        order = [name.removeprefix(self.prefix) for name in expect_agreement(self.options, described)]
+        own = {name: own[name] for name in order}
         new = {self.prefix + name: parameter for name, parameter in own.items()}
-        described = {name: self.describe(name, parameter) for name, parameter in new.items()}
-        expect_agreement(self.options, described)
         self.expect_alone(own)
         self.reducer.add(new, self._trained(new) if self.moving else ())
         self._parameters |= own
         self._known = known
+
+    def _place_name(self, group: int, place: int, taken: Container[str]) -> str:
+        """A name for a parameter without one: a group that took the place of a removed one has other parameters."""
+        name = base = f"group{group}.param{place}"
+        number = 0
+        while name in taken or name in self._parameters:
+            number += 1
+            name = f"{base}#{number}"
+        return name
 
     def _trained(self, named: dict[str, Any]) -> set[str]:
         """Which parameters require a gradient on some rank. Collective.

@@ -19,6 +19,7 @@ import torch
 
 from .. import groups, runtime
 from ..errors import EngineError
+from ..frameworks.agreement import columns_of_absent
 from ..frameworks.options import Options
 from ..types import Adasum
 from .adapter import check
@@ -57,7 +58,8 @@ class Deltas:
         self._number = number
         self._settings = options.prescale, options.postscale, process_set
         self._alone = size == 1 and options.prescale == options.postscale == 1.0
-        self._parameters: list[torch.Tensor] = []
+        self._parameters: dict[str, torch.Tensor] = {}  # in one order on all ranks
+        self._names: list[str] = []  # of those that the step in progress may change, if some are frozen
         self._stepped: list[torch.Tensor] = []  # parameters that the step in progress may change
         self._starts: dict[torch.Tensor, torch.Tensor] = {}  # their values before it
         self.group = SimpleNamespace(passes=1)  # passes only add to the gradients: nobody has to count them
@@ -66,7 +68,7 @@ class Deltas:
         """Reduce the changes of these parameters, too."""
         for name, parameter in named.items():
             check(parameter, f"parameter {name!r}")
-        self._parameters += named.values()
+        self._parameters |= named
 
     def remove(self) -> None:
         """Nothing hangs on the parameters."""
@@ -80,7 +82,9 @@ class Deltas:
 
     def before_step(self) -> None:
         """Remember the parameters. Those that are frozen stay at home: all ranks must freeze the same."""
-        self._stepped = [parameter for parameter in self._parameters if parameter.requires_grad]
+        stepped = {name: each for name, each in self._parameters.items() if each.requires_grad}
+        self._stepped = list(stepped.values())
+        self._names = list(stepped) if len(stepped) < len(self._parameters) else []
         with torch.no_grad():
             for parameter in self._stepped:
                 start = self._starts.get(parameter)
@@ -111,6 +115,8 @@ class Deltas:
                 for parameter, start in zip(stepped, starts, strict=True):
                     parameter.sub_(start)
                 changes = [each.detach().cpu() for each in stepped]  # what is in the host's memory is not copied
+                if self._names:  # Ranks that have frozen others, of equal shapes, do not pair what is left.
+                    changes.append(torch.empty(0, columns_of_absent(self._names)))
                 groups.grouped_allreduce_(changes, Adasum, self._name, *self._settings)
             except EngineError:
                 for parameter, start in zip(stepped, starts, strict=True):
@@ -121,7 +127,7 @@ class Deltas:
                 for parameter in stepped:
                     parameter.data = self._starts.pop(parameter)
                 raise
-            for parameter, change, start in zip(stepped, changes, starts, strict=True):
+            for parameter, change, start in zip(stepped, changes[: len(stepped)], starts, strict=True):
                 (parameter if parameter.is_cpu else parameter.copy_(change)).add_(start)
         self.engine.mark_step(self._number)
 

@@ -11,10 +11,11 @@ import torch
 
 from ..elastic.copies import Memory, Place
 from ..elastic.samplers import ElasticBatchSampler, ElasticSampler
-from ..elastic.state import HostsUpdatedInterrupt, ObjectState, State
+from ..elastic.state import HostsUpdatedInterrupt, ObjectState, Parts, State
 from ..elastic.worker.batches import loop
 from ..elastic.worker.gate import JobOver
 from ..elastic.worker.run import leave, run
+from .optimizer_state import load_named_state, named_state, parameter_names
 
 __all__ = [
     "ElasticBatchSampler",
@@ -129,21 +130,44 @@ class TorchState(ObjectState):
         wrappings = (getattr(optimizer, "_engine", None) for optimizer in self._optimizers())
         return any(wrapping is not None and getattr(wrapping.reducer.group, "touched", False) for wrapping in wrappings)
 
+    def _names_of(self, optimizer: torch.optim.Optimizer) -> list[list[str]]:
+        """Names of an optimizer's parameters, by group: those in the state's modules, where these have them."""
+        present = [getattr(self, name) for name in sorted(self._names)]
+        return parameter_names(optimizer, [each for each in present if isinstance(each, torch.nn.Module)])
+
+    def _kept(self, value: Any) -> Any:
+        if isinstance(value, torch.optim.Optimizer):
+            return Parts(named_state(value, self._names_of(value)))
+        return super()._kept(value)
+
     def _lent(self, present: Any) -> bool:
         return isinstance(present, torch.nn.Module | torch.optim.Optimizer)
 
     def _load(self, name: str, present: Any, kept: Any) -> None:
         if isinstance(present, torch.optim.Optimizer):
-            kept = _into(present.state_dict(), kept)
-        elif isinstance(present, torch.nn.Module):
+            names = self._names_of(present)
+            load_named_state(present, _into(named_state(present, names), kept), names)
+            return
+        if isinstance(present, torch.nn.Module):
             # What a module calls its extra state it may hold on to; all else it copies.
             extra = {key: _into(None, value) for key, value in kept.items() if key.endswith("_extra_state")}
             kept.update(extra)
+            _take_dtypes(present, kept)
         super()._load(name, present, kept)
         if isinstance(present, torch.nn.Module) and _has_taken(present, kept):
             super()._load(name, present, _into(None, kept))
         elif isinstance(stages := getattr(present, "_per_optimizer_states", None), dict):
             stages.clear()  # A scaler would take the gradients of the next step for unscaled already.
+
+
+def _take_dtypes(module: torch.nn.Module, kept: dict[str, Any]) -> None:
+    """Give the tensors of a module the dtypes that were kept: it would cast values to those that it has now."""
+    for name, own in module.state_dict(keep_vars=True).items():
+        value = kept.get(name)
+        if isinstance(own, torch.Tensor) and isinstance(value, torch.Tensor) and own.dtype != value.dtype:
+            if isinstance(own, torch.nn.Parameter):
+                own.grad = None
+            own.data = own.data.to(value.dtype)
 
 
 def _has_taken(module: torch.nn.Module, kept: dict[str, Any]) -> bool:

@@ -72,8 +72,9 @@ class PowerSGD(Scheme):
         state = self._states.get(name)
         if state is None:
             state = self._states[name] = self._first(name, matrix)
-        right = _refilled(state.right, state.random)
-        matrix = matrix if state.error is None else matrix + state.error
+        # State may come from a checkpoint or another rank, and the model may have been moved since.
+        right = _refilled(state.right.to(matrix.device), state.random)
+        matrix = matrix if state.error is None else matrix + state.error.to(matrix.device)
         left = _orthonormal((yield matrix @ right))
         right = yield matrix.T @ left
         approximation = _product(left, right)
@@ -89,7 +90,7 @@ class PowerSGD(Scheme):
 
     def state_dict(self) -> dict[str, Any]:
         """How often each gradient was reduced, and the last right factors; not the error feedback, each rank's own."""
-        factors = {name: (each.right, each.random.get_state()) for name, each in self._states.items()}
+        factors = {name: (each.right.cpu(), each.random.get_state()) for name, each in self._states.items()}
         return {"calls": dict(self._calls), "factors": factors}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -117,13 +118,15 @@ def _refilled(right: torch.Tensor, random: torch.Generator) -> torch.Tensor:
     if not bool(zero.any()):
         return right
     right = right.clone()
-    right[:, zero] = torch.randn(len(right), int(zero.sum()), generator=random, dtype=right.dtype)
+    drawn = torch.randn(len(right), int(zero.sum()), generator=random, dtype=right.dtype)  # alike on every device
+    right[:, zero] = drawn.to(right.device)
     return right
 
 
 def _orthonormal(columns: torch.Tensor) -> torch.Tensor:
     """An orthonormal basis of the columns, by Gram-Schmidt, twice; zeros for dependent ones. NaN stays NaN."""
-    wide = columns.double().numpy().T.copy()  # Rows are the columns; sums of NumPy run in one thread, in a fixed order.
+    # Rows are the columns. Sums of NumPy run in one thread, in a fixed order.
+    wide = columns.cpu().double().numpy().T.copy()
     for k in range(len(wide)):
         before = (wide[k] * wide[k]).sum() ** 0.5
         for _ in range(2):
@@ -134,7 +137,7 @@ def _orthonormal(columns: torch.Tensor) -> torch.Tensor:
             wide[k] = 0.0
         else:
             wide[k] /= after
-    return torch.from_numpy(wide.T.copy()).to(columns.dtype)
+    return torch.from_numpy(wide.T.copy()).to(columns.dtype).to(columns.device)
 
 
 def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ from ..failures import announce
 from ..process_sets import ProcessSet, global_process_set
 from .adapter import check
 from .ops import broadcast_async_ as broadcast_tensor
+from .optimizer_state import load_named_state, named_state, parameter_names
 
 
 class _Slot:
@@ -53,8 +54,9 @@ def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = 
     except Exception as error:
         announce(process_set, "allgather", None, error)  # The others submit an allgather here.
         raise
-    objects.compare(described, "broadcast_parameters: the ranks do not hold the same model", None, process_set)
-    handles = [broadcast_tensor(tensor, root_rank, None, process_set) for _, tensor in named]
+    title = "broadcast_parameters: the ranks do not hold the same model"
+    order, tensors = objects.compare(described, title, None, process_set), dict(named)
+    handles = [broadcast_tensor(tensors[name], root_rank, None, process_set) for name in order]
     for handle in handles:
         handle.wait()
 
@@ -81,11 +83,12 @@ def broadcast_optimizer_state(
     Parameters
     ----------
     optimizer : torch.optim.Optimizer
-        Wrapped or not; with the same parameter groups on every rank.
+        Wrapped or not; with the same parameter groups on every rank. State has the dtypes of the root's, as its values.
     root_rank : int
         Whose state.
-    model : optional
-        Not needed; accepted because scripts pass it.
+    model : torch.nn.Module, optional
+        The module of the parameters: by their names there they are paired over the ranks, as by those that
+        `DistributedOptimizer` or the optimizer itself was given. Without any names they are paired by their places.
     process_set : ProcessSet, optional
         Whose ranks take part.
 
@@ -97,10 +100,11 @@ def broadcast_optimizer_state(
     if runtime.is_waiting():
         return  # As above.
     # What cannot be described cannot be a parameter of an optimizer, so this does not fail on one rank alone.
+    names = parameter_names(optimizer, [model] if isinstance(model, torch.nn.Module) else [])
     described = {
-        f"param_groups[{g}].params[{p}]": (objects.describe("", parameter), 0)
-        for g, group in enumerate(optimizer.param_groups)
-        for p, parameter in enumerate(group["params"])
+        name: (f"{objects.describe('', parameter)} in group {g}", 0)
+        for g, (group, own) in enumerate(zip(optimizer.param_groups, names, strict=True))
+        for name, parameter in zip(own, group["params"], strict=True)
     }
     objects.compare(
         described, "broadcast_optimizer_state: the ranks' optimizers have different parameters", None, process_set
@@ -108,7 +112,7 @@ def broadcast_optimizer_state(
     tensors: list[torch.Tensor] = []
     is_root = place.rank() == root_rank
     try:
-        state = _strip(optimizer.state_dict(), tensors) if is_root else None
+        state = _strip(named_state(optimizer, names), tensors) if is_root else None
         for tensor in tensors:
             check(tensor, "a tensor of the optimizer's state")
     except Exception as error:
@@ -122,7 +126,7 @@ def broadcast_optimizer_state(
     for handle in handles:
         handle.wait()
     if not is_root:
-        optimizer.load_state_dict(_fill(skeleton, tensors))
+        load_named_state(optimizer, _fill(skeleton, tensors), names)
 
 
 def _strip(value: Any, tensors: list[torch.Tensor]) -> Any:

@@ -1,0 +1,104 @@
+"""State of optimizers by the names of their parameters, taken over as it is.
+
+torch numbers parameters in the order in which an optimizer was given them, which may be another on each rank, and its
+`load_state_dict` casts state to the dtypes of parameters. Whatever gives a rank the state of another one, or of an
+earlier step, goes through `named_state` and `load_named_state`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+
+def parameter_names(optimizer: torch.optim.Optimizer, modules: Iterable[Any] = ()) -> list[list[str]]:
+    """Names of an optimizer's parameters, by group; all different.
+
+    They are those that `DistributedOptimizer` was given, those in these modules, or those that the optimizer was given.
+    Where a parameter has none, or two have one, all parameters have their places as names.
+
+    Parameters
+    ----------
+    optimizer : torch.optim.Optimizer
+    modules : iterable of torch.nn.Module
+        Modules that may have the parameters.
+    """
+    wrapping = getattr(optimizer, "_engine", None)
+    known: dict[int, str] = dict(getattr(wrapping, "names", None) or {})
+    for number, module in enumerate(modules):
+        for name, parameter in module.named_parameters():
+            known.setdefault(id(parameter), f"{number}.{name}" if number else name)
+    named = []
+    for group in optimizer.param_groups:
+        given = group.get("param_names") or [None] * len(group["params"])
+        named.append([known.get(id(each), own) for each, own in zip(group["params"], given, strict=True)])
+    flat = [name for names in named for name in names]
+    if None not in flat and len(set(flat)) == len(flat):
+        return named
+    return [[f"param_groups[{g}].params[{p}]" for p in range(len(names))] for g, names in enumerate(named)]
+
+
+def named_state(optimizer: torch.optim.Optimizer, names: list[list[str]]) -> dict[str, Any]:
+    """`state_dict()` of an optimizer, with the names of parameters in place of their numbers."""
+    state: dict[str, Any] = optimizer.state_dict()
+    groups = state["param_groups"]
+    by_number = {
+        number: name
+        for group, own in zip(groups, names, strict=True)
+        for number, name in zip(group["params"], own, strict=True)
+    }
+    return state | {
+        "state": {by_number.get(key, key): value for key, value in state["state"].items()},
+        "param_groups": [group | {"params": list(own)} for group, own in zip(groups, names, strict=True)],
+    }
+
+
+def load_named_state(optimizer: torch.optim.Optimizer, state: dict[str, Any], names: list[list[str]]) -> None:
+    """Have an optimizer take over what `named_state` gave, with the dtypes that it has.
+
+    Raises
+    ------
+    ValueError
+        The optimizer has other parameters, or groups them in another way.
+    """
+    groups: list[dict[str, Any]] = state["param_groups"]
+    if [sorted(group["params"]) for group in groups] != [sorted(own) for own in names]:
+        kept = {name: g for g, group in enumerate(groups) for name in group["params"]}
+        present = {name: g for g, own in enumerate(names) for name in own}
+        odd = sorted(name for name in kept.keys() | present.keys() if kept.get(name) != present.get(name))
+        raise ValueError(
+            "the state of an optimizer has other parameter groups, or other parameters in them, than this optimizer: "
+            f"{', '.join(map(repr, odd[:5]))}{' and more' if len(odd) > 5 else ''}"
+        )
+    own_groups = optimizer.state_dict()["param_groups"]
+    by_name = {
+        name: number
+        for group, own in zip(own_groups, names, strict=True)
+        for number, name in zip(group["params"], own, strict=True)
+    }
+    loaded = []
+    for group, own in zip(groups, own_groups, strict=True):
+        ours = {key: own[key] for key in ("params", "param_names") if key in own}
+        loaded.append({key: value for key, value in group.items() if key != "param_names"} | ours)
+    entries = {by_name.get(key, key): value for key, value in state["state"].items()}
+    optimizer.load_state_dict(state | {"state": entries, "param_groups": loaded})
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    numbers = [number for group in own_groups for number in group["params"]]
+    for number, parameter in zip(numbers, parameters, strict=True):
+        if number in entries and parameter in optimizer.state:
+            optimizer.state[parameter] = _uncast(optimizer.state[parameter], entries[number])
+
+
+def _uncast(loaded: Any, given: Any) -> Any:
+    """What was loaded, with tensors that were given where loading has cast them to another dtype."""
+    if isinstance(loaded, torch.Tensor) and isinstance(given, torch.Tensor):
+        return loaded if loaded.dtype == given.dtype else given.to(loaded.device)
+    if isinstance(loaded, dict) and isinstance(given, dict):
+        for key in loaded.keys() & given.keys():
+            loaded[key] = _uncast(loaded[key], given[key])
+        return loaded
+    if type(loaded) in (list, tuple) and type(given) is type(loaded) and len(loaded) == len(given):
+        return type(loaded)(_uncast(old, new) for old, new in zip(loaded, given, strict=True))
+    return loaded

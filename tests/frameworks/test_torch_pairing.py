@@ -1,0 +1,171 @@
+"""What torch pairs over ranks it pairs by name, in whatever order ranks have it, and with the root's dtypes.
+
+Each test draws an order, a dtype or a missing part on one rank, and accepts only the right value or an error that names
+it. All tensors have equal shapes, so that no shape tells a wrong partner.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import engine
+import engine.torch as hvd
+from engine.errors import EngineError, MismatchError
+from engine.torch.elastic import TorchState
+
+from ..on_ranks import on_ranks
+from . import toy
+
+pytestmark = on_ranks(2)
+
+NAMES = "abcde"
+TRIALS = range(6)
+
+
+def own_order(number: int) -> list[str]:
+    """Names in another order on each rank, as those of a `set` have with other hash seeds."""
+    names = list(NAMES)
+    random.Random(10 * number + engine.rank()).shuffle(names)
+    return names
+
+
+def value_of(name: str, rank: int) -> float:
+    return 10.0 * NAMES.index(name) + rank
+
+
+def model_of(names: list[str], dtype: torch.dtype = torch.float32) -> Any:
+    model: Any = nn.ModuleDict({name: nn.Linear(4, 4, bias=False, dtype=dtype) for name in names})
+    with torch.no_grad():
+        for name in names:
+            model[name].weight.fill_(value_of(name, engine.rank()))
+    return model
+
+
+def adam(model: Any, state_dtype: torch.dtype = torch.float32) -> torch.optim.Optimizer:
+    """An optimizer with state, of which each parameter's moments tell its name and its rank."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    for name, parameter in model.named_parameters():
+        moment = torch.full((4, 4), value_of(name[0], engine.rank()), dtype=state_dtype)
+        optimizer.state[parameter] = {"step": torch.tensor(3.0), "exp_avg": moment, "exp_avg_sq": moment.clone()}
+    return optimizer
+
+
+def expect_moments(model: nn.Module, optimizer: Any, root: int, dtype: torch.dtype) -> None:
+    for name, parameter in model.named_parameters():
+        moment = optimizer.state[parameter]["exp_avg"]
+        assert moment.dtype is dtype, (name, moment.dtype)
+        assert (moment == value_of(name[0], root)).all(), (name, moment)
+
+
+@pytest.mark.parametrize("number", TRIALS)
+def test_parameters_are_the_roots_of_their_names(number: int) -> None:
+    root = number % 2
+    model = model_of(own_order(number))
+    hvd.broadcast_parameters(model.state_dict(), root)
+    for name in NAMES:
+        assert (model[name].weight == value_of(name, root)).all(), name
+
+
+@pytest.mark.parametrize("number", TRIALS)
+def test_optimizer_state_is_the_roots_of_its_names_and_dtypes(number: int) -> None:
+    root, dtype = number % 2, (torch.float32, torch.bfloat16, torch.float64)[number % 3]
+    model = model_of(own_order(number))
+    optimizer: Any = adam(model, dtype if engine.rank() == root else torch.float32)
+    if number % 2:
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), check_parameters=False)
+    hvd.broadcast_optimizer_state(optimizer, root, model)
+    expect_moments(model, optimizer, root, dtype)
+
+
+def test_optimizer_state_of_other_parameters_is_named() -> None:
+    names = list(NAMES[: 4 + engine.rank()])
+    model = model_of(names)
+    text = toy.raises(MismatchError, lambda: hvd.broadcast_optimizer_state(adam(model), 0, model))
+    assert "'e.weight'" in text, text
+
+
+@pytest.mark.parametrize("number", TRIALS)
+def test_elastic_state_is_the_roots_of_its_names_and_dtypes(number: int) -> None:
+    dtype = (torch.float32, torch.bfloat16, torch.float64)[number % 3]
+    model = model_of(own_order(number))
+    optimizer = adam(model, dtype if engine.rank() == 0 else torch.float32)
+    state = TorchState(model, optimizer)
+    state.sync()
+    expect_moments(model, optimizer, 0, dtype)
+    for name in NAMES:
+        assert (model[name].weight == value_of(name, 0)).all(), name
+    for each in optimizer.state.values():
+        each["exp_avg"] = torch.zeros(4, 4, dtype=torch.float16)
+    model.to((torch.float64, torch.bfloat16)[number % 2])
+    state.restore()
+    expect_moments(model, optimizer, 0, dtype)
+    for name in NAMES:
+        weight = model[name].weight
+        assert weight.dtype is torch.float32 and (weight == value_of(name, 0)).all(), (name, weight)
+
+
+@pytest.mark.parametrize("kind", ["plain", "PowerSGD", "Adasum", "bucket views", "own compression"])
+@pytest.mark.parametrize("number", TRIALS)
+def test_gradients_are_reduced_with_those_of_their_names(number: int, kind: str) -> None:
+    class Own:
+        @staticmethod
+        def compress(tensor: torch.Tensor) -> Any:
+            return tensor.clone(), None
+
+        @staticmethod
+        def decompress(tensor: torch.Tensor, context: Any) -> torch.Tensor:
+            return tensor
+
+    options: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "PowerSGD": {"compression": hvd.PowerSGD(rank=4, start_iter=1, min_compression_rate=0.0)},
+        "Adasum": {"op": hvd.Adasum},
+        "bucket views": {"gradient_as_bucket_view": True},
+        "own compression": {"compression": Own},
+    }
+    names = own_order(number)
+    model = model_of(names)
+    hvd.broadcast_parameters(model.state_dict(), 0)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters(), **options[kind]
+    )
+    before = toy.parameters_of(model)
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss: Any = torch.stack([(1 + NAMES.index(name)) * model[name].weight.sum() for name in names]).sum()
+        loss.backward()
+        optimizer.step()
+    optimizer.unwrap()
+    for name in NAMES:
+        moved = before[f"{name}.weight"] - model[name].weight
+        torch.testing.assert_close(moved, torch.full((4, 4), 2.0 * (1 + NAMES.index(name))), msg=f"{name}: {moved}")
+
+
+def test_adasum_of_other_frozen_parameters_is_refused() -> None:
+    model = model_of(list(NAMES))
+    hvd.broadcast_parameters(model.state_dict(), 0)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters(), op=hvd.Adasum
+    )
+    model[NAMES[engine.rank()]].weight.requires_grad_(False)
+    loss: Any = torch.stack([each.weight.sum() for each in model.values()]).sum()
+    loss.backward()
+    toy.raises(EngineError, optimizer.step)
+    optimizer.unwrap()
+
+
+def test_groups_that_take_the_place_of_removed_ones_have_names_of_their_own() -> None:
+    first, second = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(3))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([first], lr=1.0))
+    optimizer.param_groups.pop()
+    optimizer.add_param_group({"params": [second]})
+    loss: Any = ((first + second) * (1 + engine.rank())).sum()
+    loss.backward()
+    optimizer.step()
+    optimizer.unwrap()
+    assert second.tolist() == [-1.5] * 3
