@@ -14,7 +14,7 @@ from engine_ext.bindings.calls cimport (
 )
 from engine_ext.bindings.collectives cimport fill_reduction, own_rows, row_bytes
 from engine_ext.bindings.extents cimport Extent, find_overlap
-from engine_ext.bindings.groups cimport MAX_GROUP, group_begin, group_count, group_payload
+from engine_ext.bindings.groups cimport group_begin, group_count, group_payload
 from engine_ext.bindings.view cimport View
 from engine_ext.kernels.kernels cimport (
     ENGINE_ADASUM, ENGINE_ALL_DTYPES, ENGINE_FLOAT32, ENGINE_FLOAT64, dtype_bytes,
@@ -22,7 +22,7 @@ from engine_ext.kernels.kernels cimport (
 from engine_ext.operations.describe cimport dtype_name
 from engine_ext.operations.kinds cimport kind_name, operation_of
 from engine_ext.operations.operation cimport SAYS_ROWS, Operation
-from engine_ext.shared.layout cimport KINDS, LAYOUT_ROWS, WIRES, WIRE_TUNED
+from engine_ext.shared.layout cimport KINDS, LAYOUT_ROWS, MAX_GROUP, WIRES, WIRE_TUNED
 
 cdef bint refuse(char* text, const char* what) noexcept nogil:
     snprintf(text, FAULT_BYTES, "ArgumentError: %s", what)

@@ -4,9 +4,6 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from engine_ext.bindings.view cimport View
 from engine_ext.operations.op cimport Op
 
-cdef enum:
-    MAX_GROUP = 1 << 20         # most tensors of a group
-
 cdef int group_open(Op* op, int kind, Py_ssize_t count) except -1
 cdef object group_add(Op* op, Py_ssize_t k, object tensor, View* view)
 cdef bint group_begin(Op* op, int kind, Py_ssize_t count) noexcept nogil

@@ -15,7 +15,7 @@ from engine_ext.operations.kinds cimport operation_of
 from engine_ext.operations.op cimport Member, Op
 from engine_ext.platform.hash cimport fnv, fnv_begin
 from engine_ext.shared.layout cimport (
-    DIM_DIGEST, DIM_FAULT, DIM_MOVED, DIM_SPARSE, FAULTS, FAULT_NONE, LAYOUT_SPARSE, MAX_DIMS, MAX_RANKS,
+    DIM_DIGEST, DIM_FAULT, DIM_MOVED, DIM_SPARSE, FAULTS, FAULT_NONE, LAYOUT_SPARSE, MAX_DIMS, MAX_GROUP, MAX_RANKS,
 )
 
 from engine_ext.errors import ArgumentError, UnsupportedTensorError

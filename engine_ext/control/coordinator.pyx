@@ -22,11 +22,11 @@ from engine_ext.operations.operation cimport SAYS_ALIGNED, SAYS_ROWS, Operation
 from engine_ext.platform.atomics cimport load32_relaxed, load_acquire, load_relaxed, now_ns, store_relaxed
 from engine_ext.platform.clock cimport after_ns, overdue_ns, patience
 from engine_ext.shared.layout cimport (
-    COORDINATOR, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_JOINED, FAULT_CALL, FAULT_NONE, IDS, ID_WORDS, MAX_RANKS, WIRE_TUNED, Status,
+    CAUSE_RAISED, COORDINATOR, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_JOINED, FAULT_CALL, FAULT_NONE, IDS, ID_WORDS, MAX_RANKS, WIRE_TUNED, Status, add_bytes,
     engine_entry, engine_knobs, engine_meta,
 )
 from engine_ext.shared.schedule cimport schedule_append, schedule_reserve, schedule_slowest
-from engine_ext.shared.segment cimport elsewhere
+from engine_ext.shared.segment cimport abort_world, elsewhere
 
 cdef extern from "platform/cpu.h" nogil:
     void engine_prefetch_read(const void* memory, size_t nbytes)
@@ -164,8 +164,8 @@ cdef inline int64_t said(Coordinator* c, const NameState* name, int rank, bint f
 
 
 cdef bint count_rows(Coordinator* c, NameState* name, bint first) noexcept nogil:
-    """Store the rows of each rank, and their bytes. False without memory."""
-    cdef int64_t rows = 0
+    """Store the rows of each rank, and their bytes. False without memory, or if a rank says what cannot be: that ends the world."""
+    cdef uint64_t nbytes = 0
     cdef int r
     if name.rows == NULL:
         name.rows = <int64_t*>calloc(c.segment.size, sizeof(int64_t))
@@ -173,8 +173,10 @@ cdef bint count_rows(Coordinator* c, NameState* name, bint first) noexcept nogil
             return False
     for r in range(c.segment.size):
         name.rows[r] = 0 if absent(c, name, r) else said(c, name, r, first)
-        rows += name.rows[r]
-    name.nbytes *= <uint64_t>rows
+        if not add_bytes(&nbytes, name.rows[r], name.nbytes):
+            abort_world(c.segment, r, CAUSE_RAISED, b"it has told a number of rows that no tensor can have")
+            return False
+    name.nbytes = nbytes
     return True
 
 

@@ -5,9 +5,10 @@ from libc.string cimport memcpy
 
 from engine_ext.control.backlog cimport backlog_take
 from engine_ext.control.completion cimport complete, raise_event, wake_waiters
+from engine_ext.control.foreign cimport foreign_fits
 from engine_ext.control.handover cimport hand_over, stop_device
 from engine_ext.control.joined_groups cimport members_heard, members_tell
-from engine_ext.control.parcels cimport numbers_tell, tells_numbers
+from engine_ext.control.parcels cimport numbers_heard, numbers_tell, tells_numbers
 from engine_ext.control.observers cimport (
     observe_completions, observe_entry_begins, observe_entry_ends, observe_entry_looks, observe_entry_waits, observe_failure,
     observe_mismatch, observe_submission, observes_stages,
@@ -21,7 +22,7 @@ from engine_ext.control.turns cimport turns_give
 from engine_ext.data.executor cimport executor_progress
 from engine_ext.operations.kinds cimport operation_of
 from engine_ext.operations.op cimport OP_TAKEN, Op, Record, fails
-from engine_ext.operations.operation cimport Operation, operation_begin
+from engine_ext.operations.operation cimport TOLD_WRONG_NUMBERS, Operation, operation_begin
 from engine_ext.platform.atomics cimport (
     add32, load32_relaxed, load_acquire, now_ns, store32_release, store_relaxed, store_release,
 )
@@ -29,7 +30,7 @@ from engine_ext.platform.clock cimport age_ns
 from engine_ext.platform.doors cimport DOOR_EVERYBODY, door_ring
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
 from engine_ext.shared.layout cimport (
-    ALGORITHM_TWO_SHOT, CAUSE_RAISED, DOORS, ENTRY_ALIGN, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT, ENTRY_JOINED,
+    ALGORITHM_TWO_SHOT, CAUSE_RAISED, COORDINATOR, DOORS, ENTRY_ALIGN, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT, ENTRY_JOINED,
     ENTRY_MEMBERS, ENTRY_SKIP, ENTRY_TURN, FAULT_CALL, SLEEP_STUCK, Status, engine_entry, entry_ids,
 )
 from engine_ext.shared.schedule cimport schedule_advance, schedule_next
@@ -109,6 +110,8 @@ cdef bint go_on(State* e, const engine_entry* entry) noexcept nogil:
     """What is told first has been told: start the operation of a BATCH, or hand it over. False without memory."""
     if e.sending_members and not members_heard(e, entry):
         return False
+    if entry.meta.device and not e.sending_members and not numbers_heard(e, entry):
+        return False
     e.sending_members = False
     return hand_over(e, entry) if entry.meta.device else plan_batch(e, entry)
 
@@ -138,6 +141,16 @@ cdef void finish(State* e, const engine_entry* entry, int status) noexcept nogil
     for i in range(<int32_t>entry.items):
         complete(e, e.batch[i])
     wake_waiters(e)
+
+
+cdef void end_world(State* e, const char* reason) noexcept nogil:
+    """An entry cannot go on: for want of memory here, or since a rank has told numbers that cannot be."""
+    cdef int culprit = e.executor.culprit
+    e.executor.culprit = -1
+    if culprit >= 0:
+        abort_world(&e.segment, culprit, CAUSE_RAISED, TOLD_WRONG_NUMBERS)
+    else:
+        abort_world(&e.segment, e.segment.rank, CAUSE_RAISED, reason)
 
 
 cdef void report_mismatch(State* e, const engine_entry* entry) noexcept nogil:
@@ -218,7 +231,7 @@ cdef bint apply(State* e, engine_entry* entry, bint collected) noexcept nogil:
                 return True
             collected = False
         if not (collected and begin(e, entry)):
-            abort_world(&e.segment, e.segment.rank, CAUSE_RAISED, b"out of memory for a result, or an operation is missing")
+            end_world(e, b"out of memory for a result, or an operation is missing")
         return False
     if entry.type == ENTRY_SKIP:
         if collected:
@@ -232,11 +245,14 @@ cdef bint apply(State* e, engine_entry* entry, bint collected) noexcept nogil:
     elif entry.type == ENTRY_DEFINE or entry.type == ENTRY_EVICT:
         pthread_mutex_lock(&e.lock)
         if entry.type == ENTRY_DEFINE:
-            table_define(&e.table, entry.id, <const char*>entry + sizeof(engine_entry), <unsigned int>entry.name_bytes,
-                         &entry.meta)
+            if not table_define(&e.table, entry.id, <const char*>entry + sizeof(engine_entry), <unsigned int>entry.name_bytes,
+                                &entry.meta):
+                status = Status.NO_MEMORY
         else:
             status = table_evict(&e.table, entry.id)
         pthread_mutex_unlock(&e.lock)
+        if status == Status.NO_MEMORY:
+            end_world(e, b"out of memory for a name, or the coordinator gave an id twice")
         if entry.type == ENTRY_EVICT:
             wake(&e.segment, e.segment.leader, 0)      # an operation in flight went up as a request
     return status == Status.OK
@@ -258,14 +274,14 @@ cdef bint run_schedule(State* e) noexcept nogil:
             if e.sending_members or entry.meta.device:
                 moved = True
                 if not go_on(e, entry):
-                    abort_world(&e.segment, e.segment.rank, CAUSE_RAISED, b"out of memory for a group of tensors, or its result")
+                    end_world(e, b"out of memory for a group of tensors, or its result")
                     return moved
                 if entry.meta.device:
                     leave(e, entry)
                 continue
             failure = end_batch(e, entry)
             if failure != NULL:
-                abort_world(&e.segment, e.segment.rank, CAUSE_RAISED, failure)
+                end_world(e, failure)
                 return moved
             finish(e, entry, Status.OK)
             leave(e, entry)
@@ -279,6 +295,10 @@ cdef bint run_schedule(State* e) noexcept nogil:
             note_knobs(e, entry)
             collected = (entry.type == ENTRY_BATCH or entry.type == ENTRY_SKIP) and collect(e, entry)
             pthread_mutex_unlock(&e.lock)
+            if e.segment.far and not foreign_fits(e, entry, collected):
+                abort_world(&e.segment, COORDINATOR, CAUSE_RAISED, b"its schedule has an entry that does not go with what this rank has "
+                            b"submitted")
+                return True
             if apply(e, entry, collected):
                 leave(e, entry)
             elif e.executor.active:

@@ -6,14 +6,14 @@ together with what other hosts say next.
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from engine_ext.control.foreign cimport foreign_entries, foreign_requests, foreign_rows
+from engine_ext.control.foreign cimport foreign_entries, foreign_range, foreign_requests, foreign_rows
 from engine_ext.control.host_clock cimport host_clock_answer, host_clock_hear
 from engine_ext.control.relay cimport NEWS, URGENT_NEWS, Relay, Trunk
 from engine_ext.platform.atomics cimport (
     add32, cas, load32_acquire, load_acquire, load_relaxed, store32_release, store_release,
 )
 from engine_ext.shared.layout cimport (
-    IDS, KINDS, REASON_BYTES, REQUEST_BYTES, RING_WORDS, STUCK_SHIFT, rank_page,
+    CAUSE_NONE, CAUSES, IDS, KINDS, REASON_BYTES, REQUEST_BYTES, RING_WORDS, STUCK_SHIFT, rank_page,
 )
 from engine_ext.shared.segment cimport Segment, nearby, wake_everybody
 from engine_ext.transport.link cimport (
@@ -68,21 +68,25 @@ cdef char* into(void* owner, Link* link, const engine_frame* frame) noexcept nog
     elif frame.type == FRAME_REQUESTS and not down and of_host(segment, frame.rank, trunk.host):
         place = frame.position % REQUEST_BYTES
         if (frame.position >= load_relaxed(&segment.pages[frame.rank].request_head) and place + frame.bytes <= REQUEST_BYTES
-                and frame.position + frame.bytes - load_acquire(&segment.coordinator.drained[frame.rank]) <= REQUEST_BYTES):
+                and foreign_range(frame.position, frame.bytes, load_acquire(&segment.coordinator.drained[frame.rank]),
+                                  REQUEST_BYTES)):
             return <char*>segment.pages[frame.rank].requests + place
     elif frame.type == FRAME_SCHEDULE and down:
         place = frame.position % RING_WORDS
         if (frame.position == load_relaxed(&segment.coordinator.tail) and frame.bytes % 8 == 0
                 and place + frame.bytes // 8 <= RING_WORDS
-                and frame.position + frame.bytes // 8 - slowest_nearby(segment) <= RING_WORDS):
+                and foreign_range(frame.position, frame.bytes // 8, slowest_nearby(segment), RING_WORDS)):
             return <char*>&segment.schedule[place]
     return NULL
 
 
-cdef bint plausible(const rank_page* page, const engine_word* word) noexcept nogil:
+cdef bint plausible(const Segment* segment, int rank, const engine_word* word) noexcept nogil:
     """Words that are used as an index, or as a length. The requests up to a new head have come."""
+    cdef const rank_page* page = segment.pages[rank]
+    cdef uint64_t head = load_relaxed(&page.request_head)
     if word.offset == offset_in(page, &page.request_head):
-        return foreign_requests(page, load_relaxed(&page.request_head), word.value)
+        return (foreign_range(word.value, 0, load_acquire(&segment.coordinator.drained[rank]), REQUEST_BYTES)
+                and foreign_requests(page, head, word.value, segment.size))
     if word.offset == offset_in(page, &page.overdue):
         return word.value == 0 or 1 <= word.value >> 1 <= IDS
     if word.offset == offset_in(page, &page.stuck):
@@ -116,12 +120,24 @@ cdef void note_news(Relay* relay, const engine_frame* frame, const engine_word* 
             return
 
 
-cdef bint store_words(char* page, const engine_word* words, uint32_t count, bint of_rank) noexcept nogil:
+cdef bint plausible_of_coordinator(const Segment* segment, const engine_word* word) noexcept nogil:
+    """How much it has read of what a rank of this host has requested; or a flag."""
+    cdef uint64_t rank = (word.offset - offset_in(segment.coordinator, segment.coordinator.drained)) // 8
+    if word.bytes == 4:
+        return word.value <= 1
+    return nearby(segment, <int>rank) and (
+        load_relaxed(&segment.coordinator.drained[rank]) <= word.value <= load_acquire(&segment.pages[rank].request_head))
+
+
+cdef bint store_words(const Segment* segment, int rank, const engine_word* words, uint32_t count) noexcept nogil:
+    """Words of a rank's page, or with -1 of the coordinator's. False if one of them cannot be."""
+    cdef char* page = <char*>segment.pages[rank] if rank >= 0 else <char*>segment.coordinator
     cdef uint32_t k
     for k in range(count):
-        if not (engine_word_of_rank(&words[k]) if of_rank else engine_word_of_coordinator(&words[k])):
-            return False
-        if of_rank and not plausible(<const rank_page*>page, &words[k]):
+        if rank >= 0:
+            if not engine_word_of_rank(&words[k]) or not plausible(segment, rank, &words[k]):
+                return False
+        elif not engine_word_of_coordinator(&words[k], segment.size) or not plausible_of_coordinator(segment, &words[k]):
             return False
         if words[k].bytes == 8:
             store_release(<uint64_t*>(page + words[k].offset), words[k].value)
@@ -136,7 +152,7 @@ cdef bint hear_verdict(Relay* relay, Trunk* trunk, const engine_verdict* verdict
     cdef uint64_t culprit = (verdict.abort & 0xFFFF) - 1, reporter = verdict.abort >> 32
     if culprit >= <uint64_t>world.size or reporter >= <uint64_t>world.size or world != relay.segment:
         return False
-    if not world.far and world.host_of[reporter] != trunk.host:
+    if not CAUSE_NONE < verdict.abort >> 16 & 0xFFFF < CAUSES or (not world.far and world.host_of[reporter] != trunk.host):
         return False
     if not nearby(world, <int>reporter):
         memcpy(world.pages[reporter].reason, verdict.reason, REASON_BYTES)
@@ -158,8 +174,7 @@ cdef bint done(void* owner, Link* link, const engine_frame* frame) noexcept nogi
         store_release(&segment.coordinator.tail, frame.position + frame.bytes // 8)     # pairs with schedule_next
     elif frame.type == FRAME_WORDS:
         count = frame.bytes // <uint32_t>sizeof(engine_word)
-        if not store_words(<char*>segment.coordinator if frame.rank < 0 else <char*>segment.pages[frame.rank],
-                           <engine_word*>trunk.into, count, frame.rank >= 0):
+        if not store_words(segment, frame.rank, <engine_word*>trunk.into, count):
             return False
         note_news(relay, frame, <engine_word*>trunk.into, count)
     elif frame.type == FRAME_VERDICT:
@@ -172,4 +187,7 @@ cdef bint done(void* owner, Link* link, const engine_frame* frame) noexcept nogi
         return host_clock_hear(&relay.clock, segment, <const engine_times*>trunk.into, link)
     elif frame.type == FRAME_LEFT:
         link_bid_farewell(link)
+        if segment.far:             # who has the schedule says so last of all: whatever was not told, no entry comes any more
+            store32_release(&segment.coordinator.over, 1)
+            relay.news = URGENT_NEWS
     return True

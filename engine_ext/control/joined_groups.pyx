@@ -7,11 +7,14 @@ no rank has joined nothing of this travels.
 """
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, malloc, realloc
+from libc.string cimport memset
 
+from engine_ext.kernels.kernels cimport ENGINE_DTYPES, dtype_bytes
 from engine_ext.operations.broadcast cimport broadcast_memory
 from engine_ext.operations.kinds cimport operation_of
 from engine_ext.operations.op cimport OP_STAND_IN, Member, Op
 from engine_ext.platform.atomics cimport load32_relaxed
+from engine_ext.shared.layout cimport add_bytes, engine_meta
 
 
 cdef bint members_tell(State* e, const engine_entry* entry) noexcept nogil:
@@ -40,14 +43,37 @@ cdef bint members_tell(State* e, const engine_entry* entry) noexcept nogil:
 
 
 cdef bint members_heard(State* e, const engine_entry* entry) noexcept nogil:
-    """The broadcast is over: give the groups that this rank stands in for their tensors. False without memory."""
+    """The broadcast is over: give the groups that this rank stands in for their tensors. False without memory, or if the rank that
+    has told them has told what they cannot be."""
     cdef const member_shape* told = e.member_shapes
     cdef int32_t i
     for i in range(<int32_t>entry.items):
+        if e.batch[i].meta.group and not are_of(told, &e.batch[i].meta):
+            e.executor.culprit = entry.id
+            return False
         if (load32_relaxed(&e.batch[i].flags) & OP_STAND_IN and e.batch[i].meta.group
                 and not make_members(e.batch[i], told, e.segment.size)):
             return False
         told += e.batch[i].meta.group
+    return True
+
+
+cdef bint are_of(const member_shape* told, const engine_meta* meta) noexcept nogil:
+    """Whether a group can have such tensors: as many elements of each dtype as it says."""
+    cdef uint64_t[ENGINE_DTYPES] found
+    cdef uint64_t row_bytes
+    cdef uint32_t k
+    cdef int d
+    memset(found, 0, sizeof(found))
+    for k in range(meta.group):
+        if not 0 <= told[k].dtype < ENGINE_DTYPES:
+            return False
+        row_bytes = <uint64_t>told[k].row_bytes
+        if row_bytes % <uint64_t>dtype_bytes(<int>told[k].dtype) or not add_bytes(&found[told[k].dtype], told[k].rows, row_bytes):
+            return False
+    for d in range(ENGINE_DTYPES):
+        if found[d] != <uint64_t>(meta.dims[d] * dtype_bytes(d)):
+            return False
     return True
 
 

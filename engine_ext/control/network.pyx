@@ -5,7 +5,7 @@ driver's role. What a connection did not take at once, this thread sends on.
 A connection that ends is never mended. If the rank at its other end has not left, that ends the world: at once for a trunk of
 the world, which would have told a better cause before it ended; for another only when nobody has told one for a while.
 """
-from libc.errno cimport EHOSTUNREACH, ENETUNREACH, ENOMEM, ETIMEDOUT
+from libc.errno cimport EHOSTUNREACH, ENETUNREACH, ENOMEM, EPROTO, ETIMEDOUT
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdio cimport snprintf
 from libc.string cimport memcpy, strerror
@@ -197,12 +197,17 @@ cdef void describe_end(const Segment* segment, const Link* link, char* text) noe
         at = fit(at, snprintf(text + at, REASON_BYTES - at, ", or the network between that and the host of "), REASON_BYTES)
         at += describe_host(segment, segment.host_of[segment.rank], text + at, REASON_BYTES - at)
         snprintf(text + at, REASON_BYTES - at, ", is gone")
+    elif link_state(link) == -EPROTO:
+        snprintf(text, REASON_BYTES, "it has sent what no rank can mean, so its connection was ended: its memory or its engine is "
+                 "damaged")
     else:
         snprintf(text, REASON_BYTES, "its connection failed: %s", strerror(-link_state(link)))
 
 
 cdef int cause_of_end(const Link* link) noexcept nogil:
     """A process that ends closes its connections; a host or a network that is gone closes none."""
+    if link_state(link) == -EPROTO:
+        return CAUSE_RAISED
     return CAUSE_LOST if link_state(link) in (-ETIMEDOUT, -EHOSTUNREACH, -ENETUNREACH) else CAUSE_DIED
 
 

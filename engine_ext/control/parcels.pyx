@@ -16,7 +16,7 @@ from engine_ext.gpu.device cimport DEVICE_EXCHANGE, device_parcel
 from engine_ext.operations.gather cimport gather_memory
 from engine_ext.operations.kinds cimport operation_of
 from engine_ext.operations.op cimport Op
-from engine_ext.shared.layout cimport entry_rows, meta_row_bytes
+from engine_ext.shared.layout cimport add_bytes, entry_rows, meta_row_bytes
 
 
 cdef inline uint64_t numbers_of(const State* e, const engine_entry* entry) noexcept nogil:
@@ -46,6 +46,22 @@ cdef bint numbers_tell(State* e, const engine_entry* entry) noexcept nogil:
     else:
         memset(told, 0, count * sizeof(int64_t))
     return gather_memory(&e.executor, entry.chunk, <char*>told, count * sizeof(int64_t), <char*>e.told)
+
+
+cdef bint numbers_heard(State* e, const engine_entry* entry) noexcept nogil:
+    """All ranks have told their numbers: whether they can be, else the executor knows whose cannot."""
+    cdef uint64_t count = numbers_of(e, entry), row_bytes = <uint64_t>meta_row_bytes(&entry.meta), total, k
+    cdef const int64_t* told = e.told
+    cdef int r
+    for r in range(e.segment.size if count else 0):
+        total = 0
+        for k in range(<uint64_t>entry.meta.group if entry.meta.group else count):
+            if not (add_bytes(&total, told[2 * k], <uint64_t>told[2 * k + 1]) if entry.meta.group
+                    else add_bytes(&total, told[k], row_bytes)):
+                e.executor.culprit = r
+                return False
+        told += count
+    return True
 
 
 cdef bint make_parcels(device_item* item, uint64_t count, uint64_t size, bint sends) noexcept nogil:

@@ -12,7 +12,8 @@ from engine_ext.control.names cimport Named, names_add, names_close, names_find,
 from engine_ext.control.turns_wanted cimport turns_note
 from engine_ext.platform.atomics cimport load_acquire, now_ns, store_release
 from engine_ext.platform.clock cimport patience_at
-from engine_ext.shared.layout cimport COORDINATOR, FAULT_CALL, REQUEST_BYTES, engine_request, rank_page
+from engine_ext.shared.layout cimport CAUSE_RAISED, COORDINATOR, FAULT_CALL, REQUEST_BYTES, engine_request, rank_page
+from engine_ext.shared.segment cimport abort_world
 
 
 cdef NameState* name_of(Coordinator* c, const char* text, uint32_t text_bytes) noexcept nogil:
@@ -84,6 +85,11 @@ cdef void requests_drain(Coordinator* c, int rank) noexcept nogil:
         name = name_of(c, <const char*>request + sizeof(engine_request), request.name_bytes)
         kept = keep_request(request) if name != NULL else NULL
         if kept == NULL:                # out of memory: leave it on the ring, and see next time
+            break
+        if name.requests[rank] != NULL:         # only another host's rank can: it is told so, and this name is not looked at again
+            free(kept.text)
+            free(kept)
+            abort_world(c.segment, rank, CAUSE_RAISED, b"it has requested a name for which its request is open")
             break
         if rank == COORDINATOR and name.place == 0:
             c.places += 1

@@ -28,7 +28,7 @@ cdef void table_finish(Table* table, Op* op, int status) noexcept nogil
 cdef void table_toggle(Table* table, int32_t id) noexcept nogil
 cdef bint table_stand_in(Table* table, Record* record) noexcept nogil
 cdef void table_dismiss(Op* op) noexcept nogil
-cdef void table_define(Table* table, int32_t id, const char* name, uint32_t name_bytes, const engine_meta* meta) noexcept nogil
+cdef bint table_define(Table* table, int32_t id, const char* name, uint32_t name_bytes, const engine_meta* meta) noexcept nogil
 cdef int table_evict(Table* table, int32_t id) noexcept nogil
 cdef bint table_brought_by_all(Table* table, int32_t id) noexcept nogil
 

@@ -227,12 +227,12 @@ cdef void table_finish(Table* table, Op* op, int status) noexcept nogil:
     table_release(table, record)
 
 
-cdef void table_define(Table* table, int32_t id, const char* name, uint32_t name_bytes, const engine_meta* meta) noexcept nogil:
-    """A DEFINE entry: from now on `name` travels as bit `id`."""
+cdef bint table_define(Table* table, int32_t id, const char* name, uint32_t name_bytes, const engine_meta* meta) noexcept nogil:
+    """A DEFINE entry: from now on `name` travels as bit `id`. False without memory, or if the id or the name has another."""
     cdef Record* record = table_record(table, name, name_bytes)
     cdef Op* op
-    if record == NULL:
-        return
+    if record == NULL or (record.id >= 0 and record.id != id) or (table.by_id[id] != NULL and table.by_id[id] != record):
+        return False
     record.meta = meta[0]
     record.defined += 1
     record.fresh = record.fresh or record.id < 0
@@ -241,6 +241,7 @@ cdef void table_define(Table* table, int32_t id, const char* name, uint32_t name
     op = record.inflight
     if op != NULL and op.awaited:
         table_await(table, op, True)
+    return True
 
 
 cdef int table_evict(Table* table, int32_t id) noexcept nogil:

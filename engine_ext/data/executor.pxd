@@ -46,6 +46,7 @@ cdef struct Executor:
     const engine_kernels* kernels
     Plan plan                   # of the entry in progress, as all that follows to `progressed`
     bint active                 # whether an entry is in progress
+    int culprit                 # the rank that has told, in what it sent, numbers that cannot be; -1: none has
     const Steps* steps
     bint streaming              # whether results are written by streaming stores
     bint needs_pack             # whether some rank must write shared tensors before others read them

@@ -56,6 +56,7 @@ cdef void executor_start(Executor* x, const Steps* steps, uint64_t chunks) noexc
     x.pack_gate = x.reduce_gate = 0
     x.reduce_lag = SLOTS            # which holds anyway, by what is packed
     x.sums = False
+    x.culprit = -1
     x.active = True
     x.progressed = patience_at(x.clock, now_ns())
     if x.timed:

@@ -12,8 +12,8 @@ from engine_ext.data.executor cimport Executor, Steps, executor_start, offer, sl
 from engine_ext.data.pieces cimport compartment, in_compartment, place
 from engine_ext.gpu.device cimport DEVICE_EXCHANGE
 from engine_ext.operations.op cimport Op
-from engine_ext.operations.operation cimport bytes_of_row, choose_scatter, plan_bytes, stand_in_rows
-from engine_ext.shared.layout cimport engine_entry, engine_meta
+from engine_ext.operations.operation cimport TOLD_WRONG_NUMBERS, bytes_of_row, choose_scatter, plan_bytes, stand_in_rows
+from engine_ext.shared.layout cimport add_bytes, engine_entry, engine_meta
 from engine_ext.transport.transport cimport Stage
 
 cdef extern from "platform/memory.h" nogil:
@@ -60,6 +60,8 @@ cdef bint plan(Executor* x, Op** batch, const engine_entry* entry) noexcept nogi
 
 cdef const char* finish(Executor* x, Op** batch) noexcept nogil:
     """The result becomes the operation's."""
+    if x.culprit >= 0:
+        return TOLD_WRONG_NUMBERS
     batch[0].memory, x.received = x.received, NULL
     batch[0].memory_bytes = x.gather_start[x.size - 1] + x.gather_bytes[x.size - 1]
     if batch[0].memory == NULL:
@@ -93,13 +95,16 @@ cdef void offer_rows(Executor* x, Stage stage, uint64_t n) noexcept nogil:
 
 
 cdef void begin_receiving(Executor* x) noexcept nogil:
-    """Every rank has said what it sends: find out what comes, and make room for it."""
+    """Every rank has said what it sends: find out what comes, and make room for it. All ranks see the same numbers."""
     cdef const int64_t* sent
-    cdef uint64_t longest = 0, total = 0
+    cdef uint64_t longest = 0, total = 0, all_of_rank
     cdef int r, s
     for s in range(x.size):
-        sent = <const int64_t*>slot(x, s, 0)
+        sent, all_of_rank = <const int64_t*>slot(x, s, 0), 0
         for r in range(x.size):
+            if not add_bytes(&all_of_rank, sent[r], x.row_bytes):
+                x.culprit = s
+                return
             longest = max(longest, <uint64_t>sent[r] * x.row_bytes)
         x.rows_received[s] = sent[x.rank]
         x.gather_bytes[s], x.gather_start[s] = <uint64_t>sent[x.rank] * x.row_bytes, total

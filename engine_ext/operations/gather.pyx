@@ -11,11 +11,13 @@ from libc.string cimport memcpy, memset
 
 from engine_ext.data.executor cimport Executor, Steps, executor_start, offer, slot
 from engine_ext.data.pieces cimport chunk_end, pack_range
-from engine_ext.data.plan cimport plan_clear
+from engine_ext.data.plan cimport PIECE_ALIGNMENT, plan_clear
 from engine_ext.gpu.device cimport DEVICE_GATHER
 from engine_ext.operations.op cimport Op
-from engine_ext.operations.operation cimport SAYS_ROWS, bytes_of_row, choose_two_shot, plan_bytes, stand_in_rows
-from engine_ext.shared.layout cimport engine_entry, engine_meta, entry_rows
+from engine_ext.operations.operation cimport (
+    SAYS_ROWS, TOLD_WRONG_NUMBERS, bytes_of_row, choose_two_shot, plan_bytes, stand_in_rows,
+)
+from engine_ext.shared.layout cimport add_padded_bytes, engine_entry, engine_meta, entry_rows
 from engine_ext.transport.transport cimport Stage
 
 cdef extern from "platform/memory.h" nogil:
@@ -29,7 +31,8 @@ cdef Operation gather_row() noexcept:
     memset(&row, 0, sizeof(row))
     row.says = SAYS_ROWS
     row.moves = row.alone = row.uneven = True
-    row.bytes, row.choose, row.stand_in, row.plan = bytes_of_row, choose_two_shot, stand_in_rows, plan
+    row.bytes, row.choose, row.stand_in = bytes_of_row, choose_two_shot, stand_in_rows
+    row.plan, row.finish = plan, finish
     row.work, row.told = DEVICE_GATHER, told
     return row
 
@@ -78,6 +81,33 @@ cdef bint plan(Executor* x, Op** batch, const engine_entry* entry) noexcept nogi
         return False
     executor_start(x, &STEPS, (longest + x.chunk - 1) // x.chunk)
     return True
+
+
+cdef const char* finish(Executor* x, Op** batch) noexcept nogil:
+    """Look whether each rank's part of a group is as long as the numbers at its beginning say, which whoever reads it goes by."""
+    cdef const Op* op = batch[0]
+    cdef const char* memory = op.memory
+    cdef int r
+    for r in range(x.size if op.meta.group else 0):
+        if x.gather_bytes[r] and not is_whole_group(op, memory, x.gather_bytes[r]):
+            x.culprit = r
+            return TOLD_WRONG_NUMBERS
+        memory += x.gather_bytes[r]
+    return NULL
+
+
+cdef bint is_whole_group(const Op* op, const char* part, uint64_t nbytes) noexcept nogil:
+    """Whether a rank's part has the members that its numbers say, with rows as long as this rank's."""
+    cdef uint64_t numbers = <uint64_t>op.meta.group * 2 * sizeof(int64_t), total = 0, k
+    cdef const int64_t* sent = <const int64_t*>part
+    if nbytes < numbers or not add_padded_bytes(&total, <int64_t>numbers, 1, PIECE_ALIGNMENT):
+        return False
+    for k in range(op.meta.group):
+        if not add_padded_bytes(&total, sent[2 * k], <uint64_t>sent[2 * k + 1], PIECE_ALIGNMENT):
+            return False
+        if op.members != NULL and <uint64_t>sent[2 * k + 1] != op.members[k].row_bytes:
+            return False
+    return total == nbytes
 
 
 cdef bint plan_members(Executor* x, const Op* op) noexcept nogil:

@@ -16,7 +16,7 @@ from engine_ext.kernels.kernels cimport (
     ENGINE_AVERAGE, ENGINE_DTYPES, ENGINE_FLOAT32, ENGINE_FLOAT64, ENGINE_NO_SOURCE, ENGINE_SUM, dtype_bytes,
 )
 from engine_ext.operations.operation cimport chunks_of_plan
-from engine_ext.shared.layout cimport ALGORITHM_MPI, BETWEEN_MPI, SLOT_BYTES, engine_meta, wire_dtype
+from engine_ext.shared.layout cimport ALGORITHM_MPI, BETWEEN_MPI, SLOT_BYTES, wire_dtype
 
 cdef enum:
     LONGEST = 0x7FFFFFFF   # bytes: MPI counts elements by an int
@@ -35,11 +35,15 @@ cdef bint is_of(const engine_meta* meta, int dtype) noexcept nogil:
     return True
 
 
+cdef bint mpi_sums(const engine_meta* meta) noexcept nogil:
+    """Whether MPI can sum such tensors."""
+    return ((meta.op == ENGINE_SUM or meta.op == ENGINE_AVERAGE)
+            and (is_of(meta, ENGINE_FLOAT32) or is_of(meta, ENGINE_FLOAT64)))
+
+
 cdef bint choose_mpi_sum(engine_entry* entry, const engine_knobs* knobs, const Crews* crews) noexcept nogil:
     """Have MPI sum `entry`, if the knob says so and it can."""
-    if (knobs.between_hosts != BETWEEN_MPI or not crews.summing or entry.bytes >= LONGEST
-            or (entry.meta.op != ENGINE_SUM and entry.meta.op != ENGINE_AVERAGE)
-            or not (is_of(&entry.meta, ENGINE_FLOAT32) or is_of(&entry.meta, ENGINE_FLOAT64))):
+    if knobs.between_hosts != BETWEEN_MPI or not crews.summing or entry.bytes >= LONGEST or not mpi_sums(&entry.meta):
         return False
     entry.algorithm, entry.chunk = ALGORITHM_MPI, SLOT_BYTES
     return True

@@ -14,6 +14,9 @@ cdef enum:
     SMALLEST_CHUNK = 65536
     CHUNK_UNIT = 4096       # of which chunk sizes are multiples
 
+# Why an entry cannot go on, for which `culprit` of the executor is to blame.
+cdef const char* TOLD_WRONG_NUMBERS
+
 cdef enum Says:             # what a rank tells the coordinator of each submission, in `rows` of its page
     SAYS_NOTHING = 0
     SAYS_ROWS = 1           # how many rows it has; the entry tells all ranks the rows of each

@@ -10,6 +10,8 @@ from engine_ext.shared.layout cimport (
     ALGORITHM_SCATTER, ALGORITHM_TWO_SHOT, ENTRY_NEEDS_PACK, SLOT_BYTES, STORES_STREAMING, meta_row_bytes, wire_dtype,
 )
 
+cdef const char* TOLD_WRONG_NUMBERS = b"it has told numbers of rows that do not go with what it sends"
+
 
 cdef bint operation_begin(
     const Operation* operation, Executor* x, Op** batch, const engine_entry* entry, int root, bint timed

@@ -42,6 +42,7 @@ enum {
   REQUEST_BYTES = 1 << 18,     /* size of the request ring of one rank */
   NAME_BYTES = 1024,           /* longest name of a tensor */
   REASON_BYTES = 1024,         /* longest text beside an abort */
+  MAX_GROUP = 1 << 20,         /* most tensors of a group */
   FAILURE_BYTES = 384,         /* longest text about a call that failed on a rank */
   SLOTS = 4,                   /* slots of one rank: chunks that it may be ahead of the slowest */
   SLOT_BYTES = 1 << 20,        /* size of one slot: the largest chunk */
@@ -251,9 +252,23 @@ static inline int wire_dtype(int wire, int dtype) {
 /* Bytes of one row, for kinds whose first dimension may differ by rank. A group is gathered as bytes. */
 static inline int64_t meta_row_bytes(const engine_meta *meta) {
   if (meta->group) return 1;
-  int64_t n = dtype_bytes(meta->dtype);
-  for (uint32_t d = 1; d < meta->ndim && d < MAX_DIMS; d++) n *= meta->dims[d];
-  return n;
+  uint64_t n = (uint64_t)dtype_bytes(meta->dtype); /* unsigned: of a tensor without elements a part may be too large for 64 bits */
+  for (uint32_t d = 1; d < meta->ndim && d < MAX_DIMS; d++) n *= (uint64_t)meta->dims[d];
+  return (int64_t)n;
+}
+/* Add the bytes of `rows` rows to `total`. 0 if no rank can have so many, and `total` stays as it is: numbers that other ranks have
+ * told are multiplied and added up here alone, so that nothing wraps. */
+static inline int add_bytes(uint64_t *total, int64_t rows, uint64_t row_bytes) {
+  const uint64_t most = (uint64_t)1 << 46;
+  uint64_t bytes;
+  if (rows < 0 || __builtin_mul_overflow((uint64_t)rows, row_bytes, &bytes) || bytes > most || *total > most - bytes) return 0;
+  *total += bytes;
+  return 1;
+}
+/* As add_bytes, of the bytes that a tensor of a group takes up in what is gathered. */
+static inline int add_padded_bytes(uint64_t *total, int64_t rows, uint64_t row_bytes, uint64_t alignment) {
+  uint64_t bytes = 0;
+  return add_bytes(&bytes, rows, row_bytes) && add_bytes(total, (int64_t)((bytes + alignment - 1) / alignment), alignment);
 }
 /* What follows the header of a BATCH: the ids of its members, and of an allgather the rows of each rank. */
 static inline const int32_t *entry_ids(const engine_entry *entry) { return (const int32_t *)(entry + 1); }

@@ -3,7 +3,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 cdef extern from "engine_ext/shared/layout.h" nogil:
     enum:
         ENGINE_PROTOCOL, MAX_RANKS, COORDINATOR, MAX_DIMS, IDS, ID_WORDS, RING_WORDS, BATCH_ITEMS, REQUEST_BYTES, NAME_BYTES
-        REASON_BYTES, FAILURE_BYTES, SLOTS, SLOT_BYTES, MAX_SOCKETS, DOORS, DIM_SPARSE, DIM_MOVED, DIM_DIGEST, DIM_FAULT
+        REASON_BYTES, FAILURE_BYTES, MAX_GROUP, SLOTS, SLOT_BYTES, MAX_SOCKETS, DOORS, DIM_SPARSE, DIM_MOVED, DIM_DIGEST, DIM_FAULT
         UNNAMED, STUCK_SHIFT, ARRIVAL_LAST_BITS, ARRIVAL_WAIT_BITS
         KIND_ALLREDUCE, KIND_BROADCAST, KIND_ALLGATHER, KIND_BARRIER, KIND_ALLTOALL, KIND_REDUCESCATTER, KINDS
         ALGORITHM_ONE_SHOT, ALGORITHM_TWO_SHOT, ALGORITHM_SHARED, ALGORITHM_SCATTER, ALGORITHM_ADASUM
@@ -101,6 +101,8 @@ cdef extern from "engine_ext/shared/layout.h" nogil:
 
     uint64_t engine_layout()
     int64_t meta_row_bytes(const engine_meta* meta)
+    bint add_bytes(uint64_t* total, int64_t rows, uint64_t row_bytes)
+    bint add_padded_bytes(uint64_t* total, int64_t rows, uint64_t row_bytes, uint64_t alignment)
     int wire_dtype(int wire, int dtype)
     const int32_t* entry_ids(const engine_entry* entry)
     const int64_t* entry_rows(const engine_entry* entry)

@@ -75,11 +75,13 @@ static inline int engine_word_of_rank(const engine_word *word) {
   return end <= offsetof(rank_page, packed) || word->offset >= offsetof(rank_page, ready);
 }
 
-/* The same of the coordinator's page, for other hosts. The end of the schedule comes with its words. */
-static inline int engine_word_of_coordinator(const engine_word *word) {
-  uint64_t end = (uint64_t)word->offset + word->bytes;
-  if ((word->bytes != 4 && word->bytes != 8) || word->offset % word->bytes || end > sizeof(coordinator_page)) return 0;
-  return word->offset >= offsetof(coordinator_page, drained);
+/* The same of the coordinator's page in a world of `size` ranks, for other hosts. The end of the schedule comes with its words. */
+static inline int engine_word_of_coordinator(const engine_word *word, int size) {
+  if (word->bytes == 8)
+    return word->offset % 8 == 0 && word->offset >= offsetof(coordinator_page, drained) &&
+           word->offset < offsetof(coordinator_page, drained) + 8 * (uint64_t)size;
+  return word->bytes == 4 && (word->offset == offsetof(coordinator_page, recording) ||
+                              word->offset == offsetof(coordinator_page, stuck) || word->offset == offsetof(coordinator_page, over));
 }
 
 _Static_assert(sizeof(engine_frame) == 24 && sizeof(engine_word) == 16, "frames have no gaps");

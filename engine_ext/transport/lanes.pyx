@@ -27,7 +27,7 @@ from engine_ext.platform.atomics cimport (
 )
 from engine_ext.platform.posix cimport write
 from engine_ext.shared.crews cimport Crews, crew_size, member
-from engine_ext.shared.layout cimport REASON_BYTES, SLOT_BYTES, rank_page, segment_slot
+from engine_ext.shared.layout cimport CAUSE_NONE, CAUSES, REASON_BYTES, SLOT_BYTES, rank_page, segment_slot
 from engine_ext.shared.segment cimport nearby, wake, wake_others
 from engine_ext.transport.link cimport (
     FRAME_CALL, FRAME_HERE, FRAME_LEFT, FRAME_MESSAGE, FRAME_PROGRESS, FRAME_SLOT, FRAME_VERDICT, OPEN, engine_frame,
@@ -319,7 +319,7 @@ cdef void hear_end(Lanes* t, Lane* lane) noexcept nogil:
 cdef bint hear_verdict(const Segment* segment, Lane* lane) noexcept nogil:
     """The peer has told why the world has ended. False if that cannot be."""
     cdef uint64_t culprit = (lane.verdict.abort & 0xFFFF) - 1
-    if culprit >= <uint64_t>segment.size:
+    if culprit >= <uint64_t>segment.size or not CAUSE_NONE < lane.verdict.abort >> 16 & 0xFFFF < CAUSES:
         return False
     lane.verdict.reason[REASON_BYTES - 1] = 0
     store32_release(&lane.judged, 1)            # pairs with lanes_end

@@ -27,7 +27,7 @@ cdef extern from "engine_ext/transport/frames.h" nogil:
         uint64_t heard
         uint64_t answered
     bint engine_word_of_rank(const engine_word* word)
-    bint engine_word_of_coordinator(const engine_word* word)
+    bint engine_word_of_coordinator(const engine_word* word, int size)
 
 cdef enum:
     OPEN = 1                # of Link.state: until an error, or until the other side closes

@@ -1,0 +1,41 @@
+"""Numbers that a peer may tell to do harm: at limits, beside them, and such that sums and products wrap."""
+
+from __future__ import annotations
+
+import random
+
+EDGES = (0, 1, 2, 3, 7, 8, 63, 64, 255, 256, 4095, 4096, 16_383, 16_384, 65_535, 65_536)
+
+
+def hostile_number(dice: random.Random, honest: int = 0, bits: int = 64) -> int:
+    """A number of `bits` bits, not negative: near what an honest peer would tell, near a power of two, near an edge, or any.
+
+    Parameters
+    ----------
+    dice : random.Random
+    honest : int
+        What an honest peer would tell.
+    bits : int
+        Width of the field; the number is taken modulo 2^bits, so that "minus one" is its largest.
+    """
+    step = dice.choice((-8, -2, -1, 0, 1, 2, 8))
+    kind = dice.randrange(6)
+    if kind == 0:
+        number = honest + step
+    elif kind == 1:
+        number = dice.choice(EDGES) + step
+    elif kind == 2:
+        number = (1 << dice.randrange(bits)) + step
+    elif kind == 3:
+        number = -dice.choice(EDGES) + step  # near the end of the type
+    elif kind == 4:
+        number = (1 << bits) // dice.choice((3, 5, 8, 16, 24, 4096)) + step  # multiplied by a length, it wraps
+    else:
+        number = dice.getrandbits(bits)
+    return number % (1 << bits)
+
+
+def hostile_text(dice: random.Random, limit: int) -> bytes:
+    """Bytes of a name or a text: empty, at the limit, beyond it, with zeros, escapes or bytes that are no UTF-8."""
+    length = dice.choice((0, 1, 7, limit - 1, limit, limit + 1, 2 * limit))
+    return bytes(dice.choice((0, 10, 27, 39, 47, 92, 97, 0x80, 0xC3, 0xFF)) for _ in range(length))

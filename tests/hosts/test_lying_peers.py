@@ -1,0 +1,206 @@
+"""A proven peer that tells numbers that cannot be: an error that names it, on every other host, and no memory is touched.
+
+Ranks are threads of this process, so that `make sanitize` sees what they read and write. What passes between their "hosts" goes
+through somebody who changes it.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import engine
+from engine.errors import EngineError
+from engine.native import setup
+
+from ..parallel.thread_world import ThreadWorld
+from .middle import LEFT, REQUESTS, SCHEDULE, SLOT, VERDICT, WORD, WORDS, Change, Frame, Middle
+
+ENTRY_BYTES, REQUEST_RING, BATCH = 248, 1 << 18, 1  # engine_ext/shared/layout.h
+LIMIT = 20.0  # s
+
+
+def errors_of(size: int, work: Callable[[int], Any], change: Change, *, hosts: tuple[int, ...] = (0, 1)) -> list[str]:
+    """What each rank's work ended with, where frames between hosts are changed."""
+    middle = Middle(change)
+    world = ThreadWorld(size, hosts, middle.connect)
+    middle.start()
+    said = [""] * size
+
+    def attempt(rank: int) -> None:
+        try:
+            work(rank)
+        except EngineError as error:
+            said[rank] = f"{type(error).__name__}: {error}"
+
+    begun = time.monotonic()
+    world.run(attempt)
+    took = time.monotonic() - begun
+    closing = [threading.Thread(target=each.close, args=(1.0,)) for each in world.engines]
+    for thread in closing:
+        thread.start()
+    for thread in closing:
+        thread.join()
+    middle.stop()
+    assert took < LIMIT, f"{took:.0f} s: {said}"
+    return said
+
+
+def once(when: Callable[[Frame], bool], what: Callable[[Frame], Iterable[Frame]]) -> Change:
+    """Change the first frame of which `when` is true."""
+    done: list[bool] = []
+
+    def change(frame: Frame) -> Iterable[Frame]:
+        if not done and when(frame):
+            done.append(True)
+            return what(frame)
+        return [frame]
+
+    return change
+
+
+def entry_of(frame: Frame, kind: str) -> int:
+    """Where in a frame of the schedule a BATCH of that kind begins; -1: there is none."""
+    kinds, at = setup.codes()["operations"], 0
+    while frame.type == SCHEDULE and at < len(frame.payload):
+        if frame.payload[at + 4] == BATCH and kinds[frame.payload[at + 5]] == kind:
+            return at
+        at += 8 * struct.unpack_from("=I", frame.payload, at)[0]
+    return -1
+
+
+def put(frame: Frame, at: int, number: int) -> list[Frame]:
+    """Write a word of the payload."""
+    struct.pack_into("=Q", frame.payload, at, number % (1 << 64))
+    return [frame]
+
+
+# ---- the four cases in which a number reached memory
+
+
+@pytest.mark.parametrize("position", [(1 << 64) - REQUEST_RING, (1 << 64) - 512, (1 << 63), REQUEST_RING])
+def test_requests_whose_position_wraps_end_with_the_rank_that_sent_them(position: int) -> None:
+    def move(frame: Frame) -> list[Frame]:
+        return [Frame(REQUESTS, 1, 0, position, bytearray(512), frame.sender, frame.link), frame]
+
+    change = once(lambda frame: frame.type == REQUESTS and frame.sender == 1, move)
+    said = errors_of(2, lambda rank: engine.allreduce(np.ones(3), name="a"), change)
+    assert "rank 1 failed: it has sent what no rank can mean" in said[0], said
+
+
+@pytest.mark.parametrize("rows", [0, 2, 5, 1000, 1 << 40, (1 << 47) - 1])
+def test_rows_of_an_entry_that_are_not_the_rank_s_own_name_the_coordinator(rows: int) -> None:
+    def change_rows(frame: Frame) -> list[Frame]:
+        return put(frame, entry_of(frame, "allgather") + ENTRY_BYTES + 8 + 8, rows)  # behind the one id: rows of rank 0, then of rank 1
+
+    change = once(lambda frame: entry_of(frame, "allgather") >= 0, change_rows)
+    said = errors_of(2, lambda rank: engine.allgather(np.ones((3, 8)), "a"), change)
+    assert said[1].startswith("RankRaisedError: rank 0 failed: "), said
+    assert "rank 0" in said[0] or said[0] == "", said
+
+
+@pytest.mark.parametrize("rows", [-1, 1 << 62, (1 << 61) - 1, 1 << 47, -(1 << 63), (1 << 64) // 24])
+def test_counts_of_an_all_to_all_that_wrap_name_the_rank_that_told_them(rows: int) -> None:
+    change = once(lambda frame: frame.type == SLOT and frame.sender == 1, lambda frame: put(frame, 0, rows))
+    said = errors_of(2, lambda rank: engine.alltoall(np.ones((4, 3)), [2, 2], "a"), change)
+    assert "rank 1" in said[0] and "numbers of rows" in said[0], said
+
+
+@pytest.mark.parametrize("place", [0, 1, 2, 3])
+@pytest.mark.parametrize("number", [-1, 1 << 40, 1 << 62, 7, 0])
+def test_counts_in_a_gathered_group_that_are_not_its_bytes_name_the_rank(place: int, number: int) -> None:
+    change = once(lambda frame: frame.type == SLOT and frame.sender == 1, lambda frame: put(frame, 8 * place, number))
+    tensors = [np.ones((3, 5)), np.ones((2, 9), np.float32)]
+    said = errors_of(2, lambda rank: engine.grouped_allgather(tensors, "a"), change)
+    assert "rank 1" in said[0] and "numbers of rows" in said[0], said
+
+
+@pytest.mark.parametrize("place", [0, 1, 2, 3, 5])
+@pytest.mark.parametrize("number", [-1, 1 << 40, 1 << 62, 99])
+def test_tensors_of_a_group_told_to_a_joined_rank_that_cannot_be_name_who_told_them(place: int, number: int) -> None:
+    def work(rank: int) -> None:
+        if rank == 0:
+            engine.join()
+        engine.grouped_reducescatter([np.ones((3, 5)), np.ones((4, 2))], engine.Sum, "a")
+        engine.join()
+
+    change = once(lambda frame: frame.type == SLOT and frame.sender == 1, lambda frame: put(frame, 8 * place, number))
+    said = errors_of(2, work, change)
+    assert "rank 1" in said[0] and "numbers of rows" in said[0], said
+
+
+# ---- well-formed lies
+
+
+@pytest.mark.parametrize("rows", [1 << 46, (1 << 47) - 1])
+def test_more_rows_than_memory_can_have_name_the_rank_that_tells_them(rows: int) -> None:
+    at = 8  # of engine_request, `rows`
+
+    def change_rows(frame: Frame) -> list[Frame]:
+        return put(frame, at, rows)
+
+    change = once(lambda frame: frame.type == REQUESTS and frame.sender == 1, change_rows)
+    said = errors_of(2, lambda rank: engine.allgather(np.ones((3, 8)), "a"), change)
+    assert "rank 1 failed: it has told a number of rows" in said[0], said
+
+
+@pytest.mark.parametrize("field", ["dtype", "op", "kind", "items", "chunk", "knobs", "id"])
+def test_an_entry_that_is_not_what_was_submitted_names_the_coordinator(field: str) -> None:
+    places = {"kind": 5, "items": 8, "knobs": 57, "chunk": 64, "dtype": 97, "op": 98, "id": ENTRY_BYTES}
+
+    def spoil(frame: Frame) -> list[Frame]:
+        frame.payload[entry_of(frame, "allreduce") + places[field]] ^= 3
+        return [frame]
+
+    change = once(lambda frame: entry_of(frame, "allreduce") >= 0, spoil)
+    said = errors_of(2, lambda rank: engine.allreduce(np.ones(100_000), name="a"), change)
+    assert "rank 0" in said[1], said
+
+
+def test_a_verdict_without_a_cause_ends_with_who_sent_it() -> None:
+    verdict = bytearray(struct.pack("=Q", 1 | 999 << 16 | 1 << 32) + bytes(1024))
+    change = once(
+        lambda frame: frame.type == REQUESTS and frame.sender == 1,
+        lambda frame: [Frame(VERDICT, 0, 0, 0, verdict, frame.sender, frame.link)],
+    )
+    said = errors_of(2, lambda rank: engine.allreduce(np.ones(3), name="a"), change)
+    assert "rank 1 failed: it has sent what no rank can mean" in said[0], said
+
+
+def test_a_coordinator_that_leaves_without_saying_that_its_schedule_is_over_keeps_nobody_waiting() -> None:
+    left = threading.Event()
+
+    def change(frame: Frame) -> Iterable[Frame]:
+        if frame.sender == 0 and frame.type == WORDS and frame.rank == -1:
+            return []  # among them that it is over
+        if frame.sender == 0 and frame.type == LEFT:
+            left.set()
+        return [frame]
+
+    def work(rank: int) -> None:
+        engine.barrier("both")
+        if rank == 0:
+            engine.runtime.engine().close(1.0)
+        else:
+            left.wait(LIMIT)
+            engine.allreduce(np.ones(3), name="alone")
+
+    said = errors_of(2, work, change)
+    assert said[1].startswith("RankLeftError: rank 0 left"), said
+
+
+def test_a_word_twice_as_wide_as_its_field_ends_with_who_sent_it() -> None:
+    words = bytearray(WORD.pack(8, 4, 1))  # half of `waits`
+
+    change = once(
+        lambda frame: frame.type == WORDS and frame.sender == 1,
+        lambda frame: [Frame(WORDS, 1, 0, 0, words, frame.sender, frame.link), frame],
+    )
+    said = errors_of(2, lambda rank: engine.allreduce(np.ones(3), name="a"), change)
+    assert "rank 1 failed: it has sent what no rank can mean" in said[0], said
