@@ -684,7 +684,7 @@ def test_a_malformed_entry_ends_the_connection_before_anybody_reads_it(
         return True
 
     for text in frames_forged(SCHEDULE, change):
-        assert "its connection failed: Protocol error" in text or "its connection ended" in text, text
+        assert "it has sent what no rank can mean" in text or "its connection ended" in text, text
 
 
 @pytest.mark.parametrize(("at", "form", "value"), WRONG_REQUESTS)
@@ -696,7 +696,7 @@ def test_a_malformed_request_ends_the_connection_before_anybody_reads_it(at: int
         return True
 
     for text in frames_forged(REQUESTS, change):
-        assert "its connection failed: Protocol error" in text or "its connection ended" in text, text
+        assert "it has sent what no rank can mean" in text or "its connection ended" in text, text
 
 
 @pytest.mark.parametrize(("at", "length", "value"), WRONG_WORDS)
@@ -708,7 +708,7 @@ def test_a_malformed_word_ends_the_connection_before_anybody_reads_it(at: int, l
         return True
 
     for text in frames_forged(WORDS, change):
-        assert "its connection failed: Protocol error" in text or "its connection ended" in text, text
+        assert "it has sent what no rank can mean" in text or "its connection ended" in text, text
 
 
 # ---- what a start that fails leaves
