@@ -8,7 +8,7 @@ EDGES = (0, 1, 2, 3, 7, 8, 63, 64, 255, 256, 4095, 4096, 16_383, 16_384, 65_535,
 
 
 def hostile_number(dice: random.Random, honest: int = 0, bits: int = 64) -> int:
-    """A number of `bits` bits, not negative: near what an honest peer would tell, near a power of two, near an edge, or any.
+    """A number of `bits` bits, not negative: near an honest one, near a power of two, near an edge, or any.
 
     Parameters
     ----------

@@ -22,7 +22,8 @@ from engine_ext.operations.operation cimport SAYS_ALIGNED, SAYS_ROWS, Operation
 from engine_ext.platform.atomics cimport load32_relaxed, load_acquire, load_relaxed, now_ns, store_relaxed
 from engine_ext.platform.clock cimport after_ns, overdue_ns, patience
 from engine_ext.shared.layout cimport (
-    CAUSE_RAISED, COORDINATOR, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_JOINED, FAULT_CALL, FAULT_NONE, IDS, ID_WORDS, MAX_RANKS, WIRE_TUNED, Status, add_bytes,
+    CAUSE_RAISED, COORDINATOR, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_JOINED, FAULT_CALL, FAULT_NONE, IDS, ID_WORDS,
+    MAX_RANKS, WIRE_TUNED, Status, add_bytes,
     engine_entry, engine_knobs, engine_meta,
 )
 from engine_ext.shared.schedule cimport schedule_append, schedule_reserve, schedule_slowest
@@ -164,7 +165,8 @@ cdef inline int64_t said(Coordinator* c, const NameState* name, int rank, bint f
 
 
 cdef bint count_rows(Coordinator* c, NameState* name, bint first) noexcept nogil:
-    """Store the rows of each rank, and their bytes. False without memory, or if a rank says what cannot be: that ends the world."""
+    """Store the rows of each rank, and their bytes. False without memory, or if a rank says what cannot be, which ends the
+    world."""
     cdef uint64_t nbytes = 0
     cdef int r
     if name.rows == NULL:

@@ -30,7 +30,8 @@ from engine_ext.platform.clock cimport age_ns
 from engine_ext.platform.doors cimport DOOR_EVERYBODY, door_ring
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
 from engine_ext.shared.layout cimport (
-    ALGORITHM_TWO_SHOT, CAUSE_RAISED, COORDINATOR, DOORS, ENTRY_ALIGN, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT, ENTRY_JOINED,
+    ALGORITHM_TWO_SHOT, CAUSE_RAISED, COORDINATOR, DOORS, ENTRY_ALIGN, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_ERROR,
+    ENTRY_EVICT, ENTRY_JOINED,
     ENTRY_MEMBERS, ENTRY_SKIP, ENTRY_TURN, FAULT_CALL, SLEEP_STUCK, Status, engine_entry, entry_ids,
 )
 from engine_ext.shared.schedule cimport schedule_advance, schedule_next
@@ -296,8 +297,8 @@ cdef bint run_schedule(State* e) noexcept nogil:
             collected = (entry.type == ENTRY_BATCH or entry.type == ENTRY_SKIP) and collect(e, entry)
             pthread_mutex_unlock(&e.lock)
             if e.segment.far and not foreign_fits(e, entry, collected):
-                abort_world(&e.segment, COORDINATOR, CAUSE_RAISED, b"its schedule has an entry that does not go with what this rank has "
-                            b"submitted")
+                abort_world(&e.segment, COORDINATOR, CAUSE_RAISED,
+                            b"its schedule has an entry that does not go with what this rank has submitted")
                 return True
             if apply(e, entry, collected):
                 leave(e, entry)

@@ -2,7 +2,7 @@
 one. Ranks read them without a look, as they read those of their own host; what is wrong here ends the connection instead.
 
 What only a rank can judge, who knows what it has submitted, it judges before it executes an entry (foreign_fits). Numbers that
-come with the data, of which this knows nothing, are looked at by the operation that goes by them (`culprit` in data/executor.pxd).
+come with the data, of which this knows nothing, are looked at by the operation that goes by them (`culprit`, data/executor.pxd).
 Whatever is added up or multiplied goes through add_bytes of layout.h.
 """
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
@@ -227,8 +227,9 @@ cdef bint fits(const State* e, const engine_entry* entry, const Op* op) noexcept
     cdef uint64_t nbytes
     if load32_relaxed(&op.flags) & OP_TAKEN or (absent and meta.kind != op.meta.kind and meta.layout != LAYOUT_SPARSE):
         return False
-    if meta.kind != entry.meta.kind or meta.op != entry.meta.op or (entry.flags & ENTRY_MEMBERS and meta.group
-            and entry.id == e.segment.rank and op.members == NULL):
+    if meta.kind != entry.meta.kind or meta.op != entry.meta.op:
+        return False
+    if entry.flags & ENTRY_MEMBERS and meta.group and entry.id == e.segment.rank and op.members == NULL:
         return False
     if entry.type == ENTRY_SKIP or not operation.moves:
         return True

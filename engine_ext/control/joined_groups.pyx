@@ -43,8 +43,8 @@ cdef bint members_tell(State* e, const engine_entry* entry) noexcept nogil:
 
 
 cdef bint members_heard(State* e, const engine_entry* entry) noexcept nogil:
-    """The broadcast is over: give the groups that this rank stands in for their tensors. False without memory, or if the rank that
-    has told them has told what they cannot be."""
+    """The broadcast is over: give the groups that this rank stands in for their tensors. False without memory, or if
+    what was told of them cannot be."""
     cdef const member_shape* told = e.member_shapes
     cdef int32_t i
     for i in range(<int32_t>entry.items):

@@ -198,8 +198,8 @@ cdef void describe_end(const Segment* segment, const Link* link, char* text) noe
         at += describe_host(segment, segment.host_of[segment.rank], text + at, REASON_BYTES - at)
         snprintf(text + at, REASON_BYTES - at, ", is gone")
     elif link_state(link) == -EPROTO:
-        snprintf(text, REASON_BYTES, "it has sent what no rank can mean, so its connection was ended: its memory or its engine is "
-                 "damaged")
+        snprintf(text, REASON_BYTES,
+                 "it has sent what no rank can mean, so its connection was ended: its memory or its engine is damaged")
     else:
         snprintf(text, REASON_BYTES, "its connection failed: %s", strerror(-link_state(link)))
 

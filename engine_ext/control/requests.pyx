@@ -86,7 +86,7 @@ cdef void requests_drain(Coordinator* c, int rank) noexcept nogil:
         kept = keep_request(request) if name != NULL else NULL
         if kept == NULL:                # out of memory: leave it on the ring, and see next time
             break
-        if name.requests[rank] != NULL:         # only another host's rank can: it is told so, and this name is not looked at again
+        if name.requests[rank] != NULL:         # only a rank of another host can have done so
             free(kept.text)
             free(kept)
             abort_world(c.segment, rank, CAUSE_RAISED, b"it has requested a name for which its request is open")

@@ -1,9 +1,9 @@
 """Fuzzer of the frames between hosts: `python -m tests.hosts.fuzz_frames --frames 100000 --seed 1`.
 
-Two engines on two "hosts" of this process go through a few operations, and somebody in the middle changes frames by their grammar:
-one number of a header, of a word, of a request, of an entry or of data becomes a hostile one, or a frame comes again, never, or
-at the wrong time. Each of them is one hostile frame. What may come of it is a result or an error of the engine, within a time; never
-a crash, another exception or a hang. It finds most under the address sanitizer (`make fuzz`).
+Two engines on two "hosts" of this process go through a few operations, and somebody in the middle changes frames by
+their grammar: one number of a header, of a word, of a request, of an entry or of data becomes a hostile one, or a frame
+comes again, never, or at the wrong time. Each of them is one hostile frame. What may come of it is a result or an error
+of the engine, within a time; never a crash, another exception or a hang. It finds most under the address sanitizer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,22 @@ from engine.errors import EngineError
 
 from ..hostile_numbers import hostile_number, hostile_text
 from ..parallel.thread_world import ThreadWorld
-from .middle import CALL, CLOCK, HERE, LEFT, MESSAGE, PROGRESS, REQUESTS, SCHEDULE, SLOT, VERDICT, WORD, WORDS, Frame, Middle
+from .middle import (
+    CALL,
+    CLOCK,
+    HERE,
+    LEFT,
+    MESSAGE,
+    PROGRESS,
+    REQUESTS,
+    SCHEDULE,
+    SLOT,
+    VERDICT,
+    WORD,
+    WORDS,
+    Frame,
+    Middle,
+)
 
 META = [(0, 1), (1, 1), (2, 1), (3, 1), (4, 4), (8, 8), (16, 8), (24, 8), (32, 1), (33, 1), (34, 1), (40, 4), (44, 4)]
 META += [(48 + 8 * dim, 8) for dim in range(13)]
@@ -89,7 +104,17 @@ class Liar:
     def _another(self, frame: Frame) -> Frame:
         """A frame of any type, of the length that it has."""
         kind = self.dice.choice((LEFT, SLOT, PROGRESS, REQUESTS, WORDS, VERDICT, CLOCK, MESSAGE, CALL, HERE))
-        lengths = {LEFT: 0, PROGRESS: 24, VERDICT: 8 + 1024, CLOCK: 24, MESSAGE: 0, CALL: 0, HERE: 0, WORDS: 16, SLOT: 64}
+        lengths = {
+            LEFT: 0,
+            PROGRESS: 24,
+            VERDICT: 8 + 1024,
+            CLOCK: 24,
+            MESSAGE: 0,
+            CALL: 0,
+            HERE: 0,
+            WORDS: 16,
+            SLOT: 64,
+        }
         made = Frame(kind, frame.rank, frame.offset, frame.position, sender=frame.sender, link=frame.link)
         if kind == REQUESTS:
             made.payload = self._request()
@@ -157,7 +182,19 @@ class Liar:
 
 
 def operations(dice: random.Random) -> list[str]:
-    kinds = ["allreduce", "group", "adasum", "gather", "gathers", "scatter", "to all", "broadcast", "barrier", "again", "join"]
+    kinds = [
+        "allreduce",
+        "group",
+        "adasum",
+        "gather",
+        "gathers",
+        "scatter",
+        "to all",
+        "broadcast",
+        "barrier",
+        "again",
+        "join",
+    ]
     return [dice.choice(kinds) for _ in range(dice.choice((2, 4, 8)))]
 
 
@@ -240,7 +277,10 @@ def main() -> int:
         if problems:
             print(f"world {seed}:", *problems, sep="\n  ")
             return 1
-    print(f"{told} hostile frames in {worlds} worlds, {time.monotonic() - begun:.0f} s; by kind and type: {dict(sorted(kinds.items()))}")
+    print(
+        f"{told} hostile frames in {worlds} worlds, {time.monotonic() - begun:.0f} s;",
+        f"by kind and type: {dict(sorted(kinds.items()))}",
+    )
     return 0
 
 

@@ -1,7 +1,7 @@
-"""A proven peer that tells numbers that cannot be: an error that names it, on every other host, and no memory is touched.
+"""A proven peer that tells numbers that cannot be: an error that names it, and no memory is touched.
 
-Ranks are threads of this process, so that `make sanitize` sees what they read and write. What passes between their "hosts" goes
-through somebody who changes it.
+Ranks are threads of this process, so that `make sanitize` sees what they read and write. What passes between their
+"hosts" goes through somebody who changes it.
 """
 
 from __future__ import annotations
@@ -97,7 +97,9 @@ def test_requests_whose_position_wraps_end_with_the_rank_that_sent_them(position
 @pytest.mark.parametrize("rows", [0, 2, 5, 1000, 1 << 40, (1 << 47) - 1])
 def test_rows_of_an_entry_that_are_not_the_rank_s_own_name_the_coordinator(rows: int) -> None:
     def change_rows(frame: Frame) -> list[Frame]:
-        return put(frame, entry_of(frame, "allgather") + ENTRY_BYTES + 8 + 8, rows)  # behind the one id: rows of rank 0, then of rank 1
+        return put(
+            frame, entry_of(frame, "allgather") + ENTRY_BYTES + 8 + 8, rows
+        )  # behind the one id: rows of rank 0, then of rank 1
 
     change = once(lambda frame: entry_of(frame, "allgather") >= 0, change_rows)
     said = errors_of(2, lambda rank: engine.allgather(np.ones((3, 8)), "a"), change)
