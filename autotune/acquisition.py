@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import erfcx, logsumexp, ndtr
 
-from autotune.space import Space
+from autotune.space import Choice, Space
 from autotune.surrogate import sequence
 
 Array = NDArray[np.float64]
@@ -16,6 +16,7 @@ Array = NDArray[np.float64]
 SPREAD = 384  # points over the whole space
 NEAR = 96  # points around each of the best
 NEAREST = 64  # points around the best of all these
+REACH = 0.25  # share of a number's range by which a trial may go beyond what is known to be good
 C1 = math.log(2 * math.pi) / 2  # C1 and C2 are the constants of `log_improvement`
 C2 = math.log(math.pi / 2) / 2
 
@@ -44,6 +45,22 @@ def candidates(space: Space, centres: Array, rng: np.random.Generator) -> Array:
     """Settings all over the space, and around `centres`, of shape (k, w): each the encoding of a real setting."""
     everywhere = space.spread(sequence(SPREAD, len(space.knobs), rng.random(len(space.knobs))))
     return np.concatenate([everywhere, *(around(space, centre, 0.12, NEAR, rng) for centre in centres)])
+
+
+def within_reach(space: Space, x: Array, good: Array) -> Array:
+    """Those settings of which no number is far from that of a good one: shapes (m, w), (n, w) to (k, w), k at least 1.
+
+    Step times may grow by orders of magnitude towards an end of a range, and nothing near the default hints at it. A
+    search that grows from what it knows meets such a slope where it is gentle.
+    """
+    whole = np.array([isinstance(knob, Choice) for knob in space.knobs.values()])
+    first = np.diff(space.groups, prepend=-1) > 0  # of a knob: where it is off, that column is at its low end
+    numbers = first & ~whole[space.groups]
+    if not numbers.any():
+        return x
+    apart = np.abs(x[:, None, numbers] - good[None][:, :, numbers]).max(axis=2).min(axis=1)
+    near = apart <= REACH
+    return x[near] if near.any() else x[[int(np.argmin(apart))]]
 
 
 def around(space: Space, centre: Array, reach: float, n: int, rng: np.random.Generator) -> Array:

@@ -58,7 +58,7 @@ def levels(knobs: int) -> NDArray[np.bool_]:
 
 
 def nearer(space: Space, knobs: Knobs, default: Knobs) -> Knobs:
-    """A setting half way to the default, where a number has a way: for when a corner was terrible."""
+    """A setting half way to the default, where a number has a way: a corner itself may take many times as long."""
     at, home = space.encode(knobs), space.encode(default)
     middle = at.copy()
     for g, knob in enumerate(space.knobs.values()):

@@ -17,7 +17,7 @@ from autotune.trials import Epoch, Told, Trial, key
 
 Array = NDArray[np.float64]
 
-BAD = 0.3  # logarithm of a ratio of times from which on the surrogate is told less than all: see `softened`
+BAD = 0.3  # logarithm of a ratio to the best time from which on the surrogate is told less than all: see `softened`
 MOST = 32  # observations, each of a setting in an epoch, from which the surrogate learns
 USUAL = 0.05  # standard deviation of one sample's logarithm, as long as nothing is known
 
@@ -90,10 +90,13 @@ class History:
         groups = thinned(groups)
         references = {number: self.reference(number) for number, _ in groups}
         y, errors, scatter = [], [], []
+        least = dict.fromkeys(references, 0.0)  # logarithm of the best time of each epoch
+        for (number, _), several in groups.items():
+            least[number] = min(least[number], weighted(several) - references[number])
         for (number, _), several in groups.items():
             logs, error = np.array([told.score.log for told in several]), pooled_error(several)
             mean = weighted(several)
-            y.append(softened(mean - references[number]))
+            y.append(least[number] + softened(mean - references[number] - least[number]))
             errors.append(error)
             scatter.append(float(((logs - mean) ** 2).sum()))
         x = np.array([several[0].x for several in groups.values()])

@@ -1,10 +1,11 @@
 """The tuner: which setting to try next, and which to deploy. Pure: it measures nothing, and asks no clock.
 
 A search goes through four phases. The *default* is measured first, as what everything is compared with. A *design* of a
-few settings, near the corners of the space, gives the surrogate something to go by. The *search* proposes the setting
-with the greatest expected improvement. To *confirm*, the best setting found is measured again in turns with what
-stands, since the best of many noisy measurements looks better than it is. Only a setting that these fresh measurements,
-and the surrogate with all it knows, show to be better than what stands is ever deployed.
+few settings, on the way to the corners of the space, gives the surrogate something to go by. The *search* proposes the
+setting with the greatest expected improvement, and now and then one of which little is known; it grows from what is
+known to be good. To *confirm*, the best setting found is measured again in turns with what stands, since
+the best of many noisy measurements looks better than it is. Only a setting that these fresh measurements, and the
+surrogate with all it knows, show to be better than what stands is ever deployed.
 
 After that `observe` watches the deployed setting. A drift opens the search again: an epoch, in which old measurements
 count as those of a surface that resembles today's. Where nothing drifts the search goes on beside the job, in *rounds*
@@ -24,15 +25,15 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from autotune import design
-from autotune.acquisition import NEAREST, around, candidates, log_expected_improvement
+from autotune.acquisition import NEAREST, around, candidates, log_expected_improvement, within_reach
 from autotune.budget import Budget
 from autotune.drift import PageHinkley
-from autotune.history import History, pooled
+from autotune.history import History, pooled, weighted
 from autotune.proof import Proof
 from autotune.score import Score
 from autotune.space import Knobs, Space
 from autotune.surrogate import Surrogate
-from autotune.trials import Epoch, Phase, Settings, Told, Trial
+from autotune.trials import Epoch, Phase, Settings, Told, Trial, key
 
 Array = NDArray[np.float64]
 
@@ -94,8 +95,12 @@ class Tuner:
         self._known: tuple[object, Surrogate] | None = None
         self._found: tuple[object, tuple[Knobs, float]] | None = None
         self._balance: tuple[object, Budget] | None = None
-        corners = design.corners(self.space, max(1, max_trials // 4), np.random.default_rng([seed, 0]))
-        self._epoch = Epoch(0, self.default, max_trials, [self.default], self.first + corners)
+        most = max(1, max_trials // 4)
+        corners = design.corners(self.space, most, np.random.default_rng([seed, 0]))
+        halfway = [design.nearer(self.space, corner, self.default) for corner in corners]
+        self._epoch = Epoch(0, self.default, max_trials, [self.default], self.first + halfway)
+        self._epoch.outward = {key(half): corner for half, corner in zip(halfway, corners, strict=True)}
+        self._epoch.corners = most - len(halfway)
         self._write = journal if journal is not None else lambda row: None
         self._write(
             {
@@ -261,9 +266,14 @@ class Tuner:
         challenger = proof.challenger()
         knobs, hope = self._most_promising(surrogate)
         if challenger is not None:
-            wanted = hope < self.settings.hope or (budget.spent and proof.in_reach(challenger))
+            unsure = hope < self.settings.hope or (budget.spent and proof.in_reach(challenger))
+            wanted = unsure and not proof.proven(challenger)
             if wanted or self._left() <= proof.reserved(challenger):
                 return self._confirm(proof, challenger)
+        if not budget.spent and self._searched() % EXPLORING == EXPLORING - 1:
+            unknown = self._least_known(surrogate)
+            if unknown is not None:
+                return unknown, "search", "little is known there, and it may be as fast as the best"
         return knobs, "search", f"may be faster by {hope:.2%} of a step on average"
 
     def _confirm(self, proof: Proof, challenger: Knobs) -> tuple[Knobs, Phase, str]:
@@ -302,7 +312,7 @@ class Tuner:
         if knobs == self._epoch.origin:
             row["why"] = "nothing is proven better than what stood"
         else:
-            gap, deviation = self._proof(self._surrogate()).gap(knobs, self._epoch.origin)
+            gap, deviation = self._proof(self._surrogate()).gain(knobs)
             row |= {"gap": gap, "deviation": deviation}
             least = -math.expm1(gap + 2 * deviation)
             row["why"] = f"faster by {-math.expm1(gap):.1%} (sure of {least:.1%}) than what stood"
@@ -390,19 +400,43 @@ class Tuner:
         """The setting with the greatest expected improvement, as a share, that the budget allows."""
         if self._found is not None and self._found[0] is surrogate:
             return self._found[1]
-        number = self._epoch.number
-        rng = np.random.default_rng([self.seed, self._asked, number])
-        seen = self._history.encoded(self._history.measured(number))
-        means, _ = surrogate.predict(seen, number)
+        rng = np.random.default_rng([self.seed, self._asked, self._epoch.number])
+        x, seen = self._candidates(surrogate, rng)
+        means, _ = surrogate.predict(seen, self._epoch.number)
         best = means.min(axis=1)
-        centres = seen[np.argsort(surrogate.weights @ means, kind="stable")[:3]]
-        x = candidates(self.space, centres, rng)
         value = self._value(surrogate, x, best)
         closer = around(self.space, x[int(np.argmax(value))], 0.04, NEAREST, rng)
+        closer = within_reach(self.space, closer, self._good())
         x, value = np.concatenate([x, closer]), np.concatenate([value, self._value(surrogate, closer, best)])
         k = int(np.argmax(value))
         self._found = surrogate, (self.space.decode(x[k]), float(math.exp(value[k])))
         return self._found[1]
+
+    def _least_known(self, surrogate: Surrogate) -> Knobs | None:
+        """The setting farthest from all measured ones, among those expected to be nearly as fast as the best."""
+        x, seen = self._candidates(surrogate, np.random.default_rng([self.seed, self._asked, self._epoch.number, 1]))
+        expected, _ = surrogate.mixture(x, self._epoch.number)
+        best, _ = surrogate.mixture(seen, self._epoch.number)
+        x = x[expected < best.min() + NEARLY]
+        apart = ((x[:, None] - seen[None]) ** 2).sum(axis=2).min(axis=1)
+        return self.space.decode(x[int(np.argmax(apart))]) if len(x) else None
+
+    def _candidates(self, surrogate: Surrogate, rng: np.random.Generator) -> tuple[Array, Array]:
+        """Settings that may be proposed, and those measured in this epoch: shapes (m, w) and (n, w)."""
+        number = self._epoch.number
+        seen = self._history.encoded(self._history.measured(number))
+        means, _ = surrogate.mixture(seen, number)
+        x = candidates(self.space, seen[np.argsort(means, kind="stable")[:3]], rng)
+        return within_reach(self.space, x, self._good()), seen
+
+    def _good(self) -> Array:
+        """Measured settings that are not much slower than the fastest: shape (n, w)."""
+        slowest = min(told.score.log for told in self._now()) + math.log(self.settings.abort_above)
+        return np.array([told.x for told in self._now() if told.score.log <= slowest])
+
+    def _searched(self) -> int:
+        """Number of trials of this epoch that were proposed by the surrogate."""
+        return sum(told.trial.phase == "search" for told in self._now())
 
     def _promise(self, knobs: Knobs) -> float:
         """Expected improvement of one setting, as a share."""
@@ -415,6 +449,7 @@ class Tuner:
         each = surrogate.predict(x, self._epoch.number)
         value = log_expected_improvement(*each, best, surrogate.weights)
         mean, deviation = surrogate.mixed(*each)
+        mean = mean - surrogate.mixture(self._history.encoded([self._epoch.standing]), self._epoch.number)[0]
         z = mean / deviation
         loss = mean * ndtr(z) + deviation * np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
         value -= np.maximum(0.0, loss / self._budget().shares(self._left()) - 1.0)
@@ -435,10 +470,8 @@ class Tuner:
         epoch = self._epoch
         state = len(self.history), tuple(self._pending), epoch.number, epoch.round, epoch.passed
         if self._balance is None or self._balance[0] != state:
-            standing = 0.0
-            if self._now():
-                believed, _ = self._surrogate().mixture(self._history.encoded([epoch.standing]), epoch.number)
-                standing = self._history.reference(epoch.number) + float(believed[0])
+            stood = [told for told in self._now() if told.trial.knobs == epoch.standing]
+            standing = weighted(stood) if stood else 0.0
             lost, steps = sum(self._history.lost(epoch.number)), self._history.steps(epoch.number)
             self._balance = state, Budget(self.settings, lost, epoch.passed, steps, standing)
         return self._balance[1]
@@ -450,6 +483,11 @@ class Tuner:
         self._history.add(trial, epoch, samples, status)
         epoch.passed += len(samples)
         epoch.idle = 0
+        corner = epoch.outward.pop(key(trial.knobs), None)
+        slower = self._history.told[-1].score.log - self._history.reference(epoch.number)
+        if corner is not None and epoch.corners > 0 and slower < WORSE:
+            epoch.design.append(corner)
+            epoch.corners -= 1
         terrible = self._history.lost(epoch.number)[-1] > self._budget().at_once
         if terrible and epoch.design:  # the others may be as bad: first half as far
             epoch.design = [
@@ -479,6 +517,10 @@ class Tuner:
     def _left(self) -> int:
         return self._epoch.allowed - self._epoch.used
 
+
+EXPLORING = 4  # of so many trials of the search, one goes where little is known: the surrogate is too sure of itself
+NEARLY = 0.1  # logarithm of a ratio of times: such a setting is expected to be nearly as fast as the best
+WORSE = 0.05  # logarithm of a ratio of times: no trial goes on from a setting so much slower to a corner of the space
 
 # Power of a neighbour's lost steps, in multiples of what one trial may lose, by which a setting's value is divided.
 WARNED = 2.0

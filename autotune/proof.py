@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from autotune.history import History, pooled
+from autotune.history import BAD, History, pooled, weighted
 from autotune.space import Knobs
 from autotune.surrogate import Surrogate
 from autotune.trials import Epoch, Settings, Told, key
@@ -39,6 +39,14 @@ class Proof:
         """Mean and standard deviation of log(time of a setting / time of another): what stands, unless it is given."""
         at = self._history.encoded([knobs, self._epoch.standing if other is None else other])
         return self._surrogate.difference(at[0], at[1], self._epoch.number)
+
+    def gain(self, knobs: Knobs) -> tuple[float, float]:
+        """Gap to the first standing setting, for people. A large one as measured: the surrogate compresses it."""
+        gap, deviation = self.gap(knobs, self._epoch.origin)
+        if gap > -BAD:
+            return gap, deviation
+        mine, first = ([told for told in self._now if told.trial.knobs == each] for each in (knobs, self._epoch.origin))
+        return weighted(mine) - weighted(first), deviation
 
     def proven(self, knobs: Knobs) -> bool:
         """Whether fresh measurements, and the surrogate, show that a setting is better than what stands."""

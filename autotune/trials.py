@@ -121,6 +121,8 @@ class Epoch:
     allowed: int  # most trials
     baseline: list[Knobs]  # settings to measure first
     design: list[Knobs] = field(default_factory=list)
+    outward: dict[str, Knobs] = field(default_factory=dict)  # corner beyond each setting half way to one, by its key
+    corners: int = 0  # corners that may still be added to the design
     used: int = 0
     round: int = 0
     passed: int = 0  # steps of the job in this epoch, those of trials included

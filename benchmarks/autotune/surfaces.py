@@ -88,6 +88,26 @@ def transport(seed: int) -> Surface:
     return seconds
 
 
+def hosts(seed: int) -> Surface:
+    """Many small tensors over many hosts: each batch costs milliseconds, so that small thresholds or short cycle times
+    take up to a hundred times the best, which lies beside that slope."""
+    rng = np.random.default_rng([seed, 22])
+    tensors = int(rng.choice([500, 2000, 5000]))
+    total = tensors * float(rng.choice([1e3, 4e3, 16e3]))
+    backward, latency = float(rng.uniform(0.05, 0.3)), float(rng.uniform(1e-3, 8e-3))
+    bandwidth = float(rng.uniform(1e8, 2e9))
+
+    def seconds(knobs: dict[str, Any]) -> float:
+        threshold, cycle = knobs["fusion_threshold"], 1e-3 * knobs["cycle_time_ms"]
+        batches = min(tensors, max(1.0, total / threshold) + backward / cycle)
+        overlapped = max(0.0, latency * batches + total / bandwidth - 0.8 * backward)
+        last = min(threshold, total) / bandwidth + latency + 0.5 * cycle
+        slower = 1.04 if knobs["stores"] == "streaming" else 1.0
+        return backward * slower + max(last, overlapped)
+
+    return seconds
+
+
 def together(seed: int) -> Surface:
     """Only large thresholds together with long cycle times help: fourfold. All else differs by two percent."""
     rng = np.random.default_rng([seed, 10])
@@ -123,7 +143,7 @@ def flat(seed: int) -> Surface:
     return lambda knobs: 0.1
 
 
-SURFACES = {make.__name__: make for make in (valley, narrow, cliff, transport, together, abyss, flat)}
+SURFACES = {make.__name__: make for make in (valley, narrow, cliff, transport, hosts, together, abyss, flat)}
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 
 from autotune import Integer, Real, Settings, Space, Tuner
 
-from .surfaces import DEFAULT, SPACE, bowl, cliff, flat, measured, search, shares
+from .surfaces import DEFAULT, SPACE, Surface, bowl, cliff, flat, measured, search, shares
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -49,6 +50,39 @@ def test_a_cliff_costs_little(seed: int) -> None:
         tuner.tell(trial.id, samples, "aborted" if cut else "ok")
     assert lost < 0.025 * 2000  # steps
     assert surface(tuner.best()) < 0.97 * surface(DEFAULT)
+
+
+def many_hosts(total: float, backward: float, latency: float) -> Surface:
+    """2000 tensors in batches that cost `latency` seconds each: steep towards small thresholds and short cycles."""
+
+    def seconds(knobs: dict[str, Any]) -> float:
+        threshold, cycle = knobs["fusion_threshold"], 1e-3 * knobs["cycle_time_ms"]
+        batches = min(2000.0, max(1.0, total / threshold) + backward / cycle)
+        overlapped = max(0.0, latency * batches + total / 1e9 - 0.8 * backward)
+        last = min(threshold, total) / 1e9 + latency + 0.5 * cycle
+        return float(backward * (1.04 if knobs["stores"] == "streaming" else 1.0) + max(last, overlapped))
+
+    return seconds
+
+
+@pytest.mark.parametrize("cycle", [1.0, 5.0])
+@pytest.mark.parametrize("latency", [1e-3, 3e-3, 8e-3])
+def test_a_search_grows_along_a_slope_where_steps_may_take_a_hundred_times_the_best(
+    cycle: float, latency: float
+) -> None:
+    """Small tensors on many hosts: corners of the space are terrible, and the best lies beside the slope."""
+    surface, default = many_hosts(8e6, 0.2, latency), DEFAULT | {"cycle_time_ms": cycle}
+    thresholds, cycles = 2.0 ** np.linspace(16, 30, 57), np.geomspace(0.05, 50.0, 121)
+    settings = ({**default, "fusion_threshold": round(a), "cycle_time_ms": b} for a in thresholds for b in cycles)
+    least = min(map(surface, settings))
+    regrets, lost = [], []
+    for seed in range(6):
+        tuner = Tuner(SPACE, default, seed=seed, max_trials=30)
+        search(tuner, surface, np.random.default_rng(seed), sd=0.05)
+        regrets.append(surface(tuner.best()) / least - 1.0)
+        lost.append(tuner.lost)
+    assert np.median(regrets) < 0.04 and max(regrets) < 0.08
+    assert max(lost) < 100  # steps, of which a terrible trial takes up to 3 x 100
 
 
 @pytest.mark.parametrize("seed", range(3))
