@@ -53,8 +53,7 @@ for _name in ("horovod.keras", "horovod.tensorflow.keras"):
     MODULES[_name] = ("..keras",)
     MODULES[f"{_name}.callbacks"] = ("..keras.callbacks",)
     MODULES[f"{_name}.elastic"] = ("..keras.elastic",)
-MODULES["horovod.tensorflow"] = ("..tensorflow", ".tensorflow_util")
-MODULES["horovod.tensorflow.util"] = (".tensorflow_util",)
+MODULES["horovod.tensorflow"] = ("..tensorflow", ".util")  # which has `gpu_available`
 MODULES["horovod.tensorflow.elastic"] = ("..tensorflow.elastic",)
 for _name in ("", ".sampler", ".state"):
     MODULES[f"horovod.torch.elastic{_name}"] = ("..torch.elastic",)
