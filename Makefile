@@ -10,7 +10,7 @@ BUILD_TOOLS := Cython meson meson-python ninja 'pip>=23.1' 'setuptools>=70.1'
 # Where an editable install builds: one directory for each version of Python.
 EDITABLE = $(CURDIR)/build/$$($(BIN)/python -c 'import sys; print("cp%d%d" % sys.version_info[:2])')
 BENCH ?= all
-SANITIZE_TESTS ?= tests/unit tests/parallel
+SANITIZE_TESTS ?= tests/unit tests/parallel tests/hosts/test_lying_peers.py
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
@@ -74,8 +74,18 @@ sanitize: $(VENV)/.installed-dev ## Run the native tests under the address and u
 	    -Csetup-args=-Db_sanitize=address,undefined -Csetup-args=-Db_lundef=false .
 	@PYTHONPATH="$(CURDIR)/$(SANITIZED)" MESONPY_EDITABLE_SKIP="$(EDITABLE)" \
 	    LD_PRELOAD="$$(cc -print-file-name=libasan.so) $$(cc -print-file-name=libubsan.so)" \
-	    ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+	    ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
 	    $(BIN)/python -P -m pytest $(SANITIZE_TESTS)
+
+# HOSTILE frames between hosts, drawn by SEED, against the build with sanitizers.
+HOSTILE ?= 100000
+.PHONY: fuzz
+fuzz: SANITIZE_TESTS = tests/hosts/test_lying_peers.py
+fuzz: sanitize ## Send hostile frames to the native engine under the address and undefined-behaviour sanitizers
+	@PYTHONPATH="$(CURDIR)/$(SANITIZED):$(CURDIR)" MESONPY_EDITABLE_SKIP="$(EDITABLE)" \
+	    LD_PRELOAD="$$(cc -print-file-name=libasan.so) $$(cc -print-file-name=libubsan.so)" \
+	    ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+	    $(BIN)/python -P -m tests.hosts.fuzz_frames --frames $(HOSTILE) --seed $(SEED)
 
 # Ranks are threads here, since this sanitizer sees one process; with one mapping of their memory, since it goes by addresses.
 # It reports what our code does; the interpreter and NumPy are not instrumented. pytest must not keep its reports to itself (-s).

@@ -6,6 +6,7 @@ Ranks are threads of this process, so that `make sanitize` sees what they read a
 
 from __future__ import annotations
 
+import random
 import struct
 import threading
 import time
@@ -20,6 +21,7 @@ from engine.errors import EngineError
 from engine.native import setup
 
 from ..parallel.thread_world import ThreadWorld
+from .fuzz_frames import one_world
 from .middle import LEFT, REQUESTS, SCHEDULE, SLOT, VERDICT, WORD, WORDS, Change, Frame, Middle
 
 ENTRY_BYTES, REQUEST_RING, BATCH = 248, 1 << 18, 1  # engine_ext/shared/layout.h
@@ -206,3 +208,13 @@ def test_a_word_twice_as_wide_as_its_field_ends_with_who_sent_it() -> None:
     )
     said = errors_of(2, lambda rank: engine.allreduce(np.ones(3), name="a"), change)
     assert "rank 1 failed: it has sent what no rank can mean" in said[0], said
+
+
+def test_hostile_frames_drawn_at_random_end_in_a_result_or_an_error() -> None:
+    """A part of `make fuzz`."""
+    told = 0
+    for seed in range(40):
+        some, kinds, problems = one_world(random.Random(seed))
+        assert not problems, (seed, problems, kinds)
+        told += some
+    assert told > 40, "hardly any frame was changed"
