@@ -161,8 +161,8 @@ def test_labels_get_the_shape_of_the_output_for_losses_and_metrics_of_ones_own(s
         return keras.ops.mean(keras.ops.abs(label - output))
 
     class Unknown(keras.Model):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
+        def __init__(self, **config: Any) -> None:
+            super().__init__(**config)
             self.last = keras.layers.Dense(1)
 
         def call(self, x: Any) -> Any:
