@@ -90,6 +90,8 @@ class Chaos:
     slots : int
         Of each host.
     lease : float
+    options : sequence of str
+        More of enginerun's.
     """
 
     directory: Path
@@ -97,6 +99,7 @@ class Chaos:
     hosts: Hosts | None = None
     slots: int = 3
     lease: float = LEASE
+    options: Sequence[str] = ()
     seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
     def __post_init__(self) -> None:
@@ -117,7 +120,7 @@ class Chaos:
         most = self.slots * len(self.names)
         command = [sys.executable, "-m", "engine.launch", "-np", str(most), "--min-np", "1", "--max-np", str(most)]
         command += ["--blacklist-cooldown-range", "1", "5", "--lease", str(self.lease)]
-        command += ["--output-dir", str(self.directory / "job")]
+        command += ["--output-dir", str(self.directory / "job"), *self.options]
         if self.hosts is not None:
             command += ["--host-discovery-script", str(self.directory / "discover")]
             command += [
@@ -397,10 +400,15 @@ def _began(pid: int) -> int:
 
 @contextmanager
 def chaos(
-    directory: Path, seed: int, hosts: Hosts | None = None, slots: int = 3, lease: float = LEASE
+    directory: Path,
+    seed: int,
+    hosts: Hosts | None = None,
+    slots: int = 3,
+    lease: float = LEASE,
+    options: Sequence[str] = (),
 ) -> Iterator[Chaos]:
     """A job that trains, and of which nothing is left behind."""
-    job = Chaos(directory, seed, hosts, slots, lease)
+    job = Chaos(directory, seed, hosts, slots, lease, options)
     try:
         job.start()
         yield job

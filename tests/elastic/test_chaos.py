@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
+import pytest
+
 from ..netns import Hosts, need_hosts
+from ..waiting import until
 from .chaos import HERE, chaos, play
 
 
@@ -24,4 +28,21 @@ def test_a_training_on_three_hosts(tmp_path: Path) -> None:
             job.fault(kind)
         assert play(job, count=2, minutes=1, kinds=("lost",)) == 2
         assert min(job.seconds["lost"]) < 4.7  # the lease, a second for what ends workers then, and some for the load
+        assert job.finish() > 0
+
+
+@pytest.mark.slow  # 40 s: tests/elastic/model.py draws such cuts, too
+def test_a_training_on_two_hosts_that_lose_each_other_and_not_the_launcher(tmp_path: Path) -> None:
+    """A worker that holds a commit goes on; the other host is tried again, and joins when the cable is back."""
+    need_hosts()
+    options = ("--start-timeout", "6")
+    with Hosts(2) as hosts, chaos(tmp_path, seed=3, hosts=hosts, slots=1, lease=2.0, options=options) as job:
+        job.settle()
+        first = set(job.workers())
+        hosts.cut(1)
+        until(lambda: "cannot be met by the others" in job.log.read_text(), "a host that is given up")
+        job.await_step(0, 20.0, time.monotonic())
+        hosts.restore(1)
+        job.settle()
+        assert len(first & set(job.workers())) == 1, "the worker that was left alone has not gone on"
         assert job.finish() > 0
