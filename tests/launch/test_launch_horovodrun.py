@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import sys
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -122,7 +124,7 @@ def test_check_build_tells_what_there_is(launcher):
         find_spec("tensorflow") is not None  # whose distribution has another name for processors alone
     )
     assert {"MPI", "Gloo", "ROCm", "DDL", "CCL"} <= set(absent)
-    assert "CUDA" in there
+    assert ("CUDA" in there) == bool([*Path("/dev").glob("nvidia[0-9]*")])
     assert not set(there) & set(absent)
 
 
@@ -139,6 +141,19 @@ def test_check_build_tells_which_launchers_are_there_and_that_hosts_are_reached(
         f"[X] srun (by its variables): {tmp_path}/srun",
     ]
     assert lines.count("[X] TCP between hosts") == 2
+
+
+@pytest.mark.parametrize(("refusal", "gpus"), [(0, 1), (0, 0), (100, 1)])
+def test_check_build_tells_of_cuda_where_the_driver_finds_a_gpu(monkeypatch, refusal, gpus):
+    def count(found):
+        found._obj.value = gpus
+        return 0
+
+    driver = SimpleNamespace(cuInit=lambda flags: refusal, cuDeviceGetCount=count)
+    library = SimpleNamespace(CDLL=lambda name: driver, c_int=ctypes.c_int, byref=ctypes.byref)
+    monkeypatch.setattr("engine.launch.check_build.ctypes", library)
+    there = refusal == 0 and gpus > 0
+    assert ("[X] CUDA" in table()) == there and ("[ ] CUDA" in table()) != there
 
 
 def test_check_build_without_the_extension(launcher):
