@@ -126,6 +126,9 @@ class Reducer(ABC):
     def is_hooked(self, parameter: Parameter) -> bool:
         """Whether a `GradientHook` hangs on a parameter."""
 
+    def restore_hooks(self) -> None:  # noqa: B027 (a framework may lose none)
+        """Attach hooks again that parameters may have lost; called before gradients are zeroed."""
+
     @abstractmethod
     def attach(self, parameter: Parameter, hook: Callable[[Parameter], None]) -> Any:
         """Have `hook(parameter)` called whenever a backward pass has made its gradient.
@@ -208,6 +211,10 @@ class Reducer(ABC):
     def place_for(self, index: int) -> Tensor:
         """Where the gradient of a parameter that `takes_place` is from now on; it is given the next free place."""
         raise UnsupportedTensorError("this framework's gradients cannot be kept on a GPU")
+
+    def alias_for(self, index: int) -> Tensor:
+        """A new tensor over the memory that is kept for the gradient of a parameter."""
+        raise UnsupportedTensorError("this framework's gradients cannot be kept in shared memory")
 
     @abstractmethod
     def separate(self, parameter: Parameter, gradient: Tensor) -> Tensor:
@@ -315,6 +322,7 @@ class Reducer(ABC):
         """Finish what a pass could not, except that old gradients do not matter any more."""
         self.finish(discard=True)
         self._thaw()
+        self.restore_hooks()
 
     def forget(self) -> None:
         """Note that the gradients have been zeroed."""
@@ -473,10 +481,13 @@ class Reducer(ABC):
 
     def _bring(self, index: int, memory: Any) -> None:
         """Give a parameter a result that does not lie in its gradient: it had none, a sparse one, or one elsewhere."""
-        parameter, view = self._parameters[index], self._bucket[index]
+        parameter = self._parameters[index]
         dense = not isinstance(memory, list)  # else gathered indices and values
         # A tensor of its own over the place: a program may let `grad` have other memory.
-        parameter.grad = self.gradient_in(view if dense and view is not None else memory, parameter)
+        if dense and self._bucket[index] is not None:
+            parameter.grad = self.alias_for(index)
+        else:
+            parameter.grad = self.gradient_in(memory, parameter)
 
     def begin_pass(self) -> None:
         """Queue the end of the pass that is running: its first hook has fired."""

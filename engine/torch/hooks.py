@@ -147,6 +147,14 @@ class TorchReducer(Reducer):
         hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
         return any(isinstance(hook, gradients.GradientHook) for hook in hooks.values())
 
+    def restore_hooks(self) -> None:
+        # Conversion under this setting puts other tensors behind the parameters. They keep their hooks, and autograd
+        # calls them only after they are set again.
+        swaps = getattr(torch.__future__, "get_swap_module_params_on_conversion", bool)  # since torch 2.3
+        if swaps():
+            for parameter in self._parameters:
+                parameter._post_accumulate_grad_hooks = parameter._post_accumulate_grad_hooks
+
     def attach(self, parameter: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> Any:
         required = parameter.requires_grad
         try:
@@ -225,6 +233,10 @@ class TorchReducer(Reducer):
         parameter = self._parameters[index]
         self._bucket[index] = view = self._places[id(parameter)].take(parameter)
         return view
+
+    def alias_for(self, index: int) -> torch.Tensor:
+        view: Any = self._bucket[index]
+        return view.detach()  # type: ignore[no-any-return]
 
     def reduced(self) -> None:
         for places in set(self._places.values()):

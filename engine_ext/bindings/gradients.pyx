@@ -71,7 +71,8 @@ cdef class GradientHook:
     cdef bint apart                 # its gradient shares memory with others: it is copied before it is reduced in place
     cdef bint usual                 # the operation's metadata is the parameter's: it need not be copied again
     cdef bint placed                # on a GPU: the result has a place beside others, which `view` is from when it is first needed
-    cdef object view                # a tensor in shared memory, or that place; or None
+    cdef object view                # a tensor in shared memory, or that place; or None. No program ever gets this object
+    cdef object given               # the tensor over `view` that is the parameter's gradient; a program may move its memory
     cdef object room                # of a parameter on a GPU without a gradient: where the others' result goes; else None
     cdef char* place                # of the view; of a deferred gradient, in this pass
     cdef engine_meta meta           # of the parameter: what an absent gradient would have been
@@ -182,7 +183,7 @@ cdef class GradientHook:
                 self.take_place()
         elif fits and self.view is not None and view.data != self.place:
             memcpy(self.place, view.data, view.nbytes)          # still in the cache
-            give_gradient(parameter, self.view)
+            self.give_view(parameter)
             view.data, gradient = self.place, self.view
         if not fits:
             self.op.meta, self.op.agreed, self.usual = self.meta, 0, False
@@ -204,6 +205,21 @@ cdef class GradientHook:
         if view.device != HOST:
             self.get_ready(gradient, &view)
         return self.submit()
+
+    cdef int give_view(self, parameter) except -1:
+        """Make the gradient a tensor over the view. `given` is not that any more if a program has assigned to its `data`, as
+        torch does when a module is converted."""
+        cdef View now
+        cdef bint there = False
+        if self.given is not None:
+            try:
+                view_anywhere(self.given, &now)
+                there = now.data == self.place and self.fits(&now)
+            except UnsupportedTensorError:
+                pass
+        if not there:
+            self.given = self.group.binding.alias_for(self.index)
+        return give_gradient(parameter, self.given)
 
     cdef int expect_device(self) except -1:
         return self.group.expect_device(self.label, self.view is not None and not self.placed)
