@@ -103,8 +103,12 @@ def exact(nbytes: int) -> str:
 
 
 def plain(text: str) -> str:
-    """Text that a terminal shows as it is."""
-    return "".join(each if each.isascii() and each.isprintable() else "?" for each in text)
+    """Return a stranger's text as a terminal shows it without being controlled by it: with `?` for what is not printed.
+
+    Control characters, line breaks and marks that turn the direction of writing are replaced; letters of any script
+    are not.
+    """
+    return "".join(each if each.isprintable() else "?" for each in text)
 
 
 def count(number: int, noun: str) -> str:

@@ -1,13 +1,14 @@
 """The messages between the launcher and the agent of a host, and the channel that carries them.
 
-A message is a length, the length of a head, the head as JSON, and bytes that belong to it. The channel is the agent's
-standard input and output. What a host's shell writes there before the agent begins is passed over: the agent's first
-bytes are `GREETING`.
+A message is a frame (`engine.frames`) of the length of a head, the head as JSON, and bytes that belong to it. The
+channel is the agent's standard input and output. What a host's shell writes there before the agent begins is passed
+over: the agent's first bytes are `GREETING`. Over a network each message is sealed (`Seal`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import hmac
 import json
 import os
 import select
@@ -16,18 +17,66 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from .. import frames
 from ..host.patience import Patience
 from .console import Console
 
-GREETING = b"\0enginerun agent 1\n"
+GREETING = b"\0enginerun agent 2\n"
 LIMIT = 64 << 20  # bytes of a message
+HEAD_LIMIT = 16 << 20  # bytes of its head; that of the first order holds an environment and a command
 NOISE = 1 << 16  # bytes before the greeting that are kept for the report of a failed start
 READ_BYTES = 1 << 18
-LENGTHS = struct.Struct(">II")
+MAC = 32  # bytes of the proof in a sealed message
+LENGTHS = struct.Struct(">II")  # of the frame, and of the head, as a message that is not sealed begins
+_HEAD = struct.Struct(">I")
 
 
 class ChannelError(Exception):
     """The other side does not speak this protocol."""
+
+
+class Seal:
+    """Proofs of the messages of a connection over a network: none can be changed, left out, repeated or sent back.
+
+    Parameters
+    ----------
+    key : bytes
+        Key of this connection alone.
+    own, other : str
+        Names of both sides.
+    """
+
+    def __init__(self, key: bytes, own: str, other: str) -> None:
+        self._key = key
+        self._own, self._other = own, other
+        self._sent = self._received = 0
+
+    def close(self, content: bytes) -> bytes:
+        """Return the content of the next message to send, with its proof before it."""
+        proof = self._prove(self._own, self._sent, content)
+        self._sent += 1
+        return proof + content
+
+    def open(self, content: bytes) -> bytes:
+        """Return the content of the next message that has come, without its proof.
+
+        Raises
+        ------
+        ChannelError
+            The proof is wrong.
+        """
+        proof, content = content[:MAC], content[MAC:]
+        if not hmac.compare_digest(proof, self._prove(self._other, self._received, content)):
+            raise ChannelError("a message is not from whom it should be")
+        self._received += 1
+        return content
+
+    def derive(self, purpose: str) -> bytes:
+        """Return a key that both sides of the connection know, for something else."""
+        return hmac.digest(self._key, f"derive {purpose}".encode(), "sha256")
+
+    def _prove(self, side: str, number: int, content: bytes) -> bytes:
+        return hmac.digest(self._key, f"{side} {number} ".encode() + content, "sha256")
 
 
 @dataclass(frozen=True)
@@ -94,8 +143,12 @@ def pack(kind: str, body: bytes = b"", /, **head: Any) -> bytes:
     -------
     bytes
     """
+    return frames.wrap(_content(kind, body, head))
+
+
+def _content(kind: str, body: bytes, head: dict[str, Any]) -> bytes:
     text = json.dumps([kind, head]).encode()
-    return LENGTHS.pack(len(text) + len(body), len(text)) + text + body
+    return _HEAD.pack(len(text)) + text + body
 
 
 class Decoder:
@@ -112,11 +165,17 @@ class Decoder:
         Whether the greeting has come.
     noise : bytes
         The last that came before the greeting.
+    limit, head_limit : int
+        Most bytes of a message, and of its head.
+    seal : Seal or None
+        Proofs that messages must have.
     """
 
     def __init__(self, greeted: bool = True) -> None:
         self.noise = b""
         self.greeted = greeted
+        self.limit, self.head_limit = LIMIT, HEAD_LIMIT
+        self.seal: Seal | None = None
         self._held = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Message]:
@@ -130,15 +189,17 @@ class Decoder:
         self._held += data
         if not self.greeted and not self._greet():
             return
-        while len(self._held) >= LENGTHS.size:
-            length, head = LENGTHS.unpack_from(self._held)
-            if not head <= length <= LIMIT:
-                raise ChannelError("what it writes are no messages of an agent")
-            if len(self._held) < LENGTHS.size + length:
-                return
-            content = bytes(self._held[LENGTHS.size : LENGTHS.size + length])
-            del self._held[: LENGTHS.size + length]
-            yield _message(content[:head], content[head:])
+        while (content := self._cut()) is not None:
+            if self.seal is not None:
+                content = self.seal.open(content)
+            yield _message(content, self.head_limit)
+
+    def _cut(self) -> bytes | None:
+        """Cut the next frame off; one that is too long is refused before it is here."""
+        try:
+            return frames.cut(self._held, self.limit + MAC, _HEAD.size + (MAC if self.seal is not None else 0))
+        except frames.FrameError:
+            raise ChannelError("what it writes are no messages of an agent") from None
 
     def _greet(self) -> bool:
         """Look for the greeting, and pass over what comes before it."""
@@ -152,14 +213,18 @@ class Decoder:
         return self.greeted
 
 
-def _message(head: bytes, body: bytes) -> Message:
+def _message(content: bytes, head_limit: int) -> Message:
+    (length,) = _HEAD.unpack_from(content)
+    end = _HEAD.size + length
+    if not length <= head_limit or end > len(content):
+        raise ChannelError("the head of a message is damaged")
     try:
-        kind, fields = json.loads(head)
-    except (ValueError, TypeError, RecursionError):
+        kind, fields = frames.parse(content[_HEAD.size : end])
+    except (ValueError, TypeError):
         raise ChannelError("the head of a message is damaged") from None
     if not isinstance(kind, str) or not isinstance(fields, dict):
         raise ChannelError("the head of a message is damaged")
-    return Message(kind, fields, body)
+    return Message(kind, fields, content[end:])
 
 
 class Channel:
@@ -178,6 +243,8 @@ class Channel:
         For a selector; -1 once it has ended.
     out : Console
         What is still to be written; it is `waiting` for room, or `broken` if nobody reads.
+    sealed : Seal or None
+        Proofs of the messages, over a network.
     """
 
     def __init__(self, reading: int, writing: int, greeted: bool = True) -> None:
@@ -186,6 +253,7 @@ class Channel:
         self.reading = reading
         self.out = Console(writing)
         self.decoder = Decoder(greeted)
+        self.sealed: Seal | None = None
 
     def send(self, kind: str, body: bytes = b"", /, **head: Any) -> None:
         """Write a message as soon as there is room.
@@ -195,7 +263,16 @@ class Channel:
         kind, body, **head
             As of `pack`.
         """
-        self.out.write(pack(kind, body, **head))
+        content = _content(kind, body, head)
+        self.out.write(frames.wrap(content if self.sealed is None else self.sealed.close(content)))
+
+    def restrict(self, limit: int, head_limit: int) -> None:
+        """Bound the messages of the other side from now on: of one that has proven nothing, or that says little."""
+        self.decoder.limit, self.decoder.head_limit = limit, head_limit
+
+    def seal(self, seal: Seal) -> None:
+        """Prove each further message of this side, and have each of the other side proven."""
+        self.sealed = self.decoder.seal = seal
 
     def receive(self) -> Iterator[Message]:
         """Yield what has come, and what an earlier call has read and not yielded; `ended`: that was the last.
@@ -207,7 +284,7 @@ class Channel:
         """
         data: bytes | None
         try:
-            data = os.read(self.reading, READ_BYTES)
+            data = os.read(self.reading, min(READ_BYTES, self.decoder.limit))
         except BlockingIOError:
             data = None
         except OSError:

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from .. import frames
 from .channel import LENGTHS, READ_BYTES, Channel, ChannelError, Decoder, Message, pack
 from .console import Console
 
@@ -86,7 +87,7 @@ class _Link:
             return
         self.part += data
         while len(self.part) >= LENGTHS.size:  # messages stay whole, since others come between them
-            size = LENGTHS.size + LENGTHS.unpack_from(self.part)[0]
+            size = frames.HEADER + LENGTHS.unpack_from(self.part)[0]
             if len(self.part) < size:
                 return
             if self.part.startswith(b'["start"', LENGTHS.size):

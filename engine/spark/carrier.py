@@ -1,16 +1,61 @@
-"""Carries the channel between the launcher and an agent in a Spark task: `python carrier.py SOCKET HOST`.
+"""Carries the channel between the launcher and an agent in a Spark task: `carrier.main` with SOCKET and HOST.
 
 The launcher starts it in the place of ssh. It asks the process that listens to tasks for the connection of one, over
-the Unix socket of that path, and passes bytes on between the connection and its standard input and output. It imports
-nothing of the engine, so that it is there at once.
+the Unix socket of that path, and passes bytes on between the connection and its standard input and output. The task
+does the same between the connection and its agent. Over the connection each piece is a sealed frame, so that nobody on
+the network can add to what both say, or change it.
 """
 
+from __future__ import annotations
+
+import contextlib
 import os
-import selectors
 import socket
 import sys
+import threading
+
+from .. import frames
+from ..launch.channel import MAC, ChannelError, Seal
 
 BYTES = 1 << 18
+RELAY = "relay"  # what the key is derived for
+
+
+def relay(connection: socket.socket, reading: int, writing: int, seal: Seal) -> None:
+    """Pass bytes on both ways, until the other side of the connection ends or is not who it should be.
+
+    Parameters
+    ----------
+    connection : socket.socket
+        It is shut down, and not closed.
+    reading, writing : int
+        Descriptors of this side; the end of what is read is told to the other side.
+    seal : Seal
+    """
+    connection.setblocking(True)
+    sender = threading.Thread(target=_send, args=(connection, reading, seal), name="engine-relay", daemon=True)
+    sender.start()
+    with contextlib.suppress(OSError, ChannelError, frames.FrameError):
+        _receive(connection, writing, seal)
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def _send(connection: socket.socket, reading: int, seal: Seal) -> None:
+    with contextlib.suppress(OSError):
+        while data := os.read(reading, BYTES):
+            connection.sendall(frames.wrap(seal.close(data)))
+        connection.shutdown(socket.SHUT_WR)
+
+
+def _receive(connection: socket.socket, writing: int, seal: Seal) -> None:
+    buffer = bytearray()
+    while data := connection.recv(BYTES):
+        buffer += data
+        while (content := frames.cut(buffer, BYTES + MAC, MAC + 1)) is not None:
+            view = memoryview(seal.open(content))
+            while view:
+                view = view[os.write(writing, view) :]
 
 
 def main() -> int:
@@ -26,41 +71,13 @@ def main() -> int:
     keeper.settimeout(10)
     keeper.connect(path)
     keeper.sendall(f"{host}\n".encode())
-    data, descriptors, _, _ = socket.recv_fds(keeper, 1, 1)
-    if not data or not descriptors:
+    key, descriptors, _, _ = socket.recv_fds(keeper, MAC, 1)
+    if not key or not descriptors:
         print(f"{host} has gone", file=sys.stderr)
         return 1
     task = socket.socket(fileno=descriptors[0])  # the other side of it stays open until `keeper` is closed, too
-    task.setblocking(True)
-    with selectors.DefaultSelector() as selector:
-        selector.register(0, selectors.EVENT_READ, 1)
-        selector.register(task, selectors.EVENT_READ, 0)
-        while True:
-            for key, _ in selector.select():
-                to_task = key.data == 1
-                data = os.read(0, BYTES) if to_task else _received(task)
-                if not data and not to_task:
-                    return 0
-                if not data:
-                    selector.unregister(0)
-                    task.shutdown(socket.SHUT_WR)
-                elif to_task:
-                    task.sendall(data)
-                else:
-                    _write(data)
-
-
-def _received(task: socket.socket) -> bytes:
-    try:
-        return task.recv(BYTES)
-    except OSError:
-        return b""
-
-
-def _write(data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(1, view) :]
+    relay(task, 0, 1, Seal(key, "launcher", "agent"))
+    return 0
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ from .offers import HOSTS, SETTINGS, SOCKET, Offers
 
 MORE = 5.0  # seconds for which more tasks are waited for once there are enough
 LOOK = 0.1
+ROOT = str(Path(carrier.__file__).parents[2])  # where Python finds this package
 FAREWELL = 5.0  # seconds that tasks have to end by themselves
 ENDING = 30.0  # seconds that the launcher has to end what it has started
 
@@ -239,7 +240,8 @@ class _Job:
     def _launch(self, options: Mapping[str, Any]) -> None:
         """Start the launcher and wait for its end."""
         home = self._home
-        words = [sys.executable, "-I", str(Path(carrier.__file__)), str(home / SOCKET), "{host}"]
+        carry = f"import sys; sys.path.insert(0, {ROOT!r}); from {carrier.__name__} import main; sys.exit(main())"
+        words = [sys.executable, "-I", "-c", carry, str(home / SOCKET), "{host}"]
         hosts = [shutil.which("cat") or "/bin/cat", str(home / HOSTS)]
         more = {
             "--host-discovery-script": shlex.join(hosts),

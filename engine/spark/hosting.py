@@ -3,7 +3,7 @@
 The task is an ordinary one. What becomes of ranks, and of an agent, never reaches Spark; if the task's own process or
 its executor goes, Spark runs the task again alone, and the new attempt offers itself as this one has. The agent is that
 of every elastic job (`engine.launch.elastic_agent`), a child that ends with this process; its channel to the launcher
-is the connection by which this task has proven itself.
+goes over the connection by which this task has proven itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..host import processes
+from ..launch.channel import Seal
 from ..launch.plan import without_places
+from .carrier import RELAY, relay
 from .line import BEGIN, reach_driver
 
 UNREACHED = "it does not reach the driver under any of its addresses"
@@ -61,12 +63,14 @@ def host_agents(offer: Offer, batches: Iterable[Any]) -> Iterator[Any]:
     while (channel := reach_driver(offer.addresses, offer.secret, task)) is not None:
         known = True
         channel.send("offer", attempt=attempt, pid=os.getpid())
+        assert channel.sealed is not None
+        seal = Seal(channel.sealed.derive(RELAY), "agent", "launcher")
         connection = socket.socket(fileno=os.dup(channel.reading))
         channel.close()
         with connection:
             if not _begins(connection):
                 break
-            _agent(offer, connection)
+            _agent(offer, connection, seal)
     if not known:
         raise UnreachableError(f"task {task}: {UNREACHED}")
     yield from ()
@@ -83,19 +87,24 @@ def _begins(connection: socket.socket) -> bool:
         return False
 
 
-def _agent(offer: Offer, connection: socket.socket) -> None:
-    """Run an agent on the connection, to its end."""
+def _agent(offer: Offer, connection: socket.socket, seal: Seal) -> None:
+    """Run an agent, and relay what it and the launcher say, to its end."""
     environment = without_places(os.environ)
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # with what Spark has brought to executors
-    subprocess.run(
-        [offer.executable or sys.executable, "-P", "-m", "engine.launch.agent"],
-        stdin=connection.fileno(),
-        stdout=connection.fileno(),
-        env=environment,
-        start_new_session=True,
-        preexec_fn=_ends_with(os.getpid()),  # this process has one thread
-        check=False,
-    )
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            agent = subprocess.Popen(
+                [offer.executable or sys.executable, "-P", "-m", "engine.launch.agent"],
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                env=environment,
+                start_new_session=True,
+                preexec_fn=_ends_with(os.getpid()),  # this process has one thread, as long as no agent runs
+            )
+        relay(connection, ours.fileno(), ours.fileno(), seal)
+        ours.shutdown(socket.SHUT_RDWR)  # at which the agent ends
+        agent.wait()
 
 
 def _ends_with(task: int) -> Callable[[], None]:

@@ -1,8 +1,9 @@
 """The line between a task and the driver: who may speak on it, and how a task finds the driver.
 
 Both sides prove that they know the job's secret, which Spark has brought to the tasks, before anything else is said:
-whoever else can reach the driver's port is turned away, and nobody can pretend to be the driver. What is said is not
-encrypted. Messages are those of `engine.launch.channel`.
+whoever else can reach the driver's port is turned away, and nobody can pretend to be the driver. Until then a message
+has `UNPROVEN` bytes at most; from then on each is sealed. What is said is not encrypted. Messages are those of
+`engine.launch.channel`.
 """
 
 from __future__ import annotations
@@ -13,47 +14,66 @@ import os
 import secrets
 import select
 import socket
+import time
 from collections.abc import Sequence
 from hashlib import sha256
 
+from ..frames import UNPROVEN
 from ..host.network import keep_watch
 from ..host.patience import Patience
-from ..launch.channel import Channel, ChannelError, Message
+from ..launch.channel import LIMIT, Channel, ChannelError, Message, Seal
 
 SEARCH = 4.0  # seconds that a task looks for the driver
 TRY = 1.5  # seconds for one of its addresses
+ROUNDS = 4  # tries of an address that ends the connection, as it does where strangers crowd
+PAUSE = 0.05  # seconds before the next
 BEGIN = b"\n"  # what tells a task that offers itself as a host that its agent is wanted
+HEAD = 64 << 10  # bytes of the head of a message from somebody who has proven itself
 SILENCE = 20  # seconds after which a connection whose other side does not answer has ended
 
 
-def proof(secret: str, role: str, nonce: str) -> str:
-    """What only somebody who knows the secret can answer to a nonce.
+def proof(secret: str, role: str, *said: str) -> str:
+    """Return what only somebody who knows the secret can answer.
 
     Parameters
     ----------
     secret : str
     role : str
         Who answers: an answer of one side is none of the other.
-    nonce : str
+    *said : str
+        The other side's nonce first; then what else the proof holds for.
 
     Returns
     -------
     str
         In hex.
     """
-    return hmac.new(secret.encode(), f"{role} {nonce}".encode(), sha256).hexdigest()
+    return hmac.new(secret.encode(), "\0".join((role, *said)).encode(), sha256).hexdigest()
 
 
-def proven(secret: str, role: str, nonce: str, answer: object) -> bool:
-    """Whether an answer is the `proof`."""
-    return isinstance(answer, str) and hmac.compare_digest(proof(secret, role, nonce), answer)
+def proven(expected: str, answer: object) -> bool:
+    """Whether an answer is the `proof` that was expected."""
+    return isinstance(answer, str) and hmac.compare_digest(expected.encode(), answer.encode(errors="replace"))
 
 
 def channel_over(connection: socket.socket) -> Channel:
-    """The channel over a connection, which it owns from now on."""
+    """The channel over a connection, which it owns from now on. The other side has proven nothing yet."""
     keep_watch(connection, SILENCE)
     descriptor = connection.detach()
-    return Channel(descriptor, os.dup(descriptor))
+    channel = Channel(descriptor, os.dup(descriptor))
+    channel.restrict(UNPROVEN, UNPROVEN)
+    return channel
+
+
+def session_key(secret: str, nonces: tuple[str, str]) -> bytes:
+    """The key of one connection's messages, by the driver's nonce and the task's."""
+    return hmac.digest(secret.encode(), "\0".join(("session", *nonces)).encode(), "sha256")
+
+
+def trust(channel: Channel, seal: Seal) -> None:
+    """Both sides have proven themselves: messages may be long from now on, and are sealed."""
+    channel.restrict(LIMIT, HEAD)
+    channel.seal(seal)
 
 
 def reach_driver(addresses: Sequence[tuple[str, int]], secret: str, task: int) -> Channel | None:
@@ -73,34 +93,86 @@ def reach_driver(addresses: Sequence[tuple[str, int]], secret: str, task: int) -
         None: none of them is the driver's, or nothing gets there.
     """
     patience = Patience(SEARCH)
-    for address in addresses:
-        if not patience.left():
-            return None
-        with contextlib.suppress(OSError):
-            channel = channel_over(socket.create_connection(address, min(TRY, max(0.1, patience.left()))))
-            if _agreed(channel, secret, task, Patience(TRY)):
+    left = [*addresses]
+    for _ in range(ROUNDS):
+        again = []
+        for address in left:
+            if not patience.left():
+                return None
+            channel, displaced = _reach(address, secret, task, patience)
+            if channel is not None:
                 return channel
-            channel.close()
+            again += [address] if displaced else []
+        left = again
     return None
+
+
+def _reach(address: tuple[str, int], secret: str, task: int, patience: Patience) -> tuple[Channel | None, bool]:
+    """Try one address. The channel, and whether the other side has ended it: as it does if strangers crowd there."""
+    try:
+        connection = socket.create_connection(address, min(TRY, max(0.1, patience.left())))
+    except OSError:
+        return None, False
+    channel = channel_over(connection)
+    if _agreed(channel, secret, task, Patience(TRY)):
+        return channel, False
+    displaced = channel.ended
+    channel.close()
+    if displaced:
+        time.sleep(PAUSE)
+    return None, displaced
 
 
 def _agreed(channel: Channel, secret: str, task: int, patience: Patience) -> bool:
     """Prove who we are, and have the driver prove who it is."""
     nonce = secrets.token_hex(16)
-    for kind in ("challenge", "welcome"):
-        message = next_message(channel, patience)
-        if message is None or message.kind != kind:
-            return False
-        if kind == "challenge":
-            answer = proof(secret, "task", str(message.head.get("nonce")))
-            channel.send("proof", task=task, nonce=nonce, proof=answer)
-        elif not proven(secret, "driver", nonce, message.head.get("proof")):
-            return False
+    challenge = next_message(channel, patience)
+    if challenge is None or challenge.kind != "challenge":
+        return False
+    theirs = str(challenge.head.get("nonce"))
+    try:
+        channel.send("proof", task=task, nonce=nonce, proof=proof(secret, "task", theirs, nonce, str(task)))
+    except OSError:
+        return False
+    welcome = next_message(channel, patience)
+    if welcome is None or welcome.kind != "welcome":
+        return False
+    if not proven(proof(secret, "driver", nonce, theirs), welcome.head.get("proof")):
+        return False
+    trust(channel, Seal(session_key(secret, (theirs, nonce)), "task", "driver"))
     return True
 
 
+def admit(channel: Channel, secret: str, nonce: str, message: Message) -> int | None:
+    """Let a task in that proves that it is one, and prove that this is its driver.
+
+    Parameters
+    ----------
+    channel : Channel
+        Sealed from now on, if it is a task.
+    secret : str
+    nonce : str
+        The nonce of the challenge.
+    message : Message
+        The answer to it.
+
+    Returns
+    -------
+    int or None
+        The task; None: whoever it is does not know the secret.
+    """
+    task, theirs = message.head.get("task"), message.head.get("nonce")
+    if message.kind != "proof" or type(task) is not int or not isinstance(theirs, str) or len(theirs) != len(nonce):
+        return None
+    if not proven(proof(secret, "task", nonce, theirs, str(task)), message.head.get("proof")):
+        return None
+    channel.send("welcome", proof=proof(secret, "driver", theirs, nonce))
+    trust(channel, Seal(session_key(secret, (nonce, theirs)), "driver", "task"))
+    return task
+
+
 def admitted(connection: socket.socket, secret: str, patience: Patience) -> tuple[Channel | None, int]:
-    """Have a task prove that it is one, and prove that this is its driver: the other end of `reach_driver`.
+    """Challenge whoever has connected: the other end of `reach_driver`.
 
     Parameters
     ----------
@@ -117,12 +189,12 @@ def admitted(connection: socket.socket, secret: str, patience: Patience) -> tupl
         The task.
     """
     channel, nonce = channel_over(connection.dup()), secrets.token_hex(16)
-    channel.send("challenge", nonce=nonce)
-    message = next_message(channel, patience)
-    with contextlib.suppress(ChannelError):
-        if message is not None and message.kind == "proof" and proven(secret, "task", nonce, message.head.get("proof")):
-            channel.send("welcome", proof=proof(secret, "driver", str(message.head.get("nonce"))))
-            return channel, message.number("task")
+    with contextlib.suppress(ChannelError, OSError):
+        channel.send("challenge", nonce=nonce)
+        message = next_message(channel, patience)
+        task = None if message is None else admit(channel, secret, nonce, message)
+        if task is not None:
+            return channel, task
     channel.close()
     return None, -1
 

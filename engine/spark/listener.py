@@ -17,20 +17,22 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TextIO
 
+from .. import readable
 from ..host import network
 from ..host.patience import Patience
+from ..host.strangers import Strangers
 from ..launch.channel import Channel, ChannelError, Message
 from ..launch.output import Lines
 from ..launch.verdict import End, describe
-from .line import channel_over, proof, proven
+from .line import admit, channel_over
 from .record import Record
 
 LOOK = 0.25  # seconds from one look at the deadline to the next
-UNPROVEN = 64  # connections that may be unproven at once, beyond one per task
+UNPROVEN = 64  # connections that may be unproven at once, beyond one per task; of more, one gives way
 PROVING = 5.0  # seconds that a connection has to prove itself
 
 
-@dataclass
+@dataclass(eq=False)
 class _Caller:
     """A connection; a task once it has proven that it knows the secret."""
 
@@ -81,6 +83,7 @@ class Listener:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._socket, selectors.EVENT_READ)
         self._callers: list[_Caller] = []
+        self._strangers: Strangers[_Caller] = Strangers(UNPROVEN + size)
         self._tasks: set[int] = set()
         self._why = ""
         self._closing = threading.Event()
@@ -122,14 +125,15 @@ class Listener:
             for key, events in self._selector.select(LOOK):
                 if key.data is None:
                     self._accept()
+                elif key.data not in self._callers:
+                    continue  # it has given way a moment ago
                 elif events & selectors.EVENT_WRITE:
                     key.data.channel.out.pump()
                 else:
                     self._hear(key.data)
             for caller in [*self._callers]:
                 if caller.task is None and not caller.proving.left():
-                    self._selector.unregister(caller.channel.reading)
-                    self._part(caller)
+                    self._end_connection(caller)
                 else:
                     self._await_room(caller)
             late = self._on_late
@@ -141,15 +145,18 @@ class Listener:
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
-            connection, _ = self._socket.accept()
-            strangers = sum(caller.task is None for caller in self._callers)
-            if strangers >= UNPROVEN + self._size:
-                connection.close()
-                return
+            connection, name = self._socket.accept()
             caller = _Caller(channel_over(connection), secrets.token_hex(16), Patience(PROVING))
+            displaced = self._strangers.add(caller, network.address_of(name).host)
+            if displaced is not None:
+                self._end_connection(displaced)
             self._callers.append(caller)
             self._selector.register(caller.channel.reading, selectors.EVENT_READ, caller)
             caller.channel.send("challenge", nonce=caller.nonce)
+
+    def _end_connection(self, caller: _Caller) -> None:
+        self._selector.unregister(caller.channel.reading)
+        self._part(caller)
 
     def _await_room(self, caller: _Caller) -> None:
         """Have the selector wait for room, if something is left to write; orders are short, so it seldom is."""
@@ -175,15 +182,17 @@ class Listener:
         if caller.task is None:
             self._admit(caller, message)
         elif message.kind == "hello":
-            caller.rank, caller.host = message.number("rank"), str(message.head["host"])
+            caller.rank, caller.host = self._rank(message), readable.plain(message.text("host"))
             if self._why:
                 caller.channel.send("end", why=self._why)
         elif message.kind == "output":
-            self._show(caller, str(message.head["stream"]), message.body)
+            self._show(caller, message.text("stream"), message.body)
         elif message.kind == "say":
-            self.say(f"rank {caller.rank}: {message.head['line']}")
+            self.say(f"rank {caller.rank}: {readable.plain(message.text('line'))}")
         elif message.kind == "end":
             record = Record.read_explanation(message.head, message.body)
+            if record.rank != caller.rank:
+                raise ChannelError(f"the task of rank {caller.rank} tells the end of rank {record.rank}")
             self.records[record.rank] = record
             if record.end.code != 0:
                 self._end(f"after rank {record.rank} failed ({describe(record.end.code)})")
@@ -193,13 +202,19 @@ class Listener:
             raise ChannelError(f"a task sends {message.kind!r}, which this driver does not know")
 
     def _admit(self, caller: _Caller, message: Message) -> None:
-        """Let a task in that proves that it is one, and prove that this is its driver."""
-        task, nonce = message.number("task"), str(message.head["nonce"])
-        if message.kind != "proof" or not proven(self._secret, "task", caller.nonce, message.head.get("proof")):
+        """Let a task in that proves that it is one."""
+        task = admit(caller.channel, self._secret, caller.nonce, message)
+        if task is None or not 0 <= task < self._size:
             raise ChannelError("it does not know the job's secret")
+        self._strangers.remove(caller)
         caller.task = task
         self._tasks.add(task)
-        caller.channel.send("welcome", proof=proof(self._secret, "driver", nonce))
+
+    def _rank(self, message: Message) -> int:
+        rank = message.number("rank")
+        if not 0 <= rank < self._size:
+            raise ChannelError(f"there is no rank {rank}")
+        return rank
 
     def _part(self, caller: _Caller) -> None:
         """A connection has ended: a task that has not told its end before is lost."""
@@ -207,6 +222,7 @@ class Listener:
             self._selector.unregister(caller.channel.out.descriptor)
         caller.channel.close()
         self._callers.remove(caller)
+        self._strangers.remove(caller)
         if caller.rank is not None:
             self._flush(caller)
             how = "its task was killed, or its executor was lost"
@@ -245,7 +261,7 @@ class Listener:
         return "".join(f"{prefix}{line}\n" for line in whole.decode(errors="replace").split("\n")[:-1])
 
     def _write(self, name: str, text: str) -> None:
-        stream = self._streams[name]
+        stream = self._streams["stdout" if name == "stdout" else "stderr"]
         with contextlib.suppress(Exception):  # the stream is the user's: no fault of it is one of the job
             stream.write(text)
             stream.flush()

@@ -13,17 +13,20 @@ import os
 import select
 import socket
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..host import network
 from ..host.patience import Patience
+from ..host.strangers import Strangers
 from ..launch.channel import ChannelError
+from .carrier import RELAY
 from .line import BEGIN, admitted, next_message
 
 HOSTS, SOCKET, SETTINGS = "hosts", "agents", "settings.json"  # in the directory
 PROVING = 5.0  # seconds that a connection has to prove itself, and to offer itself after that
-MOST = 64  # connections that may be unproven at once, beyond two per task
+MOST = 64  # connections that may be unproven at once, beyond two per task; of more, one gives way
+LONGEST_NAME = 1 << 10  # characters
 LOOK = 0.25
 GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 
@@ -36,6 +39,7 @@ class _Task:
     attempt: int
     address: str
     connection: socket.socket
+    key: bytes = field(repr=False)
     name: str = ""
     carrier: socket.socket | None = None
 
@@ -70,7 +74,7 @@ class Offers:
         self._changed = threading.Condition()
         self._hosts: dict[int, _Task] = {}  # by task
         self._numbers: dict[int, int] = {}  # how many hosts a task has been
-        self._unproven = threading.Semaphore(MOST + 2 * tasks)
+        self._strangers: Strangers[socket.socket] = Strangers(MOST + 2 * tasks)
         self._ended = threading.Event()
         self._threads: list[threading.Thread] = []
         self._publish()
@@ -119,7 +123,7 @@ class Offers:
     def _serve_task(self, connection: socket.socket) -> None:
         """Admit whoever is a task, and have it be a host until its connection ends."""
         with connection:
-            task = self._prove(connection) if self._unproven.acquire(blocking=False) else None
+            task = self._prove(connection)
             if task is not None and self._take_turn(task):
                 try:
                     self._watch(task)
@@ -130,9 +134,14 @@ class Offers:
                         self._changed.notify_all()
 
     def _prove(self, connection: socket.socket) -> _Task | None:
-        """The task; None: it is none, or has gone again. Gives `_unproven` back."""
+        """The task; None: it is none, or has gone again."""
         try:
-            address = str(connection.getpeername()[0])
+            address = network.address_of(connection.getpeername()).host
+            with self._changed:
+                displaced = self._strangers.add(connection, address)
+            if displaced is not None:
+                with contextlib.suppress(OSError):  # it has gone itself
+                    displaced.shutdown(socket.SHUT_RDWR)  # its thread then ends
             channel, number = admitted(connection, self._secret, Patience(PROVING))
             if channel is None:
                 return None
@@ -140,11 +149,14 @@ class Offers:
                 message = next_message(channel, Patience(PROVING))
                 if message is None or message.kind != "offer" or not 0 <= number < self._tasks:
                     return None
-                return _Task(number, message.number("attempt"), address, connection)
+                assert channel.sealed is not None
+                key = channel.sealed.derive(RELAY)
+                return _Task(number, message.number("attempt"), address, connection, key)
         except (OSError, ChannelError):
             return None
         finally:
-            self._unproven.release()
+            with self._changed:
+                self._strangers.remove(connection)
 
     def _take_turn(self, task: _Task) -> bool:
         """Wait until no other attempt of the task is a host; False: the job is over, or the connection has ended."""
@@ -183,14 +195,14 @@ class Offers:
         """Give a carrier the connection of the host that it asks for, once."""
         connection.settimeout(PROVING)
         with contextlib.suppress(OSError):
-            name = connection.makefile("r").readline().strip()
+            name = connection.makefile("r").readline(LONGEST_NAME).strip()
             with self._changed:
                 task = next((task for task in self._hosts.values() if task.name == name and not task.carrier), None)
                 if task is not None:
                     task.carrier = connection
             if task is not None:
                 task.connection.sendall(BEGIN)
-                socket.send_fds(connection, [b"\n"], [task.connection.fileno()])
+                socket.send_fds(connection, [task.key], [task.connection.fileno()])
                 return
         connection.close()
 

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .. import frames, readable
 from ..host import stacks
+from ..launch import remote_files
 from ..launch.leftovers import ERROR, RESULT
 from ..launch.verdict import End
 
@@ -18,6 +20,8 @@ STDERR = "stderr"
 HEAD = "end"
 SMALL = ("failure.json", "traceback.txt", stacks.NAME, ERROR)  # files that explain a failure
 MOST = 1 << 20  # bytes of each of them
+FILES = frozenset((STDERR, RESULT, *SMALL))
+"""All names that a task's message may give to a file."""
 SCHEMA = "name string, data binary"
 """Of the rows that a task gives back: a file each, and its `HEAD` first."""
 
@@ -61,25 +65,43 @@ class Record:
             "code": end.code,
             "age": now - end.time,
             "by_launcher": end.by_launcher,
+            "files": {name: len(data) for name, data in self.files.items() if name != RESULT},
         }
 
     def explanation(self) -> bytes:
-        """The files that explain a failure, as `read` takes them."""
-        return json.dumps(
-            {name: data.decode("latin-1") for name, data in self.files.items() if name != RESULT}
-        ).encode()
+        """The files that explain a failure, one behind the other; `head` tells their names and sizes."""
+        return b"".join(data for name, data in self.files.items() if name != RESULT)
 
     @classmethod
     def read(cls, head: Mapping[str, Any], files: Mapping[str, bytes]) -> Record:
-        """A record from what `head` has given."""
-        rank, code = int(head["rank"]), int(head["code"])
-        end = End(rank, code, time.time() - float(head["age"]), bool(head["by_launcher"]))
-        return cls(rank, str(head["host"]), end, files)
+        """A record from what `head` has given.
+
+        Raises
+        ------
+        ValueError
+            It has a file of a name that a rank does not leave, or a field of another kind.
+        """
+        rank, code, age = head.get("rank"), head.get("code"), head.get("age")
+        if type(rank) is not int or type(code) is not int or rank < 0 or not -128 <= code <= 255:
+            raise ValueError(f"a record with rank {rank!r} and exit code {code!r}")
+        if not isinstance(age, int | float) or not abs(age) < 1e9:
+            raise ValueError(f"a record of rank {rank} with an age of {age!r}")
+        if unknown := files.keys() - FILES:
+            raise ValueError(f"rank {rank} leaves no file {min(unknown)!r}")
+        end = End(rank, code, time.time() - age, bool(head.get("by_launcher")))
+        return cls(rank, readable.plain(str(head.get("host"))), end, files)
 
     @classmethod
     def read_explanation(cls, head: Mapping[str, Any], explanation: bytes) -> Record:
-        """A record from what `head` and `explanation` have given."""
-        return cls.read(head, {name: text.encode("latin-1") for name, text in json.loads(explanation).items()})
+        """A record from what `head` and `explanation` have given. Errors as of `read`."""
+        files: dict[str, bytes] = {}
+        place = 0
+        for name, size in head.get("files", {}).items():
+            if type(size) is not int or not 0 <= size <= len(explanation) - place:
+                raise ValueError(f"a file {name!r} of {size!r} bytes, and {len(explanation) - place} are left")
+            files[name] = explanation[place : place + size]
+            place += size
+        return cls.read(head, files)
 
     def rows(self) -> list[tuple[str, bytes]]:
         """The record as rows of `SCHEMA`."""
@@ -90,7 +112,9 @@ class Record:
         home = directory / f"rank.{self.rank}"
         os.makedirs(home, mode=0o700, exist_ok=True)
         for name, data in self.files.items():
-            (home / name).write_bytes(data)
+            if name not in FILES:
+                raise ValueError(f"rank {self.rank} leaves no file {name!r}")
+            remote_files.write_new(home / name, data)
 
 
 def read_rows(rows: Iterable[tuple[str, bytes]]) -> dict[int, Record]:
@@ -100,8 +124,11 @@ def read_rows(rows: Iterable[tuple[str, bytes]]) -> dict[int, Record]:
     files: dict[str, bytes] = {}
     for name, data in rows:
         if name == HEAD:
-            head, files = json.loads(data), {}
-            records[int(head["rank"])] = Record.read(head, files)
-        else:
+            head, files = frames.parse_object(bytes(data)), {}
+            record = Record.read(head, files)
+            records[record.rank] = record
+        elif name in FILES:
             files[name] = bytes(data)
+        else:
+            raise ValueError(f"a task leaves no file {name!r}")
     return records

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
+import resource
 import socket
 import struct
 import subprocess
@@ -17,16 +19,20 @@ from typing import Any
 import pytest
 
 import engine
+from engine.frames import wrap
 from engine.host import network
 from engine.launch import LaunchError
 from engine.launch.channel import pack
 from engine.launch.cpu_binding import Allotment
+from engine.launch.leftovers import ERROR
 from engine.launch.plan import Job, plan
+from engine.launch.verdict import End
 from engine.spark import listener as listening
 from engine.spark import slots
 from engine.spark.line import reach_driver
 from engine.spark.listener import Listener
 from engine.spark.places import Card, arrange, host_here
+from engine.spark.record import HEAD, Record, read_rows
 
 from ..waiting import until
 
@@ -120,7 +126,7 @@ def test_neither_a_strangers_message_nor_a_streams_exception_ends_the_listening(
     with Listener(1, "secret", "127.0.0.1", (Broken(), Broken())) as listener:
         address = ("127.0.0.1", listener.port)
         with socket.create_connection(address, 30) as stranger:
-            stranger.sendall(struct.pack(">II", len(head), len(head)) + head)
+            stranger.sendall(wrap(struct.pack(">I", len(head)) + head))
             with contextlib.suppress(ConnectionResetError):
                 while stranger.recv(4096):
                     pass
@@ -128,10 +134,84 @@ def test_neither_a_strangers_message_nor_a_streams_exception_ends_the_listening(
         assert channel is not None
         channel.send("hello", rank=0, host="node")
         channel.send("output", b"a line\n", stream="stdout")
-        channel.send("end", b"{}", rank=0, host="node", code=0, age=0, by_launcher=False)
+        channel.send("end", rank=0, host="node", code=0, age=0, by_launcher=False, files={})
         until(lambda: listener.records, "the listener knows the end")
         assert not listener.lost
         channel.close()
+
+
+def test_an_unproven_message_of_sixty_megabytes_is_refused_by_its_length():
+    """It is not kept, not parsed, and does not keep a task waiting."""
+    with Listener(1, "secret", "127.0.0.1", (io.StringIO(), io.StringIO())) as listener:
+        address = ("127.0.0.1", listener.port)
+        with socket.create_connection(address, 30) as stranger:
+            sent = struct.pack(">II", 60 << 20, (60 << 20) - 4) + b"[" * (60 << 20)
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+                stranger.sendall(sent)
+                raise AssertionError("all of it was read")
+            assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 30 << 10  # KiB
+        channel = reach_driver([address], "secret", 0)
+        assert channel is not None
+        channel.close()
+
+
+def test_idle_connections_keep_no_task_out():
+    size = 2
+    with (
+        contextlib.ExitStack() as idle,
+        Listener(size, "secret", "127.0.0.1", (io.StringIO(), io.StringIO())) as driver,
+    ):
+        address = ("127.0.0.1", driver.port)
+        for _ in range(listening.UNPROVEN + size + 10):
+            idle.enter_context(socket.create_connection(address, 30))
+        for task in range(size):
+            channel = reach_driver([address], "secret", task)
+            assert channel is not None
+            idle.enter_context(contextlib.closing(channel))
+        assert driver.came == size
+
+
+def test_what_is_not_sealed_ends_the_connection_of_a_task():
+    out = io.StringIO()
+    with Listener(1, "secret", "127.0.0.1", (out, io.StringIO())) as listener:
+        channel = reach_driver([("127.0.0.1", listener.port)], "secret", 0)
+        assert channel is not None
+        channel.send("hello", rank=0, host="node")
+        channel.out.write(pack("output", b"forged\n", stream="stdout"))
+        until(lambda: listener.lost, "the listener takes the task for lost")
+        channel.close()
+    assert out.getvalue() == ""
+
+
+@pytest.mark.parametrize("name", ["/tmp/x", "../x", "rank.1/x", "", ".", "stdout\0", "unknown"])
+def test_a_task_names_no_file_but_those_that_a_rank_leaves(name: str, tmp_path: Path):
+    head = {"rank": 0, "host": "node", "code": 1, "age": 0.0, "by_launcher": False, "files": {name: 1}}
+    with pytest.raises(ValueError, match="leaves no file"):
+        Record.read_explanation(head, b"x")
+    with pytest.raises(ValueError, match="leaves no file"):
+        read_rows([(HEAD, json.dumps(head).encode()), (name, b"x")])
+    with pytest.raises(ValueError, match="leaves no file"):
+        Record(0, "node", End(0, 1, 0.0), {name: b"x"}).write(tmp_path)
+    assert [path.name for path in tmp_path.rglob("*")] in ([], ["rank.0"])
+
+
+def test_a_record_comes_as_it_was_told(tmp_path: Path):
+    files = {"stderr": b"\xff\0last words", "failure.json": b"{}", ERROR: b""}
+    told = Record(1, "node", End(1, -9, 5.0), files)
+    found = Record.read_explanation(json.loads(json.dumps(told.head())), told.explanation())
+    assert (found.rank, found.end.code, dict(found.files)) == (1, -9, files)
+    found.write(tmp_path)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "rank.1").iterdir()} == files
+
+
+@pytest.mark.parametrize(
+    "change", [{"rank": -1}, {"code": "0"}, {"age": None}, {"files": {"stderr": 1 << 70}}], ids=str
+)
+def test_a_record_with_numbers_that_cannot_be_is_refused(change: dict[str, Any]):
+    head = {"rank": 0, "host": "node", "code": 1, "age": 0.0, "by_launcher": False, "files": {}}
+    with pytest.raises(ValueError, match="a record|a file"):
+        Record.read_explanation(head | change, b"x")
 
 
 @pytest.mark.parametrize("says", [(), ("challenge",), ("challenge", "welcome")])
