@@ -55,6 +55,19 @@ def address_of(name: tuple[object, ...]) -> Address:
     return Address(str(mapped) if mapped else host, port)
 
 
+def read_address(told: object) -> Address:
+    """An address that a peer tells, as a list of its host in numbers and its port.
+
+    Raises
+    ------
+    ValueError
+        It is none.
+    """
+    if not isinstance(told, list) or len(told) != 2 or type(told[1]) is not int or not 0 < told[1] < 1 << 16:
+        raise ValueError("no address")
+    return Address(str(ipaddress.ip_address(str(told[0]))), told[1])
+
+
 def is_loopback(host: str) -> bool:
     """Whether an address in numbers never leaves its host."""
     return ipaddress.ip_address(host).is_loopback

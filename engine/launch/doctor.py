@@ -44,7 +44,7 @@ def examine(channel: Channel, order: Message) -> None:
     """
     kernels, problem = check_build.native()
     address = network_of(str(order.head["interface"]))[1] if order.head["interface"] else ""
-    listening = network.listen(None, 0, backlog=256)
+    listening = network.listen(address or None, 0, backlog=256)
     channel.send(
         "examined",
         version=check_build.version_of("enginerun") or "source tree",

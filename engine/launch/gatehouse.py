@@ -14,6 +14,7 @@ import socket
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from .. import readable
 from ..elastic.worker.messages import Talk, TalkError
 from ..host import linux
 from ..rendezvous.messages import peer_uid
@@ -155,16 +156,16 @@ class Gatehouse:
         try:
             for message in visitor.talk.feed(data):
                 self._hear(visitor, message)
-        except (TalkError, KeyError, TypeError, ValueError) as error:
+        except (TalkError, KeyError, TypeError, ValueError, OverflowError) as error:
             who = "somebody" if visitor.worker is None else f"worker {visitor.worker}"
-            self._say(f"{who} was turned away at the gate: {error}")
+            self._say(f"{who} was turned away at the gate: {readable.plain(str(error))}")
             self._close(visitor)
 
     def _hear(self, visitor: _Visitor, message: dict[str, Any]) -> None:
         if visitor.connection.fileno() < 0:  # closed while the messages before it were heard
             return
         if visitor.worker is None:
-            visitor.worker = int(message["worker"])
+            visitor.worker = _worker(message)
             if visitor.worker in self._workers:
                 raise TalkError("another process of that number is there already")
             self._write(visitor, visitor.talk.welcome(message, self._several))
@@ -174,6 +175,8 @@ class Gatehouse:
                 raise TalkError("another process of that number is there already")
             self._strangers.remove(visitor)
             self._workers[visitor.worker] = visitor
+        if message["kind"] == "here":
+            return
         self._told(visitor.worker, message)
 
     def _write(self, visitor: _Visitor, data: bytes) -> None:
@@ -194,6 +197,13 @@ class Gatehouse:
             self._strangers.remove(visitor)
         elif visitor.worker is not None and self._workers.get(visitor.worker) is visitor:
             del self._workers[visitor.worker]
+
+
+def _worker(message: dict[str, Any]) -> int:
+    worker = message.get("worker")
+    if message["kind"] != "hello" or type(worker) is not int or worker < 0:
+        raise TalkError("it does not say which worker it is")
+    return worker
 
 
 def _readable(connection: socket.socket) -> bool:

@@ -32,6 +32,7 @@ from ..errors import RendezvousError
 from ..host import network
 from ..host.network import Address
 from ..host.patience import Patience
+from ..host.strangers import Strangers
 from ..logs import logger
 from ..world import World
 from .layout import Layout
@@ -39,7 +40,7 @@ from .links import ANSWERS, Link, Unproven, answer
 from .messages import KINDS, Hello
 from .talks import Steps, Talks, Wait
 
-STRANGERS = 128  # connections that may be unproven at once; of more, the oldest goes
+STRANGERS = 128  # connections that may be unproven at once; of more, one gives way
 _NOTED = 8  # addresses of strangers that a message names
 FAREWELL = 2.0  # seconds in which the other side takes a refusal
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -67,6 +68,7 @@ class Door:
         self.unproven = False  # whether somebody came who does not know the secret
         self._talks, self._listener, self._key, self._welcome = talks, listener, key, welcome
         self._strangers: dict[int, Steps[None]] = {}
+        self._crowd: Strangers[int] = Strangers(STRANGERS)
         self._numbers = count()
         self._accepting = self._accept()
         talks.begin(self._accepting)
@@ -87,10 +89,11 @@ class Door:
                 if error.errno in EXHAUSTED:
                     raise RendezvousError(f"no other host can be heard: {error.strerror}") from None
                 continue  # It went before it was let in.
-            if len(self._strangers) >= STRANGERS:
-                self._talks.end(next(iter(self._strangers.values())))
-            number = next(self._numbers)
-            self._strangers[number] = steps = self._hear(number, connection, network.address_of(name).host)
+            host, number = network.address_of(name).host, next(self._numbers)
+            displaced = self._crowd.add(number, host)
+            if displaced is not None:
+                self._talks.end(self._strangers[displaced])
+            self._strangers[number] = steps = self._hear(number, connection, host)
             self._talks.begin(steps)
 
     def _hear(self, number: int, connection: socket.socket, host: str) -> Steps[None]:
@@ -119,7 +122,13 @@ class Door:
             raise
         finally:
             self._strangers.pop(number, None)
-        steps = self._welcome(link, greeting)
+            self._crowd.remove(number)
+        try:
+            steps = self._welcome(link, greeting)
+        except (OSError, ValueError):
+            self._note(host, "said nothing that a rank says")
+            connection.close()
+            return
         if steps is not None:
             yield from steps
 
@@ -271,7 +280,10 @@ class Between:
 
     def answer_lane(self, link: Link, greeting: dict[str, Any], crew: Collection[int]) -> None:
         """Keep a lane that another leader has opened to one of the ranks here."""
-        lane = greeting["to"], greeting["rank"], greeting["number"]
+        numbers: list[Any] = [greeting.get(name) for name in ("to", "rank", "number")]
+        if greeting.get("role") != "lane" or not all(type(number) is int for number in numbers):
+            raise ValueError("a greeting of no lane")
+        lane = numbers[0], numbers[1], numbers[2]
         if lane[0] not in crew:
             raise RendezvousError(
                 f"rank {lane[1]} wants to reach rank {lane[0]} at {link.here}, and comes to {readable.ranks(crew)} on "
@@ -322,7 +334,7 @@ def kind_of(error: RendezvousError) -> str:
 def refused(message: dict[str, Any]) -> None:
     """Raise the refusal that a message is, if it is one."""
     if "refused" in message:
-        raise KINDS[message["refused"]](message["message"])
+        raise KINDS.get(str(message["refused"]), RendezvousError)(str(message.get("message")))
 
 
 def tell(link: Link, message: dict[str, Any]) -> bool:

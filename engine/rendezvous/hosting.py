@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import hmac
-import json
 import os
 import secrets
 import selectors
@@ -14,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain
 
-from .. import readable
+from .. import frames, readable
 from ..errors import CalledOff, RendezvousError
 from ..host.patience import Patience
 from ..world import World
@@ -25,6 +24,7 @@ from .leader import Leader
 from .messages import (
     GRACE,
     GROUP,
+    LIMIT,
     TELLING,
     Gathered,
     Hello,
@@ -257,7 +257,7 @@ class Hosting:
             # It cannot verify our answer either, and learns from that what is wrong.
             self._send(visitor, frame({"refused": "RendezvousError", "message": "wrong secret"}, b"", "welcome", ""))
             return self._drop(visitor)
-        hello = Hello.read(json.loads(payload))
+        hello = Hello.read(frames.parse_object(payload))
         if len(visitor.descriptors) != 1:
             raise ValueError("no pidfd")
         visitor.hello = hello
@@ -319,12 +319,12 @@ class Hosting:
     def _last_words(self, hello: Hello, data: bytes) -> str | None:
         """Why a member gives up, if it has said so."""
         try:
-            whole = take(bytearray(data))
+            whole = take(bytearray(data), LIMIT)
         except ValueError:
             return None
         if whole is None or not hmac.compare_digest(whole[0], sign(self.key, "failed", hello.nonce, whole[1])):
             return None
-        return str(json.loads(whole[1])["failed"])
+        return str(frames.parse_object(whole[1]).get("failed"))
 
     def _agree(self, hellos: list[Hello]) -> tuple[int, int]:
         """Make the memory, once it is known that the ranks can work together; its descriptors."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from dataclasses import asdict, dataclass, field
@@ -77,8 +78,10 @@ class Hub(Between):
     def begin(self) -> None:
         """Listen. Errors as of `Between`."""
         self._hurry()
-        self.door = Door(self.talks, _listening(self.address, self.world.size), self.key, self._welcome)
-        if (chosen := self.chosen_address()) is not None:
+        chosen = self.chosen_address()
+        listener = _listening(self.address, self.world.size, chosen)
+        self.door = Door(self.talks, listener, self.key, self._welcome)
+        if chosen is not None:
             listener = network.listen(chosen, 0, self.world.size + STRANGERS)
             self.inner = Door(self.talks, listener, self.key, self._welcome)
             self.own.door = self.inner.address
@@ -139,24 +142,34 @@ class Hub(Between):
 
     def _welcome(self, link: Link, greeting: dict[str, Any]) -> Steps[None] | None:
         """Go on with who has proven itself: for a lane, or as a leader."""
-        if greeting["role"] == "lane":
+        if greeting.get("role") == "lane":
             self.answer_lane(link, greeting, self.own.pids)
             return None
-        host = Host(greeting["rank"], greeting["pid"], greeting["name"], greeting["processes"], link)
+        numbers: list[Any] = [greeting.get(name) for name in ("rank", "pid", "processes", "size")]
+        if not all(type(number) is int and 0 <= number < 1 << 31 for number in numbers):
+            raise ValueError("a greeting of no leader")
+        rank, pid, processes, _ = numbers
+        host = Host(rank, pid, readable.plain(str(greeting.get("name"))), processes, link)
         host.address = link.there.host
-        self.own.address = self.own.address or link.here.host
-        self.hosts.append(host)
         return self._with_leader(host, link, greeting)
 
     def _with_leader(self, host: Host, link: Link, greeting: dict[str, Any]) -> Steps[None]:
         """Hear a leader, until all are ready."""
         try:
             link.send({"seconds": self.patience.left(), "name": str(self.own)})
+            first = yield from link.message()
+        except (OSError, ValueError):
+            link.close()  # It has gone on to another address, and may call again: nothing is lost with it.
+            return
+        self.own.address = self.own.address or link.here.host
+        self.hosts.append(host)
+        try:
             if greeting["size"] != self.world.size:
                 raise RendezvousError(
                     f"rank {host.leader} on {host} belongs to a world of {greeting['size']}, rank 0 to one of "
                     f"{self.world.size}"
                 )
+            self._hear(host, first)
             while not self.done:
                 message = yield from link.message()
                 self._hear(host, message)
@@ -171,12 +184,12 @@ class Hub(Between):
         """What a leader says."""
         refused(message)
         if "come" in message:
-            self._come(host, dict(message["come"]))
-            self.failures |= dict(message.get("failures", ()))
+            self._come(host, _processes(message["come"]))
+            self.failures |= {int(rank): str(text) for rank, text in dict(message.get("failures", ())).items()}
             self._hurry()
         elif "crew" in message:
             host.hellos = [Hello.read(hello) for hello in message["crew"]]
-            host.door = Address(*message["door"])
+            host.door = network.read_address(message["door"])
             self._decide()
         elif "ready" in message:
             host.ready = True
@@ -256,13 +269,24 @@ class Hub(Between):
                     ) from None
 
 
-def _listening(hub: HubAddress, size: int) -> socket.socket:
+def _processes(told: Any) -> dict[int, int]:
+    """Processes by rank, as a leader tells them."""
+    try:
+        found = dict(told)
+    except TypeError:
+        raise ValueError("no list of processes") from None
+    if not all(type(number) is int and 0 <= number < 1 << 31 for pair in found.items() for number in pair):
+        raise ValueError("no list of processes")
+    return found
+
+
+def _listening(hub: HubAddress, size: int, chosen: str | None) -> socket.socket:
     """The socket that the launcher has left for rank 0, if this is still it; or one of our own."""
     if hub.descriptor is not None:
         try:
             listener = socket.socket(fileno=hub.descriptor)
         except OSError:  # It was closed by the first world of this process.
-            return _own_listener(hub, size)
+            return _own_listener(hub, size, chosen)
         # The number may be another file's by now.
         tcp = listener.family in (socket.AF_INET, socket.AF_INET6) and listener.type == socket.SOCK_STREAM
         listens = tcp and listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
@@ -271,14 +295,32 @@ def _listening(hub: HubAddress, size: int) -> socket.socket:
             listener.setblocking(False)
             return listener
         listener.detach()
-    return _own_listener(hub, size)
+    return _own_listener(hub, size, chosen)
 
 
-def _own_listener(hub: HubAddress, size: int) -> socket.socket:
+def _own_listener(hub: HubAddress, size: int, chosen: str | None) -> socket.socket:
     try:
-        return network.listen(None, hub.port, size + STRANGERS)
+        return network.listen(_bound(hub, chosen), hub.port, size + STRANGERS)
     except OSError as error:
         raise RendezvousError(
             f"rank 0 cannot listen on port {hub.port}, where the other hosts look for it: {error.strerror}. Set "
             "ENGINE_HUB=HOST:PORT in every process, to a free port of rank 0's host."
         ) from None
+
+
+def _bound(hub: HubAddress, chosen: str | None) -> str | None:
+    """The address to listen on, where an interface is chosen: its own, if the others look for rank 0 there.
+
+    They may look for it on another network than that of the lanes, and then under the only address of this host that
+    they know. None: all addresses.
+    """
+    if chosen is None:
+        return None
+    known: list[str] = []
+    for host in (hub.host, *hub.others):
+        with contextlib.suppress(OSError):
+            known += [address.host for address in network.resolve(host, hub.port)]
+    own = [address for address in dict.fromkeys(known) if address in network.own_addresses()]
+    if chosen in own:
+        return chosen
+    return own[0] if len(own) == 1 else None

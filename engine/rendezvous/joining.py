@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import hmac
-import json
 import os
 import socket
-import struct
 import time
 from itertools import islice
 
-from .. import readable
+from .. import frames, readable
 from ..errors import CalledOff, RendezvousError
 from ..host.patience import Patience
 from ..world import World
@@ -113,10 +111,10 @@ class Joining:
             challenge = self._message(connection, buffer, received, Patience(GRACE))
             if challenge is None or not received:
                 return None
-            challenged = json.loads(challenge[1])
+            challenged = frames.parse_object(challenge[1])
             self.leader = f"rank {challenged['rank']}"
             self.introduced = True
-            hello = frame(vars(self.hello), self.key, "hello", challenged["nonce"])
+            hello = frame(self.hello.told(), self.key, "hello", challenged["nonce"])
             try:
                 sent = socket.send_fds(connection, [hello], [self.pidfd])
                 if sent < len(hello):  # Sending nothing would still fail if the verdict is here and the leader gone.
@@ -125,7 +123,7 @@ class Joining:
                 return None
             patience = Patience(float(challenged["seconds"]) + GRACE)
             try:
-                answer = self._message(connection, buffer, received, patience)
+                answer = self._message(connection, buffer, received, patience, LIMIT)
             except Exception as error:
                 self._tell_failure(connection, error)
                 raise
@@ -149,12 +147,12 @@ class Joining:
 
     def _verdict(self, connection: socket.socket, answer: tuple[bytes, bytes]) -> Gathered:
         proof, payload = answer
-        message = json.loads(payload)
         if not hmac.compare_digest(proof, sign(self.key, "welcome", self.hello.nonce, payload)):
             raise RendezvousError(
                 f"rank {self.hello.rank}: {self.leader} does not know this job's secret. Is ENGINE_SECRET the same on "
                 "both?"
             )
+        message = frames.parse_object(payload)
         if "refused" in message:
             raise KINDS[message["refused"]](message["message"])
         descriptors: list[int] = []
@@ -180,11 +178,16 @@ class Joining:
         )
 
     def _message(
-        self, connection: socket.socket, buffer: bytearray, descriptors: list[int], patience: Patience
+        self,
+        connection: socket.socket,
+        buffer: bytearray,
+        descriptors: list[int],
+        patience: Patience,
+        limit: int = frames.UNPROVEN,
     ) -> tuple[bytes, bytes] | None:
         """The next message; None if the other side ends, or dies, or says nothing for so long."""
         while True:
-            whole = take(buffer)
+            whole = take(buffer, limit)
             if whole is not None:
                 return whole
             # The first descriptor is the leader's pidfd: its death shows even while a forked child holds the socket.
@@ -196,9 +199,8 @@ class Joining:
             if connection.fileno() not in ready:
                 return None
             # Exactly this message: the bytes behind it carry descriptors.
-            length = 4 + struct.unpack_from(">I", buffer)[0] if len(buffer) >= 4 else 4
             try:
-                data = receive(connection, min(length - len(buffer), LIMIT), descriptors)
+                data = receive(connection, frames.missing(buffer, limit), descriptors)
             except (ConnectionError, TimeoutError):
                 return None
             if not data:

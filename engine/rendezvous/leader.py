@@ -124,22 +124,26 @@ class Leader(Between):
             "pid": os.getpid(),
             "name": self.name,
         }
-        pause = 0.01
+        pause, answering = 0.01, GRACE
         soon = Patience(_SOON)
         said = False
         while True:
-            for address in self._addresses():
+            addresses, unproven = self._addresses(), 0
+            for address in addresses:
                 kind = ", on the loopback of this host" if network.is_loopback(address.host) else ""
                 try:
-                    return (yield from call(address, self.key, greeting, Patience(GRACE), self.patience))
+                    return (yield from call(address, self.key, greeting, Patience(GRACE), Patience(answering)))
                 except Unproven:
-                    raise RendezvousError(
-                        f"rank {world.rank} on {self.name}: whoever listens at {address} for rank 0 does not know this "
-                        "job's secret. Are ENGINE_SECRET and ENGINE_JOB the same on all hosts, and is the port free "
-                        "for this job?"
-                    ) from None
+                    unproven += 1
+                    self.tried[f"{address}{kind}"] = "whoever listens there does not know this job's secret"
                 except (OSError, ValueError) as error:
                     self.tried[f"{address}{kind}"] = _text(error)
+            if addresses and unproven == len(addresses):  # Else rank 0 may come where nobody listens yet.
+                raise RendezvousError(
+                    f"rank {world.rank} on {self.name}: whoever listens at {addresses[-1]} for rank 0 does not know "
+                    "this job's secret. Are ENGINE_SECRET and ENGINE_JOB the same on all hosts, and is the port free "
+                    "for this job?"
+                )
             if not said and not soon.left():
                 said = True
                 logger.warning(
@@ -150,6 +154,7 @@ class Leader(Between):
                     self.timeout,
                     "\n  ".join(self._told_tries()),
                 )
+            answering *= 2  # rank 0 may be slow, and a stranger silent
             yield Wait(Patience(pause))
             pause = min(pause * 1.5, 0.25)
 
@@ -215,7 +220,7 @@ class Leader(Between):
 
     def _tell_crew(self) -> None:
         if self.hellos and self.door is not None:
-            self._tell({"crew": [vars(hello) for hello in self.hellos], "door": list(self.door.address)})
+            self._tell({"crew": [hello.told() for hello in self.hellos], "door": list(self.door.address)})
 
     def _tell(self, message: dict[str, Any]) -> None:
         """Tell the hub, if it is there yet."""

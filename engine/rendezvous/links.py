@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import errno
 import hmac
-import json
 import os
 import secrets
 import selectors
 import socket
-import struct
 from typing import Any
 
+from .. import frames
 from ..host import network
 from ..host.network import Address
 from ..host.patience import Patience
@@ -29,7 +28,7 @@ from .talks import Steps, Wait
 
 OPENING = b"enginerun 1\r\n"
 NONCE = 16  # bytes
-FIRST = 4 << 10  # bytes of the longest greeting: all that is read of somebody who has proven nothing
+FIRST = frames.UNPROVEN  # bytes of the first message, either way: all that is read of somebody who has proven nothing
 LATER = 8 << 20  # bytes of the longest message of somebody who has
 CALLS, ANSWERS = "calls", "answers"
 
@@ -102,14 +101,12 @@ class Link:
             The connection ended.
         """
         while (whole := take(self._buffer, limit)) is None:
-            length = 4 + struct.unpack_from(">I", self._buffer)[0] if len(self._buffer) >= 4 else 4
-            self._buffer += yield from self.data(length - len(self._buffer), patience)
+            self._buffer += yield from self.data(frames.missing(self._buffer, limit), patience)
         proof, payload = whole
         if not hmac.compare_digest(proof, sign(self._key, f"{self._other} {self._received}", self.nonces, payload)):
             raise Unproven
         self._received += 1
-        message: dict[str, Any] = json.loads(payload)
-        return message
+        return frames.parse_object(payload)
 
     def data(self, nbytes: int, patience: Patience | None) -> Steps[bytes]:
         """Wait for bytes: at least one, at most so many. Errors as of `message`."""
@@ -144,7 +141,7 @@ def call(
     opening_patience : Patience
         Until the other side has opened the conversation. To break off is harmless until then.
     patience : Patience
-        Until it has answered.
+        Until it has answered, in `FIRST` bytes at most. To break off is harmless until its answer is answered.
 
     Returns
     -------
@@ -171,7 +168,7 @@ def call(
         link.nonces = opening[len(OPENING) :].hex()
         link.send({**greeting, "nonce": own})
         link.nonces += own
-        return link, (yield from link.message(patience))
+        return link, (yield from link.message(patience, FIRST))
     except BaseException:
         link.close()
         raise
@@ -220,5 +217,8 @@ def answer(link: Link) -> Steps[dict[str, Any]]:
         # It cannot verify our answer either, and learns from that what is wrong.
         link.connection.send(frame({}, b"", "", ""))
         raise
-    link.nonces += greeting["nonce"]
+    theirs = greeting.get("nonce")
+    if not isinstance(theirs, str) or len(theirs) != 2 * NONCE:
+        raise ValueError("a greeting without a nonce")
+    link.nonces += theirs
     return greeting

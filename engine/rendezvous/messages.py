@@ -13,12 +13,12 @@ import select
 import socket
 import struct
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from importlib import metadata
 from itertools import chain
 from typing import Any
 
-from .. import readable
+from .. import frames, readable
 from ..errors import CalledOff, IncompatibleRanksError, RendezvousError
 from ..host import linux
 from ..setting import variable
@@ -28,6 +28,8 @@ from .layout import Layout
 GROUP = 250  # descriptors per message
 LIMIT = 1 << 20  # bytes of a message
 MAC = 32
+MOST_PROCESSORS = 1 << 12  # of a host
+LONGEST_FAILURE = 1500  # characters of it that a hello has room for
 GRACE = 5.0  # seconds beyond rank 0's deadline in which its verdict must arrive
 TELLING = 10.0  # seconds in which ranks that come still hear that the start has failed on another one
 SETTINGS = ("kernels", "lanes", "sockets_per_lane")  # that ranks compare
@@ -90,19 +92,35 @@ class Hello:
     """Why this rank cannot start; empty: it can."""
     nonce: str = field(default_factory=lambda: secrets.token_hex(16))
 
+    def told(self) -> dict[str, Any]:
+        """Return it as it is sent, short on any machine: the processors as a mask, and a long failure cut."""
+        mask = sum(1 << number for number in self.processors)
+        longest = LONGEST_FAILURE if self.failure.isascii() else LONGEST_FAILURE // 6  # JSON escapes the others
+        return {**vars(self), "processors": f"{mask:x}", "failure": self.failure[:longest]}
+
     @classmethod
-    def read(cls, message: Mapping[str, Any]) -> Hello:
-        """A `Hello` from a message, which may be of a rank that has another version of the engine.
+    def read(cls, told: Any) -> Hello:
+        """Return what `told` has given, perhaps of a rank that has another version of the engine.
 
         Raises
         ------
         ValueError
-            The message is no hello.
+            A field is missing, or of another kind.
         """
         try:
-            return cls(**{entry.name: message[entry.name] for entry in fields(cls) if entry.name in message})
-        except TypeError as error:
-            raise ValueError("not a hello") from error
+            rank, size, pid, worlds = (told.get(name, 1) for name in ("rank", "size", "pid", "worlds"))
+            build, levels, nonce = dict(told["build"]), list(told["levels"]), told["nonce"]
+            failure, mask = told.get("failure", ""), int(told["processors"], 16)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise ValueError("not a hello") from None
+        known = all(type(number) is int and 0 <= number < 1 << 31 for number in (rank, size, pid, worlds))
+        words = all(isinstance(word, str) for word in (*build, *levels, nonce, failure))
+        if not known or not words or not 0 <= mask < 1 << MOST_PROCESSORS:
+            raise ValueError("not a hello")
+        if not all(isinstance(value, str | int) for value in build.values()):
+            raise ValueError("not a hello")
+        processors = [number for number in range(mask.bit_length()) if mask >> number & 1]
+        return cls(rank, size, pid, processors, build, levels, worlds, failure, nonce)
 
 
 def introduce(
@@ -205,27 +223,19 @@ def sign(key: bytes, label: str, nonce: str, payload: bytes) -> bytes:
 def frame(message: dict[str, Any], key: bytes, label: str, nonce: str) -> bytes:
     """A message as it goes over the socket."""
     payload = json.dumps(message).encode()
-    return struct.pack(">I", MAC + len(payload)) + sign(key, label, nonce, payload) + payload
+    return frames.wrap(sign(key, label, nonce, payload) + payload)
 
 
-def take(buffer: bytearray, limit: int = LIMIT) -> tuple[bytes, bytes] | None:
+def take(buffer: bytearray, limit: int = frames.UNPROVEN) -> tuple[bytes, bytes] | None:
     """Cut a whole message off the front of `buffer`: (HMAC, payload), or None as long as it is incomplete.
 
     Raises
     ------
     ValueError
-        No message of ours begins like this.
+        No message of ours begins like this, or it is longer than it may be.
     """
-    if len(buffer) < 4:
-        return None
-    (length,) = struct.unpack_from(">I", buffer)
-    if not MAC < length <= limit:
-        raise ValueError("not a message")
-    if len(buffer) < 4 + length:
-        return None
-    body = bytes(buffer[4 : 4 + length])
-    del buffer[: 4 + length]
-    return body[:MAC], body[MAC:]
+    body = frames.cut(buffer, limit, MAC + 1)
+    return None if body is None else (body[:MAC], body[MAC:])
 
 
 def peer_uid(connection: socket.socket) -> int:

@@ -143,32 +143,20 @@ def _agreed(channel: Channel, secret: str, task: int, patience: Patience) -> boo
     return True
 
 
-def admit(channel: Channel, secret: str, nonce: str, message: Message) -> int | None:
-    """Let a task in that proves that it is one, and prove that this is its driver.
-
-    Parameters
-    ----------
-    channel : Channel
-        Sealed from now on, if it is a task.
-    secret : str
-    nonce : str
-        The nonce of the challenge.
-    message : Message
-        The answer to it.
-
-    Returns
-    -------
-    int or None
-        The task; None: whoever it is does not know the secret.
-    """
+def proven_task(secret: str, nonce: str, message: Message) -> int | None:
+    """Return which task has answered a challenge with this nonce; None: whoever it is does not know the secret."""
     task, theirs = message.head.get("task"), message.head.get("nonce")
     if message.kind != "proof" or type(task) is not int or not isinstance(theirs, str) or len(theirs) != len(nonce):
         return None
-    if not proven(proof(secret, "task", nonce, theirs, str(task)), message.head.get("proof")):
-        return None
+    expected = proof(secret, "task", nonce, theirs, str(task))
+    return task if proven(expected, message.head.get("proof")) else None
+
+
+def welcome(channel: Channel, secret: str, nonce: str, message: Message) -> None:
+    """Prove to a task that has proven itself by this message that this is its driver; from now on all is sealed."""
+    theirs = str(message.head["nonce"])
     channel.send("welcome", proof=proof(secret, "driver", theirs, nonce))
     trust(channel, Seal(session_key(secret, (nonce, theirs)), "driver", "task"))
-    return task
 
 
 def admitted(connection: socket.socket, secret: str, patience: Patience) -> tuple[Channel | None, int]:
@@ -192,8 +180,9 @@ def admitted(connection: socket.socket, secret: str, patience: Patience) -> tupl
     with contextlib.suppress(ChannelError, OSError):
         channel.send("challenge", nonce=nonce)
         message = next_message(channel, patience)
-        task = None if message is None else admit(channel, secret, nonce, message)
-        if task is not None:
+        task = None if message is None else proven_task(secret, nonce, message)
+        if message is not None and task is not None:
+            welcome(channel, secret, nonce, message)
             return channel, task
     channel.close()
     return None, -1

@@ -24,7 +24,7 @@ from ..host.strangers import Strangers
 from ..launch.channel import Channel, ChannelError, Message
 from ..launch.output import Lines
 from ..launch.verdict import End, describe
-from .line import admit, channel_over
+from .line import channel_over, proven_task, welcome
 from .record import Record
 
 LOOK = 0.25  # seconds from one look at the deadline to the next
@@ -203,12 +203,13 @@ class Listener:
 
     def _admit(self, caller: _Caller, message: Message) -> None:
         """Let a task in that proves that it is one."""
-        task = admit(caller.channel, self._secret, caller.nonce, message)
+        task = proven_task(self._secret, caller.nonce, message)
         if task is None or not 0 <= task < self._size:
             raise ChannelError("it does not know the job's secret")
         self._strangers.remove(caller)
         caller.task = task
         self._tasks.add(task)
+        welcome(caller.channel, self._secret, caller.nonce, message)
 
     def _rank(self, message: Message) -> int:
         rank = message.number("rank")

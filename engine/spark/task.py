@@ -7,6 +7,7 @@ the rank has started. The rank is a process of its own, and never this one: Spar
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import pickle
@@ -112,8 +113,12 @@ def serve(orders: Orders, batches: Iterable[Any]) -> Iterator[pa.RecordBatch]:
     context = BarrierTaskContext.get()
     task = context.partitionId()
     channel = reach_driver(orders.addresses, orders.secret, task)
-    with network.listen(None, 0, backlog=256) as hub:
-        address = context.getTaskInfos()[task].address.rpartition(":")[0].strip("[]")
+    address = context.getTaskInfos()[task].address.rpartition(":")[0].strip("[]")
+    chosen = None
+    if interfaces := orders.settings.get("ENGINE_INTERFACE"):
+        with contextlib.suppress(LaunchError):  # with one host nobody asks for it; with several `Keeper` says so
+            address = chosen = network_of(interfaces)[1]
+    with network.listen(chosen, 0, backlog=256) as hub:
         card = Card.of_this_process(address, hub.getsockname()[1])
         cards = [Card.read(text) for text in context.allGather(card.text())]
         place = arrange(cards)[task]

@@ -262,6 +262,7 @@ class Gate:
                     f"worker {self.worker}: the agent of this host turned it away. Is ENGINE_SECRET that of the job, "
                     "and is there no other process that speaks for the same worker?"
                 ) from None
+        self._send("here")  # a short message, which proves this side: longer ones may follow
 
     def _send(self, kind: str, /, **fields: Any) -> None:
         self._check_mine()
@@ -311,7 +312,7 @@ class Gate:
             try:
                 for message in self._talk.feed(data):
                     self._hear(message)
-            except (TalkError, KeyError, TypeError, ValueError) as error:
+            except (TalkError, KeyError, TypeError, ValueError, OverflowError) as error:
                 self._end(
                     JobOver(f"the agent of this host does not speak as one does: {error!r}; install the same version")
                 )
@@ -374,7 +375,11 @@ class Gate:
         """The port of a socket on which other hosts can reach this worker, should it become rank 0."""
         if self._listener is None:
             try:
-                self._listener = network.listen(None, 0, backlog=256)
+                chosen = os.environ.get("ENGINE_INTERFACE", "").strip()
+                address = network.interface_address(chosen) if chosen else None
+                self._listener = network.listen(address, 0, backlog=256)
+            except ValueError as error:
+                raise RendezvousError(f"worker {self.worker}: ENGINE_INTERFACE: {error}") from None
             except OSError as error:
                 raise RendezvousError(
                     f"worker {self.worker}: no socket for the other hosts can be opened: {error.strerror}"

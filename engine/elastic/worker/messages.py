@@ -9,6 +9,7 @@ message is signed for both nonces, its direction and its count: none can be left
 | hello | worker | worker, nonce |
 | welcome | agent | nonce; several: whether workers may be on several hosts |
 | ready | worker | world, why, text, culprit, commit, build; port: on which it listens, 0 on one host |
+| here | worker | |
 | joined, done | worker | world |
 | committed | worker | world, commit |
 | leaving | worker | |
@@ -22,14 +23,14 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import json
 import secrets
 from collections.abc import Iterator
 from typing import Any
 
+from ... import frames
 from ...rendezvous.messages import frame, sign, take
 
-LIMIT = 1 << 20  # bytes of a message
+LIMIT = 1 << 20  # bytes of a message of somebody who is proven
 
 
 class TalkError(Exception):
@@ -91,10 +92,11 @@ class Talk:
             if not hmac.compare_digest(proof, sign(self._key, label, nonce, payload)):
                 raise TalkError("it does not know the secret of this job")
             try:
-                message = json.loads(payload)
-                message["kind"]
-            except (ValueError, KeyError, TypeError):
-                raise TalkError("it sends no messages of this protocol") from None
+                message = frames.parse_object(payload)
+            except frames.FrameError:
+                message = {}
+            if not isinstance(message.get("kind"), str):
+                raise TalkError("it sends no messages of this protocol")
             if label == "welcome":
                 self._nonces = f"{self._nonce}.{message['nonce']}"
             if label != "hello":
@@ -105,7 +107,7 @@ class Talk:
 
     def _cut(self) -> tuple[bytes, bytes] | None:
         try:
-            return take(self._buffer, LIMIT)
+            return take(self._buffer, LIMIT if self.proven else frames.UNPROVEN)
         except ValueError:
             raise TalkError("it sends no messages of this protocol") from None
 
