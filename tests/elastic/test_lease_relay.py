@@ -108,14 +108,14 @@ def test_the_relay_calls_nothing_that_may_block_on_a_file_a_process_or_a_name():
     """Of `os` it uses pipes alone, and of the launcher's modules those that read and write them."""
     tree = ast.parse(Path(lease_relay.__file__).read_text())
     imported = {
-        alias.name if isinstance(node, ast.Import) else f"{node.module}.{alias.name}"
+        alias.name if isinstance(node, ast.Import) else f"{node.module or ''}.{alias.name}"
         for node in ast.walk(tree)
         if isinstance(node, (ast.Import, ast.ImportFrom))
         for alias in node.names
     }
     names = ("LENGTHS", "READ_BYTES", "Channel", "ChannelError", "Decoder", "Message", "pack")
     allowed = {"contextlib", "os", "select", "threading", "time", "collections.abc.Callable", "console.Console"}
-    assert imported <= allowed | {f"channel.{name}" for name in names} | {"__future__.annotations"}
+    assert imported <= allowed | {f"channel.{name}" for name in names} | {"__future__.annotations", ".frames"}
     used = {
         node.attr
         for node in ast.walk(tree)
