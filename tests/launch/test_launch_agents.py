@@ -331,7 +331,7 @@ def test_what_keeps_a_host_from_its_part_is_told_before_any_rank_starts(launcher
 def test_an_agent_that_does_not_speak_as_one_is_told_and_leaves_nothing(launcher):
     """Also while something waits to be written to it, of which it reads next to nothing."""
     launcher.environment |= {f"LARGE_{number}": "x" * 100_000 for number in range(3)}
-    strange = "\\0enginerun agent 1\\n" + "\\377" * 8
+    strange = "\\0enginerun agent 2\\n" + "\\377" * 8
     agent = f"""sh -c 'case $0 in b) printf "{strange}"; read rest;; *) exec "$@";; esac' {{host}}"""
     said = "does not speak as an agent does: what it writes are no messages of an agent"
     job = launcher.run("-H", "a:1,b:1", "--launch-agent", agent, python="touch('ran')")
