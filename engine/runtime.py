@@ -534,7 +534,7 @@ def _finish_programs(running: Running, left: Callable[[], float]) -> None:
             engines = (running.engine, *running.sets.engines.values())
             waits = [_waited_for(operation) for engine in engines for operation in engine.pending()]
             logs.logger.warning(
-                "rank %d stops the engine while %s, after %g s (shutdown_timeout): %s",
+                "rank %d stops the engine while %s, after %.3g s (shutdown_timeout): %s",
                 running.world.rank,
                 late,
                 timeout,

@@ -185,10 +185,10 @@ typedef struct rank_page {
   uint64_t request_head;       /* bytes ever written to `requests` */
   uint64_t steps;              /* optimizer steps that have ended on this rank */
   uint32_t wait_all, wait_requests, left; /* threads that wait for all in flight; 1: for a name without an id; 1: left cleanly */
-  uint32_t started;            /* 1: its init() has come to its end */
   uint32_t blocked;            /* threads that have waited in this world or set for longer than a tick */
   uint32_t overdue;            /* (id + 1) << 1 | whether the stall limit is over, of an overdue operation; 0: none is.
                                 * The coordinator, which knows who waits for what, answers it. */
+  uint32_t started;            /* 1: its init() has come to its end. Told to no other host */
   _Alignas(64) uint64_t joined; /* which of its joins this rank is in, the first being 1; 0: it has not joined. Other ranks read it
                                  * whenever they submit, so its line has no words that change often. */
   uint64_t joined_at;          /* when that was: nanoseconds, monotonic, by the coordinator's clock; 0: not known */
