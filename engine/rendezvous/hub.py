@@ -156,7 +156,8 @@ class Hub(Between):
     def _with_leader(self, host: Host, link: Link, greeting: dict[str, Any]) -> Steps[None]:
         """Hear a leader, until all are ready."""
         try:
-            link.send({"seconds": self.patience.left(), "name": str(self.own)})
+            name = str(self.own) if self.own.address else f"{self.own} ({link.here.host})"
+            link.send({"seconds": self.patience.left(), "name": name})
             first = yield from link.message()
         except (OSError, ValueError):
             link.close()  # It has gone on to another address, and may call again: nothing is lost with it.

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from .. import runtime
 from ..compression import Compression
 from ..errors import EngineError
 from ..frameworks.no_reducer import NoReducer
@@ -173,7 +174,7 @@ class _Wrapping(Wrapping):
         """`before_step`, with the arguments of the optimizer's `step`, itself among them."""
         named = "closure" in kwargs
         given = kwargs["closure"] if named else args[1] if len(args) > 1 else None
-        if not self._begun and self.process_set.included():
+        if not self._begun and runtime.is_initialized() and self.process_set.included():
             warn_of_lone_library(given)
         closure = self.before_step(given)
         if closure is given:

@@ -32,7 +32,7 @@ class Binding(Protocol):
         or row-major. Called once, when the first gradient comes. Nobody else has what lies behind it, up to the next
         multiple of 16 bytes, and nothing that was enqueued before the parameter was added uses it."""
     def alias_for(self, index: int, /) -> Any:
-        """A new tensor over the shared memory of a parameter's gradient, with its own metadata: it becomes the gradient.
+        """A new tensor over the shared memory of a parameter's gradient, with metadata of its own: the next gradient.
         Called when the one before has been moved to other memory."""
     def separate(self, parameter: Any, gradient: Any, /) -> Any:
         """Give a parameter a gradient of its own instead of one that shares memory, in every pass from then on."""

@@ -333,7 +333,7 @@ def refused(action, kind, *words):
     else:
         raise AssertionError(words)
 
-names = "tensorflow.data jax ray.other spark.lightning torch.elastic.sampler"
+names = "tensorflow.data jax ray.other spark.lightning torch.elastic.other"
 more = "runner.launch runner.elastic.driver runner.common.util version.other common.elastic torch.mpi_ops.other"
 for name in f"{names} {more}".split():
     refused(lambda: importlib.import_module(f"horovod.{name}"), ImportError, "no module 'horovod.", "migration.md")
