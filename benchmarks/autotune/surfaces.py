@@ -70,12 +70,8 @@ def cliff(seed: int) -> Surface:
     return seconds
 
 
-def transport(seed: int) -> Surface:
-    """Batches of a backward pass over a link with latency and bandwidth."""
-    rng = np.random.default_rng([seed, 4])
-    total, tensors = float(rng.choice([2e6, 25e6, 1e8, 4e8])), int(rng.choice([60, 160, 2000]))
-    backward, latency = float(rng.uniform(0.05, 0.3)), float(rng.uniform(5e-5, 5e-4))
-    bandwidth = float(rng.uniform(1e9, 8e9))
+def fused(total: float, tensors: int, backward: float, latency: float, bandwidth: float) -> Surface:
+    """Batches of `tensors` tensors, `total` bytes together, that overlap with a backward pass of `backward` seconds."""
 
     def seconds(knobs: dict[str, Any]) -> float:
         threshold, cycle = knobs["fusion_threshold"], 1e-3 * knobs["cycle_time_ms"]
@@ -86,6 +82,16 @@ def transport(seed: int) -> Surface:
         return backward * slower + max(last, overlapped)
 
     return seconds
+
+
+def transport(seed: int) -> Surface:
+    """Batches of a backward pass over a link with latency and bandwidth."""
+    rng = np.random.default_rng([seed, 4])
+    total, tensors = float(rng.choice([2e6, 25e6, 1e8, 4e8])), int(rng.choice([60, 160, 2000]))
+    backward, latency = float(rng.uniform(0.05, 0.3)), float(rng.uniform(5e-5, 5e-4))
+    bandwidth = float(rng.uniform(1e9, 8e9))
+
+    return fused(total, tensors, backward, latency, bandwidth)
 
 
 def hosts(seed: int) -> Surface:
@@ -97,15 +103,7 @@ def hosts(seed: int) -> Surface:
     backward, latency = float(rng.uniform(0.05, 0.3)), float(rng.uniform(1e-3, 8e-3))
     bandwidth = float(rng.uniform(1e8, 2e9))
 
-    def seconds(knobs: dict[str, Any]) -> float:
-        threshold, cycle = knobs["fusion_threshold"], 1e-3 * knobs["cycle_time_ms"]
-        batches = min(tensors, max(1.0, total / threshold) + backward / cycle)
-        overlapped = max(0.0, latency * batches + total / bandwidth - 0.8 * backward)
-        last = min(threshold, total) / bandwidth + latency + 0.5 * cycle
-        slower = 1.04 if knobs["stores"] == "streaming" else 1.0
-        return backward * slower + max(last, overlapped)
-
-    return seconds
+    return fused(total, tensors, backward, latency, bandwidth)
 
 
 def together(seed: int) -> Surface:
