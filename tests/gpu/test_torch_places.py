@@ -102,7 +102,7 @@ def deltas(parameters: list[Any]) -> adasum.Deltas:
     )
     options = SimpleNamespace(process_set=process_set, prescale=1.0, postscale=1.0)
     made = adasum.Deltas(options, "change", 0)  # type: ignore[arg-type]
-    made._parameters += parameters
+    made._parameters |= {f"p{place}": parameter for place, parameter in enumerate(parameters)}
     made.before_step()
     return made
 
