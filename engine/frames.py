@@ -6,9 +6,10 @@ parsed of a frame that is too long. A peer that has proven nothing may send fram
 
 from __future__ import annotations
 
-import json
 import struct
 from typing import Any
+
+from .bounded_reader import ReadError, parse_json
 
 UNPROVEN = 4 << 10
 """Most bytes of a frame from a peer that has not proven that it knows the job's secret."""
@@ -75,14 +76,12 @@ def parse(text: bytes) -> Any:
     Raises
     ------
     FrameError
-        It is no JSON, is nested too deeply, or has a number that JSON does not know.
+        It is no JSON, or beyond the limits of `parse_json`: nested too deeply, or with a number that is not finite.
     """
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
-    except RecursionError:
-        raise FrameError("its JSON is nested too deeply") from None
-    except ValueError as error:
-        raise FrameError(f"no JSON: {error}") from None
+        return parse_json(text, halves=True)
+    except ReadError as error:
+        raise FrameError(str(error)) from None
 
 
 def parse_object(text: bytes) -> dict[str, Any]:
@@ -97,7 +96,3 @@ def parse_object(text: bytes) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise FrameError("its JSON is no object")
     return found
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")

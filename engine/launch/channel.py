@@ -217,14 +217,15 @@ def _message(content: bytes, head_limit: int) -> Message:
     (length,) = _HEAD.unpack_from(content)
     end = _HEAD.size + length
     if not length <= head_limit or end > len(content):
-        raise ChannelError("the head of a message is damaged")
+        raise ChannelError(f"the head of a message is damaged: it has {length} bytes, by its own account")
     try:
-        kind, fields = frames.parse(content[_HEAD.size : end])
-    except (ValueError, TypeError):
-        raise ChannelError("the head of a message is damaged") from None
-    if not isinstance(kind, str) or not isinstance(fields, dict):
-        raise ChannelError("the head of a message is damaged")
-    return Message(kind, fields, content[end:])
+        head = frames.parse(content[_HEAD.size : end])
+    except frames.FrameError as error:
+        raise ChannelError(f"the head of a message is damaged: {error}") from None
+    match head:
+        case [str(kind), dict(fields)]:
+            return Message(kind, fields, content[end:])
+    raise ChannelError("the head of a message is damaged: a kind and its fields are expected")
 
 
 class Channel:

@@ -30,21 +30,24 @@ def said(**fields: Any) -> bytes:
 
 def head(text: bytes) -> bytes:
     """A message whose head is this."""
-    return (len(text)).to_bytes(4, "big") * 2 + text
+    return (4 + len(text)).to_bytes(4, "big") + len(text).to_bytes(4, "big") + text
 
 
 @pytest.mark.parametrize(
     ("message", "text"),
     [
-        (head(b"[" * 100_000), "the head of a message is damaged"),
-        (head(b"5"), "the head of a message is damaged"),
+        (head(b"[" * 100_000), "the head of a message is damaged: is nested too deeply, more than 32 levels"),
+        (head(b"5"), "the head of a message is damaged: a kind and its fields are expected"),
+        (head(b'["beat"'), "the head of a message is damaged: no JSON: Expecting ',' delimiter .column 8."),
+        (b"\0\0\0\x03abc", "what it writes are no messages of an agent"),
         (pack("beat", at="now"), "a message 'beat' has at = 'now' instead of a number"),
-        (pack("beat", at=float("inf")), "a message 'beat' has at = inf, which is no time"),
+        (pack("beat", at=float("inf")), "the head of a message is damaged: Infinity is no number of JSON"),
+        (head(b'["beat", {"at": 1e400}]'), "the head of a message is damaged: the number 1e400 is beyond 1e.18"),
         (pack("end", worker=0, code=1, started=True), "a message 'end' has killed = None instead of true or false"),
         (pack("say", line=["much"]), "a message 'say' has line = .'much'. instead of a text"),
         (pack("said", worker=0, message=[1]), "of worker 0 it says None"),
         (said(commit="abc"), "of worker 0 it says 'ready' with commit = 'abc'; install the same version"),
-        (said(port=float("inf")), "of worker 0 it says 'ready' with port = inf"),
+        (said(port=1e6), "of worker 0 it says 'ready' with port = 1000000.0"),
         (said(why="OTHER"), "of worker 0 it says 'ready' because of 'OTHER'"),
         (said(kind="shouts"), "of worker 0 it says 'shouts'"),
         (pack("output", number=0, stream="stdin"), "it writes to 'stdin'"),
