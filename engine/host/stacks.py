@@ -16,6 +16,8 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
+from . import private_files
+
 NAME = "stacks.txt"
 # A signal that programs are unlikely to use, as they do SIGUSR1 and SIGUSR2.
 SIGNAL = signal.SIGRTMIN + 9
@@ -71,9 +73,8 @@ def enable(directory: Path | None, rank: int) -> None:
     global _file
     if _file is not None or directory is None:
         return
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        _file = os.open(directory / f"rank.{rank}" / NAME, flags, 0o600)
+        _file = private_files.open_file(directory / f"rank.{rank}" / NAME, os.O_APPEND)
     except OSError:
         return  # no directory, or none that can be written to: other records say so when there is a failure to tell
     if not faulthandler.is_enabled():

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import readable
-from ..host import network, processes
+from ..host import network, private_files, processes
 from ..host.patience import Patience
 from . import remote_files
 from .channel import ChannelError, Message
@@ -184,7 +184,7 @@ class Conductor:
         Interrupted
             The user has ended the job.
         """
-        (self._job.directory / remote_files.TOKEN).write_text(self._job.name)
+        private_files.write(self._job.directory / remote_files.TOKEN, self._job.name.encode())
         for host in self._hosts:
             if self._options.verbose:
                 self._say(f"{host.name}: {readable.ranks(host.place.ranks)}, agent by {host.tried()}")
@@ -317,9 +317,9 @@ class Conductor:
         elif kind == "pages":
             self._copies[host.number].keep(message)
         elif kind == "file":
-            problem = remote_files.keep(message, self._job.directory)
+            problem = remote_files.keep(message, self._job.directory, host.place.ranks)
             if problem is not None:
-                self.problems.setdefault(f"{self._job.directory}/{head['path']}", problem)
+                self.problems.setdefault(f"{self._job.directory}/{message.text('path')}", problem)
         elif kind == "say":
             self._relay(host, str(head["line"]))
         elif kind == "ready":

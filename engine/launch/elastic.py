@@ -19,7 +19,7 @@ from ..elastic import events
 from ..elastic.limits import Limits
 from ..elastic.machine import Machine, Phase
 from ..elastic.places import Place, Slot
-from ..host import processes
+from ..host import private_files, processes
 from ..host.network import Address
 from ..host.patience import STEP
 from . import remote_files
@@ -156,7 +156,7 @@ class Driver:
         LaunchError
             There are no hosts, or they cannot start a worker.
         """
-        (self._job.directory / remote_files.TOKEN).write_text(self._job.name)
+        private_files.write(self._job.directory / remote_files.TOKEN, self._job.name.encode())
         while not self._machine.finished:
             now = self._clock.now()
             answer = None if self._signum is not None else self._discovery.look(now)
@@ -345,7 +345,7 @@ class Driver:
         elif kind == "started":
             self._show_start(host, message)
         elif kind == "file":
-            self.slots.keep(message)
+            self.slots.keep(host, message)
         elif kind == "say":
             if (line := message.text("line")) != self._told:
                 self._say(f"{host}: {line}")

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from ..elastic.places import Slot
+from ..host import private_files
 from . import remote_files
 from .channel import ChannelError, Message
 from .console import Console
@@ -81,7 +82,7 @@ class Slots:
         for name, console in zip(("stdout", "stderr"), self._consoles, strict=True):
             if (number, name) not in self.displays:
                 try:
-                    directory.mkdir(mode=0o700, exist_ok=True)
+                    private_files.make_directory(directory)
                     display = Display(number, name, directory / name, console, timestamps=self._timestamps)
                 except OSError as error:
                     raise LaunchError(
@@ -102,9 +103,9 @@ class Slots:
             raise ChannelError(f"it writes to {stream!r}")
         self.displays[number, stream].take(message.body)
 
-    def keep(self, message: Message) -> None:
+    def keep(self, host: str, message: Message) -> None:
         """Keep a file of a worker's that its host has sent."""
-        problem = remote_files.keep(message, self._directory)
+        problem = remote_files.keep(message, self._directory, [number for name, number in self._had if name == host])
         if problem is not None:
             self.problems.setdefault(f"{self._directory}/{message.head['path']}", problem)
 

@@ -18,7 +18,7 @@ from typing import Any
 from .. import readable
 from ..config import Config
 from ..elastic.limits import Limits
-from ..host import linux, machine, processes
+from ..host import linux, machine, private_files, processes
 from ..host.signals import caught
 from ..setting import variable
 from . import leftovers, remote_files, spawn
@@ -360,13 +360,13 @@ class JobRun:
                 directory = Path(tempfile.mkdtemp(prefix=leftovers.PREFIX))
             else:
                 directory = chosen.absolute()
-                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                private_files.make_directory(directory, keep_mode=leftovers.holds_other_files(directory))
             lock = _lock(directory)
             leftovers.forget_records(directory)
             for rank in range(self._options.most):
-                (directory / f"rank.{rank}").mkdir(mode=0o700, exist_ok=True)
+                private_files.make_directory(directory / f"rank.{rank}")
             if self._options.enclosed:
-                remote_files.write_new(directory / remote_files.ENCLOSED, self._options.enclosed)
+                private_files.write(directory / remote_files.ENCLOSED, self._options.enclosed)
         except OSError as error:
             raise LaunchError(f"no directory for the job's files: {error}; choose one with --output-dir") from error
         try:

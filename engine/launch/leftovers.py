@@ -21,7 +21,15 @@ RESULT, ERROR = "call-result", "call-error"  # files that a rank of `engine.run`
 RECORDS = (*flight.RECORDS, stacks.NAME, RESULT, ERROR)
 KEPT = 7 * 24 * 3600.0  # seconds for which a temporary directory is kept
 _OF_RANK, _OF_WORLD = re.compile(r"rank\.\d+"), re.compile(r"world\.\d+")
+_OF_JOB = re.compile(r"(rank|world|line)\.\d+|autotune\.jsonl|enclosed.*|\.job|\.agents")  # names in its directory
 CLEARED = 20  # most directories that one job clears, so that it does not start late
+
+
+def holds_other_files(directory: Path) -> bool:
+    """Whether a directory that exists has files that are no job's; then it has a mode that others may count on."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        return any(_OF_JOB.fullmatch(name) is None for name in os.listdir(directory))
+    return False
 
 
 def forget_records(directory: Path) -> None:
@@ -39,7 +47,8 @@ def forget_records(directory: Path) -> None:
     """
     for name in RECORDS:
         for old in directory.glob(f"rank.*/{name}"):
-            old.unlink()
+            if not old.parent.is_symlink():
+                old.unlink()
     for world in flight.worlds_in(directory):
         flight.forget(world)
 
@@ -58,14 +67,12 @@ def forget_empty(directory: Path) -> None:
                 path.unlink()
 
 
-def lock(directory: Path, flags: int = 0) -> int:
-    """Hold a directory, so that no other job uses it and none clears it away.
+def lock(directory: Path) -> int:
+    """Hold a directory, so that no other job uses it and none clears it away; no link is followed.
 
     Parameters
     ----------
     directory : Path
-    flags : int
-        More flags for open(2).
 
     Returns
     -------
@@ -77,7 +84,7 @@ def lock(directory: Path, flags: int = 0) -> int:
     BlockingIOError
         Another process holds it.
     """
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | flags)
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BaseException:
@@ -107,7 +114,7 @@ def clear_old(temporary: Path) -> None:
         with contextlib.suppress(OSError):  # in use, no directory, or gone since
             if not _is_old(os.lstat(temporary / name)):
                 continue  # not even for a moment is a new one held, which its job is about to hold
-            descriptor = lock(temporary / name, os.O_NOFOLLOW)
+            descriptor = lock(temporary / name)
             try:
                 ours = name.startswith(PREFIX) or _holds_records_alone(descriptor)
                 if ours and _is_abandoned(descriptor):

@@ -14,6 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
+from ..host import private_files
 from .console import Console
 
 LINE_LIMIT = 8 << 20
@@ -122,7 +123,7 @@ class Display:
     def __init__(self, rank: int, name: str, path: Path, console: Console, *, timestamps: bool = False) -> None:
         self.path = path
         self.problem: OSError | None = None
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._file = private_files.create(path)
         self._console = console
         self._lines = Lines()
         self._timestamps = timestamps

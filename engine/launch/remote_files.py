@@ -12,11 +12,11 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..host import private_files
 from ..host.patience import Patience
 from . import leftovers
 from .channel import Channel, ChannelError, Message
@@ -25,6 +25,9 @@ from .errors import LaunchError
 TOKEN = ".job"  # file in the launcher's directory that holds the job's name: whoever sees it shares the directory
 FELLOWS = ".agents"  # the same in one that agents have made: an agent of this job may use what another one holds
 ENCLOSED = "enclosed"  # file in the directory that the launcher hands to every host
+NOT_SENT = ("stdout", "stderr", TOKEN, ENCLOSED, FELLOWS)  # names of files that the launcher or an agent writes itself
+DEEPEST = 32  # directories above a file that is sent
+LONGEST = 200  # characters of a refused name that are shown
 PART = 1 << 20
 FELLOW = 5.0  # seconds within which an agent that holds the directory has said for which job
 PAUSE = 0.02  # seconds from one look for that to the next
@@ -66,15 +69,12 @@ class Directory:
         try:
             if self._path.name.startswith(leftovers.PREFIX):
                 leftovers.clear_old(self._path.parent)
-            with contextlib.suppress(FileExistsError):
-                self._path.mkdir(mode=0o700, parents=True)
-                self._made = True
-            if self._path.stat().st_uid != os.geteuid():
-                raise PermissionError(f"{str(self._path)!r} belongs to another user")
+            keep_mode = leftovers.holds_other_files(self._path)
+            self._made = private_files.make_directory(self._path, keep_mode=keep_mode)
             self._hold()
             leftovers.forget_records(self._path)
             for rank in self._ranks:
-                (self._path / f"rank.{rank}").mkdir(mode=0o700, exist_ok=True)
+                private_files.make_directory(self._path / _of_rank(rank))
         except OSError as error:
             raise LaunchError(
                 f"no directory for the job's files: {error}; choose one with --output-dir that can be made there"
@@ -91,7 +91,7 @@ class Directory:
                     raise OSError(f"{str(self._path)!r} is in use by another job") from None
                 time.sleep(PAUSE)
         else:
-            write_new(self._path / FELLOWS, self._job.encode())
+            private_files.write(self._path / FELLOWS, self._job.encode())
 
     def _held_for_this_job(self) -> bool:
         with contextlib.suppress(OSError):
@@ -126,9 +126,12 @@ class Directory:
         LaunchError
             It cannot be written.
         """
-        own = replace(message, head=message.head | {"path": self._enclosed})
-        if not self._shared and (problem := keep(own, self._path)) is not None:
-            raise LaunchError(f"cannot write {str(self._path / self._enclosed)!r}: {problem.strerror}")
+        path = self._path / self._enclosed
+        try:
+            if not self._shared:
+                _write_part(message, path)
+        except OSError as error:
+            raise LaunchError(f"cannot write {str(path)!r}: {error.strerror}") from error
 
     def settle(self) -> None:
         """What was handed over is complete, and can be read by the name that ranks look for."""
@@ -153,12 +156,11 @@ class Directory:
         The output of ranks is there already.
         """
         own = {f"rank.{rank}" for rank in self._ranks}
-        not_sent = ("stdout", "stderr", ENCLOSED, FELLOWS)
         for folder, folders, names in os.walk(self._path):
             if Path(folder) == self._path:
                 folders[:] = [each for each in folders if each in own or (self._made and not each.startswith("rank."))]
                 names = names if self._made else []
-            paths = (Path(folder, name) for name in sorted(names) if name not in not_sent)
+            paths = (Path(folder, name) for name in sorted(names) if name not in NOT_SENT)
             yield from (path for path in paths if path.is_file() and not path.is_symlink())
 
 
@@ -182,7 +184,7 @@ def parts(path: Path, directory: Path) -> Iterator[tuple[dict[str, Any], bytes]]
             first = False
 
 
-def keep(message: Message, directory: Path) -> OSError | None:
+def keep(message: Message, directory: Path, numbers: Collection[int]) -> OSError | None:
     """Write a part of a file that an agent has sent into the launcher's directory.
 
     Parameters
@@ -191,6 +193,8 @@ def keep(message: Message, directory: Path) -> OSError | None:
         A `file`.
     directory : Path
         The job's.
+    numbers : collection of int
+        The ranks of the agent's host, or its slots in an elastic job: it writes into the directories of no others.
 
     Returns
     -------
@@ -200,45 +204,31 @@ def keep(message: Message, directory: Path) -> OSError | None:
     Raises
     ------
     ChannelError
-        Its name leads out of the directory.
+        Its name leads out of the directory, or to what is not the host's.
     """
-    name = Path(str(message.head.get("path")))
-    if name.is_absolute() or ".." in name.parts or not name.parts:
-        raise ChannelError(f"a file {str(name)!r} is outside of the job's directory")
+    text = message.text("path")
+    name = Path(text)
+    if name.is_absolute() or ".." in name.parts or not name.parts or "\0" in text or len(name.parts) > DEEPEST:
+        raise ChannelError(f"a file {text[:LONGEST]!r} is outside of the job's directory")
+    if name.name in NOT_SENT or (name.parts[0].startswith("rank.") and name.parts[0] not in map(_of_rank, numbers)):
+        raise ChannelError(f"a file {text[:LONGEST]!r} is not one of its ranks'")
     try:
-        (directory / name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if message.head.get("first"):
-            write_new(directory / name, message.body)
-        else:
-            _write(os.open(directory / name, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC), message.body)
+        for depth in range(1, len(name.parts)):  # each of them, so that none is a link
+            private_files.make_directory(directory.joinpath(*name.parts[:depth]))
+        _write_part(message, directory / name)
     except OSError as error:
         return error
     return None
 
 
-def write_new(path: Path, data: bytes) -> None:
-    """Write a file that only this user can read, in the place of whatever has its name; no link is followed.
-
-    Parameters
-    ----------
-    path : Path
-    data : bytes
-
-    Raises
-    ------
-    OSError
-        It cannot be written.
-    """
-    path.unlink(missing_ok=True)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    _write(os.open(path, flags, 0o600), data)
+def _write_part(message: Message, path: Path) -> None:
+    """Write the first part into a new file, and others behind it."""
+    if message.head.get("first"):
+        private_files.write(path, message.body)
+    else:
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+        private_files.write_all(descriptor, message.body)
 
 
-def _write(descriptor: int, data: bytes) -> None:
-    """Write all of it and close the descriptor."""
-    try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(descriptor, view) :]
-    finally:
-        os.close(descriptor)
+def _of_rank(number: int) -> str:
+    return f"rank.{number}"

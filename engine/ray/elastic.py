@@ -28,7 +28,7 @@ from .. import readable
 from ..compat.modules import Finder
 from ..config import Config
 from ..elastic.places import Slot
-from ..host import machine
+from ..host import machine, private_files
 from ..launch import leftovers, remote_files
 from ..launch.console import Console
 from ..launch.elastic import Driver
@@ -389,7 +389,7 @@ class _Run:
         lock = leftovers.lock(self._directory)
         keep: list[bool] = []
         try:
-            remote_files.write_new(self._directory / remote_files.ENCLOSED, self._call.enclosed)
+            private_files.write(self._directory / remote_files.ENCLOSED, self._call.enclosed)
             yield keep
         finally:
             (self._directory / remote_files.ENCLOSED).unlink(missing_ok=True)

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ..host import private_files
 from ..launch import leftovers
 from ..launch.errors import JobError, LaunchError
 from ..launch.leftovers import ERROR, RESULT
@@ -141,7 +142,7 @@ network_interfaces
         home = Path(directory)
         lock = leftovers.lock(home)  # else another job may take it for a leftover, however long this one runs
         try:
-            (home / CALL).write_bytes(call)
+            private_files.write(home / CALL, call)
             python = executable or sys.executable
             command = [python, "-P", "-m", "engine.runner.rank", hashlib.sha256(call).hexdigest()]
             _launch(home, [*arguments_of(options), "--", *command])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -12,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..host import processes
+from ..host import private_files, processes
 from ..launch.errors import LaunchError
 from ..launch.job import JobRun
 from ..launch.leftovers import ERROR, RESULT
@@ -69,7 +70,7 @@ def launch(caller: int, home: Path, options: Callable[[], Options]) -> None:
         except LaunchError as error:
             outcome["error"] = str(error)
     if os.getppid() == caller:
-        (home / OUTCOME).write_text(json.dumps(outcome | {"incomplete": incomplete}))
+        private_files.write(home / OUTCOME, json.dumps(outcome | {"incomplete": incomplete}).encode())
     else:
         shutil.rmtree(home, ignore_errors=True)  # nobody else is left to do it
 
@@ -79,6 +80,8 @@ def _collect(directory: Path, home: Path, incomplete: dict[str, str]) -> None:
     for name in (RESULT, ERROR):
         for path in directory.glob(f"rank.*/{name}"):
             try:
+                if not private_files.is_own(path):
+                    raise PermissionError(errno.EPERM, "it is no file of this user")
                 shutil.move(path, home / _collected(path))
             except OSError as error:
                 incomplete[_collected(path)] = error.strerror or str(error)

@@ -12,8 +12,9 @@ import sys
 import traceback
 from pathlib import Path
 
+from ..host import private_files
 from ..launch.leftovers import ERROR, RESULT
-from ..launch.remote_files import ENCLOSED, write_new
+from ..launch.remote_files import ENCLOSED
 from .function import pickler
 
 
@@ -29,9 +30,9 @@ def main() -> None:
         value = func(*args, **kwargs)
         data = _dumps(value, rank)
     except Exception:
-        write_new(own / ERROR, traceback.format_exc().encode(errors="backslashreplace"))
+        private_files.write(own / ERROR, traceback.format_exc().encode(errors="backslashreplace"))
         raise
-    write_new(own / RESULT, data)
+    private_files.write(own / RESULT, data)
 
 
 def _enclosed(path: Path, digest: str) -> bytes:

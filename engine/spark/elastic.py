@@ -26,6 +26,7 @@ from typing import IO, Any, TextIO
 
 from ..compat.modules import Finder
 from ..compat.modules import install as install_compat
+from ..host import private_files
 from ..launch import leftovers
 from ..launch.errors import JobError, LaunchError
 from ..launch.leftovers import RESULT
@@ -134,10 +135,9 @@ def run_elastic(
     home = Path(tempfile.mkdtemp(prefix="enginerun-call-"))
     lock = leftovers.lock(home)
     try:
-        (home / SETTINGS).write_text(json.dumps(settings_of(env, None)))
-        (home / CALL).write_bytes(
-            pickle.dumps((sys.path, "", call))
-        )  # no Python is that one: executors' paths go first
+        private_files.write(home / SETTINGS, json.dumps(settings_of(env, None)).encode())
+        # No Python is the one of name "": executors' paths go first.
+        private_files.write(home / CALL, pickle.dumps((sys.path, "", call)))
         job = _Job(session, home, executable or "", (stdout or sys.stdout, stderr or sys.stderr))
         return job.run(options, least, size, most, seconds)
     finally:

@@ -9,14 +9,13 @@ nothing is taken for its predecessor.
 from __future__ import annotations
 
 import contextlib
-import os
 import select
 import socket
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..host import network
+from ..host import network, private_files
 from ..host.patience import Patience
 from ..host.strangers import Strangers
 from ..launch.channel import ChannelError
@@ -185,9 +184,8 @@ class Offers:
 
     def _publish(self) -> None:
         """Write the hosts down, in the order in which they came."""
-        draft = self._directory / f"{HOSTS}.new"
-        draft.write_text("".join(f"[{task.name}]:1\n" for task in self._hosts.values()))
-        os.replace(draft, self._directory / HOSTS)
+        lines = "".join(f"[{task.name}]:1\n" for task in self._hosts.values())
+        private_files.replace(self._directory / HOSTS, lines.encode())
 
     # ---- carriers
 

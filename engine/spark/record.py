@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -11,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import frames, readable
-from ..host import stacks
-from ..launch import remote_files
+from ..host import private_files, stacks
 from ..launch.leftovers import ERROR, RESULT
 from ..launch.verdict import End
 
@@ -110,11 +108,11 @@ class Record:
     def write(self, directory: Path) -> None:
         """Lay the files out as the launcher's reports look for them."""
         home = directory / f"rank.{self.rank}"
-        os.makedirs(home, mode=0o700, exist_ok=True)
+        private_files.make_directory(home)
         for name, data in self.files.items():
             if name not in FILES:
                 raise ValueError(f"rank {self.rank} leaves no file {name!r}")
-            remote_files.write_new(home / name, data)
+            private_files.write(home / name, data)
 
 
 def read_rows(rows: Iterable[tuple[str, bytes]]) -> dict[int, Record]:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..host import network, processes
+from ..host import network, private_files, processes
 from ..host.patience import Patience
 from ..host.signals import caught
 from ..launch import leftovers, remote_files, spawn
@@ -182,7 +182,7 @@ class Keeper:
         """
         try:
             own = self.home / f"rank.{self.place.rank}"
-            own.mkdir(mode=0o700)
+            private_files.make_directory(own)
             rank_plan = self._plan()
             if self.channel is not None:
                 self.channel.send("hello", rank=self.place.rank, host=self.host)
@@ -215,7 +215,7 @@ class Keeper:
         if interfaces and place.hub:
             settings["ENGINE_INTERFACE"] = network_of(interfaces)[0]
         call = pickle.dumps((sys.path, sys.executable, orders.call))
-        remote_files.write_new(self.home / remote_files.ENCLOSED, call)
+        private_files.write(self.home / remote_files.ENCLOSED, call)
         job = Job(
             size=orders.size,
             name=orders.name,

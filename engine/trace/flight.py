@@ -12,6 +12,8 @@ from pathlib import Path
 from time import monotonic, time
 from typing import TYPE_CHECKING, Any
 
+from ..host import private_files
+
 if TYPE_CHECKING:
     from ..native import core
 
@@ -28,7 +30,8 @@ def newest_world(directory: Path) -> Path:
 
 def worlds_in(directory: Path) -> list[Path]:
     """The directories of an elastic job's worlds in a directory, by their numbers."""
-    found = [path for path in directory.glob(f"{WORLD}*") if path.name.removeprefix(WORLD).isdecimal()]
+    numbered = [path for path in directory.glob(f"{WORLD}*") if path.name.removeprefix(WORLD).isdecimal()]
+    found = [path for path in numbered if not path.is_symlink()]
     return sorted(found, key=lambda path: int(path.name.removeprefix(WORLD)))
 
 
@@ -93,20 +96,12 @@ class Recorder:
         if self._directory is None:
             self._directory = _temporary() if self._again else Path(tempfile.mkdtemp(prefix=PREFIX))
         home = self._directory / self._name
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_files.make_directory(home)
         if self._again:
             for old in worlds_in(self._directory)[-2 * KEPT : -KEPT]:  # those before are gone, but for timelines
                 forget(old)
         path = home / name
-        # mkstemp makes the file 0600; a link that somebody planted under a guessed name would not be followed.
-        handle, draft = tempfile.mkstemp(dir=home, prefix=f".{name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(text)
-            os.replace(draft, path)
-        except BaseException:
-            os.unlink(draft)
-            raise
+        private_files.replace(path, text.encode(errors="backslashreplace"))
         return path
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from ..host import private_files
 from . import worlds
 from .reading import events_of, files_of, read
 
@@ -29,7 +31,7 @@ def merge(paths: Iterable[str | Path], target: Path, notes: list[str]) -> int:
         read(given, notes)  # They belong together.
         events = (event for path in files_of(given) for event in events_of(path, []))
     count = 0
-    with open(target, "w", encoding="utf-8") as file:
+    with open(private_files.open_file(target, os.O_TRUNC), "w", encoding="utf-8") as file:
         for event in events:
             file.write((",\n" if count else "[") + json.dumps(event, separators=(",", ":"), ensure_ascii=False))
             count += 1

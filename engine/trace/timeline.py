@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import readable
+from ..host import private_files
 from ..host.machine import boot
 from ..logs import logger
 from .flight import WORLD
@@ -147,10 +148,9 @@ class Timeline:
         self._file = self._open()
 
     def _open(self) -> int:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self.path, flags, 0o600)
+            private_files.make_missing(self.path.parent)
+            descriptor = private_files.open_file(self.path)
             try:
                 _hold(descriptor)
                 os.ftruncate(descriptor, 0)
@@ -162,10 +162,8 @@ class Timeline:
             why = error.strerror or str(error)
             if isinstance(error, BlockingIOError):
                 why = "another running job writes to this file; choose another path"
-            elif isinstance(error, FileExistsError):
+            elif isinstance(error, NotADirectoryError):
                 why = f"{self.path.parent} is no directory"
-            elif self.path.is_symlink():
-                why = "it is a symbolic link, which is not followed"
             raise type(error)(
                 error.errno, f"rank {self._rank} cannot write its timeline: {why}", str(self.path)
             ) from None

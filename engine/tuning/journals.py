@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 from ..errors import ConfigError
+from ..host import private_files
 from .knobs import KNOBS, Knobs, misfit, within
 from .process import program
 
@@ -23,7 +24,7 @@ def check_log(path: Path) -> None:
         Nothing can be written there.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        private_files.make_missing(path.parent)
         if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
             raise PermissionError("it is a directory" if path.is_dir() else "permission denied")
     except OSError as error:

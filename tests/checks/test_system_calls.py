@@ -1,4 +1,4 @@
-"""Rules about calls that some systems lack, and about waits without a limit on what may never end."""
+"""Rules about calls that some systems lack, waits without a limit on what may never end, and files that are written."""
 
 from __future__ import annotations
 
@@ -52,3 +52,57 @@ def test_processes_are_waited_for_with_a_limit() -> None:
         and not call.keywords
     }
     assert found == UNLIMITED
+
+
+# Where files are written without `engine.host.private_files`, and why.
+WRITERS = {
+    "engine/host/private_files.py": "it is the rule",
+    "autotune/journal.py": "autotune imports nothing of the engine; a new file of mode 0600",
+    "autotune/result_cache.py": "autotune imports nothing of the engine; drafts of mode 0600",
+    "engine/metrics/export/atomic_file.py": "for Prometheus, which is another user",
+    "engine/metrics/export/discovery.py": "for Prometheus, which is another user",
+    "engine/metrics/dashboards.py": "for Grafana, which is another user",
+    "engine/foresee/command.py": "a picture that the user asks for",
+    "engine/spark/store.py": "the store of Spark's estimators, of any file system",
+    "engine/spark/writer.py": "the store of Spark's estimators, of any file system",
+    "engine/spark/horovod_runner.py": "/dev/null",
+}
+MAKERS = frozenset("write_text write_bytes touch mkdir makedirs mkstemp NamedTemporaryFile symlink symlink_to".split())
+OPENERS = frozenset({"open", "fdopen"})
+
+
+def makes_files(call: ast.Call) -> bool:
+    """Whether a call makes a file or a directory, or opens a file to write to it."""
+    text = ast.unparse(call.func)
+    name = text.rpartition(".")[2]
+    if name in MAKERS:
+        return text not in ("self._recorder.write_text", "self.write_text")  # a method of our own
+    modes = [*call.args[:2], *(keyword.value for keyword in call.keywords if keyword.arg == "mode")]
+    if text == "os.open":
+        return any("O_CREAT" in ast.unparse(argument) for argument in call.args)
+    if name in OPENERS and not any("private_files" in ast.unparse(argument) for argument in call.args[:1]):
+        written = [mode.value for mode in modes if isinstance(mode, ast.Constant) and isinstance(mode.value, str)]
+        return any(len(mode) <= 3 and set(mode) & set("wax+") for mode in written)
+    return False
+
+
+def test_files_are_written_through_private_files() -> None:
+    found = {name for name, tree in SOURCES.items() for call in calls(tree) if makes_files(call)}
+    assert found == set(WRITERS)
+
+
+def test_a_call_that_makes_a_file_is_known_as_one() -> None:
+    makes = ["open(path, 'w')", "path.open('ab')", "os.open(path, os.O_WRONLY | os.O_CREAT)", "path.write_text(text)"]
+    makes += ["os.fdopen(number, 'x')", "path.parent.mkdir(parents=True)", "tempfile.mkstemp()", "open(p, mode='r+')"]
+    leaves = [
+        "open(path)",
+        "open(path, 'rb')",
+        "os.open(path, os.O_RDONLY)",
+        "tempfile.mkdtemp()",
+        "core.open(ranks)",
+    ]
+    leaves += ["open(private_files.open_file(path), 'w')"]
+    for text in makes + leaves:
+        call = ast.parse(text, mode="eval").body
+        assert isinstance(call, ast.Call)
+        assert makes_files(call) == (text in makes), text

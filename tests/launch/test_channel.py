@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
 
 from engine.frames import UNPROVEN, wrap
-from engine.launch.channel import Channel, ChannelError, Seal, pack
+from engine.launch import remote_files
+from engine.launch.channel import Channel, ChannelError, Message, Seal, pack
 
 
 @pytest.fixture
@@ -100,3 +102,49 @@ def test_a_sealed_channel_takes_no_message_that_is(sealed, what):
     os.write(writing, b"".join(map(wrap, sent)))
     with pytest.raises(ChannelError):
         list(channel.receive())
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/etc/passwd", "../rank.0/x", "rank.0/../../x", "rank.0/a\0b", "", ".", "a/" * 40 + "b"),  # no such place
+        *("rank.1/call-result", "rank.01/x", "rank.x/y", "rank.", "rank.0/stdout", "rank.0/stderr"),  # not the host's
+        *("rank.0/link/x", "rank.0/deep/link/x", ".job", "enclosed", ".agents", 7, None, ["rank.0", "x"]),
+    ],
+)
+def test_an_agent_writes_files_of_its_own_ranks_alone(tmp_path, path):
+    directory, outside = tmp_path / "job", tmp_path / "outside"
+    for each in (directory / "rank.0/deep", directory / "rank.1", outside):
+        each.mkdir(parents=True, mode=0o700)
+    for place in ("rank.0/link", "rank.0/deep/link"):
+        (directory / place).symlink_to(outside)
+    before = sorted(tmp_path.rglob("*"))
+    for first in (True, False):
+        problem: object = None
+        try:
+            problem = remote_files.keep(Message("file", {"path": path, "first": first}, b"x"), directory, [0])
+        except ChannelError as error:
+            problem = error
+        assert problem is not None
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_an_agents_file_lies_where_it_says_and_only_the_user_reads_it(tmp_path):
+    for path in ("rank.0/flight.json", "world.2/rank.5/failure.json", "autotune.jsonl", "rank.0/own/deep.txt"):
+        for first, part in ((True, b"one, "), (False, b"two")):
+            assert remote_files.keep(Message("file", {"path": path, "first": first}, part), tmp_path, [0]) is None
+        assert (tmp_path / path).read_bytes() == b"one, two"
+        assert stat.S_IMODE((tmp_path / path).stat().st_mode) == 0o600
+        assert stat.S_IMODE((tmp_path / path).parent.stat().st_mode) == 0o700
+
+
+def test_no_file_of_an_agent_is_written_through_a_link(tmp_path):
+    """The first part takes the place of a link, a later one is refused."""
+    link = tmp_path / "job" / "x"
+    link.parent.mkdir(mode=0o700)
+    link.symlink_to(tmp_path / "out")
+    for first in (False, True):
+        problem = remote_files.keep(Message("file", {"path": "x", "first": first}, b"x"), link.parent, [0])
+        assert (problem is None) == first
+    assert link.read_bytes() == b"x" and not link.is_symlink() and link.stat().st_mode & 0o777 == 0o600
+    assert not (tmp_path / "out").exists()

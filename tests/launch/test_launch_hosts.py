@@ -18,7 +18,6 @@ from engine.launch.options import parse
 from engine.launch.plan import Crew, Job, plan
 from engine.launch.reach import Reach
 from engine.launch.remote import agent_command
-from engine.launch.remote_files import keep
 from engine.rendezvous.layout import Layout
 
 from .host_jobs import on_hosts
@@ -194,22 +193,3 @@ def test_messages_pass_in_any_pieces_behind_what_a_shell_writes():
 def test_what_is_no_message_is_refused(data):
     with pytest.raises(ChannelError):
         list(Decoder().feed(data))
-
-
-@pytest.mark.parametrize("name", ["/etc/passwd", "../x", "rank.0/../../x", ""])
-def test_an_agent_writes_files_into_the_jobs_directory_alone(tmp_path, name):
-    (tmp_path / "job").mkdir()
-    with pytest.raises(ChannelError, match="outside of the job's directory"):
-        keep(Message("file", {"path": name, "first": True}, b"x"), tmp_path / "job")
-    assert [path.name for path in tmp_path.rglob("*")] == ["job"]
-
-
-def test_no_file_is_written_through_a_link(tmp_path):
-    """The first part takes the place of a link, a later one is refused."""
-    (tmp_path / "job").mkdir()
-    link = tmp_path / "job" / "x"
-    link.symlink_to(tmp_path / "out")
-    assert keep(Message("file", {"path": "x", "first": False}, b"x"), tmp_path / "job") is not None
-    assert keep(Message("file", {"path": "x", "first": True}, b"x"), tmp_path / "job") is None
-    assert link.read_bytes() == b"x" and not link.is_symlink() and link.stat().st_mode & 0o777 == 0o600
-    assert not (tmp_path / "out").exists()

@@ -7,9 +7,11 @@ import fcntl
 import os
 import pty
 import re
+import stat
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -344,6 +346,82 @@ def test_a_rank_that_ends_early_ends_nothing(launcher):
     job = launcher.finish(process)
     assert job.code == 0
     until((launcher.home / "done.0").exists, "rank 0 to its end")
+
+
+def modes_below(directory: Path) -> dict[str, int]:
+    return {str(path.relative_to(directory)): stat.S_IMODE(path.lstat().st_mode) for path in directory.rglob("*")}
+
+
+def test_files_and_directories_that_exist_get_private_modes(launcher, tmp_path):
+    out = tmp_path / "out"
+    for directory in (out, out / "rank.0"):
+        directory.mkdir()
+        directory.chmod(0o755)
+    for name in ("stdout", "stderr", "failure.json", "stacks.txt"):
+        (out / "rank.0" / name).write_text("of before")
+        (out / "rank.0" / name).chmod(0o644)
+    assert launcher.run("-np", 2, "--output-dir", out, python="engine.init(); raise ValueError('now')").code == 1
+    found = modes_below(out)
+    assert {0o700 if (out / name).is_dir() else 0o600 for name in found} == {0o700, 0o600}
+    assert found == {name: 0o700 if (out / name).is_dir() else 0o600 for name in found}
+    assert stat.S_IMODE(out.stat().st_mode) == 0o700
+    assert "now" in (out / "rank.0/stderr").read_text() and "of before" not in (out / "rank.0/stderr").read_text()
+
+
+def test_a_directory_with_other_files_keeps_its_mode(launcher, tmp_path):
+    out = tmp_path / "project"
+    out.mkdir()
+    out.chmod(0o755)
+    (out / "train.py").touch(0o644)
+    assert launcher.run("-np", 1, "--output-dir", out, "true").code == 0
+    assert stat.S_IMODE(out.stat().st_mode) == 0o755
+    assert modes_below(out) == {"train.py": 0o644, "rank.0": 0o700, "rank.0/stdout": 0o600, "rank.0/stderr": 0o600}
+
+
+def lay_traps(out: Path, how: str, victim: Path) -> None:
+    """What another user may have prepared in a directory that a job is to use."""
+    (out / "rank.0").mkdir(parents=True)
+    if how == "file":
+        (out / "rank.0/stdout").symlink_to(victim)
+    elif how == "rank's directory":
+        (out / "rank.0").rmdir()
+        (out / "rank.0").symlink_to(victim.parent)
+    elif how == "another's":
+        os.chown(out, 65534, 65534)
+    elif how == "another's, for a rank":
+        os.chown(out / "rank.0", 65534, 65534)
+    elif how == "writable":
+        out.chmod(0o777)
+    elif how == "link":
+        out.rename(out.with_name("real"))
+        out.symlink_to("real")
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("file", None),
+        ("rank's directory", "it is a symbolic link, which is not followed"),
+        ("another's", "it belongs to another user (uid 65534"),
+        ("another's, for a rank", "it belongs to another user (uid 65534"),
+        ("writable", "other users can write to this directory"),
+        ("link", "it is a symbolic link, which is not followed"),
+    ],
+)
+def test_what_others_have_prepared_in_an_output_directory_is_not_used(launcher, tmp_path, how, said):
+    if "another" in how and os.geteuid() != 0:
+        pytest.skip("only root can give files to another user")
+    victim, out = tmp_path / "home" / "stdout", tmp_path / "out"
+    victim.parent.mkdir()
+    victim.write_text("dear")
+    lay_traps(out, how, victim)
+    for options in ((), ("-H", "localhost:1"), ("--min-np", 1)):
+        job = launcher.run("-np", 1, "--output-dir", out, *options, "echo", "written")
+        assert victim.read_text() == "dear" and [*victim.parent.iterdir()] == [victim]
+        if said is None:
+            assert set((out / "rank.0/stdout").read_text().split()) == {"written"}
+        else:
+            assert job.code == 2 and said in job.err, job.err
 
 
 def test_records_of_more_ranks_of_an_earlier_job_are_not_taken_for_this_ones(launcher, tmp_path):
