@@ -55,16 +55,23 @@ cdef int expect_summing(const State* e, const engine_knobs* knobs) except -1:
 
 cdef uint32_t set_knobs(State* e, dict changes) except? 0:
     """Have the coordinator use these from the next step on; the version that they are."""
-    cdef engine_knobs chosen
+    cdef engine_knobs before, chosen
+    cdef bint current = False
     if e.segment.rank != COORDINATOR:
         raise EngineError(f"knobs are set on the coordinator, rank 0; this is rank {e.segment.rank}")
-    chosen = knobs_with(e.wanted, changes)      # before the lock is taken: it may raise. `wanted` is written here alone.
-    expect_summing(e, &chosen)
-    chosen.version += 1
-    pthread_mutex_lock(&e.lock)
-    e.wanted = chosen
-    store32_release(&e.wanted_new, 1)
-    pthread_mutex_unlock(&e.lock)
+    while not current:
+        pthread_mutex_lock(&e.lock)
+        before = e.wanted
+        pthread_mutex_unlock(&e.lock)
+        chosen = knobs_with(before, changes)    # without the lock: it runs Python, and may raise
+        expect_summing(e, &chosen)
+        chosen.version = before.version + 1
+        pthread_mutex_lock(&e.lock)
+        current = e.wanted.version == before.version    # else another thread has set knobs meanwhile, which stay set
+        if current:
+            e.wanted = chosen
+            store32_release(&e.wanted_new, 1)
+        pthread_mutex_unlock(&e.lock)
     return chosen.version
 
 

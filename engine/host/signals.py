@@ -7,6 +7,8 @@ import signal
 import socket
 from collections.abc import Callable, Iterable, Iterator
 
+from .sockets import retry_short
+
 FLIGHT = signal.SIGRTMIN + 8
 """By which a rank is asked for its flight record. SIGUSR1 and SIGUSR2 are the program's, which must find them as they
 were: Lightning, for one, requeues a job of Slurm by SIGUSR1 only if nobody handles that signal."""
@@ -48,3 +50,11 @@ def caught(numbers: Iterable[signal.Signals], handler: Callable[..., object]) ->
         signal.set_wakeup_fd(old_wakeup)
         reading.close()
         writing.close()
+
+
+def read_signals(wakeup: socket.socket) -> bytes:
+    """Return the numbers of the signals that have come to the socket of `caught`, in their order; empty: none has."""
+    try:
+        return retry_short(wakeup.recv, 4096)
+    except BlockingIOError:
+        return b""

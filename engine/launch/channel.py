@@ -19,6 +19,7 @@ from typing import Any
 
 from .. import frames
 from ..host.patience import Patience
+from ..host.sockets import retry_short
 from .console import Console
 
 GREETING = b"\0enginerun agent 2\n"
@@ -285,7 +286,7 @@ class Channel:
         """
         data: bytes | None
         try:
-            data = os.read(self.reading, min(READ_BYTES, self.decoder.limit))
+            data = retry_short(os.read, self.reading, min(READ_BYTES, self.decoder.limit))
         except BlockingIOError:
             data = None
         except OSError:

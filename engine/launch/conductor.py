@@ -6,7 +6,6 @@ failure, the user's signals, that all ranks have ended. One thread, one selector
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import socket
 import sys
@@ -19,6 +18,7 @@ from typing import Any
 from .. import readable
 from ..host import network, private_files, processes
 from ..host.patience import Patience
+from ..host.signals import read_signals
 from . import remote_files
 from .channel import ChannelError, Message
 from .console import Console
@@ -373,12 +373,11 @@ class Conductor:
 
     def _signals(self) -> None:
         """Pass on the signals that have come; a second one to end kills."""
-        with contextlib.suppress(BlockingIOError):
-            for signum in self._wakeup.recv(4096):
-                if signum in PASSED_SIGNALS and self._started:
-                    self._board.tell("signal", number=signum)
-                elif signum in ENDING_SIGNALS:
-                    self._end_by(signum)
+        for signum in read_signals(self._wakeup):
+            if signum in PASSED_SIGNALS and self._started:
+                self._board.tell("signal", number=signum)
+            elif signum in ENDING_SIGNALS:
+                self._end_by(signum)
 
     def _end_by(self, signum: int) -> None:
         grace = self._options.grace

@@ -12,6 +12,8 @@ import stat
 import tempfile
 from typing import IO
 
+from ..host.sockets import retry_short
+
 MEMORY_BYTES = 4 << 20
 PIPE_PORTION = 4096  # a pipe that polls as writable takes this much without blocking
 TERMINAL_PORTION = 256
@@ -157,7 +159,7 @@ class Console:
         """Write once; tell whether it went."""
         size = self._portion if self._polled else MEMORY_BYTES
         try:
-            self._backlog.drop(os.write(self.descriptor, self._backlog.peek(size)))
+            self._backlog.drop(retry_short(os.write, self.descriptor, self._backlog.peek(size)))
         except BlockingIOError:  # somebody made it non-blocking
             return False
         except OSError:  # the reader has gone, or the disk is full; the ranks' files have it all

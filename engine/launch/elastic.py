@@ -6,7 +6,6 @@ becomes of them. One thread, one selector, as in the conductor.
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import time
 from collections import deque
@@ -22,6 +21,7 @@ from ..elastic.places import Place, Slot
 from ..host import private_files, processes
 from ..host.network import Address
 from ..host.patience import STEP
+from ..host.signals import read_signals
 from . import remote_files
 from .channel import ChannelError, Message
 from .cluster import Cluster
@@ -424,12 +424,11 @@ class Driver:
 
     def _signals(self) -> None:
         """Pass on the signals that have come; a second one to end kills."""
-        with contextlib.suppress(BlockingIOError):
-            for signum in self._wakeup.recv(4096):
-                if signum in PASSED_SIGNALS:
-                    self._fleet.signal(signum)
-                elif signum in ENDING_SIGNALS:
-                    self._end_by(signum)
+        for signum in read_signals(self._wakeup):
+            if signum in PASSED_SIGNALS:
+                self._fleet.signal(signum)
+            elif signum in ENDING_SIGNALS:
+                self._end_by(signum)
 
     def _end_by(self, signum: int) -> None:
         name, grace = processes.signal_name(signum), self._options.grace

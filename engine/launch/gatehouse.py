@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from .. import readable
 from ..elastic.worker.messages import Talk, TalkError
 from ..host import linux
+from ..host.sockets import retry_short
 from ..rendezvous.messages import peer_uid
 
 STRANGERS = 32  # connections, or two for each worker, that may have proven nothing yet; beyond, the oldest is closed
@@ -118,7 +119,7 @@ class Gatehouse:
 
     def _accept(self) -> None:
         try:
-            connection, _ = self._listener.accept()
+            connection, _ = retry_short(self._listener.accept)
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):  # the listener stays readable until there are some
                 self._say(f"no worker can come to the gate: {linux.refusal('accept', error)}")
@@ -145,7 +146,7 @@ class Gatehouse:
         if visitor.connection.fileno() < 0:  # of the same batch, which has closed it meanwhile
             return
         try:
-            data = visitor.connection.recv(1 << 16)
+            data = retry_short(visitor.connection.recv, 1 << 16)
         except BlockingIOError:
             return
         except OSError:
@@ -181,7 +182,7 @@ class Gatehouse:
 
     def _write(self, visitor: _Visitor, data: bytes) -> None:
         try:
-            whole = visitor.connection.send(data, socket.MSG_NOSIGNAL) == len(data)
+            whole = retry_short(visitor.connection.send, data, socket.MSG_NOSIGNAL) == len(data)
         except OSError:
             whole = False
         if not whole:

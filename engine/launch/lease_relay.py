@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 
 from .. import frames
+from ..host.sockets import is_short
 from .channel import LENGTHS, READ_BYTES, Channel, ChannelError, Decoder, Message, pack
 from .console import Console
 
@@ -216,8 +217,8 @@ def _read(descriptor: int) -> bytes | None:
         return os.read(descriptor, READ_BYTES)
     except BlockingIOError:
         return None
-    except OSError:
-        return b""
+    except OSError as error:
+        return None if is_short(error) else b""
 
 
 def _write(descriptor: int, data: bytearray) -> bool:
@@ -229,6 +230,6 @@ def _write(descriptor: int, data: bytearray) -> bool:
             return False  # asked only because of an error of the pipe
     except BlockingIOError:
         pass
-    except OSError:
-        return False
+    except OSError as error:
+        return is_short(error)
     return True

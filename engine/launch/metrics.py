@@ -17,6 +17,7 @@ from typing import Any, Protocol, Self
 from ..config import Config
 from ..host import linux
 from ..host.kubernetes import service_links
+from ..host.signals import read_signals
 from ..metrics import page
 from ..metrics.elastic_job import Board, ElasticJob
 from ..metrics.errors import MetricsError
@@ -178,7 +179,7 @@ class Metrics:
         poll, end = select.poll(), time.monotonic() + self._seconds
         poll.register(wakeup, select.POLLIN)
         while (left := end - time.monotonic()) > 0:
-            if poll.poll(1e3 * min(left, 60.0)) and set(wakeup.recv(4096)) & set(ENDING):
+            if poll.poll(1e3 * min(left, 60.0)) and set(read_signals(wakeup)) & set(ENDING):
                 return
 
     def stop(self) -> None:

@@ -8,7 +8,6 @@ signal to end, the stages are::
 
 from __future__ import annotations
 
-import contextlib
 import os
 import selectors
 import signal
@@ -21,7 +20,7 @@ from enum import IntEnum
 from .. import readable
 from ..host import processes, stacks
 from ..host.patience import Patience
-from ..host.signals import FLIGHT
+from ..host.signals import FLIGHT, read_signals
 from .console import Console
 from .guardian import Guardian
 from .output import Stream
@@ -303,14 +302,13 @@ class Supervisor:
 
     def _signals(self) -> None:
         """Act on the signals that have come."""
-        with contextlib.suppress(BlockingIOError):
-            for signum in self._wakeup.recv(4096):
-                if signum == signal.SIGCHLD:
-                    self._reap_orphans()
-                elif signum in PASSED_SIGNALS:
-                    self._pass_on(signum)
-                elif signum in ENDING_SIGNALS:
-                    self._end_by(signum)
+        for signum in read_signals(self._wakeup):
+            if signum == signal.SIGCHLD:
+                self._reap_orphans()
+            elif signum in PASSED_SIGNALS:
+                self._pass_on(signum)
+            elif signum in ENDING_SIGNALS:
+                self._end_by(signum)
 
     def _end_by(self, signum: int) -> None:
         """Forward a signal to end; at the second one, or during a failure's ending, kill."""

@@ -32,6 +32,7 @@ from ..errors import RendezvousError
 from ..host import network
 from ..host.network import Address
 from ..host.patience import Patience
+from ..host.sockets import retry_short
 from ..host.strangers import Strangers
 from ..logs import logger
 from ..world import World
@@ -84,7 +85,7 @@ class Door:
         while True:
             yield Wait(connection=self._listener)
             try:
-                connection, name = self._listener.accept()
+                connection, name = retry_short(self._listener.accept)
             except OSError as error:
                 if error.errno in EXHAUSTED:
                     raise RendezvousError(f"no other host can be heard: {error.strerror}") from None
@@ -360,7 +361,7 @@ def farewell(links: Iterable[Link]) -> None:
             for key, _ in selector.select(left):
                 assert isinstance(key.fileobj, socket.socket)
                 try:
-                    if key.fileobj.recv(1 << 16):
+                    if retry_short(key.fileobj.recv, 1 << 16):
                         continue
                 except BlockingIOError:
                     continue

@@ -16,6 +16,7 @@ from itertools import chain
 from .. import frames, readable
 from ..errors import CalledOff, RendezvousError
 from ..host.patience import Patience
+from ..host.sockets import retry_short, send_all
 from ..world import World
 from .between import EXHAUSTED, Between, kind_of
 from .call_off import CallOff
@@ -200,7 +201,7 @@ class Hosting:
 
     def _accept(self, listener: socket.socket) -> None:
         try:
-            connection, _ = listener.accept()
+            connection, _ = retry_short(listener.accept)
         except (BlockingIOError, ConnectionAbortedError):
             return
         except OSError as error:
@@ -220,7 +221,7 @@ class Hosting:
         told = {"nonce": visitor.nonce, "seconds": seconds, "pid": os.getpid(), "rank": self.world.rank}
         challenge = frame(told, b"", "challenge", "")
         try:
-            socket.send_fds(connection, [challenge], [self.pidfd])
+            retry_short(socket.send_fds, connection, [challenge], [self.pidfd])
         except OSError:
             connection.close()
             return
@@ -403,7 +404,7 @@ class Hosting:
         """Whether it went. A rank that has just died is the monitor's to report, by its pidfd."""
         visitor.connection.settimeout(GRACE)
         try:
-            visitor.connection.sendall(data)
+            send_all(visitor.connection, data, GRACE)
         except OSError:
             return False
         return True
@@ -413,7 +414,8 @@ class Hosting:
         for start in range(0, len(descriptors), GROUP):
             while True:
                 try:
-                    socket.send_fds(visitor.connection, [b"d"], descriptors[start : start + GROUP])
+                    part = descriptors[start : start + GROUP]
+                    retry_short(socket.send_fds, visitor.connection, [b"d"], part)
                     break
                 except OSError as error:
                     # The kernel bounds the descriptors that a user has under way; the others are fetching theirs.

@@ -12,6 +12,7 @@ from itertools import islice
 from .. import frames, readable
 from ..errors import CalledOff, RendezvousError
 from ..host.patience import Patience
+from ..host.sockets import retry_short, send_all
 from ..world import World
 from .call_off import CallOff
 from .messages import (
@@ -92,7 +93,7 @@ class Joining:
             seconds = min(seconds, _SOON)  # The leader's queue may be full, and the news come meanwhile.
         connection.settimeout(max(0.001, seconds))
         try:
-            connection.connect(self.address)
+            retry_short(connection.connect, self.address)
         except (ConnectionRefusedError, BlockingIOError, TimeoutError):
             return False
         connection.settimeout(GRACE)
@@ -116,9 +117,8 @@ class Joining:
             self.introduced = True
             hello = frame(self.hello.told(), self.key, "hello", challenged["nonce"])
             try:
-                sent = socket.send_fds(connection, [hello], [self.pidfd])
-                if sent < len(hello):  # Sending nothing would still fail if the verdict is here and the leader gone.
-                    connection.sendall(hello[sent:])
+                sent = retry_short(socket.send_fds, connection, [hello], [self.pidfd])
+                send_all(connection, hello[sent:], GRACE)
             except OSError:
                 return None
             patience = Patience(float(challenged["seconds"]) + GRACE)
@@ -143,7 +143,7 @@ class Joining:
         if not isinstance(error, CalledOff):
             told = {"failed": readable.exception(error)}
             with contextlib.suppress(OSError):
-                connection.sendall(frame(told, self.key, "failed", self.hello.nonce))
+                send_all(connection, frame(told, self.key, "failed", self.hello.nonce), GRACE)
 
     def _verdict(self, connection: socket.socket, answer: tuple[bytes, bytes]) -> Gathered:
         proof, payload = answer

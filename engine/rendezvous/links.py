@@ -23,6 +23,7 @@ from .. import frames
 from ..host import network
 from ..host.network import Address
 from ..host.patience import Patience
+from ..host.sockets import retry_short, send_all
 from .messages import GRACE, frame, sign, take
 from .talks import Steps, Wait
 
@@ -80,11 +81,7 @@ class Link:
         """
         data = frame(message, self._key, f"{self._side} {self._sent}", self.nonces)
         self._sent += 1
-        self.connection.settimeout(GRACE)
-        try:
-            self.connection.sendall(data)
-        finally:
-            self.connection.setblocking(False)
+        send_all(self.connection, data, GRACE)
 
     def message(self, patience: Patience | None = None, limit: int = LATER) -> Steps[dict[str, Any]]:
         """Wait for a message; what comes behind it stays unread.
@@ -114,7 +111,7 @@ class Link:
             if not (yield Wait(patience, self.connection)):
                 raise TimeoutError(errno.ETIMEDOUT, "no answer")
             try:
-                data = self.connection.recv(min(nbytes, 1 << 16))
+                data = retry_short(self.connection.recv, min(nbytes, 1 << 16))
             except BlockingIOError:
                 continue
             if not data:
@@ -209,13 +206,13 @@ def answer(link: Link) -> Steps[dict[str, Any]]:
         Nothing comes, or something else than a greeting.
     """
     nonce = secrets.token_bytes(NONCE)
-    link.connection.send(OPENING + nonce)
+    send_all(link.connection, OPENING + nonce, GRACE)
     link.nonces = nonce.hex()
     try:
         greeting = yield from link.message(Patience(GRACE), FIRST)
     except Unproven:
         # It cannot verify our answer either, and learns from that what is wrong.
-        link.connection.send(frame({}, b"", "", ""))
+        send_all(link.connection, frame({}, b"", "", ""), GRACE)
         raise
     theirs = greeting.get("nonce")
     if not isinstance(theirs, str) or len(theirs) != 2 * NONCE:

@@ -21,6 +21,7 @@ from typing import Any
 from .. import frames, readable
 from ..errors import CalledOff, IncompatibleRanksError, RendezvousError
 from ..host import linux
+from ..host.sockets import retry_short
 from ..setting import variable
 from ..world import World
 from .layout import Layout
@@ -249,7 +250,7 @@ def receive(connection: socket.socket, nbytes: int, descriptors: list[int]) -> b
     # socket.recv_fds ignores its flags in some versions of Python, and would leave them open across exec.
     numbers = array.array("i")
     room = socket.CMSG_LEN(GROUP * numbers.itemsize)
-    data, ancillary, _, _ = connection.recvmsg(nbytes, room, socket.MSG_CMSG_CLOEXEC)
+    data, ancillary, _, _ = retry_short(connection.recvmsg, nbytes, room, socket.MSG_CMSG_CLOEXEC)
     for level, kind, payload in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             numbers.frombytes(payload[: len(payload) - len(payload) % numbers.itemsize])

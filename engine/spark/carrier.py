@@ -15,6 +15,8 @@ import sys
 import threading
 
 from .. import frames
+from ..host.patience import LONGEST
+from ..host.sockets import retry_short, send_all
 from ..launch.channel import MAC, ChannelError, Seal
 
 BYTES = 1 << 18
@@ -44,13 +46,13 @@ def relay(connection: socket.socket, reading: int, writing: int, seal: Seal) -> 
 def _send(connection: socket.socket, reading: int, seal: Seal) -> None:
     with contextlib.suppress(OSError):
         while data := os.read(reading, BYTES):
-            connection.sendall(frames.wrap(seal.close(data)))
+            send_all(connection, frames.wrap(seal.close(data)), LONGEST)
         connection.shutdown(socket.SHUT_WR)
 
 
 def _receive(connection: socket.socket, writing: int, seal: Seal) -> None:
     buffer = bytearray()
-    while data := connection.recv(BYTES):
+    while data := retry_short(connection.recv, BYTES):
         buffer += data
         while (content := frames.cut(buffer, BYTES + MAC, MAC + 1)) is not None:
             view = memoryview(seal.open(content))
@@ -70,8 +72,8 @@ def main() -> int:
     keeper = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     keeper.settimeout(10)
     keeper.connect(path)
-    keeper.sendall(f"{host}\n".encode())
-    key, descriptors, _, _ = socket.recv_fds(keeper, MAC, 1)
+    send_all(keeper, f"{host}\n".encode(), 10.0)
+    key, descriptors, _, _ = retry_short(socket.recv_fds, keeper, MAC, 1)
     if not key or not descriptors:
         print(f"{host} has gone", file=sys.stderr)
         return 1

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..host import processes
+from ..host.sockets import retry_short
 from ..launch.channel import Seal
 from ..launch.plan import without_places
 from .carrier import RELAY, relay
@@ -82,7 +83,7 @@ def _begins(connection: socket.socket) -> bool:
     poll.register(connection, select.POLLIN)
     poll.poll()
     try:
-        return connection.recv(len(BEGIN)) == BEGIN
+        return retry_short(connection.recv, len(BEGIN)) == BEGIN
     except OSError:
         return False
 

@@ -20,6 +20,7 @@ from typing import TextIO
 from .. import readable
 from ..host import network
 from ..host.patience import Patience
+from ..host.sockets import retry_short
 from ..host.strangers import Strangers
 from ..launch.channel import Channel, ChannelError, Message
 from ..launch.output import Lines
@@ -145,7 +146,7 @@ class Listener:
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
-            connection, name = self._socket.accept()
+            connection, name = retry_short(self._socket.accept)
             caller = _Caller(channel_over(connection), secrets.token_hex(16), Patience(PROVING))
             displaced = self._strangers.add(caller, network.address_of(name).host)
             if displaced is not None:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from ..host import network, private_files
 from ..host.patience import Patience
+from ..host.sockets import retry_short, send_all
 from ..host.strangers import Strangers
 from ..launch.channel import ChannelError
 from .carrier import RELAY
@@ -114,7 +115,7 @@ class Offers:
         while not self._ended.is_set():
             if poll.poll(1000 * LOOK):
                 with contextlib.suppress(OSError):
-                    connection, _ = listener.accept()
+                    connection, _ = retry_short(listener.accept)
                     self._start(serve, connection)
 
     # ---- tasks
@@ -199,8 +200,8 @@ class Offers:
                 if task is not None:
                     task.carrier = connection
             if task is not None:
-                task.connection.sendall(BEGIN)
-                socket.send_fds(connection, [task.key], [task.connection.fileno()])
+                send_all(task.connection, BEGIN, PROVING)
+                retry_short(socket.send_fds, connection, [task.key], [task.connection.fileno()])
                 return
         connection.close()
 

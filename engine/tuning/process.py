@@ -21,6 +21,7 @@ from typing import Any
 from .. import config
 from ..host import linux
 from ..host.patience import Patience
+from ..host.sockets import retry_short
 
 VERSION = 2
 LIMIT = 1 << 16  # bytes of a message
@@ -99,12 +100,12 @@ class TunerProcess:
         data = json.dumps({"version": VERSION, **message}, allow_nan=False).encode()
         try:
             self._socket.settimeout(seconds)
-            self._socket.send(data)
+            retry_short(self._socket.send, data)
             patience = Patience(seconds)
             while not self._readable(patience.wait()):
                 if not patience.left():
                     raise TimeoutError
-            answer, _, flags, _ = self._socket.recvmsg(LIMIT)
+            answer, _, flags, _ = retry_short(self._socket.recvmsg, LIMIT)
         except TimeoutError:
             raise TunerError(f"the tuner's process has not answered for {seconds:g} s") from None
         except OSError:

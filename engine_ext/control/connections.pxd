@@ -27,6 +27,7 @@ cdef struct Network:
     int epoll
     int bell                # eventfd that wakes the thread
     uint32_t spoken         # atomic: 1: something was sent on a link since the thread last looked at what is owed
+    uint32_t starved        # atomic: 1: the system had no memory for a call on a link: the thread tries all of them again soon
     uint32_t watching       # atomic: 1 while the thread looks now and then whether what was sent is acknowledged
     uint64_t watched_at     # when it last did: nanoseconds, monotonic
     uint32_t lane_silence_ms    # for which nothing may come of what was asked for on a lane

@@ -41,6 +41,7 @@ cdef enum:
     LONG_NAP_NS = 1000000
     WATCHES = 4                 # looks at what is not acknowledged, in the time for which a trunk may be silent
     WATCH_MS = 1000             # between two of them, at most
+    STARVED_MS = 2              # before a call for which the system had no memory is tried again
     NEWS_MS = 1                 # for which news that nobody waits for is left, to be looked at with what comes meanwhile
     SHARED_NEWS_MS = 2          # the same where several ranks have trunks, each of which leaves its own
     MANY_HOSTS = 16             # with more of them, what comes on trunks while such news is left is taken in together
@@ -91,6 +92,7 @@ cdef void* network_thread(void* argument) noexcept nogil:
             nanosleep(&pause, NULL)
         engine_socket_wait(network.epoll, network.news, network.ended, 0 if more or busy else longest_wait(e))
         lanes_wake(&network.lanes)
+        retry_starved(network)
         more = False
         for k in range(network.count):
             if network.news[k // 64] >> k % 64 & 1:
@@ -136,11 +138,22 @@ cdef inline int watch_ms(const Network* network) noexcept nogil:
 cdef int longest_wait(const State* e) noexcept nogil:
     """For how many milliseconds this thread may wait for what comes; -1: without limit."""
     cdef const Network* network = e.network
+    if load32_acquire(&network.starved):
+        return STARVED_MS
     if network.news_since:
         return news_ms(e)
     if network.suspect >= 0:
         return GRACE_LOOK_MS
     return watch_ms(network) if load32_relaxed(&network.watching) else -1
+
+
+cdef void retry_starved(Network* network) noexcept nogil:
+    """Try all links again if the system had no memory for one: nothing announces that it has some."""
+    cdef int k
+    if load32_relaxed(&network.starved):
+        store32_release(&network.starved, 0)    # before the tries, which may set it
+        for k in range(network.count):
+            network.news[k // 64] |= <uint64_t>1 << k % 64
 
 
 cdef void tell_news(State* e) noexcept nogil:
@@ -239,7 +252,7 @@ cdef void network_rest(State* e) noexcept nogil:
     cdef uint64_t one = 1
     if e.network == NULL or not load32_relaxed(&e.network.spoken):
         return
-    if not add32(&e.network.watching, 0):
+    if not add32(&e.network.watching, 0) or load32_acquire(&e.network.starved):
         write(e.network.bell, &one, 8)
 
 

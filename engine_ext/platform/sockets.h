@@ -13,9 +13,18 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 
-enum { ENGINE_SOCKET_ENDED = -ENOTCONN }; /* the other side has closed the connection */
+enum {
+  ENGINE_SOCKET_ENDED = -ENOTCONN, /* the other side has closed the connection */
+  ENGINE_SOCKET_SHORT = -ENOBUFS   /* the system has no memory for this call; a later one may succeed, and no event tells when */
+};
 
-/* Send what the parts hold: how many bytes were taken, 0 if there is no room now, or -errno. */
+/* What the error of a call on a connection means: 0 if there is nothing to do now, ENGINE_SOCKET_SHORT, or -errno. */
+static inline int64_t engine_socket_error(int error) {
+  if (error == EAGAIN || error == EWOULDBLOCK) return 0;
+  return error == ENOBUFS || error == ENOMEM ? ENGINE_SOCKET_SHORT : -error;
+}
+
+/* Send what the parts hold: how many bytes were taken, 0 if there is no room now, as engine_socket_error. */
 static inline int64_t engine_socket_send(int fd, struct iovec *parts, int count) {
   struct msghdr message;
   memset(&message, 0, sizeof message);
@@ -24,12 +33,12 @@ static inline int64_t engine_socket_send(int fd, struct iovec *parts, int count)
   for (;;) {
     ssize_t sent = sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (sent >= 0) return sent;
-    if (errno == EAGAIN || errno == EWOULDBLOCK) return 0;
-    if (errno != EINTR) return -errno;
+    if (errno != EINTR) return engine_socket_error(errno);
   }
 }
 
-/* Receive into the parts, of which at least one has room: how many bytes came, 0 if there are none now, or -errno. */
+/* Receive into the parts, of which at least one has room: how many bytes came, 0 if there are none now, as
+ * engine_socket_error. */
 static inline int64_t engine_socket_receive(int fd, struct iovec *parts, int count) {
   struct msghdr message;
   memset(&message, 0, sizeof message);
@@ -39,8 +48,7 @@ static inline int64_t engine_socket_receive(int fd, struct iovec *parts, int cou
     ssize_t came = recvmsg(fd, &message, MSG_DONTWAIT);
     if (came > 0) return came;
     if (came == 0) return ENGINE_SOCKET_ENDED;
-    if (errno == EAGAIN || errno == EWOULDBLOCK) return 0;
-    if (errno != EINTR) return -errno;
+    if (errno != EINTR) return engine_socket_error(errno);
   }
 }
 

@@ -52,6 +52,9 @@ cdef struct Link:
     uint64_t owed_since     # when it was first seen that an acknowledgement is owed; 0: none is; the network thread alone
     uint64_t in_bytes       # atomic: bytes that have come; the network thread alone
     uint32_t* spoken        # atomic: 1 once something is sent, on this connection or on others of its owner
+    uint32_t* starved       # atomic: 1 once the system had no memory for a call on this connection or on others of its owner
+    uint64_t out_starved    # since when it has none to send: nanoseconds, monotonic; 0: it has some; under the lock
+    uint64_t in_starved     # the same to receive; the network thread alone
     # what goes out: any thread, under the lock
     pthread_mutex_t lock
     bint mute               # it takes nothing more: what comes in tells why
@@ -76,7 +79,7 @@ cdef struct Receiver:
 cdef inline int link_state(const Link* link) noexcept nogil:
     return <int>load32_acquire(<const uint32_t*>&link.state)
 
-cdef void link_open(Link* link, int fd, int peer, uint32_t* spoken) noexcept nogil
+cdef void link_open(Link* link, int fd, int peer, uint32_t* spoken, uint32_t* starved) noexcept nogil
 cdef void link_break(Link* link) noexcept nogil
 cdef void link_close(Link* link) noexcept nogil
 cdef void link_queue(Link* link, const engine_frame* head, const char* data) noexcept nogil

@@ -24,6 +24,7 @@ cdef extern from "<sys/socket.h>" nogil:
     int shutdown(int fd, int how)
 
 cdef extern from "platform/sockets.h" nogil:
+    enum: ENGINE_SOCKET_SHORT
     int64_t engine_socket_send(int fd, iovec* parts, int count)
     int64_t engine_socket_receive(int fd, iovec* parts, int count)
     bint engine_socket_owed(int fd, uint32_t* silent)
@@ -34,15 +35,16 @@ cdef enum:
     ROOM_AT_FIRST = 64
     PARTS = 32              # of one system call
     TURN = 64               # frames taken from one connection before others have their turn
+    STARVED_NS = 30000000000    # for which the system may have no memory for a connection, before that has failed
 
 
 cdef inline bint is_open(const Link* link) noexcept nogil:
     return link_state(link) == OPEN
 
 
-cdef void link_open(Link* link, int fd, int peer, uint32_t* spoken) noexcept nogil:
+cdef void link_open(Link* link, int fd, int peer, uint32_t* spoken, uint32_t* starved) noexcept nogil:
     memset(link, 0, sizeof(Link))
-    link.fd, link.peer, link.state, link.spoken = fd, peer, OPEN, spoken
+    link.fd, link.peer, link.state, link.spoken, link.starved = fd, peer, OPEN, spoken, starved
     pthread_mutex_init(&link.lock, NULL)
 
 
@@ -66,6 +68,16 @@ cdef void link_break(Link* link) noexcept nogil:
     fall_silent(link)
     pthread_mutex_unlock(&link.lock)
     link_end(link, -ENOMEM)
+
+
+cdef bint may_recover(Link* link, uint64_t* since) noexcept nogil:
+    """The system had no memory for a call: have the owner try again soon, unless it has none for long."""
+    cdef uint64_t now = now_ns()
+    if since[0] == 0:
+        since[0] = now
+    store32_release(link.starved, 1)
+    store32_release(link.spoken, 1)         # behind `starved`: network_rest reads them in the other order
+    return not overdue_ns(now, since[0], STARVED_NS)
 
 
 cdef void link_close(Link* link) noexcept nogil:
@@ -187,12 +199,15 @@ cdef bint link_flush(Link* link) noexcept nogil:
     waited = link.head != link.tail
     while link.head != link.tail:
         sent = engine_socket_send(link.fd, parts, gather(link, parts))
+        if sent == ENGINE_SOCKET_SHORT and may_recover(link, &link.out_starved):
+            break
         if sent < 0:
             if sent != -EPIPE:              # why the connection fails is told to one call, and that was this one
                 store32_release(<uint32_t*>&link.unsent, <uint32_t>sent)
             fall_silent(link)
         if sent <= 0:
             break
+        link.out_starved = 0
         store32_release(link.spoken, 1)
         store_relaxed(&link.out_bytes, link.out_bytes + <uint64_t>sent)
         pass_over(link, <uint64_t>sent)
@@ -298,7 +313,10 @@ cdef bint link_receive(Link* link, const Receiver* receiver, bint ended) noexcep
             parts[0].iov_base, parts[0].iov_len = link.into + (link.came - head_bytes), direct
         parts[1].iov_base, parts[1].iov_len = receiver.ahead, AHEAD
         came = engine_socket_receive(link.fd, &parts[0 if direct else 1], 2 if direct else 1)
+        if came == ENGINE_SOCKET_SHORT and may_recover(link, &link.in_starved):
+            return False
         if came > 0:
+            link.in_starved = 0
             store_relaxed(&link.in_bytes, link.in_bytes + <uint64_t>came)
         if came > 0 and direct and not take_in(link, receiver, min(<uint64_t>came, direct)):
             came = -EPROTO

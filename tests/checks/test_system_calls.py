@@ -106,3 +106,24 @@ def test_a_call_that_makes_a_file_is_known_as_one() -> None:
         call = ast.parse(text, mode="eval").body
         assert isinstance(call, ast.Call)
         assert makes_files(call) == (text in makes), text
+
+
+# Connections of scrapers, who ask again; and the tuner's process, which imports nothing of the engine.
+OTHER_CONNECTIONS = {"engine/metrics/export/endpoint.py", "autotune/daemon.py"}
+
+
+def test_calls_on_connections_outlive_a_shortage_of_memory() -> None:
+    """They go through `engine.host.sockets`: ENOBUFS and ENOMEM are not the end of a connection."""
+    receiving = ("recv", "recv_into", "recvmsg", "sendall", "sendmsg", "accept", "send_fds", "recv_fds")
+    found = {
+        f"{name}:{call.lineno}"
+        for name, tree in SOURCES.items()
+        if name not in OTHER_CONNECTIONS
+        for call in calls(tree)
+        if isinstance(call.func, ast.Attribute)
+        and (
+            call.func.attr in receiving
+            or (call.func.attr == "send" and ast.unparse(call.func.value).endswith(("connection", "socket")))
+        )
+    }
+    assert found == set()

@@ -114,8 +114,9 @@ class Recorder:
     def __init__(self, connection: socket.socket, written: list[bytes]) -> None:
         self._connection, self._written = connection, written
 
-    def sendall(self, data: bytes) -> None:
-        self._written.append(data)
+    def send(self, data: bytes, flags: int = 0) -> int:
+        self._written.append(bytes(data))
+        return len(data)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._connection, name)

@@ -94,3 +94,30 @@ def test_shared_memory_costs_page_tables_of_what_a_rank_touches() -> None:
     ranks = 4
     for rank in run_ranks(ranks, PAGE_TABLES).ranks:
         assert int(rank.stdout) < 2 * 64 + 16 * ranks, rank
+
+
+TWO_THREADS = """
+import threading, engine
+engine.init()
+native = engine.runtime.engine()
+first = native.knobs()["version"]
+
+class Late(float):
+    # A value that is converted only when another thread has set another knob.
+    def __float__(self):
+        if not versions:
+            other = threading.Thread(target=lambda: versions.append(native.set_knobs(chunk_bytes=8192)))
+            other.start()
+            other.join()
+        return 3.0
+
+versions = []
+versions.append(native.set_knobs(cycle_time_ms=Late(3.0)))
+assert versions == [first + 1, first + 2], versions
+engine.barrier()
+assert native.knobs()["chunk_bytes"] == 8192 and native.knobs()["cycle_time_ms"] == 3.0, native.knobs()
+"""
+
+
+def test_knobs_set_by_two_threads_at_once_are_both_in_force_and_have_two_versions() -> None:
+    run_ranks(1, TWO_THREADS)

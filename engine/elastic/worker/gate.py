@@ -17,6 +17,7 @@ from typing import Any, Self
 from ...errors import ConfigError, EngineError, ForkedError, RendezvousError
 from ...host import network
 from ...host.patience import Patience
+from ...host.sockets import retry_short
 from ...rendezvous.messages import peer_uid
 from ..builds import Build
 from ..events import Why
@@ -238,7 +239,7 @@ class Gate:
     def _greet(self, name: str) -> None:
         try:
             self._connection.settimeout(PATIENCE)
-            self._connection.connect(f"\0{name}")
+            retry_short(self._connection.connect, f"\0{name}")
         except OSError as error:
             raise RendezvousError(
                 f"worker {self.worker}: the agent of this host does not answer at ENGINE_GATE={name} "
@@ -286,7 +287,7 @@ class Gate:
         view, patience = memoryview(data), Patience(PATIENCE)
         while view:
             try:
-                view = view[self._connection.send(view, socket.MSG_NOSIGNAL) :]
+                view = view[retry_short(self._connection.send, view, socket.MSG_NOSIGNAL) :]
             except BlockingIOError:
                 if not patience.left():
                     self._end(JobOver(f"the agent of this host has read nothing for {PATIENCE:g} s"))
@@ -302,7 +303,7 @@ class Gate:
             self._tell_leaving()  # a handler of signals has come meanwhile
         while True:
             try:
-                data = self._connection.recv(1 << 16)
+                data = retry_short(self._connection.recv, 1 << 16)
             except BlockingIOError:
                 return
             except OSError:
