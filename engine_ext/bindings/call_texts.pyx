@@ -11,6 +11,9 @@ from engine_ext.control.driver cimport LABEL_BYTES, driver_label
 from engine_ext.control.verdict cimport verdict_describe
 from engine_ext.shared.layout cimport Status
 
+cdef extern from "platform/utf8.h" nogil:
+    void utf8_repair(char* text)
+
 
 cdef int status_of_verdict(const char* text) noexcept nogil:
     return ENGINE_CALL_NOT_INITIALIZED if strncmp(text, b"NotInitializedError", 19) == 0 else ENGINE_CALL_FAILED_WORLD
@@ -60,33 +63,6 @@ cdef int text_of_refusal(State* e, const Target* target, int status, char* text)
     return ENGINE_CALL_NO_MEMORY
 
 
-cdef inline bint continues(unsigned char byte) noexcept nogil:
-    """Whether a byte is in a sequence of UTF-8, behind its first."""
-    return byte & 0xC0 == 0x80
-
-
-cdef int sequence_bytes(const unsigned char* at) noexcept nogil:
-    """How long the sequence of UTF-8 is that begins here; 0: none does."""
-    if at[0] < 0x80:
-        return 1
-    if 0xC2 <= at[0] <= 0xDF:
-        return 2 if continues(at[1]) else 0
-    if 0xE0 <= at[0] <= 0xEF and continues(at[1]) and continues(at[2]):
-        if (at[0] == 0xE0 and at[1] < 0xA0) or (at[0] == 0xED and at[1] > 0x9F):
-            return 0            # longer than it has to be; half of a pair of UTF-16
-        return 3
-    if 0xF0 <= at[0] <= 0xF4 and continues(at[1]) and continues(at[2]) and continues(at[3]):
-        return 0 if (at[0] == 0xF0 and at[1] < 0x90) or (at[0] == 0xF4 and at[1] > 0x8F) else 4
-    return 0
-
-
 cdef void text_as_utf8(char* text) noexcept nogil:
-    """Put a question mark for what is not UTF-8: a name may be any bytes, and where a text is cut, a character may be. Frameworks
-    that cannot decode a text raise something else in its place."""
-    cdef unsigned char* at = <unsigned char*>text
-    cdef int length
-    while at[0]:
-        length = sequence_bytes(at)
-        if length == 0:
-            at[0] = <unsigned char>c"?"
-        at += max(length, 1)
+    """Put a question mark for what is not UTF-8, at the latest where the text was cut."""
+    utf8_repair(text)

@@ -18,6 +18,7 @@
 #include "bindings/tensorflow_c.h"
 #include "kernels/kernels.h"
 #include "platform/hash.h"
+#include "platform/utf8.h"
 
 #define EXPORTED __attribute__((visibility("default")))
 
@@ -61,8 +62,9 @@ typedef struct kernel {                           /* one op of a graph, or one s
   engine_call call;                               /* all of it but the tensors */
   form form;
   int linger;
-  _Atomic uint32_t running;                       /* calls without a name of an op of a graph that are in flight */
-  _Atomic int64_t step;                           /* of the last of these */
+  atomic_flag counting;                           /* held by the thread that reads or writes the next two, which belong together */
+  uint32_t running;                               /* calls without a name of an op of a graph that are in flight */
+  int64_t step;                                   /* of which they are */
   char name[];
 } kernel;
 
@@ -191,6 +193,29 @@ static void put_gathered(pending *p, engine_result *result, TF_Status *status) {
   free(rows);
 }
 
+static void begin_counting(kernel *op) {
+  while (atomic_flag_test_and_set_explicit(&op->counting, memory_order_acquire)) {   /* for three instructions of another thread */
+  }
+}
+
+static void end_counting(kernel *op) { atomic_flag_clear_explicit(&op->counting, memory_order_release); }
+
+/* Count a call that begins; whether no call of another step is in flight. */
+static bool count_running(kernel *op, int64_t step) {
+  bool alone;
+  begin_counting(op);
+  if (op->running++ == 0) op->step = step;
+  alone = op->step == step;
+  end_counting(op);
+  return alone;
+}
+
+static void count_ended(kernel *op) {
+  begin_counting(op);
+  op->running--;
+  end_counting(op);
+}
+
 /* What the engine calls at the end of an op. */
 static void complete(void *argument, engine_result *result) {
   pending *p = argument;
@@ -207,7 +232,7 @@ static void complete(void *argument, engine_result *result) {
     tf.DeleteStatus(status);
   }
   free(result->memory);
-  if (p->counted != NULL) atomic_fetch_sub(&p->counted->running, 1);
+  if (p->counted != NULL) count_ended(p->counted);
   run_and_destroy(p->done);                       /* the context and the kernel may be gone now */
   free(p);
 }
@@ -322,11 +347,10 @@ static void expect_order(kernel *op, TF_Context *context, pending *p, TF_Status 
   int64_t step = tf.StepId(context);
   if (!(op->call.flags & ENGINE_CALL_UNNAMED) || op->linger == LINGER_FOREVER) return;
   p->counted = op;
-  if (atomic_fetch_add(&op->running, 1) && atomic_load(&op->step) != step) {
+  if (!count_running(op, step)) {
     tf.SetStatus(status, TF_FAILED_PRECONDITION, "EngineError: this call has no name, and its function runs several times at once, "
                  "in an order that the ranks do not share: run it once at a time, as with num_parallel_calls=1 of tf.data");
   }
-  atomic_store(&op->step, step);
 }
 
 static void submit(kernel *op, TF_Context *context, pending *p) {
@@ -428,7 +452,7 @@ static kernel *create_named(TF_Construction *construction, TF_Status *status) {
   }
   if (path.bytes && length > LONGEST_WAY) {       /* the engine takes names of a limited length */
     uint64_t hash = fnv_text(fnv_begin(), op->name, (size_t)length);
-    length = LONGEST_WAY;
+    length = (int32_t)utf8_whole(op->name, (size_t)length, LONGEST_WAY);
     length += snprintf(op->name + length, 18, "~%016llx", (unsigned long long)hash);
   }
   op->call.name_bytes = (uint32_t)length;

@@ -15,6 +15,7 @@
 #include "engine_ext/bindings/calls.h"
 #include "engine_ext/bindings/xla_ffi.h"
 #include "engine_ext/kernels/kernels.h"
+#include "engine_ext/platform/utf8.h"
 #include "engine_ext/shared/names.h"
 
 #define EXPORT __attribute__((visibility("default")))
@@ -95,6 +96,9 @@ static const struct {
 };
 enum { FIELD_COUNT = sizeof FIELDS / sizeof *FIELDS };
 
+/* A name as errors show it. */
+typedef struct shown_name { char text[NAME_SHOWN]; } shown_name;
+
 /* A call that was submitted and is not over. Made by the handler, freed when the call is over. */
 typedef struct pending {
   const xla_ffi_api *api;
@@ -103,7 +107,7 @@ typedef struct pending {
   xla_ffi_error *error;
   int32_t gathers, ranks;       /* whether the engine allocates the result; ranks of the process set */
   uint32_t count;
-  char name[NAME_SHOWN];
+  shown_name name;
   engine_call_tensor *tensors;  /* [count]; the two arrays lie behind this structure */
   int64_t *rows;                /* [count][ranks] of a call that gathers, and one row of `ranks` more to compare with */
 } pending;
@@ -113,6 +117,12 @@ static void ignore(void *argument, engine_result *result) { (void)argument, (voi
 static xla_ffi_error *error_of(const xla_ffi_api *api, int code, const char *text) {
   xla_ffi_error_create create = {sizeof create, NULL, text, code};
   return api->error_create(&create);
+}
+
+static shown_name show(const attributes *a) {
+  shown_name shown;
+  utf8_show(a->name.data, a->name.size, shown.text, sizeof shown.text);
+  return shown;
 }
 
 static void drop(const xla_ffi_api *api, xla_ffi_error *error) {
@@ -196,7 +206,7 @@ static xla_ffi_error *deliver(pending *call, const engine_result *result) {
         snprintf(text, sizeof text,
                  "MismatchError: rank %d of the process set sent %lld rows in tensor %u of '%s', and this rank's program was "
                  "compiled for %lld: under jit the number of rows is equal on all ranks. Call it outside of jit if it differs",
-                 (int)r, (long long)came[r], k, call->name, (long long)expected[r]);
+                 (int)r, (long long)came[r], k, call->name.text, (long long)expected[r]);
         return error_of(call->api, XLA_FFI_FAILED_PRECONDITION, text);
       }
     if (result->count != 0)
@@ -263,13 +273,13 @@ static xla_ffi_error *make_pending(const engine_calls *calls, const xla_ffi_fram
   call->rows = (int64_t *)(call->tensors + count);
   if (rows != 0)
     memcpy(call->rows, a->rows.data, rows * sizeof *call->rows);
-  snprintf(call->name, sizeof call->name, "%.*s", (int)(a->name.size < NAME_SHOWN ? a->name.size : NAME_SHOWN), a->name.data);
+  call->name = show(a);
   for (uint32_t k = 0; k < count; k++) {
     const xla_ffi_buffer *source = frame->arguments.values[k];
     if (frame->arguments.types[k] != XLA_FFI_BUFFER || frame->results.types[k] != XLA_FFI_BUFFER ||
         !read_tensor(source, frame->results.values[k], &call->tensors[k])) {
       snprintf(text, sizeof text, "UnsupportedTensorError: tensor %u of '%s' has XLA's dtype %d, which the engine does not have",
-               k, call->name, source->dtype);
+               k, call->name.text, source->dtype);
       free(call);
       return refuse(calls, frame->api, a, XLA_FFI_INVALID_ARGUMENT, text);
     }
@@ -330,9 +340,9 @@ static xla_ffi_error *expect_place(const engine_calls *calls, const xla_ffi_api 
   if (a->ranks == 0 || calls->place(a->set, &rank, &ranks) != ENGINE_CALL_OK || (rank == a->rank && ranks == a->ranks))
     return NULL;                /* without an engine `submit` says so */
   snprintf(text, sizeof text,
-           "MismatchError: '%.*s' was compiled for rank %d of %d, and this is rank %d of %d now: call jax.clear_caches() after "
+           "MismatchError: '%s' was compiled for rank %d of %d, and this is rank %d of %d now: call jax.clear_caches() after "
            "engine.init()",
-           (int)(a->name.size < NAME_SHOWN ? a->name.size : NAME_SHOWN), a->name.data, a->rank, a->ranks, rank, ranks);
+           show(a).text, a->rank, a->ranks, rank, ranks);
   return refuse(calls, api, a, XLA_FFI_FAILED_PRECONDITION, text);
 }
 
@@ -353,9 +363,8 @@ EXPORT xla_ffi_error *engine_xla_collective(xla_ffi_frame *frame) {
   if (!has_futures(frame->api) && !(a.flags & ENGINE_CALL_GROUP)) {
     snprintf(text, sizeof text,
              "UnsupportedOperationError: this jaxlib (FFI %d.%d) has no futures, so that several collectives in one program may "
-             "wait for each other: '%.*s' has to be a grouped call, the only one of its program; or install a later jaxlib",
-             frame->api->version.major, frame->api->version.minor, (int)(a.name.size < NAME_SHOWN ? a.name.size : NAME_SHOWN),
-             a.name.data);
+             "wait for each other: '%s' has to be a grouped call, the only one of its program; or install a later jaxlib",
+             frame->api->version.major, frame->api->version.minor, show(&a).text);
     return refuse(calls, frame->api, &a, XLA_FFI_UNIMPLEMENTED, text);
   }
   xla_ffi_error *error = expect_place(calls, frame->api, &a);

@@ -1,5 +1,8 @@
 /* Hands callbacks to the kernels of engine_ext/bindings/tensorflow_op.c as TensorFlow does, also forged ones, with a TensorFlow and an
  * engine that are made up here. It includes that file, since TensorFlow alone calls what is in it. */
+#include <pthread.h>
+#include <sched.h>
+
 #include "bindings/tensorflow_op.c"
 
 #define CHECK(condition)                                           \
@@ -10,7 +13,7 @@
     }                                                              \
   } while (0)
 
-enum { CALLS = 10000, RANKS = 2 };
+enum { CALLS = 10000, RANKS = 2, STEPS = 100000, ITERATIONS = 2, SPINS = 2000 };
 
 /* A callback as libstdc++ lays out std::function, made by this program: how often each was run and destroyed. */
 typedef struct callback {
@@ -54,6 +57,56 @@ static void end_kept(uint32_t k, int status) {
   kept[k].done(kept[k].argument, &result);
 }
 
+/* Iterations of a loop: calls without a name of one op, in one step, at once. The order of all is that of the step. */
+static kernel *loop;
+static _Atomic int64_t step_now, ready, refused;
+
+static int64_t step_id(TF_Context *context) { return (void)context, atomic_load(&step_now); }
+
+/* Spins, so that both threads go on within nanoseconds of each other. */
+static void await(int64_t number) {
+  for (int spins = 0; atomic_load(&ready) < number; spins++)
+    if (spins > SPINS) sched_yield();
+}
+
+static void *iterate(void *number) {
+  for (int64_t step = 1; step <= STEPS; step++) {
+    pending p = {0};
+    TF_Status *status = new_status();
+    if (number == NULL) atomic_store(&step_now, step);
+    atomic_fetch_add(&ready, 1);
+    await((2 * step - 1) * ITERATIONS);
+    expect_order(loop, NULL, &p, status);
+    if (get_code(status) != 0) atomic_fetch_add(&refused, 1);
+    delete_status(status);
+    atomic_fetch_add(&ready, 1);
+    await(2 * step * ITERATIONS);
+    count_ended(p.counted);
+  }
+  return NULL;
+}
+
+static void test_iterations_of_one_step_are_in_order(void) {
+  pthread_t other;
+  pending first = {0}, second = {0};
+  TF_Status *status = new_status();
+  loop = calloc(1, sizeof *loop + 1);
+  loop->call.flags = ENGINE_CALL_UNNAMED;
+  tf.StepId = step_id;
+  pthread_create(&other, NULL, iterate, loop);
+  iterate(NULL);
+  pthread_join(other, NULL);
+  CHECK(refused == 0 && loop->running == 0);
+  step_now = 7;
+  expect_order(loop, NULL, &first, status);
+  CHECK(get_code(status) == 0);
+  step_now = 8;
+  expect_order(loop, NULL, &second, status);     /* while the other step is in flight */
+  CHECK(get_code(status) == TF_FAILED_PRECONDITION);
+  delete_status(status);
+  free(loop);
+}
+
 int main(void) {
   static const engine_calls table = {.struct_size = sizeof table, .version = ENGINE_CALLS_VERSION, .submit = keep};
   static uint32_t runs[CALLS], destructions[CALLS];
@@ -89,6 +142,7 @@ int main(void) {
   for (k = 0; k < CALLS; k++) CHECK(runs[k] == 1 && destructions[k] == 1);
   CHECK(failures == 4 + CALLS / 2 && last_code == TF_FAILED_PRECONDITION);
   free(op);
+  test_iterations_of_one_step_are_in_order();
   puts("all is well");
   return 0;
 }

@@ -135,10 +135,11 @@ static struct call {
   int64_t rows[RANKS];
   int dtype;
   int64_t count, attributes;
+  const char *name;                     /* NULL: "a name" */
 } plain = {.prescale = 1, .postscale = 1, .rows = {2, 2}, .dtype = XLA_FFI_F32, .count = 1, .attributes = 14};
 
 static xla_ffi_error *call(struct call c) {
-  xla_ffi_span name = {"a name!", 6};
+  xla_ffi_span name = {c.name != NULL ? c.name : "a name!", c.name != NULL ? strlen(c.name) : 6};
   xla_ffi_array rows = {XLA_FFI_S64, RANKS, c.rows};
   xla_ffi_scalar scalars[] = {
       {XLA_FFI_S32, &c.kind},  {XLA_FFI_S32, &c.op},        {XLA_FFI_S32, &c.wire},     {XLA_FFI_S32, &c.flags},
@@ -252,6 +253,24 @@ static void test_what_cannot_be(void) {
   CHECK(submitted == calls);
 }
 
+/* Names of characters of two to four bytes, each moved by a byte, so that the last that is shown ends anywhere. */
+static void test_long_names(void) {
+  static const char *const CHARACTERS[] = {"\xc3\xb6", "\xe2\x82\xac", "\xf0\x9f\x98\x80"};
+  for (int which = 0; which < 3; which++)
+    for (int before = 0; before < 5; before++) {
+      char name[300] = "xxxxx";
+      struct call wrong = plain;
+      size_t length = (size_t)before, each = strlen(CHARACTERS[which]);
+      for (; length + each < sizeof name; length += each)
+        memcpy(name + length, CHARACTERS[which], each + 1);
+      wrong.dtype = 29, wrong.name = name;
+      CHECK(code(call(wrong)) == XLA_FFI_INVALID_ARGUMENT);
+      const char *begin = strchr(error_text, '\'') + 1, *end = strchr(begin, '\'');
+      size_t shown = (size_t)(end - begin);
+      CHECK(shown > 115 && shown < 120 && memcmp(begin, name, shown) == 0 && (shown - (size_t)before) % each == 0);
+    }
+}
+
 int main(int argc, char **argv) {
   void *library = dlopen(argc > 1 ? argv[1] : "", RTLD_NOW);
   CHECK(library != NULL);
@@ -265,5 +284,6 @@ int main(int argc, char **argv) {
   test_an_older_runtime();
   test_gathered_rows();
   test_what_cannot_be();
+  test_long_names();
   puts("all is well");
 }
