@@ -12,6 +12,7 @@ from autotune import horovod_csv, journal, result_cache
 from autotune.decision import chosen
 from autotune.journal import JournalError
 from autotune.space import Knobs
+from autotune.terminal import say
 from autotune.trials import PolicyError
 
 
@@ -29,11 +30,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _known(given.cache, given.forget)
         return _show(given.log, given.picture)
     except (JournalError, PolicyError, OSError) as error:
-        print(f"autotune: error: {error}", file=sys.stderr)
+        say(f"autotune: error: {error}", file=sys.stderr)
         return 2
     except ImportError as error:
         missing = str(error.name).partition(".")[0]
-        print(f"autotune: error: {missing} is missing: pip install '.[autotune]' in the source tree", file=sys.stderr)
+        say(f"autotune: error: {missing} is missing: pip install '.[autotune]' in the source tree", file=sys.stderr)
         return 2
 
 
@@ -44,10 +45,10 @@ def _replay(log: Path) -> int:
     try:
         result = replay(rows)
     except JournalError as error:
-        print(f"autotune: not reproduced: {log}, {error}", file=sys.stderr)
+        say(f"autotune: not reproduced: {log}, {error}", file=sys.stderr)
         return 1
     how = "exactly" if result.exact else f"within {TOLERANCE:g}, as numbers may differ: {'; '.join(result.differences)}"
-    print(f"{log}: {result.proposals} proposals and {result.decisions} decisions reproduced {how}")
+    say(f"{log}: {result.proposals} proposals and {result.decisions} decisions reproduced {how}")
     return 0
 
 
@@ -76,31 +77,31 @@ def _show(log: Path, drawn: Path | None) -> int:
         from autotune.picture import picture
 
         picture(rows, drawn)
-        print(f"drawn: {drawn}")
+        say(f"drawn: {drawn}")
     return 0
 
 
 def _best(log: Path, form: str) -> int:
     knobs, decided = chosen(log)
     if not decided:
-        print(f"autotune: {log} has no decision: the search had not got so far; this is its default", file=sys.stderr)
-    print(_formatted(knobs, form))
+        say(f"autotune: {log} has no decision: the search had not got so far; this is its default", file=sys.stderr)
+    say(_formatted(knobs, form))
     return 0
 
 
 def _known(cache: Path | None, forget: bool) -> int:
     home = result_cache.directory() if cache is None else cache
     if forget:
-        print(f"{result_cache.forget(home)} results removed from {home}")
+        say(f"{result_cache.forget(home)} results removed from {home}")
         return 0
     from autotune.show import console_for, show_known
 
     results, skipped = result_cache.read(home)
     for each in skipped:
-        print(f"autotune: not used: {each}", file=sys.stderr)
+        say(f"autotune: not used: {each}", file=sys.stderr)
     if results:
         show_known(results, console_for(sys.stdout))
-    print(f"{len(results)} results in {home}")
+    say(f"{len(results)} results in {home}")
     return 0
 
 

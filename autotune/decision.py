@@ -10,6 +10,7 @@ from autotune import horovod_csv, journal
 from autotune.journal import JournalError
 from autotune.log_summary import tell
 from autotune.space import Knobs
+from autotune.terminal import say
 
 
 def chosen(log: Path) -> tuple[Knobs, bool]:
@@ -36,6 +37,6 @@ def chosen(log: Path) -> tuple[Knobs, bool]:
 
 if __name__ == "__main__":
     try:
-        print(json.dumps(chosen(Path(sys.argv[1]))[0]))
+        say(json.dumps(chosen(Path(sys.argv[1]))[0]))
     except (JournalError, OSError) as error:
         sys.exit(str(error))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TextIO
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
+from rich.segment import Segment
 from rich.table import Table
 
 from autotune import horovod_csv
@@ -17,6 +18,7 @@ from autotune.hindsight import regrets
 from autotune.log_summary import Line, Story, tell
 from autotune.result_cache import Known
 from autotune.space import Knobs
+from autotune.terminal import plain
 from autotune.whatif import WhatIf
 
 BAR = 16  # characters of a bar
@@ -42,17 +44,21 @@ WIDE = 10_000
 """Columns of output that is not a terminal: whoever reads it there finds each row on one line."""
 
 
+class PlainConsole(Console):
+    """Shows texts of logs so that they do not control the terminal."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """Render without characters that a terminal would act on, but for rich's own."""
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else "\n".join(map(plain, text.split("\n"))), style, control)
+
+
 def console_for(file: TextIO) -> Console:
     """Where to print: lines are wrapped at the width of a terminal, and nowhere else."""
-    return Console(file=file) if file.isatty() else Console(file=file, width=WIDE, soft_wrap=True)
+    return PlainConsole(file=file) if file.isatty() else PlainConsole(file=file, width=WIDE, soft_wrap=True)
 
 
 APART = ("recalled", "link")  # fields of `about` that are shown on a line of their own
-
-
-def plain(text: object) -> str:
-    """A text without characters that a terminal would act on."""
-    return "".join(each if each.isprintable() else "?" for each in str(text))
 
 
 def show(rows: Sequence[dict[str, Any]], console: Console) -> None:

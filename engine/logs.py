@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 
+from . import readable
+
 logger = logging.getLogger("engine")
 
 _FORMAT = "%(asctime)s engine rank %(rank)s %(levelname)s: %(message)s"
@@ -27,9 +29,16 @@ class _Fallback(logging.StreamHandler):  # type: ignore[type-arg]
             super().emit(record)
 
 
+class _Plain(logging.Formatter):
+    """Texts of peers and files do not control the terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return readable.plain_lines(super().format(record))
+
+
 _rank = _Rank()
 _fallback = _Fallback()
-_fallback.setFormatter(logging.Formatter(_FORMAT))
+_fallback.setFormatter(_Plain(_FORMAT))
 logger.addFilter(_rank)
 logger.addHandler(_fallback)
 

@@ -1,8 +1,10 @@
-"""Rank lists, sizes, durations and shares as people read them."""
+"""Rank lists, sizes, durations and shares as people read them, and texts of others that reach a terminal."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
+from typing import TextIO
 
 LONGEST_TEXT = 1000  # characters of an exception's text that are passed on
 UNITS = (("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10))
@@ -109,6 +111,21 @@ def plain(text: str) -> str:
     are not.
     """
     return "".join(each if each.isprintable() else "?" for each in text)
+
+
+def plain_line(text: str) -> str:
+    """Return a line as `plain` does, but with spaces for tabs, and bytes that are no text as `\\udcff`."""
+    return plain(text.encode(errors="backslashreplace").decode().replace("\t", " "))
+
+
+def plain_lines(text: str) -> str:
+    """Return a text of several lines as `plain_line` does each."""
+    return "\n".join(map(plain_line, text.split("\n")))
+
+
+def show(text: object, file: TextIO | None = None) -> None:
+    """Print lines that may quote files, peers or ranks: nothing of them controls a terminal."""
+    print(plain_lines(str(text)), file=sys.stdout if file is None else file, flush=True)
 
 
 def count(number: int, noun: str) -> str:

@@ -7,6 +7,7 @@ import runpy
 import sys
 from collections.abc import Sequence
 
+from .. import readable
 from . import install, switch
 
 USAGE = "usage: python -m engine.compat (SCRIPT | -m MODULE) [arguments]"
@@ -29,7 +30,7 @@ def main(arguments: Sequence[str]) -> int:
     program = list(arguments[1:] if as_module else arguments)
     if not program or program[0].startswith("-"):
         wanted = program[:1] == ["--help"] or program[:1] == ["-h"]
-        print(USAGE, file=sys.stdout if wanted else sys.stderr)
+        readable.show(USAGE, file=sys.stdout if wanted else sys.stderr)
         return 0 if wanted else 2
     install()
     os.environ.update(switch.environment(os.environ))  # of the processes that the program starts
@@ -39,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     script = os.path.abspath(program[0])
     if not os.path.exists(script):
-        print(f"python -m engine.compat: there is no file {program[0]!r} in {os.getcwd()}", file=sys.stderr)
+        readable.show(f"python -m engine.compat: there is no file {program[0]!r} in {os.getcwd()}", file=sys.stderr)
         return 2
     if not sys.flags.safe_path:
         sys.path[0] = os.path.dirname(os.path.realpath(script))

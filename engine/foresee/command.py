@@ -80,19 +80,19 @@ def main(arguments: Sequence[str]) -> int:
         rules = replace(told.rules, **{name: value for name, value in changes.items() if value is not None})
         network = Network(given.bandwidth, given.latency)
         rows = foresee(told, rules, given.hosts, network)
-        print(_json(told, rules, network, rows) if given.json else text(told, rules, network, rows), flush=True)
+        readable.show(_json(told, rules, network, rows) if given.json else text(told, rules, network, rows))
         if given.picture is not None:
             given.picture.write_text(draw(_title(told), rows, about(rules, network)), encoding="utf-8")
-            print(f"enginerun foresee: {given.picture} is drawn", file=sys.stderr)
+            readable.show(f"enginerun foresee: {given.picture} is drawn", file=sys.stderr)
     except BrokenPipeError:  # `| head`: nobody wants the rest, which the interpreter would try to write once more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (TraceError, OSError) as error:
         hint = "; a timeline is what 'enginerun --timeline t.json ..' writes" if "no timeline" in str(error) else ""
-        print(f"enginerun foresee: error: {error}{hint}", file=sys.stderr)
+        readable.show(f"enginerun foresee: error: {error}{hint}", file=sys.stderr)
         return 2
     finally:
         for note in notes:
-            print(f"enginerun foresee: {note}", file=sys.stderr)
+            readable.show(f"enginerun foresee: {note}", file=sys.stderr)
     return 0
 
 

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 
+from .. import readable
 from ..metrics.errors import MetricsError
 from .errors import LaunchError
 from .job import JobRun
@@ -65,7 +66,7 @@ def _main(arguments: Sequence[str]) -> int:
             return int(importlib.import_module(COMMANDS[arguments[0]], __package__).main(arguments[1:]))
         return JobRun(parse(arguments)).run()
     except (LaunchError, MetricsError) as error:
-        print(f"enginerun: error: {error}", file=sys.stderr)
+        readable.show(f"enginerun: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:  # before the ranks are started, or while their last output waits for its reader
         return 128 + signal.SIGINT

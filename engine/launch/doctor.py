@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from .. import readable
 from ..forms import argument, seconds
 from ..host import linux, machine, network, processes
 from ..host.patience import Patience
@@ -141,13 +142,13 @@ def main(arguments: Sequence[str]) -> int:
     if hosts is None:
         if given.launch_agent is not None:
             raise LaunchError("--launch-agent: no hosts are given: add -H a,b")
-        print(check_build.table())
+        readable.show(check_build.table())
         return 0
     places = lay_out(hosts, sum(slots for _, slots in hosts), None if given.launch_agent else own_names())
     shown = {place.name for place in places}
     here = next((place.name for place in places if place.local), "")
     for name in dict.fromkeys(name for name, _ in hosts if name not in shown):
-        print(f"enginerun doctor: {name} is this machine, as {here} is: they are one host", file=sys.stderr)
+        readable.show(f"enginerun doctor: {name} is this machine, as {here} is: they are one host", file=sys.stderr)
     return Examination(places, reach_of(given), given.start_timeout).run()
 
 
@@ -191,7 +192,7 @@ class Examination:
             self._board.close()
         problems = list(self._problems())
         for line in [*_table(self._rows()), "", *(problems or ["Nothing is amiss."])]:
-            print(line)
+            readable.show(line)
         return int(bool(problems))
 
     def _gather(self, limit: float) -> dict[str, Message]:

@@ -8,6 +8,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from .. import bounded_reader
+from . import yaml_files
 from .errors import LaunchError
 
 _NO_NETWORK = "all ranks are on this host"
@@ -108,6 +110,7 @@ def arguments_of(path: Path, options: Collection[str]) -> list[str]:
     for key, option, value in _entries(content):
         negated = f"--no-{option[2:]}"
         if option not in options or isinstance(value, dict | list):
+            key = bounded_reader.shorten(key)
             raise LaunchError(f"--config-file: {str(path)!r} has {key!r}, which stands for no option of enginerun")
         if value is True:
             found.append(option)
@@ -132,24 +135,23 @@ def _entries(content: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
 
 def _read(path: Path) -> Any:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = bounded_reader.read_text(path, yaml_files.LARGEST)
         if path.suffix == ".json":
             return json.loads(text)
         if path.suffix == ".toml":
             return tomllib.loads(text)
-    except (OSError, ValueError) as error:  # of both formats, and of what is not text
+    except (OSError, ValueError, RecursionError) as error:  # of both formats, and of what is not text
         raise LaunchError(f"--config-file: cannot read {str(path)!r}: {_one_line(error)}") from error
     try:
-        import yaml
+        return yaml_files.load(text)
     except ModuleNotFoundError:
         raise LaunchError(
             f"--config-file: {str(path)!r} is taken for YAML, which needs PyYAML: 'pip install pyyaml', or write it as "
             "a .toml or .json file"
         ) from None
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise LaunchError(f"--config-file: cannot read {str(path)!r}: {_one_line(error)}") from error
+    except yaml_files.YAMLFileError as error:
+        place = "" if error.line is None else f", line {error.line}"
+        raise LaunchError(f"--config-file: cannot read {str(path)!r}{place}: {_one_line(error)}") from error
 
 
 def _one_line(error: Exception) -> str:

@@ -141,9 +141,9 @@ class JobRun:
         return code
 
     def _say(self, line: str) -> None:
-        """Show a line of the launcher's own."""
+        """Show a line of the launcher's own, which may quote ranks, agents and files."""
         prefix = "" if line.startswith(QUOTE) else "enginerun: "
-        self._err.write(f"{prefix}{line}\n".encode(errors="backslashreplace"))
+        self._err.write(f"{prefix}{readable.plain_line(line)}\n".encode())
 
     def _how(self, chosen: Mapping[str, Any]) -> Callable[[Job, Metrics], Outcome]:
         """How the ranks run; what cannot be is refused now."""

@@ -64,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
         The file, or a line of it, cannot be run here.
     """
     if {"-h", "--help"} & set(arguments):
-        print(USAGE)
+        readable.show(USAGE)
         return 0
     named = bool(arguments) and not arguments[0].startswith("-")
     path = Path(arguments[0] if named else USUAL)
@@ -78,12 +78,13 @@ def main(arguments: Sequence[str]) -> int:
     lines = said(path, description, bounds, devices, places, jobs[0].idle, hosts_given=_hosts_given(rest))
     for line in lines:
         if check:
-            print(line)
+            readable.show(line)
         elif not jobs[0].quiet:
             _say(line)
     if check:
         for number, job in enumerate(jobs, 1):
-            print(f"line {number} of {len(jobs)}: {shlex.join(_arguments(description, bounds, rest, job.command))}")
+            words = _arguments(description, bounds, rest, job.command)
+            readable.show(f"line {number} of {len(jobs)}: {' '.join(map(quoted, words))}")
         return 0
     return _run([replace(job, idle=()) for job in jobs], description.run)
 
@@ -104,8 +105,26 @@ def _run(jobs: Sequence[Options], lines: Sequence[str]) -> int:
     return 0
 
 
+def quoted(word: str) -> str:
+    """Quote a word for a shell; one that a terminal would not show as it is gets the form `$'..'`, with escapes."""
+    if word.isprintable():
+        return shlex.quote(word)
+    shown = "".join(_escaped(each) for each in word)
+    return f"$'{shown}'"
+
+
+def _escaped(each: str) -> str:
+    if each in "\\'":
+        return f"\\{each}"
+    if each.isprintable():
+        return each
+    if each == "\n":
+        return "\\n"
+    return f"\\x{ord(each):02x}" if ord(each) < 0x80 else f"\\U{ord(each):08x}"
+
+
 def _say(line: str) -> None:
-    print(f"enginerun: {line}", file=sys.stderr, flush=True)
+    readable.show(f"enginerun: {line}", file=sys.stderr)
 
 
 def _hosts_given(rest: Sequence[str]) -> bool:

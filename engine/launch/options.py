@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from .. import config
+from .. import config, readable
 from ..compat import switch
 from ..config import Config
 from ..errors import ConfigError
@@ -149,13 +149,13 @@ class _Version(argparse.Action):
             known = version(parser.prog)
         except PackageNotFoundError:
             known = "(a source tree that was never installed)"
-        print(parser.prog, known)
+        readable.show(f"{parser.prog} {known}")
         parser.exit()
 
 
 class _CheckBuild(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        print(table())
+        readable.show(table())
         parser.exit()
 
 

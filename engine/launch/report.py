@@ -25,6 +25,7 @@ LINE_CHARACTERS = 2000
 _FRAME = re.compile(
     rf"^rank \d+ (?:{'|'.join(kind.did for kind in BY_CAUSE.values())}): | \(rank \d+ noticed it first\)$"
 )
+_COLOUR = re.compile(r"\x1b\[[\d;]*m")
 _MISMATCH = re.compile(r"(?:[\w.]+\.)?MismatchError: ")
 _SENT = re.compile(r"\b(?:rank (\d+)|ranks [\d, .-]+) sent ")
 
@@ -51,7 +52,7 @@ def read_tail(path: Path, since: int = 0) -> list[str]:
     except OSError:
         return []
     lines = data.decode(errors="backslashreplace").split("\n")
-    lines = [line.rstrip("\r").rpartition("\r")[2][:LINE_CHARACTERS] for line in lines]
+    lines = [_COLOUR.sub("", line.rstrip("\r").rpartition("\r")[2])[:LINE_CHARACTERS] for line in lines]
     if size - TAIL_BYTES > since:
         del lines[0]  # the second half of something
     while lines and not lines[-1].strip():

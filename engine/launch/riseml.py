@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from .. import bounded_reader
 from ..forms import Form, Whole
+from . import yaml_files
 from .errors import LaunchError
 
 FRAMEWORKS = {"keras": "keras", "mxnet": "mxnet", "pytorch": "torch", "tensorflow": "tensorflow"}  # and their packages
 COUNT = Whole(1)
+LONGEST_KEY = 100  # characters of an unknown key that are shown
 _SHELL = set("$`|&;<>()*?[]{}~#!\n")  # what a shell does something about
 _BUILTINS = frozenset(  # of a POSIX shell; most of them are no programs
     ": . alias bg break cd command continue eval exec exit export fc fg getopts hash jobs read readonly return set "
@@ -78,9 +81,9 @@ class _Section:
         if not hasattr(node, "value") or node.id != "mapping":
             self.fail(node, name, f"it is a section, with keys below it; {self._allowed}")
         for key, value in node.value:
-            known = str(key.value)
+            known = key.value if key.id == "scalar" else ""
             if known not in allowed:
-                self.fail(key, self.path(known), f"not known; {self._allowed}")
+                self.fail(key, self.path(known[:LONGEST_KEY]), f"not known; {self._allowed}")
             if known in self._values:
                 self.fail(key, self.path(known), "it stands here twice: leave one out")
             self._keys[known], self._values[known] = key, value
@@ -128,7 +131,7 @@ class _Section:
         try:
             return Told(form(node.value), f"{self._place(node)}: {self.path(key)}")
         except ValueError as error:
-            self.fail(node, self.path(key), f"{node.value!r} is not {error}")
+            self.fail(node, self.path(key), f"{bounded_reader.shorten(node.value)!r} is not {error}")
 
     def must(self, key: str, form: Form) -> Any:
         """A value in a form, of a key that has to be there."""
@@ -237,18 +240,15 @@ def _workers(horovod: _Section) -> tuple[int, int | None]:
 def _compose(path: Path) -> Any:
     """The file as nodes, which know their lines."""
     try:
-        import yaml
+        return yaml_files.compose(bounded_reader.read_text(path, yaml_files.LARGEST))
     except ModuleNotFoundError:
         raise LaunchError(f"{str(path)!r} is YAML, which needs PyYAML: 'pip install pyyaml'") from None
-    try:
-        return yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, bounded_reader.ReadError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise LaunchError(f"cannot read {str(path)!r}: {why}; write 'enginerun job FILE'") from error
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        place = str(path) if mark is None else f"{path}:{mark.line + 1}"
-        raise LaunchError(f"{place}: no YAML: {getattr(error, 'problem', None) or error}") from error
+    except yaml_files.YAMLFileError as error:
+        place = str(path) if error.line is None else f"{path}:{error.line}"
+        raise LaunchError(f"{place}: no YAML: {error}") from error
 
 
 def command_of(line: str) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
+from .. import readable
 from .errors import MetricsError
 
 PLACE = "@DIRECTORY@"  # stands in a file for the directory of the files
@@ -50,12 +51,12 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     written, same = export(given.directory, force=given.force)
     for path in written:
-        print(f"wrote {path}")
+        readable.show(f"wrote {path}")
     if same:
-        print(f"{len(same)} files were there already, and as they should be")
+        readable.show(f"{len(same)} files were there already, and as they should be")
     root = given.directory
-    print(f"prometheus --config.file={root / 'prometheus.yml'} --storage.tsdb.path={root / 'data'}")
-    print(f"enginerun -np 4 --metrics-port 9400 --metrics-file-sd {root / TARGETS} python train.py")
+    readable.show(f"prometheus --config.file={root / 'prometheus.yml'} --storage.tsdb.path={root / 'data'}")
+    readable.show(f"enginerun -np 4 --metrics-port 9400 --metrics-file-sd {root / TARGETS} python train.py")
     return 0
 
 

@@ -398,7 +398,7 @@ class _Run:
                 shutil.rmtree(self._directory, ignore_errors=True)
 
     def _say(self, line: str) -> None:
-        self._err.write(f"engine.ray: {line}\n".encode(errors="backslashreplace"))
+        self._err.write(f"engine.ray: {readable.plain_line(line)}\n".encode())
 
 
 class _News:

@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 
-from .. import frames
+from .. import frames, readable
 from ..host.patience import LONGEST
 from ..host.sockets import retry_short, send_all
 from ..launch.channel import MAC, ChannelError, Seal
@@ -75,7 +75,7 @@ def main() -> int:
     send_all(keeper, f"{host}\n".encode(), 10.0)
     key, descriptors, _, _ = retry_short(socket.recv_fds, keeper, MAC, 1)
     if not key or not descriptors:
-        print(f"{host} has gone", file=sys.stderr)
+        readable.show(f"{host} has gone", file=sys.stderr)
         return 1
     task = socket.socket(fileno=descriptors[0])  # the other side of it stays open until `keeper` is closed, too
     relay(task, 0, 1, Seal(key, "launcher", "agent"))

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from .. import readable
 from .merging import merge
 from .postmortem import report
 from .reading import TraceError, read
@@ -22,21 +23,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if given.command == "flight":
             shown, data = report(given.directory)
-            print(json.dumps(data, indent=1) if given.json else shown, flush=True)
+            readable.show(json.dumps(data, indent=1) if given.json else shown)
         elif given.command == "summary":
             figures = summarize(read(given.files, notes))
-            print(json.dumps(figures, indent=1) if given.json else text(figures), flush=True)
+            readable.show(json.dumps(figures, indent=1) if given.json else text(figures))
         else:
             count = merge(given.files, given.output, notes)
-            print(f"{given.output}: {count} events; open it at https://ui.perfetto.dev or chrome://tracing")
+            readable.show(f"{given.output}: {count} events; open it at https://ui.perfetto.dev or chrome://tracing")
     except BrokenPipeError:  # `| head`: nobody wants the rest, which the interpreter would try to write once more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (TraceError, OSError) as error:
-        print(f"engine.trace: error: {error}", file=sys.stderr)
+        readable.show(f"engine.trace: error: {error}", file=sys.stderr)
         return 2
     finally:
         for note in notes:
-            print(f"engine.trace: {note}", file=sys.stderr)
+            readable.show(f"engine.trace: {note}", file=sys.stderr)
     return 0
 
 

@@ -344,3 +344,37 @@ def test_the_policy_imports_no_framework_and_no_engine() -> None:
     script = f"import sys, autotune; print(sorted({unwanted} & set(sys.modules)))"
     said = subprocess.run([sys.executable, "-c", script], text=True, capture_output=True, check=True, env=os.environ)
     assert said.stdout.strip() == "[]"
+
+
+def with_hostile_texts(value: Any, text: str) -> Any:
+    """All texts of a log, and names that the log chooses, made hostile where the log stays one."""
+    if isinstance(value, dict):
+        return {name: with_hostile_texts(each, text) for name, each in value.items()}
+    if isinstance(value, list):
+        return [with_hostile_texts(each, text) for each in value]
+    return value + text if isinstance(value, str) else value
+
+
+@pytest.mark.parametrize("text", ["\x1b[2K\r\x9b1A\u202e", "[/]"])
+def test_texts_of_a_log_do_not_control_the_terminal(
+    log: Path, tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each text in turn, as a log with more than one of them is often refused for the first."""
+    places = [
+        (number, name)
+        for number, row in enumerate(map(json.loads, log.read_text().splitlines()))
+        for name in row
+        if name != "row" and (number < 3 or number > 60)
+    ]
+    shown = 0
+    for number, name in places:
+        path = changed(
+            log,
+            tmp_path / "log.jsonl",
+            lambda rows, n=number, name=name: rows[n].update({name: with_hostile_texts(rows[n][name], text)}),
+        )
+        for command in ("show", "best"):
+            shown += cli.main([command, str(path)]) == 0
+            said = "".join(capsys.readouterr())
+            assert all(each.isprintable() for each in said.replace("\n", "")), (number, name, command)
+    assert shown > len(places)

@@ -127,3 +127,31 @@ def test_calls_on_connections_outlive_a_shortage_of_memory() -> None:
         )
     }
     assert found == set()
+
+
+# Where a program's own output, or rich's, goes to a terminal as it is, and why.
+RAW_WRITERS = {
+    "engine/readable.py": "it is the rule",
+    "autotune/terminal.py": "the rule for autotune, which imports nothing of the engine",
+    "engine/launch/output.py": "what ranks print, as they print it",
+    "engine/launch/job.py": "lines of the launcher, made plain where they are written",
+    "engine/ray/elastic.py": "lines of the launcher, made plain where they are written",
+    "engine/spark/task.py": "what ranks print, on its way to Spark's logs",
+    "engine/spark/horovod_runner.py": "what ranks print for the driver",
+    "engine/spark/training.py": "a line of numbers",
+    "engine/keras/callbacks.py": "a line of numbers",
+    "engine/watch.py": "the traceback of this rank's own program",
+}
+_STREAMS = ("stdout.write", "stderr.write", "stdout.buffer.write", "stderr.buffer.write")
+_CONSOLES = ("self._console.write", "self._out.write", "self._err.write")
+
+
+def test_texts_reach_a_terminal_through_readable_show() -> None:
+    """What files, peers and ranks say is printed by `readable.show` or `say` of autotune, which make it plain."""
+    found = {
+        name
+        for name, tree in SOURCES.items()
+        for call in calls(tree)
+        if (text := ast.unparse(call.func)) == "print" or text.endswith(_STREAMS) or text in _CONSOLES
+    }
+    assert found == set(RAW_WRITERS)

@@ -233,7 +233,7 @@ def test_yaml_needs_its_library(tmp_path, monkeypatch):
 def test_a_bad_yaml_file_is_refused(tmp_path):
     pytest.importorskip("yaml", reason="needs PyYAML")
     (tmp_path / "c.yaml").write_text("a: [")
-    with pytest.raises(LaunchError, match=r"cannot read '.*c\.yaml': while parsing"):
+    with pytest.raises(LaunchError, match=r"cannot read '.*c\.yaml', line 1: expected the node content"):
         parse(["-np", "2", "--config-file", str(tmp_path / "c.yaml"), "true"])
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 import sys
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -137,6 +140,7 @@ def test_a_file_that_is_not_there_and_a_missing_pyyaml(tmp_path, monkeypatch, ca
     assert main(["job"]) == 2
     assert "cannot read 'riseml.yml': No such file or directory; write 'enginerun job FILE'" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "yaml", None)
+    Path("other.yml").touch()
     assert main(["job", "other.yml"]) == 2
     assert "'other.yml' is YAML, which needs PyYAML: 'pip install pyyaml'" in capsys.readouterr().err
 
@@ -330,3 +334,68 @@ def test_workers_run_on_several_hosts_and_wait_for_all_after_each_line(launcher:
     launcher.environment["CUDA_VISIBLE_DEVICES"] = "4,5"
     few = launcher.run("job", *hosts)
     assert few.code == 2 and "a: 2 workers need 4 GPUs, and this machine has 2: write 'gpus: 0'" in few.err
+
+
+HOSTILE = {
+    "alias in a key": "? [&a [x, x, x, x, x, x, x, x], &b [*a, *a, *a, *a, *a, *a, *a], [*b, *b, *b, *b, *b]]\n: 1\n",
+    "alias": "a: &a 1\nb: *a\n",
+    "alias of itself": "&a [*a]\n",
+    "merged": "a: &a {x: 1}\nb:\n  <<: *a\n",
+    "deep flow": "[" * 60_000,
+    "deep flow of maps": "{a: " * 15_000,
+    "deep block": "- " * 30_000,
+    "deep explicit keys": "? " * 30_000,
+    "a section as a key": "? {a: {b: c}}\n: 1\n",
+    "a list as a key": "train: {[1, 2]: 3}\n",
+    "many keys": "".join(f"k{number}: 1\n" for number in range(6_000)),
+    "a long key": f"? {'k' * 60_000}\n: 1\n",
+    "large": "#" * 70_000,
+    "no number": "!!int ''\n",
+    "no date": "2001-99-99\n",
+    "a number of many digits": "1" * 60_000,
+    "a tag of Python": "!!python/object/apply:os.system ['touch pwned']\n",
+    "a byte that is no text": "\udcff",
+    "two documents": "---\na: 1\n---\nb: 2\n",
+    "a control character": "a: \x1b[2K\n",
+}
+
+
+@pytest.mark.parametrize("how", HOSTILE)
+@pytest.mark.parametrize("command", [["job"], ["-np", "1", "--config-file"]])
+def test_a_hostile_file_is_refused_in_one_line_and_soon(tmp_path, monkeypatch, capsys, command, how):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "hostile.yaml"
+    path.write_bytes(HOSTILE[how].encode(errors="surrogateescape"))
+    started = time.process_time()
+    assert main([*command, str(path), *(["true"] if command != ["job"] else [])]) == 2
+    assert time.process_time() - started < 5
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and len(said) < 600 and said[:-1].isprintable()
+    assert sorted(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_never_ends_or_comes_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    for path in (tmp_path / "fifo", Path("/dev/zero")):
+        with pytest.raises(LaunchError, match="cannot read"):
+            describe(path)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("echo \x1b[2K\x1b[1Grm x", "echo 'a\rb'", "echo \u202etxt.exe", "echo \x9b1A \x07"),
+        "cd x\npython 'it''s' \\\ttrain.py",
+    ],
+)
+def test_what_is_shown_of_a_file_is_what_runs_and_does_not_control_a_terminal(tmp_path, capsys, line):
+    text = "".join(each if each.isprintable() and each not in '\\"' else f"\\U{ord(each):08x}" for each in line)
+    path = wrote(tmp_path, f'project: "p\\e[2K"\ntrain:\n  framework: pytorch\n  run: "{text}"\n')
+    assert main(["job", str(path), "--check"]) == 0
+    shown = capsys.readouterr().out
+    assert all(each.isprintable() for each in shown.replace("\n", ""))
+    [command] = [each.partition(" -- ")[2] for each in shown.splitlines() if each.startswith("line 1 of 1: ")]
+    arguments = subprocess.run(
+        ["bash", "-c", f"printf '%s\\0' {command}"], env={"LC_ALL": "C.UTF-8"}, capture_output=True, check=True
+    ).stdout.decode()
+    assert tuple(arguments.split("\0")[:-1]) == command_of(line)

@@ -54,7 +54,9 @@ def main(arguments: Sequence[str]) -> int:
     try:
         from rich.console import Console
     except ImportError:
-        print("enginerun top: error: it needs rich: pip install '.[metrics]' in the source tree", file=sys.stderr)
+        readable.show(
+            "enginerun top: error: it needs rich: pip install '.[metrics]' in the source tree", file=sys.stderr
+        )
         return 1
     console = Console(highlight=False, soft_wrap=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
@@ -66,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
             else:
                 _watch(job, console, given.interval, signals)
     except TopError as error:
-        print(f"enginerun top: {error}", file=sys.stderr)
+        readable.show(f"enginerun top: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:
         # Whoever read has had enough. Python would complain while it ends.

@@ -1,0 +1,16 @@
+"""Texts of logs that reach a terminal, which nothing of them controls."""
+
+from __future__ import annotations
+
+import sys
+from typing import TextIO
+
+
+def plain(text: object) -> str:
+    """A text without characters that a terminal would act on."""
+    return "".join(each if each.isprintable() else "?" for each in str(text))
+
+
+def say(text: object, file: TextIO | None = None) -> None:
+    """Print lines that may quote files."""
+    print("\n".join(map(plain, str(text).split("\n"))), file=sys.stdout if file is None else file)
