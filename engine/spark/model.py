@@ -85,9 +85,9 @@ class TrainedModel(Model, Stage):
         """The model itself."""
         return self._model
 
-    def getHistory(self) -> list[dict[str, float]]:
-        """By epoch: losses and metrics, averaged over all ranks."""
-        return list(self._history)
+    def getHistory(self) -> Any:
+        """Losses and metrics, averaged over all ranks, in the form that Horovod has for the framework."""
+        raise NotImplementedError
 
     def setOutputCols(self, names: Sequence[str]) -> TrainedModel:
         """Name the outputs."""

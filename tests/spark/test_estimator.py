@@ -256,8 +256,9 @@ def test_a_model_is_trained_saved_and_loaded_in_a_pipeline(spark, store, points,
     with ThreadPoolExecutor(1) as pool:  # a thread that has made no session, as of a `CrossValidator`
         fitted = pool.submit(pipeline.fit, points.drop("x")).result()
     history = fitted.stages[-1].getHistory()
-    assert len(history) == 10 and history[-1]["loss"] < 0.1 < history[0]["loss"]
-    assert history[-1]["val_loss"] < 0.1
+    assert [epoch["epoch"] for epoch in history] == [*range(10)]
+    assert history[-1]["train"]["loss"] < 0.1 < history[0]["train"]["loss"]
+    assert history[-1]["validation"]["loss"] < 0.1
     assert not store.fs.ls(store.get_full_path("data"))
     fitted.write().overwrite().save(f"file:{tmp_path}/fitted")  # a path of Spark's, which fsspec does not know
     loaded = PipelineModel.load(f"file:{tmp_path}/fitted")
@@ -282,7 +283,7 @@ def test_parquet_that_is_there_already_is_trained_on(spark, store, points):
     loss = torch.nn.functional.mse_loss
     trained = TorchEstimator(model=model, optimizer=optimizer, loss=loss, label_cols=["y"], **common)
     history = trained.fit_on_parquet("data/there").getHistory()
-    assert history[1]["loss"] < history[0]["loss"]
+    assert history[1]["train"]["loss"] < history[0]["train"]["loss"] and "validation" not in history[0]
 
 
 def test_models_of_one_run_id_do_not_compute_with_each_others_parameters(spark, store, points):
@@ -473,7 +474,8 @@ def test_labels_get_the_shape_of_the_output_and_losses_see_it(spark, store, cach
         inmemory_cache_all=cache,
         verbose=0,
     ).fit(data)
-    assert trained.getHistory()[-1]["loss"] < 0.1 and trained.getHistory()[-1]["val_loss"] < 0.1
+    last = trained.getHistory()[-1]
+    assert last["train"]["loss"] < 0.1 and last["validation"]["loss"] < 0.1
     found = trained.transform(data).collect()
     assert max(abs(row.y - row.y__output) for row in found) < 0.5
     assert all(len(row.k__output) == 3 and len(row.v__output) == 4 for row in found)

@@ -54,12 +54,18 @@ def linear(*layers: Any) -> Any:
     return keras.Sequential([keras.Input((2,)), *layers, keras.layers.Dense(1)])
 
 
+def estimate(store: Store, model: Any, **parameters: Any) -> Any:
+    """An estimator of a model, on two ranks."""
+    from engine.spark.keras import KerasEstimator
+
+    common = {"num_proc": 2, "feature_cols": ["x"], "label_cols": ["y"], "batch_size": 8, "epochs": 20, "verbose": 0}
+    return KerasEstimator(model=model, store=store, **common | parameters)
+
+
 def test_a_model_is_trained_saved_and_loaded_in_a_pipeline(spark, store, points, tmp_path):
     """Rows that weigh nothing would spoil it; a callback ends it; custom objects go wherever the model does."""
     from pyspark.ml import Pipeline, PipelineModel
     from pyspark.ml.feature import VectorAssembler
-
-    from engine.spark.keras import KerasEstimator
 
     half, distance = halving()
 
@@ -69,29 +75,23 @@ def test_a_model_is_trained_saved_and_loaded_in_a_pipeline(spark, store, points,
             if epoch == 11:
                 self.model.stop_training = True
 
-    estimator = KerasEstimator(
-        num_proc=2,
-        model=linear(half()),
+    estimator = estimate(
+        store,
+        linear(half()),
         optimizer=keras.optimizers.SGD(0.1, momentum=0.9),
         loss=distance,
         metrics=["mae"],
         callbacks=[Ends()],
         custom_objects={"Half": half, "distance": distance},
         sample_weight_col="c",
-        store=store,
-        feature_cols=["x"],
-        label_cols=["y"],
         validation=0.2,
-        batch_size=8,
-        epochs=20,
-        verbose=0,
     )
     pipeline = Pipeline(stages=[VectorAssembler(inputCols=["a", "b"], outputCol="x"), estimator])
     pipeline.write().overwrite().save(str(tmp_path / "pipeline"))
     fitted = Pipeline.load(str(tmp_path / "pipeline")).fit(points)
     history = fitted.stages[-1].getHistory()
-    assert len(history) == 12 and history[-1]["loss"] < 0.05 < history[0]["loss"]
-    assert history[-1]["val_loss"] < 0.05 and history[-1]["mae"] > 10  # metrics do not count weights
+    assert len(history["loss"]) == 12 and history["loss"][-1] < 0.05 < history["loss"][0]
+    assert history["val_loss"][-1] < 0.05 and history["mae"][-1] > 10  # metrics do not count weights
     assert not store.fs.ls(store.get_full_path("data"))
     fitted.write().overwrite().save(str(tmp_path / "fitted"))
     loaded = PipelineModel.load(str(tmp_path / "fitted"))
@@ -105,28 +105,17 @@ def test_a_model_is_trained_saved_and_loaded_in_a_pipeline(spark, store, points,
 
 
 def test_a_compiled_model_of_two_inputs_and_outputs_is_trained_on_parquet_that_is_there(spark, store, points):
-    from engine.spark.keras import KerasEstimator
-
     points.where("c > 0").selectExpr("*", "array(a, b) AS pair").write.parquet(store.get_full_path("data/there"))
     keras.utils.set_random_seed(1)
     a, b = keras.Input((1,)), keras.Input((1,))
     y = keras.layers.Dense(1)(keras.layers.Concatenate()([a, b]))
     model = keras.Model([a, b], [y, keras.layers.Dense(2)(y)])
     model.compile(keras.optimizers.SGD(0.05), loss=["mse", "mse"])
-    estimator = KerasEstimator(
-        num_proc=2,
-        model=model,
-        store=store,
-        feature_cols=["a", "b"],
-        label_cols=["y", "pair"],
-        batch_size=8,
-        epochs=3,
-        backward_passes_per_step=2,
-        verbose=0,
-    )
+    columns = {"feature_cols": ["a", "b"], "label_cols": ["y", "pair"]}
+    estimator = estimate(store, model, **columns, epochs=3, backward_passes_per_step=2)
     found = estimator.fit_on_parquet("data/there")
     history = found.getHistory()
-    assert len(history) == 3 and history[-1]["loss"] < history[0]["loss"]
+    assert len(history["loss"]) == 3 and history["loss"][-1] < history["loss"][0]
     row = found.setOutputCols(["one", "two"]).transform(points).first()
     expected = [
         each.ravel() for each in found.getModel().predict([np.array([[row.a]]), np.array([[row.b]])], verbose=0)
@@ -151,8 +140,6 @@ def test_what_an_estimator_lacks_is_told(store):
 @pytest.mark.parametrize("known", [True, False])
 def test_labels_get_the_shape_of_the_output_for_losses_and_metrics_of_ones_own(spark, store, points, known):
     """Neither the call of a `Loss` nor a metric's function is given labels in its shape by Keras itself."""
-    from engine.spark.keras import KerasEstimator
-
     class Distance(keras.losses.Loss):  # type: ignore[misc]
         def call(self, label: Any, output: Any) -> Any:
             return keras.ops.mean(keras.ops.square(label - output))
@@ -169,21 +156,16 @@ def test_labels_get_the_shape_of_the_output_for_losses_and_metrics_of_ones_own(s
             return self.last(x)
 
     data = points.filter("c > 0").selectExpr("array(a, b) AS x", "y")
-    trained = KerasEstimator(
-        num_proc=2,
-        model=linear() if known else Unknown(),
+    trained = estimate(
+        store,
+        linear() if known else Unknown(),
         optimizer=keras.optimizers.SGD(0.3),
         loss=Distance(),
         metrics=[away],
         custom_objects={"Distance": Distance, "away": away, "Unknown": Unknown},
         checkpoint_callback=keras.callbacks.ModelCheckpoint("unused.keras", monitor="val_loss", save_best_only=True),
-        store=store,
-        feature_cols=["x"],
-        label_cols=["y"],
         validation=0.2,
-        batch_size=8,
-        epochs=20,
-        verbose=0,
     ).fit(data)
-    assert trained.getHistory()[-1]["val_loss"] < 0.02 and trained.getHistory()[-1]["val_away"] < 0.2
+    history = trained.getHistory()
+    assert history["val_loss"][-1] < 0.02 and history["val_away"][-1] < 0.2
     assert max(abs(row.y - row.y__output) for row in trained.transform(data).collect()) < 0.5

@@ -35,6 +35,11 @@ class KerasModel(TrainedModel):
         super().__init__(**common)
         self._fill({"custom_objects": custom_objects})
 
+    def getHistory(self) -> dict[str, list[float]]:
+        """Values by epoch of each loss and metric, averaged over all ranks, as of `keras.callbacks.History`."""
+        names = dict.fromkeys(name for epoch in self._history for name in epoch)
+        return {name: [epoch[name] for epoch in self._history if name in epoch] for name in names}
+
     def _packed(self) -> Any:
         return Packed(super()._packed(), self._custom_objects)
 

@@ -21,3 +21,15 @@ class TorchModel(TrainedModel):
     """As `TrainedModel`; its `model` is a `torch.nn.Module`."""
 
     compute = staticmethod(compute)
+
+    def getHistory(self) -> list[dict[str, Any]]:
+        """By epoch its number, `epoch`, and the losses of `train` and `validation`, averaged over all ranks.
+
+        Each of the two is `{"loss": value}`; without rows that validate there is no `validation`.
+        """
+        found: list[dict[str, Any]] = []
+        for number, epoch in enumerate(self._history):
+            found.append({"epoch": number, "train": {"loss": epoch["loss"]}})
+            if "val_loss" in epoch:
+                found[-1]["validation"] = {"loss": epoch["val_loss"]}
+        return found
