@@ -385,6 +385,14 @@ class Driver:
         self._feed(events.Ended(number, code, what, last.exception if own else ""))
         if own and last.not_run and not worker.came and self._machine.world == 0:
             self._feed(events.Stop("there is no such program to run; check its spelling, and that each host has it"))
+        if code == 0 and started and not killed and not worker.came and self._machine.world == 0:
+            self._feed(
+                events.Stop(
+                    f"worker {number} ended with exit code 0 and never came to elastic.run: another try would do the "
+                    "same. Train in a function under elastic.run, or start the program without --min-np, --max-np and "
+                    "--host-discovery-script"
+                )
+            )
 
     def _show_start(self, host: str, message: Message) -> None:
         if self._options.verbose:

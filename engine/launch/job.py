@@ -65,6 +65,8 @@ class JobRun:
         After `run`: the report on that, as it was shown.
     problems : dict of str to OSError
         After `run`: files that ranks of other hosts have left and that are not complete here, and why.
+    directories : list of int
+        After `run`: N of the directory `rank.N` of each rank, by rank; in an elastic job of the ranks of its last world.
     """
 
     def __init__(self, options: Options, collect: Callable[[Path], None] = lambda directory: None) -> None:
@@ -72,6 +74,7 @@ class JobRun:
         self.verdict: Verdict | None = None
         self.report: list[str] = []
         self.problems: dict[str, OSError] = {}
+        self.directories = list(range(options.size))
         self._options = options
         self._collect = collect
         self._out = Console(1)
@@ -241,6 +244,7 @@ class JobRun:
         metrics.stop()
         self._displays.extend(driver.slots.displays.values())
         self.problems = driver.slots.problems
+        self.directories = driver.members
         return outcome
 
     def _supervise(

@@ -62,6 +62,7 @@ def run(
     remote_python: str | None = None,
     remote_directory: str | os.PathLike[str] | None = None,
     network_interface: str | None = None,
+    elastic_timeout: float | None = None,
 ) -> list[Any]:
     """Call `func(*args, **kwargs)` on every rank of a new job on this host or several, and wait for its end.
 
@@ -88,14 +89,18 @@ network_interfaces
     executable : str, optional
         The Python of the ranks; this one by default.
     min_num_proc, max_num_proc, min_np, max_np, host_discovery_script
-        Of elastic jobs, which have no result of each rank: refused, unless both bounds are `num_proc`.
-    slots, reset_limit, cooldown_range, disable_cache, use_gloo, use_mpi, mpi_args
+        Each makes the job elastic, unless both bounds are `num_proc` and the hosts are fixed: `func` calls a function
+        under `engine.elastic.run`. As the options of these names.
+    slots, reset_limit, cooldown_range, elastic_timeout
+        Of elastic jobs: as `--slots-per-host`, `--reset-limit`, `--blacklist-cooldown-range` and `--elastic-timeout`
+        (seconds). In others they do nothing, and one line says so.
+    disable_cache, use_gloo, use_mpi, mpi_args
         Accepted, and answered with one line: they have nothing to do here.
 
     Returns
     -------
     list
-        What `func` returned, by rank.
+        What `func` returned, by rank; of an elastic job, on all ranks of its last world.
 
     Raises
     ------
@@ -108,13 +113,14 @@ network_interfaces
     """
     check_call(func, args, kwargs)
     size = num_proc if np is None else np
-    bounds = {min_np, min_num_proc, max_np, max_num_proc} - {None}
-    if bounds <= {size}:  # not elastic
-        min_np = min_num_proc = max_np = max_num_proc = None
+    least, most = min_num_proc if min_np is None else min_np, max_num_proc if max_np is None else max_np
+    if host_discovery_script is None and {least, most} <= {size, None}:  # not elastic
+        least = most = None
     options = {
-        "-np": 1 if size is None and hosts is None and hostfile is None else size,
-        "--min-np": min_np if min_np is not None else min_num_proc,
-        "--max-np": max_np if max_np is not None else max_num_proc,
+        "-np": 1 if size is least is hosts is hostfile is None else size,
+        "--min-np": least,
+        "--max-np": most,
+        "--elastic-timeout": elastic_timeout,
         "--slots-per-host": slots,
         "--reset-limit": reset_limit,
         "--blacklist-cooldown-range": cooldown_range,
@@ -146,7 +152,7 @@ network_interfaces
             python = executable or sys.executable
             command = [python, "-P", "-m", "engine.runner.rank", hashlib.sha256(call).hexdigest()]
             _launch(home, [*arguments_of(options), "--", *command])
-            return _results(home)
+            return read_results(home)
         finally:
             os.close(lock)
 
@@ -221,7 +227,16 @@ def _launch(home: Path, arguments: Sequence[str]) -> None:
         raise
 
 
-def _results(home: Path) -> list[Any]:
+def read_results(home: Path) -> list[Any]:
+    """Read what the function returned, by rank, from the directory of a call whose job has ended.
+
+    Raises
+    ------
+    JobError
+        A rank failed, or its result is not there.
+    LaunchError
+        The job did not start.
+    """
     try:
         outcome = json.loads((home / OUTCOME).read_text())
     except (FileNotFoundError, json.JSONDecodeError):
@@ -233,8 +248,8 @@ def _results(home: Path) -> list[Any]:
     if outcome["code"] != 0:
         raise _failure(home, outcome)
     results = []
-    for rank in range(outcome["size"]):
-        path = home / f"rank.{rank}.{RESULT}"
+    for rank, number in enumerate(outcome["directories"]):
+        path = home / f"rank.{number}.{RESULT}"
         if (problem := outcome["incomplete"].get(path.name)) is not None:
             raise JobError(
                 f"the result of rank {rank} did not arrive whole, since it could not be written here: {problem}; make "
@@ -250,8 +265,8 @@ def _results(home: Path) -> list[Any]:
 def _failure(home: Path, outcome: Mapping[str, Any]) -> JobError:
     rank, host = outcome["rank"], outcome["host"]
     report = "\n".join(outcome["report"])
-    if rank is None:
-        return JobError(f"the job was ended by a signal (exit code {outcome['code']})")
+    if rank is None:  # of an elastic job the report begins with the first failure
+        return JobError(report or f"the job was ended by a signal (exit code {outcome['code']})")
     who = f"rank {rank}" if host is None else f"rank {rank} on {host}"
     path = home / f"rank.{rank}.{ERROR}"
     if path.name in outcome["incomplete"] or not path.exists():  # or it was killed, or never came to the call

@@ -29,17 +29,7 @@ def main(arguments: Sequence[str]) -> None:
     arguments : sequence of str
         The caller's pid, the directory of the call, and what `enginerun` takes.
     """
-
-    def options() -> Options:
-        given = parse(arguments[2:])
-        if given.elastic is not None:
-            raise LaunchError(
-                "engine.run has a result of each rank from start to end, and so no elastic jobs: leave the bounds and "
-                "the script out, or start a program with enginerun"
-            )
-        return given
-
-    launch(int(arguments[0]), Path(arguments[1]), options)
+    launch(int(arguments[0]), Path(arguments[1]), lambda: parse(arguments[2:]))
 
 
 def launch(caller: int, home: Path, options: Callable[[], Options]) -> None:
@@ -56,12 +46,12 @@ def launch(caller: int, home: Path, options: Callable[[], Options]) -> None:
     """
     processes.prctl(processes.PR_SET_PDEATHSIG, signal.SIGTERM)  # of the caller's death
     incomplete: dict[str, str] = {}  # by the name of a file in `home`, why it is not whole
-    outcome: dict[str, Any] = {"error": None, "code": 0, "size": 0, "rank": None, "host": None, "report": []}
+    outcome: dict[str, Any] = {"error": None, "code": 0, "directories": [], "rank": None, "host": None, "report": []}
     if os.getppid() == caller:  # else it died before the request above
         try:
             chosen = replace(options(), enclosed=(home / CALL).read_bytes())
             job = JobRun(chosen, lambda directory: _collect(directory, home, incomplete))
-            outcome |= {"code": job.run(), "size": chosen.size, "report": job.report}
+            outcome |= {"code": job.run(), "directories": job.directories, "report": job.report}
             for path, problem in job.problems.items():
                 incomplete.setdefault(_collected(Path(path)), problem.strerror or str(problem))
             if job.verdict is not None:

@@ -29,8 +29,7 @@ from ..compat.modules import install as install_compat
 from ..host import private_files
 from ..launch import leftovers
 from ..launch.errors import JobError, LaunchError
-from ..launch.leftovers import RESULT
-from ..runner.function import CALL, OUTCOME, arguments_of, check_call
+from ..runner.function import CALL, arguments_of, check_call, read_results
 from . import carrier, slots
 from .collecting import Collecting, Late
 from .hosting import Offer, host_agents
@@ -131,7 +130,7 @@ def run_elastic(
         "--prefix-output-with-timestamp": prefix_output_with_timestamp,
         "--quiet": not verbose,
     }
-    call = dumps(_ranked, (dumps(fn, args, kwargs), any(isinstance(each, Finder) for each in sys.meta_path)), None)
+    call = dumps(_make_call, (dumps(fn, args, kwargs), any(isinstance(each, Finder) for each in sys.meta_path)), None)
     home = Path(tempfile.mkdtemp(prefix="enginerun-call-"))
     lock = leftovers.lock(home)
     try:
@@ -149,13 +148,12 @@ def _first(*values: int | None) -> int | None:
     return next((value for value in values if value is not None), None)
 
 
-def _ranked(call: bytes, horovod: bool) -> tuple[int, Any]:
-    """Make the call on a rank; its result, and the rank that it has in the last world."""
+def _make_call(call: bytes, horovod: bool) -> Any:
+    """Make the call on a rank, with Horovod's names if the caller has them."""
     if horovod:
         install_compat()
     fn, args, kwargs = pickle.loads(call)
-    value = fn(*args, **kwargs)
-    return int(os.environ["ENGINE_RANK"]), value
+    return fn(*args, **kwargs)
 
 
 class _Job:
@@ -196,7 +194,7 @@ class _Job:
                 tasks.join(FAREWELL)  # tasks that have room end by themselves
                 self._over.set()
                 tasks.join()
-        return self._results()
+        return read_results(self._home)
 
     def _ask(self, offer: Offer, most: int) -> Collecting:
         """Have Spark run the tasks."""
@@ -282,21 +280,6 @@ class _Job:
                 launcher.wait()
                 for pump in pumps:
                     pump.join(FAREWELL)
-
-    def _results(self) -> list[Any]:
-        try:
-            outcome = json.loads((self._home / OUTCOME).read_text())
-        except (FileNotFoundError, json.JSONDecodeError):
-            raise JobError("the launcher of the job was killed, and the ranks with it") from None
-        if outcome["error"] is not None:
-            raise LaunchError(outcome["error"])
-        if outcome["code"] != 0:
-            raise JobError("\n".join(outcome["report"]) or f"the job ended with exit code {outcome['code']}")
-        if outcome["incomplete"]:
-            name, problem = next(iter(outcome["incomplete"].items()))
-            raise JobError(f"{name} did not arrive whole, since it could not be written here: {problem}; make room")
-        found = dict(pickle.loads(path.read_bytes()) for path in self._home.glob(f"rank.*.{RESULT}"))
-        return [found[rank] for rank in sorted(found)]
 
 
 def _pump(source: IO[bytes], stream: TextIO) -> None:

@@ -54,6 +54,35 @@ def sees(path: str) -> bool:
     return os.path.exists(path)
 
 
+def process() -> int:
+    return os.getpid()
+
+
+def raises_everywhere() -> None:
+    raise ValueError("nobody does")
+
+
+def trains_and_is_killed_once(home: str) -> tuple[int, int, int]:
+    """Rank, size and steps, of a training whose rank 0 is killed after its third commit."""
+    import engine
+    from engine.elastic import ObjectState, run
+
+    engine.init()
+    killed = Path(home, "killed")
+
+    @run
+    def train(state: ObjectState) -> tuple[int, int, int]:
+        while state.step < 6:
+            state.step += 1
+            state.commit()
+            if state.step == 3 and engine.rank() == 0 and not killed.exists():
+                killed.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+        return engine.rank(), engine.size(), state.step
+
+    return train(ObjectState(step=0))
+
+
 def raises_on(culprit: int) -> None:
     if rank() == culprit:
         raise ValueError(f"rank {culprit} does not like it")

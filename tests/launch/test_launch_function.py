@@ -221,10 +221,35 @@ def test_a_call_that_somebody_has_changed_is_not_unpickled(tmp_path):
 def test_a_job_that_cannot_start_is_refused():
     with pytest.raises(LaunchError, match="elsewhere: cannot start '/no/such': No such file"):
         engine.run(called.place, hosts="elsewhere:2", num_proc=2, launch_agent="/no/such")
-    with pytest.raises(LaunchError, match=r"engine\.run has a result of each rank"):
-        engine.run(called.place, num_proc=2, min_num_proc=1)
+    with pytest.raises(LaunchError, match="-np 2 must lie between --min-np 3"):
+        engine.run(called.place, num_proc=2, min_num_proc=3)
     with pytest.raises(LaunchError, match="'0' is not a whole number"):
         engine.run(called.place, num_proc=0)
+
+
+@pytest.mark.parametrize("bounds", [{"min_num_proc": 1}, {"min_num_proc": 2, "max_num_proc": 2}], ids=["less", "fixed"])
+def test_an_elastic_job_returns_what_the_ranks_of_its_last_world_returned(tmp_path, bounds):
+    """A rank is killed in the first world and started again; a script may tell the hosts, whatever the bounds."""
+    script = tmp_path / "hosts"
+    script.write_text("#!/bin/sh\necho localhost:2\n")
+    script.chmod(0o700)
+    results = engine.run(
+        called.trains_and_is_killed_once, (str(tmp_path),), num_proc=2, **bounds, host_discovery_script=str(script)
+    )
+    size = len(results)
+    assert size == 2 or (size == 1 and bounds["min_num_proc"] == 1)  # the survivor may have ended first
+    assert results == [(rank, size, 6) for rank in range(size)]
+    assert (tmp_path / "killed").exists()
+
+
+def test_an_elastic_job_without_a_script_has_its_first_failure_in_the_error(tmp_path):
+    with pytest.raises(JobError, match=r"(?s)raised the same: ValueError.*first failure: .*nobody does"):
+        engine.run(called.raises_everywhere, num_proc=2, min_num_proc=1, elastic_timeout=60)
+
+
+def test_a_function_that_never_comes_to_elastic_run_ends_an_elastic_job_at_once():
+    with pytest.raises(JobError, match=r"ended with exit code 0 and never came to elastic\.run"):
+        engine.run(called.process, num_proc=2, min_num_proc=1)
 
 
 def test_what_means_nothing_here_is_said_in_one_line(capfd, tmp_path):
