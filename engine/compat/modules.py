@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from ..frameworks.table import BOUND
+from .keras2 import accept_old_spellings
 
 ROOT = "horovod"
 SEE = "docs/migration.md says what there is"
@@ -57,6 +58,9 @@ MODULES["horovod.tensorflow"] = ("..tensorflow", ".util")  # which has `gpu_avai
 MODULES["horovod.tensorflow.elastic"] = ("..tensorflow.elastic",)
 for _name in ("", ".sampler", ".state"):
     MODULES[f"horovod.torch.elastic{_name}"] = ("..torch.elastic",)
+
+# Modules of scripts that may be written for Keras 2.
+WITH_KERAS = ("horovod.keras", "horovod.spark.keras", "horovod.tensorflow")
 
 # Packages that are refused, with the reason.
 ABSENT = {
@@ -139,6 +143,8 @@ class Finder(MetaPathFinder, Loader):
         module.shown = [import_module(name, __package__) for name in MODULES[module.__name__]]
         if module.__name__ == ROOT:
             _tell_of_another()
+        if module.__name__.startswith(WITH_KERAS):
+            accept_old_spellings()
 
 
 def install() -> Finder:

@@ -24,7 +24,7 @@ _CLASS: Any = object.__dict__["__class__"]  # sets an object's class, whatever t
 _DEPTH = 16  # how many callers are asked whether they are a LossScaleOptimizer
 
 
-class _Variables(list[Any]):
+class Variables(list[Any]):
     """A list that can be called, as the variables of an optimizer in Keras 2: scripts have `optimizer.variables()`."""
 
     def __call__(self) -> list[Any]:
@@ -49,7 +49,7 @@ class _Distributed(_Optimizer):
     def variables(self) -> list[Any]:
         """As the optimizer's own; then those in which several passes are added up. May be called, too."""
         own: list[Any] = super().variables
-        return _Variables(own if self._engine.inside else own + self._engine.passes.variables)
+        return Variables(own if self._engine.inside else own + self._engine.passes.variables)
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         """As the optimizer's own, with gradients that have been reduced over the ranks. Collective."""

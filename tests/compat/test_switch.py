@@ -385,6 +385,40 @@ def test_modules_of_tensorflow_and_keras(tmp_path):
     assert start(*command, cwd=tmp_path, path=path, **variables).stdout == "done\n"
 
 
+OLD_SPELLINGS = """
+import keras, numpy as np
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+try:
+    keras.optimizers.SGD(lr=0.5)
+except (TypeError, ValueError):
+    import horovod.keras
+optimizer = keras.optimizers.SGD(lr=0.5, momentum=0.9)
+assert float(optimizer.lr) == 0.5 == float(optimizer.learning_rate)
+optimizer.lr = 0.25
+assert float(optimizer.learning_rate) == 0.25
+optimizer.lr.assign(0.125)
+model.compile(optimizer, loss="mse", experimental_run_tf_function=False)
+model.fit(np.ones((4, 2)), np.ones((4, 1)), verbose=0)
+assert len(optimizer.variables()) == len(optimizer.variables) == 4
+assert optimizer.get_config()["learning_rate"] == 0.125 and "lr" not in optimizer.get_config()
+for refused in (lambda: keras.optimizers.SGD(rate=0.5), lambda: model.compile(optimizer, unknown=1)):
+    try:
+        refused()
+    except (TypeError, ValueError):
+        continue
+    raise AssertionError
+print("done")
+"""
+
+
+def test_spellings_of_keras_2_are_accepted_once_horovods_keras_is_imported(tmp_path):
+    pytest.importorskip("keras", reason="needs Keras")
+    pytest.importorskip("tensorflow", reason="needs TensorFlow")
+    (tmp_path / "spellings.py").write_text(OLD_SPELLINGS)
+    command = sys.executable, "-m", "engine.compat", "spellings.py"
+    assert start(*command, cwd=tmp_path, KERAS_BACKEND="tensorflow").stdout == "done\n"
+
+
 def test_the_executors_on_ray_are_ours(tmp_path):
     pytest.importorskip("ray", reason="needs ray: pip install 'ray[train]'")
     program = """
