@@ -147,6 +147,11 @@ class Finder(MetaPathFinder, Loader):
             accept_old_spellings()
 
 
+def installed() -> bool:
+    """Whether this process is switched on."""
+    return any(isinstance(finder, Finder) for finder in sys.meta_path)
+
+
 def install() -> Finder:
     """Switch this process on. A second call does nothing.
 

@@ -6,7 +6,9 @@ The script runs in a process of its own, with a deadline, beside whatever the dr
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -128,9 +130,7 @@ class Script:
             with contextlib.ExitStack() as opened:
                 self._out = opened.enter_context(tempfile.TemporaryFile())
                 self._err = opened.enter_context(tempfile.TemporaryFile())
-                self._process = subprocess.Popen(
-                    self._command, stdin=subprocess.DEVNULL, stdout=self._out, stderr=self._err, start_new_session=True
-                )
+                self._process = self._start(self._command)
                 opened.pop_all()  # they live until the answer has been read
         except OSError as error:
             self._failed(f"it cannot be started: {error.strerror or error}")
@@ -142,6 +142,17 @@ class Script:
             self._failed(f"it cannot be watched: {linux.refusal('pidfd_open', error)}")
             return
         self._selects.hear(self._pidfd, self._ended)
+
+    def _start(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
+        """Start the script; one without a first line that names its interpreter by the shell, as a shell does."""
+        try:
+            return subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=self._out, stderr=self._err, start_new_session=True
+            )
+        except OSError as error:
+            if error.errno != errno.ENOEXEC or command is not self._command:
+                raise
+        return self._start(["/bin/sh", shutil.which(command[0]) or command[0], *command[1:]])
 
     def _ended(self) -> None:
         """It has ended, and what it has written is its answer."""

@@ -25,7 +25,7 @@ import ray
 from ray import cloudpickle
 
 from .. import readable
-from ..compat.modules import Finder
+from ..compat.modules import installed
 from ..config import Config
 from ..elastic.places import Slot
 from ..host import machine, private_files
@@ -346,7 +346,7 @@ class _Run:
             verbose=settings.verbose > 1,
             quiet=not settings.verbose,
             summary=False,
-            horovod=any(isinstance(finder, Finder) for finder in sys.meta_path),
+            horovod=installed(),
             torchrun=False,
             ignored=(),
             enclosed=self._call.enclosed,

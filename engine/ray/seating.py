@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +13,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from ..compat.modules import Finder
+from ..compat.modules import installed
 from ..launch.errors import LaunchError
 from ..launch.plan import Crew, Job
 from ..rendezvous.layout import Layout
@@ -99,7 +98,7 @@ def seat(
         port=port,
         directory=Path(),
         settings=settings,
-        horovod=any(isinstance(finder, Finder) for finder in sys.meta_path),
+        horovod=installed(),
         address=address,
         hub=hub,
         interface=interfaces,

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ..compat.modules import installed
 from ..host import private_files
 from ..launch import leftovers
 from ..launch.errors import JobError, LaunchError
@@ -127,6 +128,7 @@ network_interfaces
         "--hosts": hosts,
         "--hostfile": hostfile,
         "--host-discovery-script": host_discovery_script,
+        "--horovod": installed(),
         "--start-timeout": start_timeout,
         "--ssh-port": ssh_port,
         "--ssh-identity-file": ssh_identity_file,

@@ -24,8 +24,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, TextIO
 
-from ..compat.modules import Finder
 from ..compat.modules import install as install_compat
+from ..compat.modules import installed
 from ..host import private_files
 from ..launch import leftovers
 from ..launch.errors import JobError, LaunchError
@@ -130,7 +130,7 @@ def run_elastic(
         "--prefix-output-with-timestamp": prefix_output_with_timestamp,
         "--quiet": not verbose,
     }
-    call = dumps(_make_call, (dumps(fn, args, kwargs), any(isinstance(each, Finder) for each in sys.meta_path)), None)
+    call = dumps(_make_call, (dumps(fn, args, kwargs), installed()), None)
     home = Path(tempfile.mkdtemp(prefix="enginerun-call-"))
     lock = leftovers.lock(home)
     try:

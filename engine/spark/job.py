@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from .. import readable
-from ..compat.modules import Finder
+from ..compat.modules import installed
 from ..host import network
 from ..launch import report
 from ..launch.errors import JobError, LaunchError
@@ -123,7 +123,7 @@ def run(
             call=dumps(fn, args, kwargs),
             settings=settings_of(env, nics),
             executable=executable or "",
-            horovod=any(isinstance(finder, Finder) for finder in sys.meta_path),
+            horovod=installed(),
         )
         return _Job(session, orders, listener, say).run(seconds)
 

@@ -215,6 +215,14 @@ def test_a_script_that_starts_its_own_ranks(tmp_path):
     assert done.stderr == "enginerun: without effect: --gloo (shared memory is the one transport)\n"
 
 
+def test_a_function_of_a_module_that_imports_horovod_runs_on_ranks(tmp_path):
+    """It is pickled by name, and so each rank imports the module."""
+    (tmp_path / "work.py").write_text("import horovod\ndef train(): return horovod.__version__\n")
+    (tmp_path / "train.py").write_text("import work, horovod; print(horovod.run(work.train, num_proc=2))")
+    done = start(sys.executable, "-m", "engine.compat", "train.py", cwd=tmp_path)
+    assert done.stdout == "['0.28.1', '0.28.1']\n"
+
+
 MAIN_SCRIPT = """
 import argparse
 import horovod

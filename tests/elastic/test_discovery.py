@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
 import tempfile
@@ -61,6 +62,19 @@ def test_a_script_that_cannot_be_killed_is_not_waited_for(tmp_path):
         tracer.wait(10)
     until(lambda: question.look(10.0) is None and question._process is not None, "the script is asked again")
     question.close()
+
+
+def test_a_script_that_names_no_interpreter_is_run_by_the_shell(tmp_path):
+    script = tmp_path / "hosts"
+    script.write_text('echo "a:2"\n')
+    script.chmod(0o700)
+    selects = Descriptors()
+    question = Script([str(script)], 1, selects, print)
+    question.look(0.0)
+    ((descriptor, act),) = selects.acts.items()
+    until(lambda: bool(select.select([descriptor], [], [], 0)[0]), "the script has ended")
+    act()
+    assert question.look(0.5) == {"a": 2}
 
 
 TRACER = """
