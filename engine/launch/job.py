@@ -66,7 +66,7 @@ class JobRun:
     problems : dict of str to OSError
         After `run`: files that ranks of other hosts have left and that are not complete here, and why.
     directories : list of int
-        After `run`: N of the directory `rank.N` of each rank, by rank; in an elastic job of the ranks of its last world.
+        After `run`: N of the directory `rank.N` of each rank, by rank; in an elastic job of those of its last world.
     """
 
     def __init__(self, options: Options, collect: Callable[[Path], None] = lambda directory: None) -> None:

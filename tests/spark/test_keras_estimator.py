@@ -140,6 +140,7 @@ def test_what_an_estimator_lacks_is_told(store):
 @pytest.mark.parametrize("known", [True, False])
 def test_labels_get_the_shape_of_the_output_for_losses_and_metrics_of_ones_own(spark, store, points, known):
     """Neither the call of a `Loss` nor a metric's function is given labels in its shape by Keras itself."""
+
     class Distance(keras.losses.Loss):  # type: ignore[misc]
         def call(self, label: Any, output: Any) -> Any:
             return keras.ops.mean(keras.ops.square(label - output))
