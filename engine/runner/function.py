@@ -118,7 +118,7 @@ network_interfaces
     if host_discovery_script is None and {least, most} <= {size, None}:  # not elastic
         least = most = None
     options = {
-        "-np": 1 if size is least is hosts is hostfile is None else size,
+        "-np": 1 if all(each is None for each in (size, least, hosts, hostfile)) else size,
         "--min-np": least,
         "--max-np": most,
         "--elastic-timeout": elastic_timeout,
