@@ -12,7 +12,6 @@ from types import ModuleType
 from typing import Any
 
 from ..frameworks.table import BOUND
-from .keras2 import accept_old_spellings
 
 ROOT = "horovod"
 SEE = "docs/migration.md says what there is"
@@ -144,7 +143,7 @@ class Finder(MetaPathFinder, Loader):
         if module.__name__ == ROOT:
             _tell_of_another()
         if module.__name__.startswith(WITH_KERAS):
-            accept_old_spellings()
+            import_module("..keras.keras2", __package__).accept_old_spellings()
 
 
 def installed() -> bool:

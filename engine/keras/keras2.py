@@ -8,19 +8,18 @@ optimizers too, beside a `DistributedGradientTape`. Nothing that Keras 3 accepts
 from __future__ import annotations
 
 import functools
-from importlib.util import find_spec
 from typing import Any
+
+import keras
+
+from .optimizer import Variables
 
 
 def accept_old_spellings() -> None:
-    """Let the installed Keras 3 take them. A second call does nothing, nor does one without Keras 3."""
-    if find_spec("keras") is None:
-        return
-    import keras
-
+    """Let the installed Keras 3 take them. A second call does nothing."""
     optimizer = next((each for each in keras.optimizers.Optimizer.__mro__ if "apply_gradients" in vars(each)), None)
     trainer = next((each for each in keras.Model.__mro__ if "compile" in vars(each)), None)
-    if optimizer is None or trainer is None or hasattr(optimizer, "lr") or not keras.__version__.startswith("3."):
+    if optimizer is None or trainer is None or hasattr(optimizer, "lr"):
         return
     optimizer.__init__ = _without(optimizer.__init__, "lr", "learning_rate")
     optimizer.lr = property(lambda self: self.learning_rate, _set_rate, doc="The learning rate, as Keras 2 called it.")
@@ -37,8 +36,6 @@ def _callable_variables(get: Any) -> Any:
 
     @functools.wraps(get)
     def variables(self: Any) -> Any:
-        from ..keras.optimizer import Variables
-
         return Variables(get(self))
 
     return variables
