@@ -193,6 +193,8 @@ class Agent:
                 supervisor.ask_where(message.number("rank"))
             elif message.kind == "pages":
                 self.copies.send(self.channel)
+            elif message.kind in ("hold", "go_on"):
+                supervisor.hold_back(message.kind == "hold")
             elif message.kind == "finish":
                 supervisor.release()
             else:

@@ -20,7 +20,7 @@ from typing import Any
 from .. import frames
 from ..host.patience import Patience
 from ..host.sockets import retry_short
-from .console import Console
+from .outgoing import Outgoing
 
 GREETING = b"\0enginerun agent 2\n"
 LIMIT = 64 << 20  # bytes of a message
@@ -243,7 +243,7 @@ class Channel:
     ----------
     reading : int
         For a selector; -1 once it has ended.
-    out : Console
+    out : Outgoing
         What is still to be written; it is `waiting` for room, or `broken` if nobody reads.
     sealed : Seal or None
         Proofs of the messages, over a network.
@@ -253,7 +253,7 @@ class Channel:
         os.set_blocking(reading, False)
         os.set_blocking(writing, False)
         self.reading = reading
-        self.out = Console(writing)
+        self.out = Outgoing(writing)
         self.decoder = Decoder(greeted)
         self.sealed: Seal | None = None
 

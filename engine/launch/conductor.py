@@ -6,6 +6,7 @@ failure, the user's signals, that all ranks have ended. One thread, one selector
 
 from __future__ import annotations
 
+import functools
 import signal
 import socket
 import sys
@@ -25,13 +26,14 @@ from .console import Console
 from .errors import LaunchError
 from .hosts import LOOPBACK
 from .options import Options
-from .output import Display
+from .output import Display, open_displays
 from .page_copies import Copies
 from .plan import Job
 from .remote import RemoteHost, agent_command
 from .supervisor import ENDING_SIGNALS, PASSED_SIGNALS, Outcome
 from .switchboard import Switchboard
 from .verdict import End, describe
+from .writer import Writer
 
 OTHERS = 2.0  # seconds that other hosts have to answer once one cannot take part, so that all such are told at once
 MARGIN = 15.0  # seconds beyond the grace periods in which agents tell of the end of their ranks
@@ -105,6 +107,8 @@ class Conductor:
         Of each rank and stream, once ranks are started.
     problems : dict of str to OSError
         Files of ranks that could not be written here, and why.
+    files : Writer
+        Writes them.
     """
 
     def __init__(
@@ -121,7 +125,9 @@ class Conductor:
         self.problems: dict[str, OSError] = {}
         self._options = options
         self._job = job
+        self.files = Writer("files")
         self._consoles = list(consoles)
+        self._writers = [self.files, *(console.writer for console in consoles)]
         self._counted = bool(pages)
         self._say = say
         self._wakeup = wakeup
@@ -131,7 +137,7 @@ class Conductor:
         ]
         self._copies = [Copies(pages, place.ranks) for place in options.places]
         self._by_rank = {rank: host for host in self._hosts for rank in host.place.ranks}
-        self._board = Switchboard(self._hosts, consoles, self._act, self._lost, self._heard)
+        self._board = Switchboard(self._hosts, self._writers, self._act, self._lost, self._heard)
         self._board.hear(wakeup.fileno(), self._signals)
         self._seconds = seconds
         self._ready: dict[int, dict[str, Any]] = {}
@@ -237,7 +243,7 @@ class Conductor:
             **order(options, job, host, environment),
         )
         if options.enclosed:
-            for head, part in remote_files.parts(job.directory / remote_files.ENCLOSED, job.directory):
+            for head, part in remote_files.enclosed_parts(options.enclosed):
                 self._board.send(host, "file", part, **head)
 
     def _await_agents(self) -> None:
@@ -287,16 +293,12 @@ class Conductor:
         return address
 
     def _make_displays(self) -> None:
+        timestamps = self._options.timestamps
         for rank in range(self._job.size):
-            for name, console in zip(("stdout", "stderr"), self._consoles, strict=True):
-                path = self._job.directory / f"rank.{rank}" / name
-                try:
-                    display = Display(rank, name, path, console, timestamps=self._options.timestamps)
-                except OSError as error:
-                    raise LaunchError(
-                        f"cannot write {str(path)!r}: {error.strerror}; choose another --output-dir"
-                    ) from error
-                self.displays[rank, name] = display
+            opened = open_displays(rank, self._job.directory, self._consoles, self.files, timestamps=timestamps)
+            self.displays |= {(rank, name): display for name, display in opened.items()}
+        for writer in self._writers:  # no agent is started any more
+            writer.start()
 
     # ---- what comes
 
@@ -317,9 +319,8 @@ class Conductor:
         elif kind == "pages":
             self._copies[host.number].keep(message)
         elif kind == "file":
-            problem = remote_files.keep(message, self._job.directory, host.place.ranks)
-            if problem is not None:
-                self.problems.setdefault(f"{self._job.directory}/{message.text('path')}", problem)
+            numbers = host.place.ranks
+            remote_files.keep_later(message, self._job.directory, numbers, self.files, self.problems)
         elif kind == "say":
             self._relay(host, str(head["line"]))
         elif kind == "ready":
@@ -434,9 +435,10 @@ class Conductor:
     def abandon(self) -> None:
         """Close all channels, at which agents end whatever still runs; none is left when this returns."""
         self._board.close()
-        (self._job.directory / remote_files.TOKEN).unlink(missing_ok=True)
         for display in self.displays.values():
             display.close()
+        self.files.put(functools.partial(remote_files.remove_token, self._job.directory))
+        self.files.finish()
 
 
 def _rank(host: RemoteHost, message: Message) -> int:

@@ -1,86 +1,17 @@
-"""The launcher's own stdout and stderr, written without ever waiting for whoever reads them.
-
-A paused terminal or a slow pipe must not stop the training, and nothing may be lost: what cannot be written now goes to
-a backlog, in memory first, then in an unnamed file.
-"""
+"""The launcher's own stdout and stderr, written by threads: a terminal or a disk that pauses stops no training."""
 
 from __future__ import annotations
 
+import functools
 import os
 import select
 import stat
-import tempfile
-from typing import IO
 
 from ..host.sockets import retry_short
+from .writer import FLUSH, Writer
 
-MEMORY_BYTES = 4 << 20
-PIPE_PORTION = 4096  # a pipe that polls as writable takes this much without blocking
-TERMINAL_PORTION = 256
-
-
-class Backlog:
-    """First in, first out; in memory up to `MEMORY_BYTES`, then on disk."""
-
-    def __init__(self) -> None:
-        self._head = bytearray()
-        self._file: IO[bytes] | None = None
-        self._read_at = 0
-        self._write_at = 0
-
-    def __bool__(self) -> bool:
-        return bool(self._head) or self._read_at < self._write_at
-
-    def __len__(self) -> int:
-        return len(self._head) + self._write_at - self._read_at
-
-    def append(self, data: bytes) -> None:
-        """Add at the end.
-
-        Parameters
-        ----------
-        data : bytes
-        """
-        if self._read_at == self._write_at and len(self._head) < MEMORY_BYTES:
-            self._head += data
-            return
-        if self._file is None:
-            self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - lives as long as the backlog
-        view = memoryview(data)
-        while view:
-            written = os.pwrite(self._file.fileno(), view, self._write_at)
-            self._write_at += written
-            view = view[written:]
-
-    def peek(self, size: int) -> bytes:
-        """Look at the first bytes.
-
-        Parameters
-        ----------
-        size : int
-            How many at most.
-
-        Returns
-        -------
-        bytes
-            Empty only if the backlog is.
-        """
-        if not self._head and self._file is not None and self._read_at < self._write_at:
-            self._head += os.pread(self._file.fileno(), MEMORY_BYTES, self._read_at)
-            self._read_at += len(self._head)
-            if self._read_at == self._write_at:
-                self._file.truncate(0)
-                self._read_at = self._write_at = 0
-        return bytes(self._head[:size])
-
-    def drop(self, size: int) -> None:
-        """Remove the first bytes, at most as many as `peek` gave.
-
-        Parameters
-        ----------
-        size : int
-        """
-        del self._head[:size]
+PORTION = 1 << 16  # bytes of one write; of a longer one nobody would see that it moves
+PIPE_PORTION = 4096
 
 
 class Console:
@@ -90,84 +21,81 @@ class Console:
     ----------
     descriptor : int
         1 or 2.
+    beside : Console, optional
+        The other one. If both are the same file they have one thread, which keeps the order of what is written.
 
     Attributes
     ----------
-    descriptor : int
+    writer : Writer
+        What writes it.
     colour : bool
         Whether it is a terminal and the user has not set NO_COLOR.
     broken : bool
         Whether its reader has gone; what is written is dropped.
     """
 
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
+    def __init__(self, descriptor: int, beside: Console | None = None) -> None:
+        self.writer: Writer
         self.broken = False
-        self._backlog = Backlog()
-        self._poller = select.poll()
-        self._poller.register(descriptor, select.POLLOUT)
+        self._descriptor = descriptor
+        self._given = self._written = 0  # bytes; the latter counted by the writer
         try:
             mode = os.fstat(descriptor).st_mode
         except OSError:  # started with it closed
             self.broken, mode = True, 0
         terminal = not self.broken and os.isatty(descriptor)
         self.colour = terminal and not os.environ.get("NO_COLOR")
-        self._portion = TERMINAL_PORTION if terminal else PIPE_PORTION
-        self._polled = terminal or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+        self._read_by_somebody = terminal or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+        self._portion = PIPE_PORTION if self._read_by_somebody else PORTION
+        self.writer = Writer(f"console-{descriptor}") if beside is None or not self._is_as(beside) else beside.writer
 
     @property
-    def behind(self) -> int:
-        """Bytes that are left to write."""
-        return len(self._backlog)
-
-    @property
-    def waiting(self) -> bool:
-        """Whether something is left to write as soon as the reader has room."""
-        return bool(self._backlog)
+    def lost(self) -> int:
+        """Bytes that were not written, or not yet."""
+        return 0 if self.broken else self._given - self._written
 
     def write(self, data: bytes) -> None:
-        """Write now what can be written without waiting, and keep the rest.
+        """Write as soon as there is room.
 
         Parameters
         ----------
         data : bytes
         """
-        if self.broken:
-            return
-        behind = self.waiting
-        try:
-            self._backlog.append(data)
-        except OSError:  # no room for a backlog on the disk
-            self.give_up()
-        if not behind:
-            self.pump()
+        if not self.broken:
+            self._given += len(data)
+            self.writer.put(functools.partial(self._write, data), len(data))
 
-    def pump(self) -> None:
-        """Write what can be written without waiting."""
-        while self.waiting and (not self._polled or self._poller.poll(0)):
-            if not self._write_portion():
-                break
+    def flush(self) -> bool:
+        """Wait until all is written: for a reader as long as there is one, for a file that stands still `FLUSH`.
 
-    def drain(self) -> None:
-        """Write everything, waiting for the reader."""
-        while self.waiting:
-            if self._polled:
-                self._poller.poll()
-            self._write_portion()
+        Returns
+        -------
+        bool
+            Whether it was.
+        """
+        return self.writer.flush(None if self._read_by_somebody else FLUSH)
 
-    def _write_portion(self) -> bool:
-        """Write once; tell whether it went."""
-        size = self._portion if self._polled else MEMORY_BYTES
-        try:
-            self._backlog.drop(retry_short(os.write, self.descriptor, self._backlog.peek(size)))
-        except BlockingIOError:  # somebody made it non-blocking
-            return False
-        except OSError:  # the reader has gone, or the disk is full; the ranks' files have it all
-            self.give_up()
-            return False
-        return True
+    def close(self) -> None:
+        """Flush, and end the thread; what is written after that is written at once."""
+        self.writer.finish(None if self._read_by_somebody else FLUSH)
 
-    def give_up(self) -> None:
-        """Write nothing any more, and forget what waits."""
-        self.broken = True
-        self._backlog = Backlog()
+    def _is_as(self, other: Console) -> bool:
+        """Whether both are the same file."""
+        return not self.broken and not other.broken and os.path.sameopenfile(self._descriptor, other._descriptor)
+
+    def _write(self, data: bytes) -> None:
+        """Write in the writer's thread."""
+        view = memoryview(data)
+        while view and not self.broken:
+            try:
+                written = retry_short(os.write, self._descriptor, view[: self._portion])
+            except BlockingIOError:  # somebody made it non-blocking
+                poll = select.poll()
+                poll.register(self._descriptor, select.POLLOUT)
+                poll.poll()
+            except OSError:  # the reader has gone, or the disk is full; the ranks' files have it all
+                self.broken = True
+            else:
+                view = view[written:]
+                self._written += written
+                self.writer.moved()

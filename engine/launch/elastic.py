@@ -113,9 +113,12 @@ class Driver:
         self._names = Names(here)
         self._several = cluster is not None or options.elastic.several(here)
         self._clock = _Clock()
+        writers = [self.slots.files, *(console.writer for console in consoles)]
+        for writer in writers:
+            writer.start()
         self._machine = Machine(limits, self._clock.now())
         self._fleet = Fleet(
-            options, job, self._names, self._several, environment, consoles, pages, seconds,
+            options, job, self._names, self._several, environment, writers, pages, seconds,
             self._act, self._lost, self._cleared, self._refused, say, cluster,
         )  # fmt: skip
         self._fleet.board.hear(wakeup.fileno(), self._signals)
@@ -182,7 +185,6 @@ class Driver:
         """End everything; nothing is left when this returns. A second call does nothing."""
         self._end_discovery()
         self._fleet.close()
-        (self._job.directory / remote_files.TOKEN).unlink(missing_ok=True)
         self.slots.close()
 
     def _end_discovery(self) -> None:
@@ -374,7 +376,7 @@ class Driver:
         killed, started = message.truth("killed"), message.truth("started")
         worker = self._worker(host, message)
         display = self.slots.displays[worker.number, "stderr"]
-        last = last_of(code, display.path, worker.since)
+        last = last_of(code, display, worker.since)
         self._gone(number)
         own = code != 0 and not killed
         if own:

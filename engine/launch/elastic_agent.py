@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import os
-import selectors
 import signal
 from dataclasses import replace
 from typing import Any
@@ -34,7 +33,6 @@ from .supervisor import ENDING_SIGNALS, PASSED_SIGNALS, SIGNALS, Stage, Supervis
 from .verdict import End
 from .witness import where
 
-BEHIND = 4 << 20  # bytes that wait for the launcher, from which on workers' output is not read: beats stand behind them
 # Exit codes of a program that the kernel does not execute, as shells have them.
 _NOT_EXECUTED = {errno.ENOENT: 127, errno.EACCES: 126, errno.ENOEXEC: 126}
 
@@ -46,23 +44,6 @@ class Keeper(Supervisor):
         super().__init__(*arguments)
         self._leaving = leaving
         self._asked_to_leave = False
-        self._held_back = False
-
-    def hold_back(self, held: bool) -> None:
-        """Read no more of what workers write, or go on; who writes more than a pipe holds waits meanwhile."""
-        self._held_back = held
-
-    def _step(self, timeout: float | None) -> None:
-        full = self._held_back or any(console.behind > BEHIND for console in self._consoles)
-        registered = self._selector.get_map()
-        for streams in self._streams.values():
-            for stream in streams:
-                if stream.pipe >= 0 and full == (stream.pipe in registered):
-                    if full:
-                        self._selector.unregister(stream.pipe)
-                    else:
-                        self._selector.register(stream.pipe, selectors.EVENT_READ, stream)
-        super()._step(timeout)
 
     def kill_one(self, worker: int) -> None:
         """Kill a worker and what it has started; does nothing if it has ended. It cannot object, nor be stopped."""

@@ -12,7 +12,8 @@ from pathlib import Path
 from ..elastic.causes import Cause
 from ..elastic.places import Place
 from ..host import processes
-from .report import QUOTE, TAIL_LINES, last_words, read_tail
+from .output import Display
+from .report import QUOTE, TAIL_LINES, last_words, tail_lines
 from .supervisor import Outcome
 from .verdict import claim_of, traceback_span
 
@@ -120,9 +121,9 @@ def _is_code(line: str) -> bool:
     return line[:1].isspace() and _LINE.match(line) is None
 
 
-def last_of(code: int, path: Path, since: int) -> Last:
-    """Read the last words of a worker, which has written from so many bytes of that file on."""
-    return Last(code, path, read_tail(path, since))
+def last_of(code: int, stderr: Display, since: int) -> Last:
+    """Return the last words of a worker, which has written from so many bytes of its slot's stderr on."""
+    return Last(code, stderr.path, tail_lines(*stderr.tail(since)))
 
 
 def how(code: int, came: bool) -> str:

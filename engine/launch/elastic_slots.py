@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from ..elastic.places import Slot
-from ..host import private_files
 from . import remote_files
 from .channel import ChannelError, Message
 from .console import Console
-from .errors import LaunchError
-from .output import Display
+from .output import Display, open_displays
+from .writer import Writer
 
 
 class Slots:
@@ -34,11 +34,14 @@ class Slots:
         Of each number and stream that was used.
     problems : dict of str to OSError
         Files of workers that could not be written here, and why.
+    files : Writer
+        Writes them.
     """
 
     def __init__(self, directory: Path, most: int, consoles: Sequence[Console], *, timestamps: bool) -> None:
         self.displays: dict[tuple[int, str], Display] = {}
         self.problems: dict[str, OSError] = {}
+        self.files = Writer("files")
         self._directory, self._most = directory, most
         self._consoles, self._timestamps = list(consoles), timestamps
         self._numbers: dict[Slot, int] = {}
@@ -71,25 +74,13 @@ class Slots:
         return number
 
     def open(self, number: int) -> int:
-        """Open the files of a slot, if they are not; the bytes that are in that of stderr.
-
-        Raises
-        ------
-        LaunchError
-            They cannot be written.
-        """
-        directory = self._directory / f"rank.{number}"
-        for name, console in zip(("stdout", "stderr"), self._consoles, strict=True):
-            if (number, name) not in self.displays:
-                try:
-                    private_files.make_directory(directory)
-                    display = Display(number, name, directory / name, console, timestamps=self._timestamps)
-                except OSError as error:
-                    raise LaunchError(
-                        f"cannot write {str(directory / name)!r}: {error.strerror}; choose another --output-dir"
-                    ) from error
-                self.displays[number, name] = display
-        return self.displays[number, "stderr"].size
+        """Open the files of a slot, if they are not; the bytes that its workers have written to stderr so far."""
+        if (number, "stderr") not in self.displays:
+            opened = open_displays(
+                number, self._directory, self._consoles, self.files, timestamps=self._timestamps
+            ).items()
+            self.displays |= {(number, name): display for name, display in opened}
+        return self.displays[number, "stderr"].taken
 
     def show(self, host: str, message: Message) -> None:
         """Show what was written in a slot: by its worker, or by what a worker has started, which may outlive it.
@@ -105,9 +96,8 @@ class Slots:
 
     def keep(self, host: str, message: Message) -> None:
         """Keep a file of a worker's that its host has sent."""
-        problem = remote_files.keep(message, self._directory, [number for name, number in self._had if name == host])
-        if problem is not None:
-            self.problems.setdefault(f"{self._directory}/{message.head['path']}", problem)
+        numbers = [number for name, number in self._had if name == host]
+        remote_files.keep_later(message, self._directory, numbers, self.files, self.problems)
 
     def flush(self, number: int) -> None:
         """Show what a worker has left of its last line, as no more follows."""
@@ -115,6 +105,8 @@ class Slots:
             self.displays[number, name].flush()
 
     def close(self) -> None:
-        """Close all files."""
+        """Close all files, as soon as all is in them; one that takes nothing is given up."""
         for display in self.displays.values():
             display.close()
+        self.files.put(functools.partial(remote_files.remove_token, self._directory))
+        self.files.finish()

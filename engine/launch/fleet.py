@@ -15,7 +15,6 @@ from . import remote_files
 from .channel import Message
 from .cluster import Cluster
 from .conductor import FAREWELL, order
-from .console import Console
 from .discovery import Names
 from .elastic_options import MARGIN
 from .hosts import LOOPBACK, Place
@@ -25,6 +24,7 @@ from .page_copies import Copies
 from .plan import Job
 from .remote import RemoteHost, agent_command
 from .switchboard import Switchboard
+from .writer import Writer
 
 BEAT = 1.0  # seconds from one word to each agent to the next, at most
 
@@ -76,8 +76,8 @@ class Fleet:
         Whether workers may be on several hosts.
     environment : mapping of str to str
         The launcher's, which workers inherit.
-    consoles : sequence of Console
-        The launcher's stdout and stderr.
+    writers : sequence of Writer
+        Of files and consoles, to which output of workers goes.
     pages : sequence of int
         Descriptors of the copies of pages of counters, by the number of a slot; none: nothing is counted.
     seconds : float
@@ -104,7 +104,7 @@ class Fleet:
         names: Names,
         several: bool,
         environment: Mapping[str, str],
-        consoles: Sequence[Console],
+        writers: Sequence[Writer],
         pages: Sequence[int],
         seconds: float,
         told: Callable[[str, Message], None],
@@ -118,7 +118,7 @@ class Fleet:
         assert options.elastic is not None
         self._lease = options.elastic.lease
         self._relay = LeaseRelay(min(BEAT, self._lease / 5))
-        self.board = Switchboard((), consoles, self._act, self._lose, self._heard, self._relay)
+        self.board = Switchboard((), writers, self._act, self._lose, self._heard, self._relay)
         self._options, self._job, self._names, self._several = options, job, names, several
         self._environment = environment
         self._pages = pages
@@ -254,7 +254,7 @@ class Fleet:
             **order(self._options, self._job, agent, self._environment),
         )
         if self._options.enclosed:
-            for head, part in remote_files.parts(self._job.directory / remote_files.ENCLOSED, self._job.directory):
+            for head, part in remote_files.enclosed_parts(self._options.enclosed):
                 self.board.send(agent, "file", part, **head)
 
     def _agent(self, host: str, seconds: float) -> RemoteHost:

@@ -36,12 +36,13 @@ from .horovod_options import without_effect
 from .hosts import told_idle
 from .metrics import Metrics
 from .options import Options, load
-from .output import Display, Stream
+from .output import Display, Stream, open_displays
 from .plan import Job, RankPlan, plan
 from .report import QUOTE, failure_lines, flight_records, investigate
 from .shadow import shadowed
 from .supervisor import SIGNALS, Outcome, Supervisor
 from .verdict import Verdict
+from .writer import Writer
 
 NOWHERE = "-"  # the number of no host: a guardian that ends no ranks, since those of agents are the agents'
 
@@ -78,7 +79,8 @@ class JobRun:
         self._options = options
         self._collect = collect
         self._out = Console(1)
-        self._err = Console(2)
+        self._err = Console(2, beside=self._out)
+        self._files = Writer("files")  # of ranks that are all here
         self._displays: list[Display] = []
         self._clocks: dict[int, float] = {}
         self._shares: dict[str, tuple[int, int]] = {}
@@ -113,7 +115,11 @@ class JobRun:
             self._say(without_effect(options.ignored))
         for line in [] if options.quiet else told_idle(options.idle, options.size):
             self._say(line)
-        with Metrics(options, chosen, os.environ, self._say) as metrics, self._directory() as directory:
+        with (
+            self._told_first(),
+            Metrics(options, chosen, os.environ, self._say) as metrics,
+            self._directory() as directory,
+        ):
             job = Job(
                 size=options.size,
                 name=f"{os.getpid()}-{secrets.token_hex(8)}",
@@ -133,15 +139,31 @@ class JobRun:
             seconds = time.monotonic() - began
             # The clock of the day may have been set since: what has ended is told by how it stands now.
             code, lines = self._conclude(outcome, directory, time.time() - seconds)
-            leftovers.forget_empty(directory)
+            if not self._files.given_up:
+                leftovers.forget_empty(directory)
             log = job.settings.get(variable("autotune_log")) or chosen.get("autotune_log")
             by_user = outcome.signum if self.verdict is None else None
             lines = self._summary(metrics.pages, seconds, unix_offset, log, by_user) + lines
-        self._out.drain()
+        if not self._out.flush() and self._out.lost:
+            lines.insert(0, f"{self._out.lost} bytes of output were lost: stdout did not take them")
         for line in lines:
             self._say(line)
-        self._err.drain()
+        self._close_consoles()
         return code
+
+    @contextlib.contextmanager
+    def _told_first(self) -> Iterator[None]:
+        """Have all that was said written before an error is shown."""
+        try:
+            yield
+        except LaunchError:
+            self._close_consoles()
+            raise
+
+    def _close_consoles(self) -> None:
+        """Have all that was said written, before others write there."""
+        self._out.close()
+        self._err.close()
 
     def _say(self, line: str) -> None:
         """Show a line of the launcher's own, which may quote ranks, agents and files."""
@@ -205,6 +227,7 @@ class JobRun:
         if outcome.failed and outcome.signum is None and not outcome.hurried:
             metrics.linger(wakeup)
         metrics.stop()
+        self._files = conductor.files
         self._displays.extend(conductor.displays.values())
         self.problems = conductor.problems
         self.hosts, self._clocks, self._shares = conductor.hosts, conductor.clocks, conductor.shares
@@ -242,6 +265,7 @@ class JobRun:
         if outcome.failed and outcome.signum is None:
             metrics.linger(wakeup)
         metrics.stop()
+        self._files = driver.slots.files
         self._displays.extend(driver.slots.displays.values())
         self.problems = driver.slots.problems
         self.directories = driver.members
@@ -253,8 +277,9 @@ class JobRun:
         """Start the ranks and stay until nothing of them is left, whatever happens."""
         guardian = Guardian(job.name, metrics.discard)
         processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
+        writers = (self._files, self._out.writer, self._err.writer)
         with caught(SIGNALS, lambda *_: None) as wakeup:
-            supervisor = Supervisor(guardian, wakeup, (self._out, self._err), self._options.grace, self._say)
+            supervisor = Supervisor(guardian, wakeup, writers, self._options.grace, self._say)
             try:
                 for rank_plan in plans:
                     rank = spawn.start(rank_plan, self._options.command, program, descriptors)
@@ -264,6 +289,8 @@ class JobRun:
                         cpus = "any CPU" if rank_plan.cpus is None else f"CPUs {readable.cpus(rank_plan.cpus)}"
                         self._say(f"rank {rank.number}: pid {rank.pid}, {cpus}, files in {rank_plan.directory}")
                 metrics.start(supervisor)
+                for writer in writers:  # no rank is started any more
+                    writer.start()
             except LaunchError:
                 supervisor.abandon()
                 metrics.stop()
@@ -271,6 +298,7 @@ class JobRun:
                 self._keep = self._options.directory is not None
                 raise
             outcome = supervisor.run()
+            self._files.finish()
             if outcome.failed and outcome.signum is None and not outcome.hurried:
                 metrics.linger(wakeup)
             metrics.stop()  # while signals cannot end us, and the guardian would clean up
@@ -281,22 +309,19 @@ class JobRun:
     def _watch(self, supervisor: Supervisor, rank: spawn.Rank) -> None:
         """Have a rank and its streams watched."""
         supervisor.add(rank)
-        for name, pipe, console in (("stdout", rank.stdout, self._out), ("stderr", rank.stderr, self._err)):
-            path = rank.plan.directory / name
-            try:
-                display = Display(rank.number, name, path, console, timestamps=self._options.timestamps)
-            except OSError as error:
-                raise LaunchError(
-                    f"cannot write {str(path)!r}: {error.strerror}; choose another --output-dir"
-                ) from error
-            self._displays.append(display)
-            supervisor.listen(Stream(rank.number, pipe, display))
+        displays = open_displays(
+            rank.number, rank.plan.directory.parent, (self._out, self._err), self._files,
+            timestamps=self._options.timestamps,
+        )  # fmt: skip
+        self._displays.extend(displays.values())
+        supervisor.listen(Stream(rank.number, rank.stdout, displays["stdout"]))
+        supervisor.listen(Stream(rank.number, rank.stderr, displays["stderr"]))
 
     def _conclude(self, outcome: Outcome, directory: Path, started: float) -> tuple[int, list[str]]:
         """Find the exit code and what to tell the user."""
         verdict = None if isinstance(outcome, Result) else investigate(outcome.ends, directory, self._clocks)
-        incomplete = {str(each.path): each.problem for each in self._displays if each.problem} | self.problems
-        lines = [f"{path} is not complete: {problem.strerror}" for path, problem in incomplete.items()]
+        lines = [lack for each in self._displays if (lack := each.lack())]
+        lines += [f"{path} is not complete: {problem.strerror}" for path, problem in self.problems.items()]
         if self._out.broken or self._err.broken:
             lines.append("the output could not all be shown, because nobody reads it or the disk is full")
         flights = flight_records(directory)
@@ -376,7 +401,8 @@ class JobRun:
         try:
             yield directory
         finally:
-            (directory / remote_files.ENCLOSED).unlink(missing_ok=True)
+            if not self._files.given_up:
+                (directory / remote_files.ENCLOSED).unlink(missing_ok=True)
             if lock is not None:
                 os.close(lock)
             if not self._keep:

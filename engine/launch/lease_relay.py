@@ -18,7 +18,7 @@ from collections.abc import Callable
 from .. import frames
 from ..host.sockets import is_short
 from .channel import LENGTHS, READ_BYTES, Channel, ChannelError, Decoder, Message, pack
-from .console import Console
+from .outgoing import Outgoing
 
 HIGH = 16 << 20  # bytes that an agent has sent and the driver has not read, from which on agents hold output back
 LOW = 1 << 20  # and from which on they send it again
@@ -33,12 +33,13 @@ class _Link:
         self.from_agent, self.to_agent = channel.reading, channel.out.descriptor
         channel.reading, self.to_driver = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self.from_driver, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        channel.out = Console(writing)
+        channel.out = Outgoing(writing)
         self.up, self.down = bytearray(), bytearray()
         self.part = bytearray()  # of a message of the driver's that is not whole
         self.decoder: Decoder | None = Decoder(channel.decoder.greeted)
         self.beats = self.held = False
         self.stamped: float | None = None  # when the agent's own time was last heard
+        self.wanted = False  # whether the driver wants output held back
         self.until = 0.0  # when the connection to the agent is closed, since the driver has hung up
 
     def descriptors(self) -> list[int]:
@@ -106,7 +107,7 @@ class _Link:
             self.close("to_driver")
         if self.to_agent >= 0 and self.from_driver < 0 and (not self.down or now >= self.until):
             self.close("to_agent")
-        if self.beats and self.held != (len(self.up) > (LOW if self.held else HIGH)):
+        if self.beats and self.held != (self.wanted or len(self.up) > (LOW if self.held else HIGH)):
             self.held = not self.held
             self.down += pack("hold" if self.held else "go_on")
 
@@ -125,7 +126,7 @@ class LeaseRelay:
         self._lock = threading.Lock()
         self._links: dict[Channel, _Link] = {}
         self._waking, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._closing = False
+        self._closing = self._held = False
         self._beaten = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="enginerun-leases", daemon=True)
         self._thread.start()
@@ -133,7 +134,16 @@ class LeaseRelay:
     def take(self, channel: Channel) -> None:
         """Stand between the driver and an agent from now on; nothing was read from the channel yet."""
         with self._lock:
-            self._links[channel] = _Link(channel)
+            self._links[channel] = link = _Link(channel)
+            link.wanted = self._held
+        os.write(self._wake, b".")
+
+    def hold(self, held: bool) -> None:
+        """Have all agents hold output back, or send it again."""
+        with self._lock:
+            self._held = held
+            for link in self._links.values():
+                link.wanted = held
         os.write(self._wake, b".")
 
     def stop(self, channel: Channel | None) -> float | None:

@@ -7,19 +7,23 @@ progress bar gives a sign of life every `PROGRESS_INTERVAL` seconds.
 
 from __future__ import annotations
 
+import functools
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
 from ..host import private_files
 from .console import Console
+from .errors import LaunchError
+from .writer import Writer
 
 LINE_LIMIT = 8 << 20
 PROGRESS_INTERVAL = 10.0
 READ_BYTES = 1 << 16
+TAIL_BYTES = 1 << 18  # bytes of the end of a stream that are looked at after a failure
 COLOURS = (36, 33, 32, 35, 34, 31)
 
 
@@ -104,6 +108,28 @@ def _visible(line: bytes) -> bytes:
     return next((part for part in reversed(line.split(b"\r")) if part.strip()), b"")
 
 
+class Tail:
+    """The last bytes of a stream.
+
+    Parameters
+    ----------
+    most : int
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._held = bytearray()
+
+    def add(self, data: bytes) -> None:
+        """Take more of the stream."""
+        self._held += data
+        if len(self._held) > 2 * self._most:
+            del self._held[: -self._most]
+
+    def __bytes__(self) -> bytes:
+        return bytes(self._held[-self._most :])
+
+
 class Display:
     """Where one stream of a rank goes: raw bytes to its file, whole lines to the console.
 
@@ -113,28 +139,41 @@ class Display:
     name : str
         `stdout` or `stderr`.
     path : Path
-        Its file; a new one.
+        Its file; a new one, in a directory that is made if it is missing.
     console : Console
         Where its lines are shown.
+    files : Writer
+        Writes the file. Once it has started, nothing here waits for a file system.
     timestamps : bool
         Put the time in front of the prefix.
+
+    Attributes
+    ----------
+    path : Path
+    problem : OSError or None
+        Why the file is not complete.
+    taken : int
+        Bytes of the stream so far.
     """
 
-    def __init__(self, rank: int, name: str, path: Path, console: Console, *, timestamps: bool = False) -> None:
+    def __init__(
+        self, rank: int, name: str, path: Path, console: Console, files: Writer, *, timestamps: bool = False
+    ) -> None:
         self.path = path
         self.problem: OSError | None = None
-        self._file = private_files.create(path)
+        self.taken = 0
+        self._whose = f"rank {rank}'s {name}"
+        self._kept = 0  # bytes in the file, counted by the writer
+        self._tail = Tail(TAIL_BYTES)
+        self._file = -1
+        self._files = files
         self._console = console
         self._lines = Lines()
         self._timestamps = timestamps
         self._tag = f"[{rank}]<{name}>:".encode()
         if console.colour:
             self._tag = b"\x1b[%dm%s\x1b[0m" % (COLOURS[rank % len(COLOURS)], self._tag)
-
-    @property
-    def size(self) -> int:
-        """Bytes in its file, which somebody may have removed meanwhile."""
-        return os.fstat(self._file).st_size
+        files.put(self._open)
 
     def take(self, data: bytes) -> None:
         """Keep what the rank wrote, and show the lines that are whole.
@@ -143,8 +182,15 @@ class Display:
         ----------
         data : bytes
         """
-        self._keep(data)
+        self.taken += len(data)
+        self._tail.add(data)
+        self._files.put(functools.partial(self._keep, data), len(data))
         self._show(self._lines.feed(data))
+
+    def tail(self, since: int) -> tuple[bytes, bool]:
+        """Return the last that was written behind so many bytes, and whether there is more than that."""
+        size = max(0, self.taken - since)
+        return (bytes(self._tail)[-size:], size > TAIL_BYTES) if size else (b"", False)
 
     def flush(self) -> None:
         """Show the unfinished line."""
@@ -153,9 +199,24 @@ class Display:
     def close(self) -> None:
         """Show the unfinished line and close the file; a second call does nothing."""
         self.flush()
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        self._files.put(self._close)
+
+    def lack(self) -> str:
+        """Say what the file lacks, once its writer has finished; empty if it is complete."""
+        if self.problem is not None:
+            return f"{self.path} is not complete: {self.problem.strerror}"
+        if (lost := self.taken - self._kept) > 0:
+            return f"{lost} bytes of {self._whose} were lost: {self.path} did not take them"
+        return ""
+
+    # ---- in the writer's thread
+
+    def _open(self) -> None:
+        try:
+            private_files.make_directory(self.path.parent)
+            self._file = private_files.create(self.path)
+        except OSError as error:
+            self.problem = error
 
     def _keep(self, data: bytes) -> None:
         """Write raw bytes to the file; a full disk ends the file, not the job."""
@@ -164,9 +225,19 @@ class Display:
         view = memoryview(data)
         try:
             while view:
-                view = view[os.write(self._file, view) :]
+                written = os.write(self._file, view)
+                view = view[written:]
+                self._kept += written
+                self._files.moved()
         except OSError as error:
             self.problem = error
+
+    def _close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    # ----
 
     def _show(self, whole: bytes) -> None:
         if not whole:
@@ -248,3 +319,38 @@ class Stream:
         self._sink.close()
         os.close(self.pipe)
         self.pipe = -1
+
+
+def open_displays(
+    rank: int, directory: Path, consoles: Sequence[Console], files: Writer, *, timestamps: bool
+) -> dict[str, Display]:
+    """Open the files of a rank.
+
+    Parameters
+    ----------
+    rank : int
+    directory : Path
+        The job's.
+    consoles : sequence of Console
+        The launcher's stdout and stderr.
+    files : Writer
+    timestamps : bool
+        As of `Display`.
+
+    Returns
+    -------
+    dict of str to Display
+        By the name of the stream.
+
+    Raises
+    ------
+    LaunchError
+        They cannot be written, as is known at once unless the writer has started.
+    """
+    displays = {}
+    for name, console in zip(("stdout", "stderr"), consoles, strict=True):
+        path = directory / f"rank.{rank}" / name
+        displays[name] = display = Display(rank, name, path, console, files, timestamps=timestamps)
+        if display.problem is not None:
+            raise LaunchError(f"cannot write {str(path)!r}: {display.problem.strerror}; choose another --output-dir")
+    return displays

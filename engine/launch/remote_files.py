@@ -9,6 +9,7 @@ does not see: one of them makes the directory and removes it, and each sends wha
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import time
@@ -21,6 +22,7 @@ from ..host.patience import Patience
 from . import leftovers
 from .channel import Channel, ChannelError, Message
 from .errors import LaunchError
+from .writer import Writer
 
 TOKEN = ".job"  # file in the launcher's directory that holds the job's name: whoever sees it shares the directory
 FELLOWS = ".agents"  # the same in one that agents have made: an agent of this job may use what another one holds
@@ -184,6 +186,55 @@ def parts(path: Path, directory: Path) -> Iterator[tuple[dict[str, Any], bytes]]
             first = False
 
 
+def enclosed_parts(data: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:
+    """Cut what the launcher hands to every host into parts, as `parts` does with a file."""
+    for start in range(0, len(data), PART):
+        yield {"path": ENCLOSED, "first": start == 0}, data[start : start + PART]
+
+
+def remove_token(directory: Path) -> None:
+    """Remove the launcher's token, if the directory is still there."""
+    with contextlib.suppress(OSError):
+        (directory / TOKEN).unlink(missing_ok=True)
+
+
+def keep_later(
+    message: Message, directory: Path, numbers: Collection[int], files: Writer, problems: dict[str, OSError]
+) -> None:
+    """Have a part of a file written, as of `keep`, and note by its path why it could not be.
+
+    Raises
+    ------
+    ChannelError
+        As of `keep`.
+    """
+    path, numbers = directory / name_of(message, numbers), tuple(numbers)
+
+    def write() -> None:
+        if (problem := keep(message, directory, numbers)) is not None:
+            problems.setdefault(str(path), problem)
+
+    if not files.put(write, len(message.body)):
+        problems.setdefault(str(path), OSError(errno.EIO, "its file system took nothing any more"))
+
+
+def name_of(message: Message, numbers: Collection[int]) -> Path:
+    """Return the name of a file in the job's directory that an agent has sent.
+
+    Raises
+    ------
+    ChannelError
+        It leads out of the directory, or to what is not the host's.
+    """
+    text = message.text("path")
+    name = Path(text)
+    if name.is_absolute() or ".." in name.parts or not name.parts or "\0" in text or len(name.parts) > DEEPEST:
+        raise ChannelError(f"a file {text[:LONGEST]!r} is outside of the job's directory")
+    if name.name in NOT_SENT or (name.parts[0].startswith("rank.") and name.parts[0] not in map(_of_rank, numbers)):
+        raise ChannelError(f"a file {text[:LONGEST]!r} is not one of its ranks'")
+    return name
+
+
 def keep(message: Message, directory: Path, numbers: Collection[int]) -> OSError | None:
     """Write a part of a file that an agent has sent into the launcher's directory.
 
@@ -206,12 +257,7 @@ def keep(message: Message, directory: Path, numbers: Collection[int]) -> OSError
     ChannelError
         Its name leads out of the directory, or to what is not the host's.
     """
-    text = message.text("path")
-    name = Path(text)
-    if name.is_absolute() or ".." in name.parts or not name.parts or "\0" in text or len(name.parts) > DEEPEST:
-        raise ChannelError(f"a file {text[:LONGEST]!r} is outside of the job's directory")
-    if name.name in NOT_SENT or (name.parts[0].startswith("rank.") and name.parts[0] not in map(_of_rank, numbers)):
-        raise ChannelError(f"a file {text[:LONGEST]!r} is not one of its ranks'")
+    name = name_of(message, numbers)
     try:
         for depth in range(1, len(name.parts)):  # each of them, so that none is a link
             private_files.make_directory(directory.joinpath(*name.parts[:depth]))

@@ -14,11 +14,11 @@ from pathlib import Path
 from .. import readable
 from ..errors import BY_CAUSE
 from ..host import stacks
+from .output import TAIL_BYTES
 from .verdict import ABSENT, Claim, End, Verdict, claim_of, describe, judge, traceback_span
 
 QUOTE = "  | "
 TAIL_LINES = 20
-TAIL_BYTES = 1 << 18
 TRACEBACK_LINES = 200
 LINE_CHARACTERS = 2000
 # Words that the engine's errors put around a reason: who is to blame, and who saw it. The report itself says both.
@@ -30,31 +30,46 @@ _MISMATCH = re.compile(r"(?:[\w.]+\.)?MismatchError: ")
 _SENT = re.compile(r"\b(?:rank (\d+)|ranks [\d, .-]+) sent ")
 
 
-def read_tail(path: Path, since: int = 0) -> list[str]:
+def read_tail(path: Path) -> list[str]:
     """Read the end of a rank's stderr.
 
     Parameters
     ----------
     path : Path
-    since : int
-        Bytes at the beginning that are not looked at.
 
     Returns
     -------
     list of str
-        Lines of the last `TAIL_BYTES`, without blank ones at the end; empty without a file.
+        As of `tail_lines`; empty without a file.
     """
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
-            file.seek(max(since, size - TAIL_BYTES))
+            file.seek(max(0, size - TAIL_BYTES))
             data = file.read()
     except OSError:
         return []
+    return tail_lines(data, size > TAIL_BYTES)
+
+
+def tail_lines(data: bytes, cut: bool) -> list[str]:
+    """Cut the end of a rank's stderr into lines.
+
+    Parameters
+    ----------
+    data : bytes
+    cut : bool
+        Whether there is more before it, so that it begins with the second half of something.
+
+    Returns
+    -------
+    list of str
+        Without blank ones at the end.
+    """
     lines = data.decode(errors="backslashreplace").split("\n")
     lines = [_COLOUR.sub("", line.rstrip("\r").rpartition("\r")[2])[:LINE_CHARACTERS] for line in lines]
-    if size - TAIL_BYTES > since:
-        del lines[0]  # the second half of something
+    if cut:
+        del lines[0]
     while lines and not lines[-1].strip():
         lines.pop()
     return lines

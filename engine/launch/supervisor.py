@@ -1,7 +1,7 @@
 """Watch the ranks of a job until all have ended and nothing of them is left.
 
-One thread, one selector: pidfds, pipes, signals, and the console when its reader is slow. After the first failure, or a
-signal to end, the stages are::
+One thread, one selector: pidfds, pipes, signals, and the channel to the launcher when that is slow. After the first
+failure, or a signal to end, the stages are::
 
     RUNNING --> ENDING (ranks end by themselves) --grace--> TERMINATING (SIGTERM) --grace--> KILLING (SIGKILL)
 """
@@ -21,12 +21,13 @@ from .. import readable
 from ..host import processes, stacks
 from ..host.patience import Patience
 from ..host.signals import FLIGHT, read_signals
-from .console import Console
 from .guardian import Guardian
+from .outgoing import Outgoing
 from .output import Stream
 from .report import read_claim
 from .spawn import Rank
 from .verdict import End, describe
+from .writer import LOOK, Writer
 
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PASSED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
@@ -80,8 +81,8 @@ class Supervisor:
         Told of every process group.
     wakeup : socket.socket
         Gives the numbers of `SIGNALS` that come (`engine.host.signals`).
-    consoles : iterable of Console
-        Written to by the streams.
+    sinks : iterable of Outgoing or Writer
+        Where the output goes. While one of them is full, ranks are not read: who writes more than a pipe holds waits.
     grace : float
         Seconds between the stages of an ending.
     say : callable
@@ -94,14 +95,15 @@ class Supervisor:
         self,
         guardian: Guardian,
         wakeup: socket.socket,
-        consoles: Iterable[Console],
+        sinks: Iterable[Outgoing | Writer],
         grace: float,
         say: Callable[[str], None],
         ended: Callable[[Rank, End], None] = lambda *_: None,
     ) -> None:
         self._guardian = guardian
         self._wakeup = wakeup
-        self._consoles = list(consoles)
+        self._sinks = list(sinks)
+        self._full = self._held_back = False
         self._grace = grace
         self._say = say
         self._tell_end = ended
@@ -216,7 +218,9 @@ class Supervisor:
 
     def _step(self, timeout: float | None) -> None:
         """Serve what is ready: deaths before signals before output, so that the order of deaths stays true."""
-        self._await_consoles()
+        self._await_room()
+        if self._hold_streams():
+            timeout = LOOK if timeout is None else min(timeout, LOOK)
         ready = [key for key, _ in self._selector.select(timeout)]
         now = time.time()
         for key in ready:
@@ -225,7 +229,7 @@ class Supervisor:
         for key in ready:
             if key.fileobj is self._wakeup:
                 self._signals()
-            elif isinstance(key.data, Console):
+            elif isinstance(key.data, Outgoing):
                 key.data.pump()
             elif isinstance(key.data, Stream) and key.data.pipe >= 0:
                 pipe = key.data.pipe
@@ -235,14 +239,34 @@ class Supervisor:
             elif callable(key.data):
                 key.data()
 
-    def _await_consoles(self) -> None:
-        """Have the selector look at the consoles that are behind, and at no others."""
+    def hold_back(self, held: bool) -> None:
+        """Read no more of what ranks write, or go on."""
+        self._held_back = held
+
+    def _await_room(self) -> None:
+        """Have the selector look at channels that are behind, and at no others."""
         registered = self._selector.get_map()
-        for console in self._consoles:
-            if console.waiting and console.descriptor not in registered:
-                self._selector.register(console.descriptor, selectors.EVENT_WRITE, console)
-            elif not console.waiting and console.descriptor in registered:
-                self._selector.unregister(console.descriptor)
+        for out in self._sinks:
+            if not isinstance(out, Outgoing):
+                continue
+            if out.waiting and out.descriptor not in registered:
+                self._selector.register(out.descriptor, selectors.EVENT_WRITE, out)
+            elif not out.waiting and out.descriptor in registered:
+                self._selector.unregister(out.descriptor)
+
+    def _hold_streams(self) -> bool:
+        """Listen to streams as long as there is room for what they bring; whether to look for room soon."""
+        full = bool([sink for sink in self._sinks if sink.full()])  # all of them are looked at
+        held = full or self._held_back
+        if held or held != self._full:
+            self._full = held
+            registered = self._selector.get_map()
+            for stream in (stream for streams in self._streams.values() for stream in streams if stream.pipe >= 0):
+                if held and stream.pipe in registered:
+                    self._selector.unregister(stream.pipe)
+                elif not held and stream.pipe not in registered:
+                    self._selector.register(stream.pipe, selectors.EVENT_READ, stream)
+        return full
 
     def _ended(self, rank: Rank, now: float) -> None:
         """Reap a rank, show the last it wrote, and begin the ending of the job if it failed."""

@@ -11,9 +11,9 @@ from typing import Any
 
 from ..host.patience import Patience
 from .channel import ChannelError, Message
-from .console import Console
 from .lease_relay import LeaseRelay
 from .remote import RemoteHost
+from .writer import LOOK, Writer
 
 DELIVERY = 1.0  # seconds that a channel has to end, or to bring the last, once the process that carries it has ended
 FAREWELL = 15.0  # seconds that agents have to end what still runs, once their channels are closed
@@ -27,8 +27,8 @@ class Switchboard:
     Parameters
     ----------
     hosts : iterable of RemoteHost
-    consoles : iterable of Console
-        Of the launcher's own, which are written to as their readers have room.
+    writers : iterable of Writer
+        Where the output of ranks goes; agents hold it back while one of them is full.
     act : callable
         Called with a host and a message of its. A `ChannelError`, or another of `MALFORMED`, that it raises means that
         the host does not speak as an agent does.
@@ -43,14 +43,15 @@ class Switchboard:
     def __init__(
         self,
         hosts: Iterable[RemoteHost],
-        consoles: Iterable[Console],
+        writers: Iterable[Writer],
         act: Callable[[RemoteHost, Message], None],
         lost: Callable[[RemoteHost, str], None],
         heard: Callable[[RemoteHost, list[str]], None] = lambda *_: None,
         relay: LeaseRelay | None = None,
     ) -> None:
         self._hosts = list(hosts)
-        self._consoles = list(consoles)
+        self._writers = list(writers)
+        self._holding = False
         self._act = act
         self._lost = lost
         self._heard = heard
@@ -108,7 +109,8 @@ class Switchboard:
             Longest wait.
         """
         self._await_room()
-        for key, _ in self._selector.select(min(seconds, 0.5)):
+        self._hold_back()
+        for key, _ in self._selector.select(min(seconds, LOOK if self._holding else 0.5)):
             key.data()
         for host in self._hosts:
             if host.number in self._carried and not self._carried[host.number].left():
@@ -167,14 +169,27 @@ class Switchboard:
             self._relay.close()
 
     def _await_room(self) -> None:
-        """Have the selector look at descriptors that are behind, and at no others."""
+        """Have the selector look at channels that are behind, and at no others."""
         channels = [host.channel.out for host in self._hosts if host.channel is not None]
         registered = self._selector.get_map()
-        for console in [*self._consoles, *(out for out in channels if out.descriptor >= 0)]:  # -1: it is closed
-            if console.waiting and console.descriptor not in registered:
-                self._selector.register(console.descriptor, selectors.EVENT_WRITE, console.pump)
-            elif not console.waiting and console.descriptor in registered:
-                self._selector.unregister(console.descriptor)
+        for out in channels:
+            if out.descriptor < 0:  # it is closed
+                continue
+            if out.waiting and out.descriptor not in registered:
+                self._selector.register(out.descriptor, selectors.EVENT_WRITE, out.pump)
+            elif not out.waiting and out.descriptor in registered:
+                self._selector.unregister(out.descriptor)
+
+    def _hold_back(self) -> None:
+        """Have agents hold back the output of ranks while there is no room for it, and send it again then."""
+        full = [writer for writer in self._writers if writer.full()]
+        if bool(full) == self._holding:
+            return
+        self._holding = not self._holding
+        if self._relay is not None:
+            self._relay.hold(self._holding)
+        else:
+            self.tell("hold" if self._holding else "go_on")
 
     def _errors(self, host: RemoteHost) -> None:
         descriptor = host.errors

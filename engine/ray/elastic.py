@@ -272,7 +272,8 @@ class _Run:
         self._variables = {"RAY_ADDRESS": ray.get_runtime_context().gcs_address, **variables}
         self._callbacks = callbacks
         self._wakeup = wakeup
-        self._out, self._err = Console(1), Console(2)
+        self._out = Console(1)
+        self._err = Console(2, beside=self._out)
         self._directory = Path()
 
     def agent(self, number: int, host: str) -> RemoteHost:
@@ -323,8 +324,8 @@ class _Run:
                 raise failed.error from None
             finally:
                 driver.abandon()
-                self._out.drain()
-                self._err.drain()
+                self._out.close()
+                self._err.close()
 
     def _options(self) -> Options:
         settings = self._settings

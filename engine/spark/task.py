@@ -31,10 +31,9 @@ from ..launch.channel import Channel, ChannelError
 from ..launch.cpu_binding import Allotment
 from ..launch.errors import LaunchError
 from ..launch.guardian import Guardian
-from ..launch.output import Stream
+from ..launch.output import TAIL_BYTES, Stream, Tail
 from ..launch.plan import Job, RankPlan, plan, without_places
 from ..launch.reach import network_of
-from ..launch.report import TAIL_BYTES
 from ..launch.spawn import Rank
 from ..launch.supervisor import SIGNALS, Supervisor
 from ..launch.verdict import End, claim_of, describe
@@ -325,25 +324,3 @@ class _Relay:
 
     def close(self) -> None:
         """Nothing is open."""
-
-
-class Tail:
-    """The last bytes of a stream.
-
-    Parameters
-    ----------
-    most : int
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._held = bytearray()
-
-    def add(self, data: bytes) -> None:
-        """Take more of the stream."""
-        self._held += data
-        if len(self._held) > 2 * self._most:
-            del self._held[: -self._most]
-
-    def __bytes__(self) -> bytes:
-        return bytes(self._held[-self._most :])

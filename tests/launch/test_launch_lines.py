@@ -8,9 +8,14 @@ import threading
 
 import pytest
 
-from engine.launch import console as console_module
+from engine.launch import outgoing as outgoing_module
+from engine.launch import writer as writer_module
 from engine.launch.console import Console
-from engine.launch.output import PROGRESS_INTERVAL, Lines
+from engine.launch.outgoing import Outgoing
+from engine.launch.output import PROGRESS_INTERVAL, Display, Lines
+from engine.launch.writer import Writer
+
+from ..waiting import until
 
 pytestmark = pytest.mark.quick
 
@@ -104,9 +109,10 @@ def read_all(descriptor: int, size: int) -> bytes:
 
 
 def test_nothing_is_lost_when_the_reader_is_slow(pipe, monkeypatch):
-    monkeypatch.setattr(console_module, "MEMORY_BYTES", 100_000)
+    monkeypatch.setattr(outgoing_module, "MEMORY_BYTES", 100_000)
     reading, writing = pipe
-    console = Console(writing)
+    os.set_blocking(writing, False)
+    console = Outgoing(writing)
     parts = [b"%06d" % number + b"x" * 5000 + b"\n" for number in range(500)]
     for part in parts[:300]:
         console.write(part)  # would block for ever if it waited: nobody reads
@@ -135,19 +141,106 @@ def test_a_reader_that_went_away_is_no_error(pipe):
     console.write(b"x\n")
     assert console.broken
     console.write(b"y\n")
-    console.drain()
+    assert console.flush()
 
 
 def test_a_closed_stream_is_no_error():
     console = Console(999)
     console.write(b"x\n")
-    console.drain()
+    assert console.flush()
     assert console.broken
 
 
-def test_a_regular_file_takes_everything_at_once(tmp_path):
-    with (tmp_path / "log").open("wb") as file:
-        console = Console(file.fileno())
-        console.write(b"x" * 10_000_000)
-        assert not console.waiting
-    assert (tmp_path / "log").stat().st_size == 10_000_000
+@pytest.fixture
+def stuck(monkeypatch):
+    """A writer with little room, whose first task stands still until the event is set, and which waits for nothing."""
+    for name, value in {"HIGH": 1000, "LOW": 500, "STANDSTILL": 0.3}.items():
+        monkeypatch.setattr(writer_module, name, value)
+    writer, goes_on = Writer("test"), threading.Event()
+    writer.start()
+    writer.put(goes_on.wait)
+    yield writer, goes_on
+    goes_on.set()
+    writer.finish()
+
+
+def test_a_console_that_stands_still_holds_nobody_and_loses_nothing(pipe):
+    reading, writing = pipe
+    console = Console(writing)
+    console.writer.start()
+    text = b"".join(b"%06d" % number + b"x" * 5000 + b"\n" for number in range(500))
+    for start in range(0, len(text), 5000):
+        console.write(text[start : start + 5000])  # would block for ever if it waited: nobody reads
+    assert console.lost > 1 << 20
+    got: list[bytes] = []
+    reader = threading.Thread(target=lambda: got.append(read_all(reading, len(text))))
+    reader.start()
+    assert console.flush()
+    reader.join()
+    assert got[0] == text and console.lost == 0
+    console.close()
+    console.write(b"after\n")
+    assert os.read(reading, 100) == b"after\n"
+
+
+def test_streams_that_are_one_file_are_written_in_order(pipe):
+    reading, writing = pipe
+    again = os.dup(writing)
+    out = Console(writing)
+    err = Console(again, beside=out)
+    assert err.writer is out.writer
+    out.writer.start()
+    for number in range(500):
+        (out, err)[number % 2].write(b"%d\n" % number)
+    out.close()
+    os.close(again)
+    assert os.read(reading, 1 << 16) == b"".join(b"%d\n" % number for number in range(500))
+
+
+def test_who_writes_is_held_back_before_anything_is_lost(stuck):
+    writer, goes_on = stuck
+    done: list[int] = []
+    for number in range(11):
+        assert not writer.full()
+        assert writer.put(lambda number=number: done.append(number), 100)
+    assert writer.full(), "1100 bytes wait, and there is room for 1000"
+    goes_on.set()
+    until(lambda: not writer.full(), "there is room again")
+    assert writer.flush() and done == list(range(11))
+
+
+def test_a_disk_that_takes_nothing_for_long_loses_what_does_not_fit_and_says_how_much(stuck, tmp_path):
+    writer, goes_on = stuck
+    with (tmp_path / "shown").open("wb") as shown:
+        display = Display(3, "stdout", tmp_path / "rank.3" / "stdout", Console(shown.fileno()), writer)
+        display.take(b"a" * 1100)
+        assert writer.full()
+        display.take(b"b" * 200)  # more than there is room for, and it stood still for a moment only
+        until(lambda: not writer.full(), "ranks are read again: their output is worth less than they are")
+        display.take(b"c" * 77)
+        goes_on.set()
+        until(lambda: not writer.full() and writer.behind == 0, "the disk takes what waits")
+        display.take(b"d" * 5)
+        display.close()
+        assert writer.finish()
+    assert (tmp_path / "rank.3" / "stdout").read_bytes() == b"a" * 1100 + b"b" * 200 + b"d" * 5
+    assert display.lack() == f"77 bytes of rank 3's stdout were lost: {display.path} did not take them"
+
+
+def test_what_is_not_written_at_the_end_is_counted(stuck, tmp_path):
+    writer, _ = stuck
+    with (tmp_path / "shown").open("wb") as shown:
+        display = Display(0, "stderr", tmp_path / "rank.0" / "stderr", Console(shown.fileno()), writer)
+        display.take(b"x" * 123)
+        assert not writer.finish(0.2)
+        assert display.lack().startswith("123 bytes of rank 0's stderr were lost: ")
+        assert not writer.put(lambda: None), "nothing is done any more"
+
+
+def test_a_file_that_cannot_be_written_says_why(tmp_path):
+    with open("/dev/full", "wb", buffering=0) as full, (tmp_path / "shown").open("wb") as shown:
+        display = Display(0, "stdout", tmp_path / "rank.0" / "stdout", Console(shown.fileno()), Writer("test"))
+        os.dup2(full.fileno(), display._file)
+        display.take(b"x")
+    display.close()
+    assert display.lack() == f"{display.path} is not complete: No space left on device"
