@@ -209,6 +209,46 @@ def starter(name: str) -> Process | None:
     return look(pid) if pid > 1 else None
 
 
+def exit_code(pid: int) -> int:
+    """Tell how a process ended that nobody has reaped yet, as `subprocess.Popen.returncode` does.
+
+    Parameters
+    ----------
+    pid : int
+        A child of this process.
+
+    Returns
+    -------
+    int
+        That of SIGKILL if the kernel does not tell.
+    """
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        return os.waitstatus_to_exitcode(int(text.rpartition(") ")[2].split()[49]))  # field 52 of proc(5)
+    except (OSError, ValueError, IndexError):
+        return -signal.SIGKILL
+
+
+def tracer(pid: int) -> str:
+    """Name the process that traces another one, such as a debugger.
+
+    Parameters
+    ----------
+    pid : int
+
+    Returns
+    -------
+    str
+        Its name and number; "nobody" if none does.
+    """
+    try:
+        text = Path(f"/proc/{pid}/status").read_text(errors="replace")
+        found = look(int(text.partition("\nTracerPid:")[2].split(maxsplit=1)[0]))
+    except (OSError, ValueError, IndexError):
+        found = None
+    return "nobody" if found is None else f"{found.name}, pid {found.pid}"
+
+
 def send(pid: int, signum: int) -> bool:
     """Send a signal to a process.
 

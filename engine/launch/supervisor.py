@@ -37,6 +37,7 @@ SWEEP_LOOK = 0.02
 SWEEP_PATIENCE = 0.5
 SWEEP_GRACE = 2.0
 SWEEP_LIMIT = 10.0
+TRACED = 5.0  # seconds that a debugger may hold a rank that has ended
 
 
 class Stage(IntEnum):
@@ -120,6 +121,7 @@ class Supervisor:
         self._hurry = False
         self._held = False
         self._asked: set[int] = set()
+        self._traced: list[tuple[Rank, float, Patience]] = []  # have ended, and when; a debugger holds them
         self._foreign = {process.pid for process in processes.processes() if process.parent == os.getpid()}
 
     def add(self, rank: Rank) -> None:
@@ -221,6 +223,9 @@ class Supervisor:
         self._await_room()
         if self._hold_streams():
             timeout = LOOK if timeout is None else min(timeout, LOOK)
+        if self._traced:
+            self._look_at_traced()
+            timeout = LOOK if timeout is None else min(timeout, LOOK)
         ready = [key for key, _ in self._selector.select(timeout)]
         now = time.time()
         for key in ready:
@@ -269,10 +274,31 @@ class Supervisor:
         return full
 
     def _ended(self, rank: Rank, now: float) -> None:
-        """Reap a rank, show the last it wrote, and begin the ending of the job if it failed."""
-        code = rank.process.wait()
+        """Reap a rank that has ended, if nobody traces it: a debugger is told of its end first, and may do nothing."""
         self._selector.unregister(rank.pidfd)
         os.close(rank.pidfd)
+        if (code := rank.process.poll()) is None:
+            self._traced.append((rank, now, Patience(TRACED)))
+        else:
+            self._reaped(rank, code, now)
+
+    def _look_at_traced(self) -> None:
+        """See whether those that trace ended ranks let go of them; what they hold for long has ended all the same."""
+        for entry in list(self._traced):
+            rank, ended, patience = entry
+            code = rank.process.poll()
+            if code is None and not patience.left():
+                code = rank.process.returncode = processes.exit_code(rank.pid)
+                self._say(
+                    f"rank {rank.number} (pid {rank.pid}) has ended ({describe(code)}), and a debugger holds it "
+                    f"({processes.tracer(rank.pid)}): it is not waited for"
+                )
+            if code is not None:
+                self._traced.remove(entry)
+                self._reaped(rank, code, ended)
+
+    def _reaped(self, rank: Rank, code: int, now: float) -> None:
+        """Show the last that a rank wrote which has ended, and begin the ending of the job if it failed."""
         del self._alive[rank.number]
         by_launcher = self._stage >= Stage.TERMINATING or self._signum is not None
         end = End(rank.number, code, now, by_launcher)

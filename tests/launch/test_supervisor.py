@@ -44,3 +44,54 @@ def test_a_group_whose_last_process_ends_after_its_rank_is_forgotten():
     """Its number may come to mean other processes of the user, which the end of the job must not kill."""
     done = subprocess.run([sys.executable, "-c", GROUPS], capture_output=True, text=True, timeout=30)
     assert (done.stdout.split(), done.stderr) == (["watch", "ended", "forget"], "")
+
+
+HELD = """
+import os, subprocess, sys, time
+from pathlib import Path
+from engine.host import processes
+from engine.host.signals import caught
+from engine.launch import spawn
+from engine.launch.plan import RankPlan
+from engine.launch.supervisor import SIGNALS, Supervisor
+
+TRACER = '''
+import ctypes, signal, sys
+assert ctypes.CDLL(None).ptrace(0x4206, int(sys.argv[1]), 0, 0) == 0  # PTRACE_SEIZE
+print("traced", flush=True)
+signal.pause()  # a debugger that does nothing with what it is told
+'''
+
+class Guardian:
+    def watch(self, group): pass
+    def forget(self, group): pass
+
+with caught(SIGNALS, lambda *_: None) as wakeup:
+    supervisor = Supervisor(Guardian(), wakeup, (), 1.0, print)
+    plan = RankPlan(3, dict(os.environ), None, Path.cwd())
+    reading, writing = os.pipe()
+    command = ["sh", "-c", f"read line <&{reading}; exit 7"]
+    rank = spawn.start(plan, command, "/bin/sh", (1024, 1024), [reading])
+    supervisor.add(rank)
+    tracer = subprocess.Popen([sys.executable, "-c", TRACER, str(rank.pid)], stdout=subprocess.PIPE)
+    assert tracer.stdout.readline() == b"traced\\n"
+    os.close(reading)
+    os.close(writing)
+    began = time.monotonic()
+    try:
+        outcome = supervisor.run()
+    finally:
+        tracer.kill()
+    assert time.monotonic() - began < 20
+    print([(end.rank, end.code) for end in outcome.ends], tracer.pid, rank.pid)
+"""
+
+
+def test_a_rank_that_has_ended_and_that_a_debugger_holds_is_not_waited_for():
+    done = subprocess.run([sys.executable, "-c", HELD], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    *said, last = done.stdout.splitlines()
+    ends, tracer, pid = last.rsplit(" ", 2)
+    assert ends == "[(3, 7)]"
+    held = f"rank 3 (pid {pid}) has ended (exit code 7), and a debugger holds it ("
+    assert [line for line in said if line.startswith(held) and line.endswith(f", pid {tracer}): it is not waited for")]
