@@ -1,6 +1,7 @@
 """Which hosts an elastic job has: those of `-H`, or what a script prints, which is asked once a second.
 
-The script runs in a process of its own, with a deadline, beside whatever the driver does: nobody waits for it.
+The script runs in a process of its own, with a deadline, beside whatever the driver does. A thread starts it and waits
+for it, and nobody for the thread: the program may be on a file system that stands still, and so may what it reads.
 """
 
 from __future__ import annotations
@@ -12,17 +13,20 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
-from ..host import linux, processes
+from ..host import processes
 from .errors import LaunchError
 from .gatehouse import Selects
 from .hosts import is_here, read_discovered
+from .spawn import start_command
 from .verdict import describe
 
 EVERY = 1.0  # seconds from one question to the next
 DEADLINE = 20.0  # seconds that a script has
+MOMENT = 2.0  # seconds that a killed one has to end
 ANSWER = 1 << 20  # bytes of an answer
 SAID = 500  # characters of what it wrote to stderr that are shown
 
@@ -63,6 +67,86 @@ class Fixed:
         """Nothing is open."""
 
 
+class _Question:
+    """One run of a script, in a thread of its own: whatever it waits for, nobody else does.
+
+    Parameters
+    ----------
+    command : sequence of str
+    slots : int
+        Of a host that it names without.
+    answered : callable
+        Called in the thread when there is an answer, or will be none.
+
+    Attributes
+    ----------
+    answer : dict of str to int, or None
+        None: there is none, or not yet.
+    trouble : str
+        Why there is none.
+    over : bool
+        Whether the script has ended.
+    """
+
+    def __init__(self, command: Sequence[str], slots: int, answered: Callable[[], None]) -> None:
+        self.answer: dict[str, int] | None = None
+        self.trouble = ""
+        self.over = False
+        self._command, self._slots, self._answered = command, slots, answered
+        self._process: subprocess.Popen[bytes] | None = None
+        self._unwanted = False
+        threading.Thread(target=self._ask, name="enginerun-discovery", daemon=True).start()
+
+    def stop(self) -> None:
+        """End the script, and what it has started. One that is in an uninterruptible wait ends later."""
+        self._unwanted = True
+        if self._process is not None:
+            processes.send_group(self._process.pid, signal.SIGKILL)
+
+    def who(self) -> str:
+        """Name the process, as far as it has begun."""
+        return "its program is still being loaded" if self._process is None else f"process {self._process.pid}"
+
+    def _ask(self) -> None:
+        try:
+            with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+                self._process = self._start(self._command, out.fileno(), err.fileno())
+                if self._unwanted:
+                    self.stop()
+                code = self._process.wait()
+                self.stop()  # what it has started
+                self._read(code, out.fileno(), err.fileno())
+        except OSError as error:
+            self.trouble = f"it cannot be started: {error.strerror or error}"
+        finally:
+            self.over = True
+            self._answered()
+
+    def _start(self, command: Sequence[str], out: int, err: int) -> subprocess.Popen[bytes]:
+        """Start the script; one without a first line that names its interpreter by the shell, as a shell does."""
+        try:
+            return start_command(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True)
+        except OSError as error:
+            if error.errno != errno.ENOEXEC or command is not self._command:
+                raise
+        return self._start(["/bin/sh", shutil.which(command[0]) or command[0], *command[1:]], out, err)
+
+    def _read(self, code: int, out: int, err: int) -> None:
+        """Take what it has written as its answer."""
+        if os.fstat(out).st_size > ANSWER:
+            self.trouble = f"its answer is longer than {ANSWER >> 20} MiB"
+            return
+        text, errors = (os.pread(file, ANSWER, 0).decode(errors="replace") for file in (out, err))
+        said = f"; it said: {' / '.join(errors.split(chr(10))).strip(' /')[-SAID:]}" if errors.strip() else ""
+        if code != 0:
+            self.trouble = f"{describe(code)}{said}"
+            return
+        try:
+            self.answer = read_discovered(text, self._slots)
+        except ValueError as error:
+            self.trouble = f"{error}{said}"
+
+
 class Script:
     """A script of the user's. The first question without an answer ends the job; later ones keep the last answer.
 
@@ -72,6 +156,7 @@ class Script:
     slots : int
         Of a host that it names without.
     selects : Selects
+        Returns from its wait when there is an answer.
     say : callable
         Shows a line.
     deadline : float
@@ -91,9 +176,12 @@ class Script:
         self._selects = selects
         self._say = say
         self._deadline = deadline
-        self._process: subprocess.Popen[bytes] | None = None
-        self._ending: subprocess.Popen[bytes] | None = None  # was killed, and has not ended yet
-        self._pidfd = -1
+        self._woken, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._lock = threading.Lock()  # over `_wake`, which threads use that may outlive this
+        self._selects.hear(self._woken, self._hear)
+        self._question: _Question | None = None
+        self._held: _Question | None = None  # of which was said that it cannot be ended
+        self._late = False  # the question had its time, and the script has not ended yet
         self._since = float("-inf")
         self._answer: dict[str, int] | None = None
         self._new = False
@@ -102,14 +190,53 @@ class Script:
 
     def look(self, now: float) -> Mapping[str, int] | None:
         """As of `Discovery`."""
-        if self._ending is not None and self._ending.poll() is not None:
-            self._ending = None
-        if self._process is None and self._ending is None and now - self._since >= EVERY:
-            self._since = now
-            self._ask()
-        elif self._process is not None and now - self._since >= self._deadline:
-            self._stop()
-            self._failed(f"it has not answered within {self._deadline:g} s")
+        question = self._question
+        if question is not None and question.over:
+            self._question = None
+            if not self._late:
+                self._take(question)
+        elif question is not None and now - self._since >= self._deadline:
+            self._wait_no_longer(question, now)
+        elif question is None and now - self._since >= EVERY:
+            self._since, self._late = now, False
+            self._question = _Question(self._command, self._slots, self._answered)
+        self._tell()
+        new, self._new = self._new, False
+        return self._answer if new else None
+
+    def close(self) -> None:
+        """End a script that runs; nobody waits for one that cannot be ended."""
+        if self._question is not None:
+            self._question.stop()
+            self._question = None
+        with self._lock:
+            if self._wake >= 0:
+                self._selects.forget(self._woken)
+                os.close(self._woken)
+                os.close(self._wake)
+                self._wake = -1
+
+    def _take(self, question: _Question) -> None:
+        self._trouble = question.trouble
+        if question.answer is not None:
+            self._new = question.answer != self._answer
+            self._answer = question.answer
+
+    def _wait_no_longer(self, question: _Question, now: float) -> None:
+        """End a script whose time is over, and say so if it cannot be ended."""
+        if not self._late:
+            self._late = True
+            question.stop()
+            self._trouble = f"it has not answered within {self._deadline:g} s"
+        elif self._answer is not None and self._held != question and now - self._since >= self._deadline + MOMENT:
+            self._held = question
+            self._say(
+                f"the host discovery script cannot be killed ({question.who()}): it waits in the kernel, as for a file "
+                "system that stands still; it is asked again when it has ended"
+            )
+
+    def _tell(self) -> None:
+        """Say what has changed with the script."""
         if self._trouble and self._answer is None:
             raise LaunchError(f"--host-discovery-script: {self._command[0]!r} tells no hosts: {self._trouble}")
         if self._trouble and not self._told:
@@ -117,86 +244,16 @@ class Script:
         elif self._told and not self._trouble:
             self._say("the host discovery script answers again")
         self._told = self._trouble
-        new, self._new = self._new, False
-        return self._answer if new else None
 
-    def close(self) -> None:
-        """End a script that runs."""
-        if self._process is not None:
-            self._stop()
+    def _answered(self) -> None:
+        """Wake whoever looks; called in the thread of a question."""
+        with self._lock, contextlib.suppress(BlockingIOError):
+            if self._wake >= 0:
+                os.write(self._wake, b".")
 
-    def _ask(self) -> None:
-        try:
-            with contextlib.ExitStack() as opened:
-                self._out = opened.enter_context(tempfile.TemporaryFile())
-                self._err = opened.enter_context(tempfile.TemporaryFile())
-                self._process = self._start(self._command)
-                opened.pop_all()  # they live until the answer has been read
-        except OSError as error:
-            self._failed(f"it cannot be started: {error.strerror or error}")
-            return
-        try:
-            self._pidfd = linux.pidfd_open(self._process.pid)
-        except OSError as error:
-            self._stop()
-            self._failed(f"it cannot be watched: {linux.refusal('pidfd_open', error)}")
-            return
-        self._selects.hear(self._pidfd, self._ended)
-
-    def _start(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
-        """Start the script; one without a first line that names its interpreter by the shell, as a shell does."""
-        try:
-            return subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=self._out, stderr=self._err, start_new_session=True
-            )
-        except OSError as error:
-            if error.errno != errno.ENOEXEC or command is not self._command:
-                raise
-        return self._start(["/bin/sh", shutil.which(command[0]) or command[0], *command[1:]])
-
-    def _ended(self) -> None:
-        """It has ended, and what it has written is its answer."""
-        assert self._process is not None
-        code = self._process.poll()
-        if code is None:  # its threads still end, or whoever traces it holds it
-            self._stop()
-            self._failed("it has ended, and the system does not say how")
-            return
-        if os.fstat(self._out.fileno()).st_size > ANSWER:
-            self._stop()
-            self._failed(f"its answer is longer than {ANSWER >> 20} MiB")
-            return
-        out, err = (os.pread(file.fileno(), ANSWER, 0).decode(errors="replace") for file in (self._out, self._err))
-        self._stop()
-        said = f"; it said: {' / '.join(err.split(chr(10))).strip(' /')[-SAID:]}" if err.strip() else ""
-        if code != 0:
-            self._failed(f"{describe(code)}{said}")
-            return
-        try:
-            answer = read_discovered(out, self._slots)
-        except ValueError as error:
-            self._failed(f"{error}{said}")
-            return
-        self._trouble = ""
-        self._new = answer != self._answer
-        self._answer = answer
-
-    def _stop(self) -> None:
-        """End it, and what it has started. One that is in an uninterruptible wait ends later: nobody waits for it."""
-        assert self._process is not None
-        processes.send_group(self._process.pid, signal.SIGKILL)
-        if self._process.poll() is None:
-            self._ending = self._process
-        self._process = None
-        if self._pidfd >= 0:
-            self._selects.forget(self._pidfd)
-            os.close(self._pidfd)
-            self._pidfd = -1
-        self._out.close()
-        self._err.close()
-
-    def _failed(self, trouble: str) -> None:
-        self._trouble = trouble
+    def _hear(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._woken, 64)
 
 
 class Names:

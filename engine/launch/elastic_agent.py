@@ -217,7 +217,7 @@ class ElasticAgent(Agent):
             own["ENGINE_COUNTERS"] = f"/proc/{os.getpid()}/fd/{self._page(number)}"
         own |= message.head.get("environment", {})
         rank_plan = replace(rank_plan, rank=worker, environment=rank_plan.environment | own)
-        rank = spawn.start(rank_plan, self.command, self.program, self._descriptors)
+        rank = spawn.start(rank_plan, self.command, self.program, self._descriptors, awaited=False)
         self._keeper.add(rank)
         self._running.add(worker)
         for name, pipe in (("stdout", rank.stdout), ("stderr", rank.stderr)):
@@ -230,8 +230,11 @@ class ElasticAgent(Agent):
         assert self._gatehouse is not None
         self._gatehouse.forget(end.rank)
         self._running.discard(end.rank)
-        killed = end.by_launcher or end.rank in self._killed
-        self.channel.send("end", worker=end.rank, code=end.code, killed=killed, started=True)
+        killed, code = end.by_launcher or end.rank in self._killed, end.code
+        if (failure := rank.process.failure()) is not None:
+            self._say(spawn.not_started(end.rank, self.program, failure))
+            code = _NOT_EXECUTED.get(failure.errno or 0, 1)
+        self.channel.send("end", worker=end.rank, code=code, killed=killed, started=failure is None)
 
     def _passed(self, worker: int, message: dict[str, Any]) -> None:
         """Pass on what a worker says at the gate, if it is one that runs here, and says what workers do."""

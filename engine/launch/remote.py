@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -15,6 +16,7 @@ from ..host import linux, network, processes
 from .channel import Channel, ChannelError
 from .hosts import Place
 from .reach import Reach
+from .spawn import start_command
 from .verdict import describe
 
 SAID_LINES = 5  # last lines of an agent's stderr that a report shows
@@ -76,14 +78,15 @@ class RemoteHost:
         Starts the agent.
     tied : bool
         End what reaches the host with the launcher, even while it still tries to. That runs Python between fork and
-        exec, and so needs a launcher with one thread.
+        exec, and so needs a launcher with one thread. Otherwise a thread starts the command, waits for its end, and
+        ends then: nobody else stands still while its program is on a file system that does.
 
     Attributes
     ----------
     channel : Channel or None
         None if the command could not be started.
     carrier : int
-        A pidfd of the process that carries the channel; -1 if there is none.
+        Readable when the process that carries the channel has ended; -1 if there is none.
     cut_off : bool
         Whether that process has ended while somebody else, as its agent, holds the channel open.
     alive : set of int
@@ -91,7 +94,7 @@ class RemoteHost:
     ready, done : bool
         Whether the agent has told so.
     trouble : str
-        Why it cannot take part; empty as long as it can.
+        Why it cannot take part; empty as long as it can, and while a thread still starts the command.
     ahead : float
         Seconds by which this host's clock is behind the launcher's.
     """
@@ -111,6 +114,8 @@ class RemoteHost:
         self._said: deque[str] = deque(maxlen=SAID_LINES)
         self._rest = b""
         self._process: subprocess.Popen[bytes] | None = None
+        self._thread: threading.Thread | None = None
+        self._unwanted = False  # a process that has not started yet shall end as it does
         self._tied = tied
 
     @property
@@ -119,31 +124,56 @@ class RemoteHost:
         return self.place.name
 
     def start(self) -> None:
-        """Start the agent; if that is impossible, `trouble` says why."""
+        """Start the agent; if that is impossible, `trouble` says why, or the channel ends and it does by then."""
+        stdin, writing = os.pipe2(os.O_CLOEXEC)
+        reading, stdout = os.pipe2(os.O_CLOEXEC)
+        self.errors, stderr = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self.errors, False)
+        self.channel = Channel(reading, writing, greeted=False)
+        agents = stdin, stdout, stderr
+        if self._tied:
+            self._execute(*agents)
+            if self._process is None:
+                self._close_channel()
+                self.channel = None
+            else:
+                self.carrier = linux.pidfd_open(self._process.pid)
+            return
+        self.carrier, ended = os.pipe2(os.O_CLOEXEC)
+        self._thread = threading.Thread(
+            target=self._carry, args=(*agents, ended), name=f"enginerun-{self.name}", daemon=True
+        )
+        self._thread.start()
+
+    def _execute(self, stdin: int, stdout: int, stderr: int) -> None:
+        """Start the command, and close these ends of its pipes."""
         try:
             # A session of its own: Ctrl-C in the launcher's terminal must not reach ssh.
-            self._process = subprocess.Popen(
+            self._process = start_command(
                 self.command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
                 start_new_session=True,
                 preexec_fn=_ends_with(os.getpid()) if self._tied and not self.place.local else None,
             )
         except OSError as error:
             mend = "install an ssh client, or give --launch-agent" if self.command[0] == "ssh" else "check its spelling"
             self.trouble = f"cannot start {self.command[0]!r}: {error.strerror}; {mend}"
-            return
-        assert self._process.stdin and self._process.stdout and self._process.stderr
-        reading, writing, errors = (
-            os.dup(stream.fileno()) for stream in (self._process.stdout, self._process.stdin, self._process.stderr)
-        )
-        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
-            stream.close()
-        self.channel = Channel(reading, writing, greeted=False)
-        os.set_blocking(errors, False)
-        self.errors = errors
-        self.carrier = linux.pidfd_open(self._process.pid)
+        finally:
+            for descriptor in (stdin, stdout, stderr):
+                os.close(descriptor)
+
+    def _carry(self, stdin: int, stdout: int, stderr: int, ended: int) -> None:
+        """Start the command in a thread, and stay until it has ended."""
+        try:
+            self._execute(stdin, stdout, stderr)
+            if self._process is not None:
+                if self._unwanted:
+                    self._process.kill()
+                self._process.wait()
+        finally:
+            os.close(ended)
 
     def hear_errors(self) -> list[str]:
         """Take what ssh and the agent wrote to stderr.
@@ -193,11 +223,11 @@ class RemoteHost:
 
     def how_it_ended(self) -> str:
         """How the process that carries the channel ended; it gets a moment to."""
+        if not self._await_end(MOMENT):
+            return "closed its channel"
         if self._process is None:
             return self.trouble
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return f"ended ({describe(self._process.wait(MOMENT))})"
-        return "closed its channel"
+        return f"ended ({describe(self._process.returncode)})"
 
     def tried(self) -> str:
         """The command, as it can be tried in a shell."""
@@ -208,18 +238,34 @@ class RemoteHost:
         if self.channel is None:
             return
         self.channel.hang_up()
-        if self._process is not None and not self._answered():
-            self._process.terminate()
+        if not self._answered():
+            self._unwanted = True
+            if self._process is not None:
+                self._process.terminate()
 
     def give_up(self) -> None:
         """Hang up; a process of this machine is killed, as it may be stopped, and its guardian ends its ranks."""
         self.hang_up()
-        if self.place.local and self._process is not None and self._process.poll() is None:
-            self._process.kill()
+        if self.place.local and not self.has_ended():
+            self._unwanted = True
+            if self._process is not None:
+                self._process.kill()
 
     def has_ended(self) -> bool:
         """Whether the process that carried the channel is no more, so that `close` waits for nothing."""
-        return self._process is None or self._process.poll() is not None
+        return self._await_end(0.0)
+
+    def _await_end(self, seconds: float) -> bool:
+        """Wait for the end of the process that carries the channel; whether it has come."""
+        if self._thread is not None:
+            self._thread.join(seconds)
+            return not self._thread.is_alive()
+        if self._process is not None:
+            try:
+                self._process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                return False
+        return True
 
     def _answered(self) -> bool:
         """Whether there is an agent, as far as can be known by now."""
@@ -239,16 +285,17 @@ class RemoteHost:
             Seconds to wait.
         """
         self.hang_up()
-        if self._process is not None:
-            try:
-                self._process.wait(patience)
-            except subprocess.TimeoutExpired:
+        if not self._await_end(patience):
+            self._unwanted = True
+            if self._process is not None:
                 processes.send_group(self._process.pid, signal.SIGKILL)
-                with contextlib.suppress(subprocess.TimeoutExpired):  # in an uninterruptible wait: the system reaps it
-                    self._process.wait(MOMENT)
+            self._await_end(MOMENT)  # one in an uninterruptible wait ends later, and nobody waits for it
+        if self.channel is not None and self.cut_off:
+            self.channel.await_end(patience)
+        self._close_channel()
+
+    def _close_channel(self) -> None:
         if self.channel is not None:
-            if self.cut_off:
-                self.channel.await_end(patience)
             self.channel.close()
         for descriptor in (self.errors, self.carrier):
             if descriptor >= 0:

@@ -23,14 +23,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..host import linux, processes
+from .child import Child
 from .errors import LaunchError
 from .plan import RankPlan
 
 PIPE_BYTES = 1 << 18
 F_SETPIPE_SZ = 1031
-DESCRIPTORS_PER_RANK = 7
+DESCRIPTORS_PER_RANK = 8
 
 
 @dataclass
@@ -40,7 +42,7 @@ class Rank:
     Attributes
     ----------
     plan : RankPlan
-    process : subprocess.Popen
+    process : Child
         Leader of its own process group.
     pidfd : int
         Readable when the process has ended.
@@ -51,7 +53,7 @@ class Rank:
     """
 
     plan: RankPlan
-    process: subprocess.Popen[bytes]
+    process: Child
     pidfd: int
     stdout: int
     stderr: int
@@ -109,7 +111,12 @@ def find_command(command: Sequence[str], environment: Mapping[str, str]) -> str:
 
 
 def start(
-    plan: RankPlan, command: Sequence[str], program: str, descriptors: tuple[int, int], inherited: Sequence[int] = ()
+    plan: RankPlan,
+    command: Sequence[str],
+    program: str,
+    descriptors: tuple[int, int],
+    inherited: Sequence[int] = (),
+    awaited: bool = True,
 ) -> Rank:
     """Start one rank.
 
@@ -125,6 +132,8 @@ def start(
         Its limit of open files, soft and hard.
     inherited : sequence of int
         Descriptors that it has under the same numbers.
+    awaited : bool
+        Return when its program has been found; else its `process` tells later whether it has.
 
     Returns
     -------
@@ -140,36 +149,52 @@ def start(
         out_read, out_write = _pipe(opened)
         err_read, err_write = _pipe(opened)
         started = time.monotonic()
-        process = subprocess.Popen(
-            list(command),
-            executable=program,
-            env=plan.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=out_write,
-            stderr=err_write,
-            pass_fds=tuple(inherited),
-            start_new_session=not plan.crowded,
-            process_group=0 if plan.crowded else None,
-            preexec_fn=_before_exec(os.getpid(), plan, descriptors),
-        )
-    except (OSError, subprocess.SubprocessError) as error:
+        prepare = _before_exec(os.getpid(), plan, descriptors)
+        process = Child(command, program, plan.environment, (out_write, err_write), inherited, prepare)
+        if awaited:
+            process.await_start()
+    except OSError as error:
         for descriptor in opened:
             os.close(descriptor)
-        reason = getattr(error, "strerror", None) or str(error)
-        raise LaunchError(f"rank {plan.rank}: cannot start {program!r}: {reason}{_mend(error)}") from error
+        raise LaunchError(not_started(plan.rank, program, error)) from error
     os.close(out_write)
     os.close(err_write)
     try:
         pidfd = linux.pidfd_open(process.pid)
     except OSError as error:
         processes.send_group(process.pid, signal.SIGKILL)
-        process.wait()
+        process.wait(1.0)  # one in an uninterruptible wait ends later
         os.close(out_read)
         os.close(err_read)
         raise LaunchError(
             f"rank {plan.rank}: its process cannot be watched: {linux.refusal('pidfd_open', error)}"
         ) from error
     return Rank(plan, process, pidfd, out_read, err_read, started)
+
+
+def start_command(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Start a command as `subprocess.Popen` does, but so that other threads go on until its program has been found.
+
+    The latter takes as long as the file system does on which the program is. vfork(2), by which the interpreter starts
+    processes where it can, would hold its lock meanwhile, and with it all threads.
+
+    Parameters
+    ----------
+    command : sequence of str
+    **options
+        As of `subprocess.Popen`.
+
+    Returns
+    -------
+    subprocess.Popen
+
+    Raises
+    ------
+    OSError
+        It cannot be started.
+    """
+    subprocess._USE_VFORK = False  # type: ignore[misc]  # as the documentation of the module has it
+    return subprocess.Popen(list(command), **options)
 
 
 def raise_descriptor_limit(ranks: int) -> tuple[int, int]:
@@ -210,6 +235,10 @@ def _before_exec(launcher: int, plan: RankPlan, descriptors: tuple[int, int]) ->
         memory = min(memory, hard)
 
     def prepare() -> None:
+        if plan.crowded:
+            os.setpgid(0, 0)
+        else:
+            os.setsid()
         processes.prctl(processes.PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != launcher:  # it died before the request above
             os._exit(128 + signal.SIGKILL)
@@ -234,14 +263,19 @@ def _leave_terminal() -> None:
             os.close(terminal)
 
 
-def _mend(error: Exception) -> str:
+def not_started(rank: int, program: str, error: OSError) -> str:
+    """Say why a rank could not be started, and how to mend it."""
+    return f"rank {rank}: cannot start {program!r}: {error.strerror or error}{_mend(error)}"
+
+
+def _mend(error: OSError) -> str:
     """The clause that says how to mend an error that kept a rank from starting."""
     if isinstance(error, BlockingIOError):
         return "; there are too many processes: see 'ulimit -u'"
     if isinstance(error, FileNotFoundError):
         return "; the interpreter in its first line ('#!...') does not exist"
-    if isinstance(error, OSError) and error.errno == errno.ENOEXEC:
+    if error.errno == errno.ENOEXEC:
         return "; it needs a first line that names its interpreter ('#!...')"
-    if isinstance(error, OSError) and error.errno == errno.EMFILE:
+    if error.errno == errno.EMFILE:
         return "; raise 'ulimit -n'"
     return ""

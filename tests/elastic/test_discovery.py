@@ -36,31 +36,55 @@ def test_without_room_for_an_answer_the_script_cannot_be_started(monkeypatch):
         raise OSError(28, os.strerror(28))
 
     monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    question = Script(["true"], 1, Descriptors(), print)
     with pytest.raises(LaunchError, match="it cannot be started: No space left on device"):
-        Script(["true"], 1, Descriptors(), print).look(0.0)
+        until(lambda: question.look(0.0), "the answer")
+    question.close()
+
+
+def test_an_answer_wakes_whoever_waits_for_it():
+    selects = Descriptors()
+    question = Script(["echo", "a:2"], 1, selects, print)
+    assert question.look(0.0) is None
+    poll = select.poll()
+    ((descriptor, act),) = selects.acts.items()
+    poll.register(descriptor, select.POLLIN)
+    assert poll.poll(60e3)
+    act()
+    assert not poll.poll(0)
+    assert question.look(0.1) == {"a": 2}
+    assert question.look(0.2) is None, "nothing is new"
+    question.close()
+    assert selects.acts == {}
 
 
 def test_a_script_that_cannot_be_killed_is_not_waited_for(tmp_path):
     """Its tracer keeps it from being reaped, as an uninterruptible wait does; nothing is asked until it has ended."""
     asked = tmp_path / "asked"
-    script = [sys.executable, "-c", f"import signal; open({str(asked)!r}, 'a').write('x'); signal.pause()"]
-    selects, lines = Descriptors(), []
-    question = Script(script, 1, selects, lines.append, deadline=5.0)
+    script = [
+        sys.executable,
+        "-c",
+        f"import os, signal; open({str(asked)!r}, 'a').write(f'{{os.getpid()}}\\n'); signal.pause()",
+    ]
+    lines: list[str] = []
+    question = Script(script, 1, Descriptors(), lines.append, deadline=5.0)
     question._answer = {"a": 1}
     question.look(0.0)
-    until(asked.exists, "the script runs")
-    assert question._process is not None
-    tracer = subprocess.Popen([sys.executable, "-c", TRACER, str(question._process.pid)], stdout=subprocess.PIPE)
+    pid = int(until(lambda: asked.exists() and asked.read_text(), "the script runs"))
+    tracer = subprocess.Popen([sys.executable, "-c", TRACER, str(pid)], stdout=subprocess.PIPE)
     try:
         assert tracer.stdout is not None and tracer.stdout.readline() == b"traced\n"
         assert question.look(6.0) is None
-        assert question._ending is not None, "the system reaps it at once: this test cannot test anything"
-        assert question.look(8.0) is None and question._process is None and selects.acts == {}
         assert lines == ["the host discovery script fails, its last answer counts: it has not answered within 5 s"]
+        assert question.look(8.0) is None and question.look(9.0) is None
+        assert lines[1:] == [
+            f"the host discovery script cannot be killed (process {pid}): it waits in the kernel, as for a file system "
+            "that stands still; it is asked again when it has ended"
+        ]
     finally:
         tracer.kill()
         tracer.wait(10)
-    until(lambda: question.look(10.0) is None and question._process is not None, "the script is asked again")
+    until(lambda: question.look(10.0) is None and asked.read_text().count("\n") == 2, "the script is asked again")
     question.close()
 
 

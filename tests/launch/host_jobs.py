@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from engine.host.processes import look
+
 from ..netns import expect_reach
 from ..waiting import marked, until
 from .launch_jobs import Finished, Launcher
@@ -55,11 +57,11 @@ def other_python(home: Path) -> str:
 
 
 def agent_of(launcher: Launcher, name: str) -> int:
-    """The agent of a host; its guardian, a fork of it, is a younger process."""
-    return until(lambda: _oldest(launcher, name), f"the agent of {name}")
+    """The agent of a host, whose guardian is a child of it."""
+    return until(lambda: _agent(launcher, name), f"the agent of {name}")
 
 
-def _oldest(launcher: Launcher, name: str) -> int:
+def _agent(launcher: Launcher, name: str) -> int:
     matching = []
     for pid in marked(launcher.mark):
         try:
@@ -70,7 +72,8 @@ def _oldest(launcher: Launcher, name: str) -> int:
                 matching.append(pid)
         except OSError:
             continue
-    return min(matching, default=0)
+    found = [process for pid in matching if (process := look(pid))]
+    return next((each.pid for each in found if each.parent not in matching), 0)
 
 
 def why_no_namespaces() -> str:
