@@ -11,11 +11,11 @@ SOURCES = {
     for room in ("engine", "autotune")
     for path in sorted((ROOT / room).rglob("*.py"))
 }
-# Where a process that was killed, or has ended, is waited for without a limit: nobody there keeps a lease, but for
-# `supervisor` and `spawn`, which ask only when the process has ended.
+# Where a process that was killed, or has ended, is waited for without a limit: nobody there keeps a lease. In
+# `discovery` and `remote` that is a thread which does nothing else, and for which nobody waits.
 UNLIMITED = {
-    "engine/launch/spawn.py",
-    "engine/launch/supervisor.py",
+    "engine/launch/discovery.py",
+    "engine/launch/remote.py",
     "engine/runner/function.py",
     "engine/spark/elastic.py",
 }
