@@ -27,6 +27,7 @@ _KINDS = (
     (stat.S_ISBLK, "a device"),
 )
 _STRINGS = re.compile(r'"(?:[^"\\]+|\\.)*+"?', re.DOTALL)  # one that does not end goes to the end: no second try
+_TOKENS = re.compile(_STRINGS.pattern + r"|[\[\]{},]", re.DOTALL)
 _NO_BRACKETS = re.compile(r"[^\[\]{}]+")
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
@@ -186,6 +187,42 @@ def parse_json(data: bytes | str, where: str = "", *, entries: int = ENTRIES, ha
     return value if halves or "\\u" not in text else _without_halves(value)
 
 
+def parse_cut_json(data: bytes, where: str = "") -> tuple[Any, str]:
+    """Parse JSON of which the end may be missing, as far as it goes.
+
+    Returns
+    -------
+    object
+        Of what is cut short, all values before the last comma.
+    str
+        What is wrong, as the error would say; empty if the text is whole.
+
+    Raises
+    ------
+    ReadError
+        As of `parse_json`, for a text of which nothing can be read.
+    """
+    try:
+        return parse_json(data, where), ""
+    except ReadError as error:
+        whole_text = data.decode(errors="replace")
+        if whole_text.count(",") >= ENTRIES or _is_deep(whole_text):
+            raise
+        ends: list[str] = []
+        cut, behind = 0, ""
+        for token in _TOKENS.finditer(whole_text):
+            if token[0] == ",":
+                cut, behind = token.start(), "".join(reversed(ends))
+            elif token[0] in "[{":
+                ends.append("]" if token[0] == "[" else "}")
+            elif token[0] in "]}" and ends:
+                ends.pop()
+        try:
+            return parse_json(whole_text[:cut] + behind, where), str(error)
+        except ReadError:
+            raise error from None
+
+
 def _is_deep(text: str) -> bool:
     """Whether brackets lie more than `DEPTH` deep within each other, before anything recurses into them."""
     depth = 0
@@ -270,6 +307,17 @@ def _field(told: Any, name: str) -> Any:
     if name not in told:
         raise ReadError(f"{name!r} is missing")
     return told[name]
+
+
+def natural(digits: str, most: int = (1 << 31) - 1) -> int | None:
+    """Read a whole number from 0 on in a text, such as a file's name; None if it is none, or more than `most`.
+
+    Unlike `int` it takes neither signs, blanks and digits of other scripts, nor numbers that are as long as a file.
+    """
+    if not (digits.isascii() and digits.isdigit()) or len(digits.lstrip("0")) > len(str(most)):
+        return None
+    value = int(digits.lstrip("0") or "0")
+    return value if value <= most else None
 
 
 def shorten(text: str, longest: int = 60) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from ..bounded_reader import ReadError, number, text, whole
 from ..config import Config
 from ..trace.reading import Recording, TraceError
 from ..trace.reading import Tensor as RecordedTensor
@@ -98,7 +99,15 @@ def _rules(recording: Recording) -> Rules:
     usual = Config()
     names = ("fusion_threshold", "cycle_time_ms", "chunk_bytes", "between_hosts")
     knobs = {name: getattr(usual, name) for name in names} | recording.knobs
-    return Rules(knobs["fusion_threshold"], knobs["cycle_time_ms"] / 1e3, knobs["chunk_bytes"], knobs["between_hosts"])
+    try:
+        return Rules(
+            whole(knobs, "fusion_threshold"),
+            number(knobs, "cycle_time_ms", 0, 1e9) / 1e3,
+            whole(knobs, "chunk_bytes", 1),
+            text(knobs, "between_hosts"),
+        )
+    except ReadError as error:
+        raise TraceError(f"rank {recording.rank}'s timeline tells a knob that cannot be: {error}") from None
 
 
 def _waited(steps: Sequence[Step]) -> float:

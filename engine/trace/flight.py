@@ -12,6 +12,7 @@ from pathlib import Path
 from time import monotonic, time
 from typing import TYPE_CHECKING, Any
 
+from ..bounded_reader import natural
 from ..host import private_files
 
 if TYPE_CHECKING:
@@ -30,9 +31,9 @@ def newest_world(directory: Path) -> Path:
 
 def worlds_in(directory: Path) -> list[Path]:
     """The directories of an elastic job's worlds in a directory, by their numbers."""
-    numbered = [path for path in directory.glob(f"{WORLD}*") if path.name.removeprefix(WORLD).isdecimal()]
-    found = [path for path in numbered if not path.is_symlink()]
-    return sorted(found, key=lambda path: int(path.name.removeprefix(WORLD)))
+    numbered = ((natural(path.name.removeprefix(WORLD)), path) for path in directory.glob(f"{WORLD}*"))
+    found = [(number, path) for number, path in numbered if number is not None and not path.is_symlink()]
+    return [path for _, path in sorted(found)]
 
 
 def forget(world: Path) -> None:

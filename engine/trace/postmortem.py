@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from .. import readable
+from ..bounded_reader import MIB, ReadError, natural, number, parse_cut_json, read_bytes, text, whole
 from .flight import newest_world
+from .reading import MOST_RANKS
 
+LIMIT = 16 * MIB  # bytes of a record
+CLOCK = (0.0, 1e11)  # seconds that a clock may tell
 OLD = 60.0  # age in seconds beside the newest record from which one may be of another failure
 PENDING_SHOWN = 8
 SETS_SHOWN = 8  # most process sets shown of a rank: those with the latest news
@@ -77,96 +80,132 @@ def entry_name(row: dict[str, Any]) -> str:
     return f"entry {row['entry']} {row['name']!r}{more} ({kind})"
 
 
-def _load(path: Path, notes: list[str]) -> dict[str, Any] | None:
+def _load(path: Path, notes: list[str]) -> tuple[dict[str, Any], bool] | None:
+    """The content of a file, and whether it is cut short; None if it cannot be used."""
     try:
-        data = json.loads(path.read_bytes())
+        data, wrong = parse_cut_json(read_bytes(path, LIMIT))
     except OSError as error:
         notes.append(f"{path}: {error.strerror or error}")
-    except ValueError as error:
-        notes.append(f"{path}: broken: {error}")
+    except ReadError as error:
+        notes.append(f"{path}: broken: {str(error).removeprefix(f'{path}: ')}")
     else:
         if isinstance(data, dict):
-            return data
+            if wrong:
+                notes.append(f"{path}: broken: {wrong}; what stands before that is shown")
+            return data, bool(wrong)
         notes.append(f"{path}: not written by this engine")
     return None
 
 
 def _flight(path: Path, notes: list[str]) -> Flight | None:
-    data = _load(path, notes)
-    if data is None:
+    loaded = _load(path, notes)
+    if loaded is None:
         return None
+    data, cut = loaded
+    lost: list[str] = []
     try:
-        flight = _parsed(data, data)
-        flight.sets = {
-            tuple(int(rank) for rank in each["members"]): _parsed(data, each)
-            for each in data.get("process_sets", [])
-            if "members" in each  # else it was written before process sets were in the report
-        }
-        return flight
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        notes.append(f"{path}: no flight record of this engine, or of another version of it ({error!r})")
+        flight = _parsed(data, data, cut, lost)
+        for each in _rows(data, "process_sets", lost, required=False):
+            if "members" in each:  # else it was written before process sets were in the report
+                flight.sets[tuple(_ranks(each, "members"))] = _parsed(data, each, cut, lost)
+    except ReadError as error:
+        notes.append(f"{path}: no flight record of this engine, or of another version of it ({error})")
         return None
+    if lost:
+        notes.append(f"{path}: {readable.count(len(lost), 'row')} left out, damaged; the first: {lost[0]}")
+    return flight
 
 
-def _parsed(data: dict[str, Any], told: dict[str, Any]) -> Flight:
-    """`told` by one engine, in the record `data`."""
-    history = [
-        {
-            "entry": int(row["entry"]),
-            "type": str(row["type"]),
-            "kind": str(row["kind"]),
-            "tensors": int(row["tensors"]),
-            "name": str(row["name"]),
-            "started": float(row["started"]),
-            "ended": None if row["ended"] is None else float(row["ended"]),
-        }
-        for row in told["history"]
-    ]
-    pending = [
-        {
-            "name": str(each["name"]),
-            "kind": str(each["kind"]),
-            "seconds": float(each["seconds"]),
-            "missing": None if each["missing"] is None else [int(rank) for rank in each["missing"]],
-        }
-        for each in told["pending"]
-    ]
-    ranks = [
-        {
-            "rank": int(each["rank"]),
-            "entry": None if each["entry"] is None else int(each["entry"]),
-            "passed": sum(int(each[stage]) for stage in ("packed", "reduced", "copied")),
-            "left": bool(each["left"]),
-        }
-        for each in told.get("ranks", [])
-    ]
+def _parsed(data: dict[str, Any], told: dict[str, Any], cut: bool, lost: list[str]) -> Flight:
+    """`told` by one engine, in the record `data`. `lost` gets what is wrong with each row that is left out."""
+    size = whole(data, "size", 1, MOST_RANKS)
     return Flight(
-        int(data["rank"]),
-        int(data["size"]),
-        float(data["time"]),
-        str(data["reason"]),
-        _number(data, "monotonic"),
-        pending,
-        history,
-        ranks,
-        _number(data, "common"),
+        whole(data, "rank", 0, size - 1),
+        size,
+        number(data, "time", *CLOCK),
+        text(data, "reason"),
+        _optional(data, "monotonic"),
+        _usable(_pending, _rows(told, "pending", lost, required=not cut), lost),
+        _usable(_entry, _rows(told, "history", lost, required=not cut), lost),
+        _usable(_place, _rows(told, "ranks", lost, required=False), lost),
+        _optional(data, "common"),
     )
 
 
-def _number(data: dict[str, Any], name: str) -> float | None:
-    """A number that need not be there."""
-    return None if data.get(name) is None else float(data[name])
+def _usable(
+    checked: Callable[[dict[str, Any]], dict[str, Any]], rows: Iterable[dict[str, Any]], lost: list[str]
+) -> list[dict[str, Any]]:
+    found = []
+    for row in rows:
+        try:
+            found.append(checked(row))
+        except ReadError as error:
+            lost.append(str(error))
+    return found
+
+
+def _entry(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "entry": whole(row, "entry"),
+        "type": text(row, "type"),
+        "kind": text(row, "kind"),
+        "tensors": whole(row, "tensors"),
+        "name": text(row, "name"),
+        "started": number(row, "started"),
+        "ended": None if row.get("ended", ...) is None else number(row, "ended"),
+    }
+
+
+def _pending(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "name": text(row, "name"),
+        "kind": text(row, "kind"),
+        "seconds": number(row, "seconds"),
+        "missing": None if row.get("missing", ...) is None else _ranks(row, "missing"),
+    }
+
+
+def _place(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "rank": whole(row, "rank", 0, MOST_RANKS),
+        "entry": None if row.get("entry", ...) is None else whole(row, "entry"),
+        "passed": sum(whole(row, stage) for stage in ("packed", "reduced", "copied")),
+        "left": bool(row.get("left")),
+    }
+
+
+def _rows(told: dict[str, Any], name: str, lost: list[str], required: bool) -> list[dict[str, Any]]:
+    """A field that is a list of objects."""
+    rows = told.get(name, ... if required else [])
+    if not isinstance(rows, list):
+        raise ReadError(f"{name!r} is no list")
+    lost += [f"an object is expected in {name!r}" for row in rows if not isinstance(row, dict)]
+    return [row for row in rows if isinstance(row, dict)]
+
+
+def _ranks(told: dict[str, Any], name: str) -> list[int]:
+    """A field that is a list of ranks."""
+    ranks = told.get(name)
+    if not isinstance(ranks, list) or not all(type(rank) is int and 0 <= rank < MOST_RANKS for rank in ranks):
+        raise ReadError(f"{name!r} is no list of ranks")
+    return ranks
+
+
+def _optional(data: dict[str, Any], name: str) -> float | None:
+    """A time that need not be there."""
+    return None if data.get(name) is None else number(data, name, *CLOCK)
 
 
 def _failure(path: Path, reporter: int, notes: list[str]) -> Failure | None:
-    data = _load(path, notes)
-    if data is None:
+    loaded = _load(path, notes)
+    if loaded is None:
         return None
+    data, _ = loaded
     try:
-        told = int(data["rank"]), str(data["cause"]), str(data["message"]), float(data["time"])
-        return Failure(reporter, *told, _number(data, "common"))
-    except (KeyError, TypeError, ValueError) as error:
-        notes.append(f"{path}: no failure report of this engine, or of another version of it ({error!r})")
+        cause, message, time = text(data, "cause"), text(data, "message"), number(data, "time", *CLOCK)
+        return Failure(reporter, whole(data, "rank", 0, MOST_RANKS), cause, message, time, _optional(data, "common"))
+    except ReadError as error:
+        notes.append(f"{path}: no failure report of this engine, or of another version of it ({error})")
         return None
 
 
@@ -193,10 +232,10 @@ def collect(directory: Path) -> tuple[dict[int, Flight], list[Failure], list[str
     notes: list[str] = []
     directory = newest_world(directory)
     for home in sorted(directory.glob("rank.*")):
-        number = home.name.removeprefix("rank.")
-        if not (number.isdecimal() and home.is_dir()):
+        rank = natural(home.name.removeprefix("rank."), MOST_RANKS)
+        if rank is None or not home.is_dir():
             continue
-        rank, path = int(number), home / "flight.json"
+        path = home / "flight.json"
         if path.exists():
             flight = _flight(path, notes)
             if flight is not None and flight.rank != rank:
@@ -421,7 +460,7 @@ def report(directory: Path) -> tuple[str, dict[str, Any]]:
 
 
 def _clock(time: float) -> str:
-    return datetime.fromtimestamp(time).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+    return datetime.fromtimestamp(min(max(time, CLOCK[0]), CLOCK[1])).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
 
 
 def _json(flight: Flight, absent: dict[str, list[int]]) -> dict[str, Any]:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .. import readable
+from ..bounded_reader import LARGEST, MIB, ReadError, number, parse_json, read_lines, read_text, text, whole
 from .flight import newest_world
 from .timeline import DEVICE_ROW, HEAD, KNOBS, ROWS, SET, TOTALS, VERSION
 
 STEPS, WAITS, ENTRIES, FUSE, REDUCE, UNPACK, CYCLES = ROWS
 _NAMED = re.compile(r"(?:rank\.\d+\.trace|(?P<name>.+)\.rank\d+)\.json")
 STAGES = {FUSE: "fuse", REDUCE: "reduce", UNPACK: "unpack"}
+LIMIT = 1 << 30  # bytes of a file that are read
+LINE = MIB  # bytes of an event's line
+WHOLE = 64 * MIB  # bytes of a file that is read at once, because another program has laid its lines out anew
+MOST_RANKS = 4096  # of a job that files tell of
+MOST_TRACKS = 1 << 40  # numbers of processes in a trace
+TOTAL = ("since_ns", "now_ns", "busy_ns", "wait_ns", "exposed_ns", "steps", "entries", "tensors", "bytes")
 
 
 class TraceError(Exception):
@@ -132,49 +138,88 @@ def _inside(directory: Path) -> list[Path]:
 def events_of(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     """The events of a file. What a killed process left broken is left out, and said in `notes`.
 
+    Returns
+    -------
+    list of dict
+        Each has a text as `name`, and numbers where it has `pid`, `tid`, `ts` and `dur`; its `args`, if any, are a
+        dict, in which anything may be.
+
     Raises
     ------
     TraceError
         The file cannot be read, or is no timeline of this engine.
     """
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        found = _parsed(path, notes)
+    except ReadError as error:
+        raise TraceError(str(error)) from None
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror or error}") from None
-    body = text.rstrip().removesuffix("]")
-    events: list[Any]
-    try:
-        events = json.loads(body + "]")
-    except ValueError:
-        events = list(_by_line(path, text, notes))
-    if not all(isinstance(event, dict) for event in events):
-        raise TraceError(f"{path}: no timeline of this engine")
-    heads = [event["args"] for event in events if isinstance(event.get("args"), dict)]
-    versions = [each[HEAD].get("version") for each in heads if isinstance(each.get(HEAD), dict)]
-    versions += [event.get("args", {}).get("version") for event in events if event.get("name") == HEAD]  # of version 1
+    events = [event for event in found if _is_event(event)]
+    versions = [told.get("version") for told in map(_head, events) if told is not None]
+    versions += [event.get("args", {}).get("version") for event in events if event["name"] == HEAD]  # of version 1
     if not versions:
         raise TraceError(f"{path}: no timeline of this engine")
     for version in versions:
         if version != VERSION:
-            raise TraceError(f"{path}: a timeline of version {version}; this program reads version {VERSION}")
+            shown = version if type(version) is int else "another form"
+            raise TraceError(f"{path}: a timeline of version {shown}; this program reads version {VERSION}")
+    if len(events) < len(found):
+        notes.append(f"{path}: {readable.count(len(found) - len(events), 'event')} left out, damaged")
     return events
 
 
-def _by_line(path: Path, text: str, notes: list[str]) -> Iterator[dict[str, Any]]:
-    broken = []
-    for number, line in enumerate(text.splitlines(), 1):
-        bare = line.strip().lstrip("[,").removesuffix("]")
+def _parsed(path: Path, notes: list[str]) -> list[Any]:
+    """What stands in the lines of a file; or in the file, if its first line alone is nothing."""
+    found: list[Any] = []
+    broken: list[int] = []
+    for line_number, line in read_lines(path, LIMIT, LINE):
+        bare = line.strip().lstrip(b"[,").removesuffix(b"]") if line is not None else b"?"  # too long
         if not bare:
             continue
         try:
-            event = json.loads(bare)
-        except ValueError:
-            broken.append(number)
-            continue
-        if isinstance(event, dict):
-            yield event
+            found.append(parse_json(bare))
+        except ReadError:
+            if not found and not broken and path.stat().st_size <= WHOLE and (events := _at_once(path)):
+                return events
+            broken.append(line_number)
     if broken:
         notes.append(f"{path}: {readable.count(len(broken), 'broken line')} left out, the first is line {broken[0]}")
+    return found
+
+
+def _at_once(path: Path) -> list[Any]:
+    """The events of a file whose lines are not those of `engine.trace.timeline`; none if it is no array."""
+    try:
+        events = parse_json(read_text(path, WHOLE).rstrip().removesuffix("]") + "]", entries=WHOLE)
+    except ReadError:
+        return []
+    return events if isinstance(events, list) else []
+
+
+def _is_event(event: Any) -> bool:
+    """Whether an event has the fields of its kind, and each is what it has to be."""
+    if not isinstance(event, dict):
+        return False
+    args, phase, name = event.get("args", {}), event.get("ph"), event.get("name")
+    named = name in ("process_name", "thread_name")
+    needed = ["pid", *["tid"] * (phase == "X" or name == "thread_name"), *["ts", "dur"] * (phase == "X")]
+    return (
+        isinstance(name, str)
+        and isinstance(phase, str)
+        and isinstance(args, dict)
+        and (not named or isinstance(args.get("name"), str))
+        and all(key in event for key in needed)
+        and all(type(event.get(key, 0)) is int and 0 <= event.get(key, 0) < MOST_TRACKS for key in ("pid", "tid"))
+        and all(type(event.get(key, 0)) in (int, float) and abs(event.get(key, 0)) <= LARGEST for key in ("ts", "dur"))
+        and event.get("dur", 0) >= 0
+    )
+
+
+def _head(event: dict[str, Any]) -> dict[str, Any] | None:
+    """What the file says of itself, if the event tells that."""
+    told = event.get("args", {}).get(HEAD)
+    return told if isinstance(told, dict) else None
 
 
 def read(paths: Iterable[str | Path], notes: list[str]) -> list[Recording]:
@@ -218,14 +263,16 @@ def _recordings(path: Path, events: list[dict[str, Any]], notes: list[str]) -> l
             if event["name"] == "process_name":
                 _process(found, event["pid"], event["args"])
             elif event["name"] == "thread_name":
-                names[event["pid"], event["tid"]] = event["args"]["name"]
+                names[event["pid"], event["tid"]] = text(event["args"], "name")
             elif event["ph"] == "X":
                 _slice(found[event["pid"]], event, names)
-        except (KeyError, TypeError, AttributeError):
+        except (KeyError, ReadError):
             damaged += 1
     if damaged:
         left_out = readable.count(damaged, "event")
         notes.append(f"{path}: {left_out} left out, not of a kind that this program knows")
+    if not found:
+        raise TraceError(f"{path}: a damaged timeline, which does not tell its rank and the number of ranks")
     return list(found.values())
 
 
@@ -233,17 +280,35 @@ def _process(found: dict[int, Recording], process: int, told: dict[str, Any]) ->
     if HEAD in told or SET in told:
         found[process] = _recording(found, told)
     elif TOTALS in told:
-        found[process].totals = told[TOTALS]
-    if KNOBS in told:
+        totals = told[TOTALS]
+        optional = [key for key in ("dropped", "left_out") if key in totals]
+        found[process].totals = {key: whole(totals, key) for key in (*TOTAL, *optional)}
+    if isinstance(told.get(KNOBS), dict):
         found[process].knobs = told[KNOBS]
 
 
 def _recording(found: dict[int, Recording], told: dict[str, Any]) -> Recording:
     if HEAD in told:
-        about = told[HEAD]
+        about = _checked(told[HEAD])
         return Recording(about["rank"], about, 0, tuple(range(about["size"])))
-    rank, number, ranks = (told[SET][key] for key in ("rank", "id", "ranks"))
-    return Recording(rank, found[rank].about, number, tuple(ranks))
+    about = told[SET]
+    rank, set_number = whole(about, "rank", 0, MOST_RANKS), whole(about, "id", 0, MOST_RANKS)
+    ranks = about.get("ranks")
+    world = found[rank]
+    if not isinstance(ranks, list) or not all(type(each) is int and 0 <= each < MOST_RANKS for each in ranks):
+        raise ReadError("'ranks' are no ranks")
+    if rank not in ranks or len(set(ranks)) < len(ranks):
+        raise ReadError("'ranks' are no process set with this rank in it")
+    return Recording(rank, world.about, set_number, tuple(ranks))
+
+
+def _checked(about: dict[str, Any]) -> dict[str, Any]:
+    """What a file says of itself, if its numbers can be."""
+    whole(about, "rank", 0, whole(about, "size", 1, MOST_RANKS) - 1)
+    for name, least in (("hosts", 1), ("ahead_ns", -LARGEST), ("ahead_error_ns", 0)):
+        if name in about:
+            whole(about, name, int(least))
+    return about
 
 
 def _slice(recording: Recording, event: dict[str, Any], names: dict[tuple[int, int], str]) -> None:
@@ -251,27 +316,37 @@ def _slice(recording: Recording, event: dict[str, Any], names: dict[tuple[int, i
     begun, ended = start / 1e9, (start + round(event["dur"] * 1e3)) / 1e9
     if row == STEPS:
         recording.steps.append((begun, ended))
-    elif row == WAITS:
+        return
+    if row == WAITS:
         recording.waits.append((begun, ended))
-    elif row == ENTRIES:
-        args = event["args"]
-        number = args["entry"]
-        entry = Entry(number, event["name"], begun, ended, args["tensors"], args["bytes"])
-        entry.compression = args.get("compression", "none")
-        recording.entries[number] = entry
-    elif row == DEVICE_ROW:
+        return
+    if row == DEVICE_ROW:
         return  # samples, which stand for no entry's share
+    args = event.get("args")
+    entry_number = whole(args, "entry")
+    if row == ENTRIES:
+        entry = Entry(entry_number, event["name"], begun, ended, whole(args, "tensors"), whole(args, "bytes"))
+        entry.compression = text({"compression": "none", **event["args"]}, "compression")
+        recording.entries[entry_number] = entry
     elif row in STAGES:
-        args = event["args"]
-        recording.entries[args["entry"]].stages[STAGES[row]] = args["busy_us"] / 1e6
+        recording.entries[entry_number].stages[STAGES[row]] = number(args, "busy_us", 0) / 1e6
     else:
-        args, name = event["args"], names[event["pid"], row]
-        tensor = recording.tensors.setdefault((args["entry"], name), Tensor(name, args["entry"]))
-        if event["name"] == "negotiate":
-            tensor.submitted, tensor.ready = begun, ended
-            tensor.last, tensor.late = args.get("last"), args.get("late_us", 0) / 1e6
-        elif event["name"] != "queue":
-            tensor.started, tensor.ended, tensor.kind, tensor.nbytes = begun, ended, event["name"], args["bytes"]
+        _tensor_slice(recording, event, names[event["pid"], row], begun, ended)
+
+
+def _tensor_slice(recording: Recording, event: dict[str, Any], name: str, begun: float, ended: float) -> None:
+    """A slice in the row of a tensor."""
+    args = event["args"]
+    key = whole(args, "entry"), name
+    if event["name"] == "negotiate":
+        last = None if args.get("last") is None else whole(args, "last", 0, MOST_RANKS)
+        late = number({"late_us": 0, **args}, "late_us", 0) / 1e6
+        tensor = recording.tensors.setdefault(key, Tensor(name, key[0]))
+        tensor.submitted, tensor.ready, tensor.last, tensor.late = begun, ended, last, late
+    elif event["name"] != "queue":
+        nbytes = whole(args, "bytes")
+        tensor = recording.tensors.setdefault(key, Tensor(name, key[0]))
+        tensor.started, tensor.ended, tensor.kind, tensor.nbytes = begun, ended, event["name"], nbytes
 
 
 def about_of(path: Path) -> dict[str, Any]:
@@ -282,9 +357,11 @@ def about_of(path: Path) -> dict[str, Any]:
     TraceError
         As `events_of`.
     """
+    why = "no timeline of this engine"
     for event in events_of(path, []):
-        told = event.get("args")
-        if isinstance(told, dict) and isinstance(told.get(HEAD), dict):
-            about: dict[str, Any] = told[HEAD]
-            return about
-    raise TraceError(f"{path}: no timeline of this engine")
+        if (told := _head(event)) is not None:
+            try:
+                return _checked(told)
+            except ReadError as error:
+                why = f"a damaged timeline: {error}"
+    raise TraceError(f"{path}: {why}")

@@ -97,10 +97,13 @@ def lateness(recordings: Sequence[Recording], ranks: Sequence[int]) -> list[dict
             if tensor.last is not None:
                 told[recording.number, entry, name] = tensor, recording
     by_rank: dict[int, list[Tensor]] = defaultdict(list)
-    shared: Counter[int] = Counter()
+    counts: Counter[tuple[int, ...]] = Counter()
     for tensor, recording in told.values():
         by_rank[-1 if tensor.last is None else tensor.last].append(tensor)
-        shared.update(recording.ranks)
+        counts[recording.ranks] += 1
+    shared: Counter[int] = Counter()
+    for some, count in counts.items():
+        shared.update(dict.fromkeys(some, count))
     return [
         {
             "rank": rank,
@@ -125,7 +128,7 @@ def slowest_tensors(recordings: Sequence[Recording], count: int = TENSORS) -> li
                 by_name[recording.number, tensor.name].append(tensor)
     rows: list[dict[str, Any]] = []
     for (number, name), tensors in by_name.items():
-        lasts = [tensor.last for tensor in tensors if tensor.last is not None]
+        lasts = Counter(tensor.last for tensor in tensors if tensor.last is not None)
         rows.append(
             {
                 "name": name,
@@ -137,7 +140,7 @@ def slowest_tensors(recordings: Sequence[Recording], count: int = TENSORS) -> li
                 "queue": fmean(tensor.started - tensor.ready for tensor in tensors),
                 "execute": fmean(tensor.ended - tensor.started for tensor in tensors),
                 "late": fmean(tensor.late for tensor in tensors),
-                "mostly_last": max(set(lasts), key=lambda rank: (lasts.count(rank), -rank)) if lasts else None,
+                "mostly_last": max(lasts, key=lambda rank: (lasts[rank], -rank)) if lasts else None,
             }
         )
     often = max((row["times"] for row in rows), default=0) / SELDOM

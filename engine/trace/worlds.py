@@ -104,7 +104,7 @@ def _by_world(paths: Sequence[Path]) -> list[_World]:
     worlds: dict[int, _World] = {}
     for path in files_of(paths):
         about = about_of(path)
-        if not isinstance(about.get("world"), int) or not isinstance(about.get("worker"), int):
+        if any(type(about.get(name)) is not int or about[name] < 0 for name in ("world", "worker")):
             raise TraceError(f"{path}: no timeline of an elastic job's world, as others of these files are")
         world = worlds.setdefault(about["world"], _World(about["world"], str(about.get("reason", "")), about["size"]))
         world.files.append(path)
@@ -113,7 +113,8 @@ def _by_world(paths: Sequence[Path]) -> list[_World]:
 
 def _of_worker(path: Path, world: _World, rows: dict[tuple[int, str], int], named: set[int]) -> Iterator[Event]:
     """The events of one file, on the track of its worker, with the same row for a tensor in each world."""
-    worker, rank = about_of(path)["worker"], about_of(path)["rank"]
+    about = about_of(path)
+    worker, rank = about["worker"], about["rank"]
     moved: dict[tuple[int, int], int] = {}  # rows of tensors, by process and row in the file
     for event in events_of(path, []):
         number = (event["pid"] - rank) // SETS  # of the process set
@@ -141,7 +142,7 @@ def _of_worker(path: Path, world: _World, rows: dict[tuple[int, str], int], name
 
 def _of_set(event: Event) -> str:
     """Of the track of a process set, its ranks in the first world that has it."""
-    name = str(event["args"].get("name", ""))
+    name = event["args"]["name"]
     return "" if HEAD in event["args"] or "among" not in name else f" {name[name.index('among') :]}"
 
 

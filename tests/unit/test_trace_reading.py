@@ -409,11 +409,14 @@ def test_nothing_is_wrong(tmp_path: Path) -> None:
     ("content", "why"),
     [
         ("", "broken"),
-        (json.dumps(record(1))[:200], "broken"),
+        (json.dumps(record(1))[:20], "broken"),
         ("\x00\xff", "broken"),
         ([1, 2], "not written by this engine"),
         ({"rank": 1}, "no flight record of this engine"),
-        ({**record(1), "history": [{"entry": 1}]}, "no flight record of this engine"),
+        ({**record(1), "history": [{"entry": 1}, 5]}, "2 rows left out, damaged; the first: an object is expected in"),
+        ({**record(1), "size": 1 << 40}, "no flight record of this engine, or of another version of it ('size' is"),
+        ({**record(1), "time": 1e300}, "broken: the number 1e+300 is beyond 1e+18"),
+        ("[" * 100_000, "broken: is nested too deeply"),
         ({**record(1), "history": None}, "no flight record of this engine"),
         ({**record(3)}, "it is rank 3's"),
         ({**record(1, 8)}, "a world of 8 ranks, not 4"),
@@ -429,6 +432,53 @@ def test_a_file_that_cannot_be_used_is_named_and_the_rest_is_read(tmp_path: Path
     assert [note for note in data["notes"] if note.startswith(str(path)) and why in note], data["notes"]
     assert f"note: {tmp_path / 'rank.0' / 'failure.json'}: broken: " in shown
     assert data["verdict"] == "rank 2 has not submitted 'known'; ranks 0, 1, 3 wait for it"
+
+
+def test_a_record_that_is_cut_short_is_shown_as_far_as_it_goes(tmp_path: Path) -> None:
+    whole = json.dumps(record(0, 2, history=[row(380, "layer.2"), row(381, "layer.3"), row(382, "layer.4")]))
+    path = keep(tmp_path, 0, "flight.json", whole[: whole.index("layer.4")])
+    shown, data = report(tmp_path)
+    assert "rank 0 (stall, " in shown and "finished entry 381 'layer.3' (allreduce)" in shown
+    assert f"note: {path}: broken: no JSON: Unterminated string" in shown
+    assert f"note: {path}: 1 row left out, damaged; the first: 'type' is missing" in shown
+    assert data["size"] == 2
+
+
+def test_absurd_numbers_of_ranks_are_not_believed(tmp_path: Path) -> None:
+    keep(tmp_path, 0, "flight.json", record(0, 2))
+    keep(tmp_path, 0, "failure.json", {"rank": 10**12, "cause": "died", "message": "m", "time": NOW})
+    for name in ("rank.99999999999", "rank.-1", "rank.\u0663"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "flight.json").write_text(json.dumps(record(1, 2)))
+    shown, data = report(tmp_path)
+    assert data["size"] == 2 and len(shown.splitlines()) < 10
+
+
+def test_a_record_does_not_control_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    blamed = {"rank": 0, "cause": "died", "message": "\x1b]0;x\x07\ud800", "time": NOW}
+    keep(tmp_path, 0, "failure.json", blamed)
+    assert main(["flight", str(tmp_path)]) == 0
+    assert "first cause: ?]0;x??" in capsys.readouterr().out
+
+
+def test_a_timeline_with_absurd_sizes_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for size in (10**18, 0, -1, "2", None):
+        path = write(tmp_path / "t.json", [head(0, size=size)])
+        assert main(["summary", str(path)]) == 2
+        assert "a damaged timeline, which does not tell its rank and the number of ranks" in capsys.readouterr().err
+    path.unlink()
+    path.mkdir()
+    (path / "t.rank0.json").mkdir()
+    assert main(["summary", str(path)]) == 2
+    assert "t.rank0.json: is a directory, and no regular file" in capsys.readouterr().err
+
+
+def test_a_timeline_that_another_program_has_laid_out_anew_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    for indent in (1, None):
+        path.write_text(json.dumps(a_rank(0), indent=indent))
+        notes: list[str] = []
+        assert len(read([path], notes)[0].tensors) == 3 and notes == []
 
 
 def test_a_record_of_before_ranks_were_in_it_is_read(tmp_path: Path) -> None:
