@@ -14,12 +14,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from . import readable
 from .host.patience import LONGEST
 
 Form = Callable[[Any], Any]
-LARGEST = 1 << 60  # largest number of bytes, and of anything counted
+LARGEST = 1 << 60  # largest number of bytes, and of what is only compared
+MOST = 1 << 20  # largest number of ranks, slots and other things of which each takes memory
+MOST_PORTS = (1 << 16) - 1
+LONGEST_NUMBER = 40  # characters of a number in text
 _SUFFIXES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _LEVELS = {"trace": "DEBUG", "fatal": "CRITICAL", "warn": "WARNING"}
+
+
+def _number_text(value: Any) -> str:
+    """Return what was given for a number, as text; empty if it is none that people write.
+
+    Python would also take `1_000`, digits of other scripts and, of a truth, 1; and it refuses an int of some thousand
+    digits in words of its own.
+    """
+    if isinstance(value, bool) or (isinstance(value, int) and value.bit_length() > 8 * LONGEST_NUMBER):
+        return ""
+    text = str(value)
+    return text.strip() if len(text) <= LONGEST_NUMBER and text.isascii() and "_" not in text else ""
 
 
 @dataclass(frozen=True)
@@ -42,10 +58,10 @@ class Number:
 
     def __call__(self, value: Any) -> float:
         try:
-            number = float(value)
-        except (TypeError, ValueError):
+            number = float(_number_text(value))
+        except ValueError:
             raise ValueError(str(self)) from None
-        if isinstance(value, bool) or not self.low <= number <= self.high:
+        if not self.low <= number <= self.high:
             raise ValueError(str(self))
         return number
 
@@ -60,23 +76,19 @@ def seconds(low: float = 0.0, zero: str = "") -> Number:
 
 @dataclass(frozen=True)
 class Whole:
-    """Whole numbers in [low, high], or of at least `low`."""
+    """Whole numbers in [low, high]."""
 
     low: int
-    high: int | None = None
+    high: int = MOST
 
     def __call__(self, value: Any) -> int:
-        text = str(value).strip()
-        if isinstance(value, bool) or not (text.isascii() and text.isdigit()) or len(text) > len(str(LARGEST)):
-            raise ValueError(str(self))
-        if not self.low <= int(text) <= (LARGEST if self.high is None else self.high):
+        text = _number_text(value)
+        if not text.isdigit() or not self.low <= int(text) <= self.high:
             raise ValueError(str(self))
         return int(text)
 
     def __str__(self) -> str:
-        return "a whole number " + (
-            f"of at least {self.low}" if self.high is None else f"from {self.low} to {self.high}"
-        )
+        return f"a whole number from {self.low} to {self.high}"
 
 
 @dataclass(frozen=True)
@@ -88,12 +100,12 @@ class Bytes:
     example: str = "67108864 or 64M"
 
     def __call__(self, value: Any) -> int:
-        text = str(value).strip().lower()
+        text = _number_text(value).lower()
         for ending in ("b", "i"):
             text = text.removesuffix(ending)
         suffix = text[-1:] if text[-1:] in ("k", "m", "g") else ""
         digits = text.removesuffix(suffix).strip()
-        if isinstance(value, bool) or not (digits.isascii() and digits.isdigit()) or len(digits) > len(str(LARGEST)):
+        if not digits.isdigit():
             raise ValueError(str(self))
         if not self.low <= int(digits) * _SUFFIXES[suffix] <= self.high:
             raise ValueError(str(self))
@@ -104,32 +116,42 @@ class Bytes:
         return f"a number of bytes from {self.low} to {high}, such as {self.example}"
 
 
+FASTEST = 1e15  # bits a second of a link
+SLOWEST = 3600.0  # seconds on the way
+
+
 def bit_rate(value: Any) -> float:
     """Bits a second, in powers of ten, as `25G`, `800 Mbit/s` or `1.5e9 bit/s`."""
-    found = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?) *(?:([KkMGT])(b|bps)?|bps|([KkMGT])?bits?(/s)?)", str(value).strip())
+    found = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?) *(?:([KkMGT])(b|bps)?|bps|([KkMGT])?bits?(/s)?)", _number_text(value))
     powers = {None: 0, "K": 3, "k": 3, "M": 6, "G": 9, "T": 12}
     try:
         rate = 0.0 if found is None else float(found[1]) * 10.0 ** powers[found[2] or found[4]]
-        if rate <= 0:
+        if not 1 <= rate <= FASTEST:
             raise ValueError
     except ValueError:
         raise ValueError(
-            "a number of bits a second with its unit, such as 25G, 800M or 100 Gbit/s (of bytes a second, eight times)"
+            f"a number of bits a second from 1 to {FASTEST:g} with its unit, such as 25G, 800M or 100 Gbit/s (of bytes "
+            "a second, eight times)"
         ) from None
     return rate
 
 
 def short_time(value: Any) -> float:
     """Seconds, of a time with its unit, such as `30us`."""
-    text = str(value).strip()
-    found = re.fullmatch(r"([0-9.]+) *(ns|us|\u00b5s|\u03bcs|ms|s)", "0s" if text == "0" else text)
+    text = "" if isinstance(value, bool) else str(value).strip()[: LONGEST_NUMBER + 1]
+    found = re.fullmatch(r"([0-9.]{1,30}) *(ns|us|\u00b5s|\u03bcs|ms|s)", "0s" if text == "0" else text)
     factors = {"ns": 1e-9, "ms": 1e-3, "s": 1.0}
     try:
         if found is None:
             raise ValueError
-        return float(found[1]) * factors.get(found[2], 1e-6)
+        number = float(found[1]) * factors.get(found[2], 1e-6)
+        if number > SLOWEST:
+            raise ValueError
+        return number
     except ValueError:
-        raise ValueError("a time with its unit (ns, us, ms or s), such as 30us or 0.2ms, or 0") from None
+        raise ValueError(
+            f"a time of at most {SLOWEST:g} s with its unit (ns, us, ms or s), such as 30us or 0.2ms, or 0"
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -219,6 +241,6 @@ def argument(form: Form) -> Callable[[str], Any]:
         try:
             return form(text)
         except ValueError as error:
-            raise argparse.ArgumentTypeError(f"{text!r} is not {error}") from None
+            raise argparse.ArgumentTypeError(f"{readable.quoted(text)} is not {error}") from None
 
     return read_argument

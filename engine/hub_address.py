@@ -13,9 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from . import readable
 from .errors import ConfigError
+from .forms import Whole
 from .host.network import Address
 from .launchers import OPEN_MPI, PMI, SLURM, TORCHRUN
+from .setting import read_variable
 
 _FIRST_PORT, _PORTS = 10_240, 20_000  # ports that no kernel gives away by default, and few services ask for
 _DESCRIPTOR = "ENGINE_HUB_FD"
@@ -66,11 +69,9 @@ def find(source: str, job: str, environ: Mapping[str, str]) -> HubAddress:
     ConfigError
         ENGINE_HUB cannot be, or is not set where the launcher does not name rank 0's host.
     """
-    descriptor = environ.get(_DESCRIPTOR, "").strip()
-    if descriptor and not (descriptor.isascii() and descriptor.isdigit()):
-        raise ConfigError(f"{_DESCRIPTOR} is {descriptor!r}; expected the number of a descriptor")
+    descriptor = read_variable(environ, _DESCRIPTOR, Whole(0))
     if is_given(environ):
-        return HubAddress(*host_and_port(environ[_HUB].strip()), int(descriptor) if descriptor else None)
+        return HubAddress(*host_and_port(environ[_HUB].strip()), descriptor)
     host = None
     if source == TORCHRUN.name:
         host = environ.get("MASTER_ADDR", "").strip()
@@ -140,7 +141,8 @@ def host_and_port(text: str) -> tuple[str, int]:
     found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+(?:%\w+)?)\]|([^:\[\]\s/]+)):([0-9]{1,5})", text)
     if found is None or not 0 < int(found[3]) < 1 << 16:
         raise ConfigError(
-            f"ENGINE_HUB is {text!r}; expected HOST:PORT, such as node1:4711, 10.0.0.1:4711 or [fd00::1]:4711"
+            f"ENGINE_HUB is {readable.quoted(text)}; expected HOST:PORT, such as node1:4711, 10.0.0.1:4711 or "
+            "[fd00::1]:4711"
         )
     return found[1] or found[2], int(found[3])
 

@@ -46,6 +46,15 @@ def exception_text(error: BaseException) -> str:
         return f"(its text cannot be made: {type(another).__name__})"
 
 
+def quoted(value: object, longest: int = 100) -> str:
+    """A value as Python writes it, for an error: in one line, shortened, also where the value cannot be written."""
+    try:
+        text = repr(value)
+    except Exception as error:  # `__repr__` is the program's code; and an int may have too many digits
+        return f"a value that cannot be shown ({type(error).__name__})"
+    return text if len(text) <= longest else f"{text[: longest - 2]}..{text[-1]}"
+
+
 def cpus(numbers: Iterable[int]) -> str:
     """CPUs in any order as the kernel and taskset(1) write them: `0-3,8`."""
     return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs(numbers))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from . import readable
 from .errors import ConfigError
 from .forms import Form
 
@@ -21,7 +23,13 @@ def read(parse: Form, value: Any, source: str) -> Any:
     try:
         return parse(value)
     except ValueError as error:
-        raise ConfigError(f"{source} is {value!r}; expected {error}") from None
+        raise ConfigError(f"{source} is {readable.quoted(value)}; expected {error}") from None
+
+
+def read_variable(environ: Mapping[str, str], name: str, parse: Form) -> Any:
+    """Read a variable that is no setting, such as a launcher's; None: it is not set, or blank. Errors as of `read`."""
+    text = environ.get(name, "").strip()
+    return read(parse, text, name) if text else None
 
 
 @dataclass(frozen=True)

@@ -15,15 +15,19 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from .errors import ConfigError
+from .forms import MOST, Whole
 from .host import processes
 from .hub_address import BY_MPI, HubAddress, find, is_given, lacking_secret, secret
 from .launchers import LAUNCHERS, PMI, SLURM, SLURM_JOB, TORCHRUN, Launcher
+from .setting import read_variable
 
 NO_LAUNCHER = "no launcher"
+COUNTED = Whole(0, MOST)  # a rank, or a number of ranks or hosts
 
 
 @dataclass(frozen=True)
@@ -147,12 +151,8 @@ def find_place(environ: Mapping[str, str]) -> World:
 
 
 def _number(environ: Mapping[str, str], name: str) -> int | None:
-    text = environ.get(name, "").strip()
-    if not text:
-        return None
-    if not (text.isascii() and text.isdigit()):
-        raise ConfigError(f"{name} is {text!r}; expected a whole number of at least 0")
-    return int(text)
+    number: int | None = read_variable(environ, name, COUNTED)
+    return number
 
 
 def _ask(launcher: Launcher, environ: Mapping[str, str]) -> World | None:
@@ -197,18 +197,26 @@ def _ask_slurm(environ: Mapping[str, str]) -> World | None:
     if rank is None or size is None or local_rank is None or rank >= size:
         return None
     # "2" or "2(x3),1": tasks on each of the step's machines, in order.
-    counts: list[int] = []
-    for part in environ.get("SLURM_STEP_TASKS_PER_NODE", str(size)).split(","):
-        tasks, _, times = part.partition("(x")
-        if not tasks.isdigit() or (times and not times.rstrip(")").isdigit()):
-            raise ConfigError(
-                f"SLURM_STEP_TASKS_PER_NODE is {environ['SLURM_STEP_TASKS_PER_NODE']!r}; expected 2(x3),1"
-            )
-        counts += [int(tasks)] * (int(times.rstrip(")")) if times else 1)
     node = _number(environ, "SLURM_NODEID") or 0
-    local_size = counts[node] if node < len(counts) else size
+    local_size = size
+    if environ.get("SLURM_STEP_TASKS_PER_NODE", "").strip():
+        local_size = read_variable(environ, "SLURM_STEP_TASKS_PER_NODE", lambda text: _tasks_of(node, text)) or size
     job = _key(SLURM_JOB, environ, local_size != size)
     return World(rank, size, local_rank, local_size, job, secret(environ), SLURM, host=str(node))
+
+
+def _tasks_of(node: int, text: str) -> int:
+    """The tasks of a node by a list such as `2(x3),1`, which is in the order of nodes; 0: it has fewer."""
+    tasks = 0
+    for part in text.split(","):
+        found = re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", part.strip())
+        if found is None:
+            raise ValueError(f"tasks of each node from 1 to {MOST}, such as 2(x3),1")
+        nodes = int(found[2] or 1)
+        if 0 <= node < nodes:
+            tasks = COUNTED(found[1])
+        node -= nodes
+    return tasks
 
 
 def _meeting(world: World, environ: Mapping[str, str], agree: Callable[[World], World | None] | None) -> World:

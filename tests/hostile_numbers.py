@@ -39,3 +39,42 @@ def hostile_text(dice: random.Random, limit: int) -> bytes:
     """Bytes of a name or a text: empty, at the limit, beyond it, with zeros, escapes or bytes that are no UTF-8."""
     length = dice.choice((0, 1, 7, limit - 1, limit, limit + 1, 2 * limit))
     return bytes(dice.choice((0, 10, 27, 39, 47, 92, 97, 0x80, 0xC3, 0xFF)) for _ in range(length))
+
+
+NO_NUMBERS = (
+    *(
+        "nan",
+        "-nan",
+        "inf",
+        "-inf",
+        "Infinity",
+        "1e400",
+        "-1",
+        "-0.5",
+        "1_000",
+        "1_0.5",
+        "0x10",
+        "0b1",
+        "1e",
+        "--5",
+        "+-1",
+    ),
+    *(
+        "\u0661\u0662",
+        "\uff15",
+        "\u00b2",
+        "five",
+        "5 5",
+        "1,5",
+        "None",
+        "True",
+        "[5]",
+        "{5}",
+        "5\x00",
+        "\x1b[2J5",
+    ),
+    *("9" * 19, "9" * 41, "9" * 400, "9" * 5000, str(1 << 63), str(1 << 64), "0." + "0" * 400 + "1", "1e-400x"),
+)
+"""Texts that are no number of any setting, option or variable."""
+NO_VALUES = (float("nan"), float("inf"), -1, -1.0, 1 << 64, 10**400, 10**5000, True, 1j, [], {}, b"5", object())
+"""Values of other types that are none either."""

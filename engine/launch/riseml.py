@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from .. import bounded_reader
-from ..forms import Form, Whole
+from ..forms import LARGEST, Form, Whole
 from . import yaml_files
 from .errors import LaunchError
 
@@ -209,7 +209,7 @@ def describe(path: Path) -> Description:
     if train.has("resources"):
         resources = train.section("resources", "cpus", "gpus", "mem")
         gpus, cpus, mem = (
-            resources.read(key, form) for key, form in (("gpus", Whole(0)), ("cpus", COUNT), ("mem", COUNT))
+            resources.read(key, form) for key, form in (("gpus", Whole(0)), ("cpus", COUNT), ("mem", Whole(1, LARGEST)))
         )
     if processes is None:
         processes = max(1, gpus.value) if gpus is not None and distributed else 1

@@ -28,6 +28,7 @@ from .. import readable
 from ..compat.modules import installed
 from ..config import Config
 from ..elastic.places import Slot
+from ..forms import seconds
 from ..host import machine, private_files
 from ..launch import leftovers, remote_files
 from ..launch.console import Console
@@ -40,6 +41,7 @@ from ..launch.options import Options
 from ..launch.plan import MOST_RANKS, Job
 from ..launch.reach import Reach
 from ..launch.remote import RemoteHost
+from ..setting import read_variable
 from . import placement, ray_logger, seating
 from .porter import RayAgent
 from .settings import ElasticSettings, Hosts, interfaces, set_aside, tell_of_ssh
@@ -308,11 +310,12 @@ class _Run:
                 horovod=options.horovod,
                 torchrun=False,
             )
-            stall = float(self._variables.get("ENGINE_STALL_LIMIT", Config.stall_limit))
+            chosen = read_variable(self._variables, "ENGINE_STALL_LIMIT", seconds())
+            stall = Config.stall_limit if chosen is None else chosen
             limits = options.elastic.limits(self._settings.timeout_s, stall, GRACE)
-            seconds = limits.start_timeout
+            patience = limits.start_timeout
             driver = Driver(
-                *(options, job, limits, (self._out, self._err), (), self._variables, self._say, self._wakeup, seconds),
+                *(options, job, limits, (self._out, self._err), (), self._variables, self._say, self._wakeup, patience),
                 lambda number: None,
                 Watch(options.elastic, (), lambda job: None),
                 self,

@@ -13,7 +13,7 @@ from . import failures, placement
 from .actor import Rank, Standing, leave, stand
 from .elastic import Callback, ElasticRayExecutor
 from .seating import answers, in_order, seat
-from .settings import ElasticSettings, Settings, interfaces, set_aside, tell_of_ssh
+from .settings import ElasticSettings, Settings, interfaces, read_ranks, set_aside, tell_of_ssh
 
 T = TypeVar("T")
 
@@ -101,9 +101,8 @@ class RayExecutor:
             raise ValueError(
                 "give RayExecutor either num_workers, or num_hosts with num_workers_per_host, or min_workers"
             )
-        numbers = [1 if number is None else number for number in (num_workers, num_hosts, num_workers_per_host)]
-        if min(numbers) < 1:
-            raise ValueError("num_workers, num_hosts and num_workers_per_host are at least 1")
+        asked = {"num_workers": num_workers, "num_hosts": num_hosts, "num_workers_per_host": num_workers_per_host}
+        numbers = [1 if number is None else read_ranks(name, number) for name, number in asked.items()]
         per_rank = set_aside(cpus_per_worker, use_gpu, gpus_per_worker, "worker")
         ranks = num_workers if num_workers is not None else (num_hosts or 1) * numbers[2]
         self._request = placement.Request(ranks, per_rank, num_hosts)

@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from .. import readable
+from ..forms import MOST, Whole
 from ..launch.plan import MOST_RANKS
 from ..logs import logger
 
@@ -86,6 +88,14 @@ class ElasticSettings:
             raise ValueError(f"max_num_proc is {most}: a job has {MOST_RANKS} ranks at most")
 
 
+def read_ranks(name: str, number: object) -> int:
+    """Check a number of ranks or hosts that a caller has given. A ValueError says what it is and may be."""
+    try:
+        return Whole(1, MOST_RANKS)(number)
+    except ValueError as error:
+        raise ValueError(f"{name} is {readable.quoted(number)}; expected {error}") from None
+
+
 def set_aside(cpus: int, use_gpu: bool, gpus: int | None, whose: str) -> dict[str, float]:
     """What Ray sets aside for each rank or slot.
 
@@ -104,8 +114,8 @@ def set_aside(cpus: int, use_gpu: bool, gpus: int | None, whose: str) -> dict[st
         Not whole numbers of at least 1, since no two ranks can share a GPU in NCCL; or GPUs without `use_gpu`.
     """
     for name, number in ((f"cpus_per_{whose}", cpus), (f"gpus_per_{whose}", gpus)):
-        if number is not None and (number < 1 or number != int(number)):
-            raise ValueError(f"{name} is {number}: give a whole number, at least 1")
+        if number is not None and not (1 <= number <= MOST and number == int(number)):
+            raise ValueError(f"{name} is {readable.quoted(number)}: give a whole number from 1 to {MOST}")
     if gpus and not use_gpu:
         raise ValueError(f"gpus_per_{whose} is {gpus} and use_gpu is False: set use_gpu=True")
     return {"CPU": cpus, "GPU": gpus or 1} if use_gpu else {"CPU": cpus}

@@ -33,7 +33,7 @@ from ..runner.function import CALL, arguments_of, check_call, read_results
 from . import carrier, slots
 from .collecting import Collecting, Late
 from .hosting import Offer, host_agents
-from .job import START_TIMEOUT, dumps, elsewhere, own_addresses, reason, session_of, settings_of
+from .job import dumps, elsewhere, own_addresses, read_ranks, read_start_timeout, reason, session_of, settings_of
 from .offers import HOSTS, SETTINGS, SOCKET, Offers
 
 MORE = 5.0  # seconds for which more tasks are waited for once there are enough
@@ -111,13 +111,14 @@ def run_elastic(
     """
     check_call(fn, args, kwargs)
     session = session_of(spark)
-    least, most = _first(min_num_proc, min_np), _first(max_num_proc, max_np)
+    least = _ranks("min_num_proc", _first(min_num_proc, min_np))
+    most, num_proc = _ranks("max_num_proc", _first(max_num_proc, max_np)), _ranks("num_proc", num_proc)
     slots.check_elastic(session, least or num_proc or 1)
     size = num_proc if num_proc is not None else max(least or 1, slots.default_size(session))
     least, most = least or size, most or size
     if not 1 <= least <= size <= most:
         raise LaunchError(f"num_proc is {size}; it must lie between min_num_proc, {least}, and max_num_proc, {most}")
-    seconds = float(start_timeout or os.environ.get("HOROVOD_SPARK_START_TIMEOUT") or START_TIMEOUT)
+    seconds = read_start_timeout(start_timeout)
     options = {
         "-np": size,
         "--min-np": least,
@@ -142,6 +143,10 @@ def run_elastic(
     finally:
         os.close(lock)
         shutil.rmtree(home, ignore_errors=True)
+
+
+def _ranks(name: str, number: int | None) -> int | None:
+    return None if number is None else read_ranks(name, number)
 
 
 def _first(*values: int | None) -> int | None:

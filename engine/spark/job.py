@@ -17,13 +17,15 @@ from typing import Any, TextIO
 
 from .. import readable
 from ..compat.modules import installed
+from ..forms import Whole, seconds
 from ..host import network
 from ..launch import report
 from ..launch.errors import JobError, LaunchError
 from ..launch.leftovers import ERROR, RESULT
-from ..launch.plan import OURS, without_places
+from ..launch.plan import MOST_RANKS, OURS, without_places
 from ..launch.verdict import End
 from ..runner.function import check_call
+from ..setting import read, read_variable
 from .collecting import Collecting, Late
 from .listener import Listener
 from .progress import Progress
@@ -105,16 +107,14 @@ def run(
     """
     check_call(fn, args, kwargs)
     session = session_of(spark)
-    size = default_size(session) if num_proc is None else num_proc
-    if size < 1:
-        raise LaunchError(f"num_proc is {size}; a job has one rank or more")
-    seconds = float(start_timeout or os.environ.get("HOROVOD_SPARK_START_TIMEOUT") or START_TIMEOUT)
+    size = default_size(session) if num_proc is None else read_ranks("num_proc", num_proc)
+    patience = read_start_timeout(start_timeout)
     streams = (stdout or sys.stdout, stderr or sys.stderr)
     secret = secrets.token_hex(32)
     own = None if elsewhere(session) else "127.0.0.1"
     with Listener(size, secret, own, streams, prefix_output_with_timestamp) as listener:
         say: Callable[[str], None] = listener.say if verbose else lambda line: None
-        check(session, size, seconds, say)
+        check(session, size, patience, say)
         orders = Orders(
             size=size,
             name=f"spark-{secrets.token_hex(8)}",
@@ -125,7 +125,24 @@ def run(
             executable=executable or "",
             horovod=installed(),
         )
-        return _Job(session, orders, listener, say).run(seconds)
+        return _Job(session, orders, listener, say).run(patience)
+
+
+def read_ranks(name: str, number: object) -> int:
+    """Check a number of ranks that a caller has given. A LaunchError says what it is and may be."""
+    try:
+        return Whole(1, MOST_RANKS)(number)
+    except ValueError as error:
+        raise LaunchError(f"{name} is {readable.quoted(number)}; expected {error}") from None
+
+
+def read_start_timeout(given: float | None) -> float:
+    """The seconds in which Spark has to start the tasks: what the caller has given, the variable's, or the default."""
+    if given:
+        chosen = read(seconds(0.001), given, "start_timeout")
+    else:
+        chosen = read_variable(os.environ, "HOROVOD_SPARK_START_TIMEOUT", seconds(0.001))
+    return START_TIMEOUT if chosen is None else float(chosen)
 
 
 class _Job:

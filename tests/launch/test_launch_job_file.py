@@ -115,12 +115,12 @@ def test_without_a_section_horovod_one_process_runs(tmp_path):
         ),
         (
             WHOLE.replace("12", "many"),
-            "riseml.yml:10: train.resources.cpus: 'many' is not a whole number of at least 1",
+            "riseml.yml:10: train.resources.cpus: 'many' is not a whole number from 1 to 1048576",
         ),
-        (WHOLE.replace("4096", ""), "riseml.yml:11: train.resources.mem: it takes a whole number of at least 1, and"),
+        (WHOLE.replace("4096", ""), "riseml.yml:11: train.resources.mem: it takes a whole number from 1 to"),
         (
             WHOLE.replace("32", "0"),
-            "riseml.yml:7: train.tensorflow.horovod.workers: '0' is not a whole number of at le",
+            "riseml.yml:7: train.tensorflow.horovod.workers: '0' is not a whole number from 1",
         ),
         (WHOLE.replace("32", "[1]"), "riseml.yml:7: train.tensorflow.horovod.workers: it takes a whole number"),
         (WHOLE.replace("32", "{processes: 1}"), "riseml.yml:7: train.tensorflow.horovod.workers.count: it is missing"),

@@ -296,7 +296,7 @@ def test_errors_of_the_command_line_are_one_line_and_exit_with_2(launcher, tmp_p
     (tmp_path / "noformat").chmod(0o755)
     for arguments, message in (
         ((), "no command to run"),
-        (("-np", 0, "true"), "'0' is not a whole number of at least 1"),
+        (("-np", 0, "true"), "'0' is not a whole number from 1 to 1048576"),
         (("-np", 2, "nosuchcommand"), "'nosuchcommand' is not found on PATH"),
         (("-np", 2, "./missing.sh"), "'./missing.sh' does not exist"),
         (("-np", 2, "./plain.py"), "'./plain.py' is not executable: write 'python ./plain.py'"),

@@ -62,7 +62,7 @@ def test_the_number_of_ranks_is_understood_as_people_write_it(line):
 
 @pytest.mark.parametrize("line", ["-np x", "-npx", "-np p", "-np 0", "-np0"])
 def test_what_is_no_number_of_ranks_is_refused(line):
-    with pytest.raises(LaunchError, match="is not a whole number of at least 1"):
+    with pytest.raises(LaunchError, match="is not a whole number from 1 to 1048576"):
         parse([*line.split(), "true"])
 
 
@@ -195,7 +195,7 @@ def test_an_empty_path_is_no_timeline(empty):
         ("-np 2", "no command to run"),
         ("-np 2 --", "no command to run"),
         ("python x.py", "number of ranks is missing"),
-        ("-np 0 true", "'0' is not a whole number of at least 1"),
+        ("-np 0 true", "'0' is not a whole number from 1 to 1048576"),
         ("-np -1 true", "'-1' is not a whole number"),
         ("-np two true", "'two' is not a whole number"),
         ("-np 1.5 true", "'1.5' is not a whole number"),

@@ -144,10 +144,14 @@ def test_a_bundle_for_each_rank_or_for_each_host() -> None:
         ({"num_workers": 2, "reset_limit": 3}, ValueError, "reset_limit: of elastic jobs, which have min_workers"),
         ({}, ValueError, "either num_workers, or num_hosts"),
         ({"num_workers": 2, "num_hosts": 2}, ValueError, "either num_workers, or num_hosts"),
-        ({"num_workers": 0}, ValueError, "at least 1"),
+        ({"num_workers": 0}, ValueError, "num_workers is 0; expected a whole number from 1 to 256"),
         ({"num_workers": 2, "gpus_per_worker": 1}, ValueError, "set use_gpu=True"),
         ({"num_workers": 2, "use_gpu": True, "gpus_per_worker": 0.5}, ValueError, "gpus_per_worker is 0.5: give"),
-        ({"num_workers": 2, "cpus_per_worker": 0}, ValueError, "cpus_per_worker is 0: give a whole number, at least 1"),
+        (
+            {"num_workers": 2, "cpus_per_worker": 0},
+            ValueError,
+            "cpus_per_worker is 0: give a whole number from 1 to 1048576",
+        ),
         ({"min_workers": 2, "cpus_per_worker": 1.5}, ValueError, "cpus_per_slot is 1.5: give a whole number"),
     ],
 )

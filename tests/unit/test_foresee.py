@@ -360,12 +360,12 @@ def test_a_file_that_is_no_timeline_is_said(tmp_path: Path, capsys: pytest.Captu
     [
         ("--hosts", "2,x", "numbers of hosts from 1 to 65536 with commas"),
         ("--hosts", "0", "numbers of hosts from 1"),
-        ("--bandwidth", "25", "of bits a second with its unit, such as 25G"),
+        ("--bandwidth", "25", "of bits a second from 1 to 1e+15 with its unit, such as 25G"),
         ("--bandwidth", "3GB/s", "of bytes a second, eight times"),
         ("--bandwidth", "0G", "of bits a second"),
         ("--bandwidth", "1.2.3G", "of bits a second"),
-        ("--latency", "30", "a time with its unit"),
-        ("--latency", "-1us", "a time with its unit"),
+        ("--latency", "30", "a time of at most 3600 s with its unit"),
+        ("--latency", "-1us", "a time of at most 3600 s with its unit"),
         ("--cycle-time-ms", "-1", "a number from 0"),
     ],
 )

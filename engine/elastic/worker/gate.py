@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from ...errors import ConfigError, EngineError, ForkedError, RendezvousError
+from ...forms import LARGEST, Whole
 from ...host import network
 from ...host.patience import Patience
 from ...host.sockets import retry_short
 from ...rendezvous.messages import peer_uid
+from ...setting import read
 from ..builds import Build
 from ..events import Why
 from ..places import Place, Slot
@@ -410,7 +412,4 @@ def _text(environ: Mapping[str, str], name: str) -> str:
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:
-    text = _text(environ, name)
-    if not (text.isascii() and text.isdigit()):
-        raise ConfigError(f"{name} is {text!r}; expected a whole number of at least 0")
-    return int(text)
+    return int(read(Whole(0, LARGEST), _text(environ, name), name))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import math
 import os
 import select
 import signal
@@ -16,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ... import readable
+from ...forms import Number, argument
 from ...host.signals import caught
 from .find_jobs import Attached, RunningJob, find
 from .rates import JobReading, rates
@@ -133,19 +133,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("job", nargs="?", metavar="PID|RUN", help="the job, if there are several: a process of it, or its name")
-    add("--interval", type=_interval, default=1.0, metavar="S", help="seconds between two readings (default 1)")
+    interval = argument(Number(SHORTEST, 3600, "a number of seconds"))
+    add("--interval", type=interval, default=1.0, metavar="S", help="seconds between two readings (default 1)")
     add("--once", action="store_true", help="print figures of one interval, and exit")
     return parser
-
-
-def _interval(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not SHORTEST <= number <= 3600:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from {SHORTEST} to 3600")
-    return number
 
 
 def _listed(jobs: Sequence[RunningJob]) -> str:
