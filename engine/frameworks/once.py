@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import EngineError
 from ..native import gradients
-from ..types import Op
+from ..types import Average, Op
 
 
 class Once:
@@ -56,6 +56,12 @@ class Once:
             return False
         return self.admit(index, parameter)
 
+    def knows(self, gradient: Any) -> bool:
+        """Whether a gradient was reduced as that of any parameter, itself or with what it is a view of."""
+        base = getattr(gradient, "_base", None)
+        reduced = (each() for each in self._reduced.values())
+        return any(each is not None and (each is gradient or each is base) for each in reduced)
+
     def fault(self, index: int) -> EngineError | None:
         """The error about a gradient to which a backward in `no_sync` has added after it was reduced."""
         name = self._mixed.pop(index, None)
@@ -90,6 +96,6 @@ class Once:
     def _error(self, name: str) -> EngineError:
         return EngineError(
             f"the gradient of {name!r} was reduced already since the last step() or zero_grad(). With op="
-            f"{self._op.name.title()} a second backward would count it twice: run all but the last backward "
-            "in optimizer.no_sync(), or use op=Average"
+            f"{self._op.name.title()} {'and factors ' if self._op is Average else ''}a second backward would count it "
+            "twice: run all but the last backward in optimizer.no_sync(), or use op=Average without factors"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -111,6 +112,11 @@ class Options:
             num_groups,
             groups,
         )
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether a result that all ranks hold stays the same when it is reduced again."""
+        return self.op is Average and math.isclose(self.prescale * self.postscale, 1.0)
 
     def __str__(self) -> str:
         """The options as ranks compare them: they must be equal."""

@@ -12,7 +12,7 @@ gets the others' result, to which this rank added zeros; without one anywhere it
 
 **Two backwards before a step.** The second pass adds its local gradient L to the average R of the first, and the sum is
 reduced again. Ranks hold the same R, so avg(R + L) = R + avg(L): right for Average, at the price of a second reduction,
-which `no_sync` saves. For every other operation it would be wrong, and raises an error.
+which `no_sync` saves. For other operations, and an average with factors, it would be wrong, and raises an error.
 
 **Several passes before a reduction** (`backward_passes_per_step`): each hook counts, and brings its gradient in the
 last of them. `step` reduces what fewer passes have left.
@@ -27,7 +27,8 @@ in different orders.
 
 **Gradients that share memory.** Each is reduced in place, so shared memory would be reduced twice. In the first passes,
 and when hooks fire in a new order, what shares memory gets a copy of its own, for good; a comparison at the end of
-every pass raises an error about what was missed.
+every pass raises an error about what was missed. A gradient that no hook has brought, and which lies in others that are
+reduced, has been reduced with them: a program has tied it to them by hand. It is left alone (`_find_tied`).
 
 **Sparse gradients** are gathered, as what they store, and added up here. A rank without a gradient need not know that
 the others' is sparse: the coordinator takes what it says for an empty one. They travel as they are.
@@ -51,7 +52,6 @@ from typing import Any
 from .. import runtime
 from ..errors import EngineError, UnsupportedTensorError, WorldError
 from ..native import gradients
-from ..types import Average
 from .once import Once
 from .options import Options
 from .scheme_reducer import Rounds, scheme_of
@@ -98,7 +98,7 @@ class Reducer(ABC):
         self.group = gradients.GradientGroup(
             self.engine, self, int(op), options.prescale, options.postscale, wire, number
         )
-        self._once = None if op is Average else Once(self.group, op, self.version_of)
+        self._once = None if options.repeatable else Once(self.group, op, self.version_of)
         self._parameters: list[Parameter] = []
         self.names: list[str] = []
         self._bucket: list[Tensor | None] = []
@@ -111,6 +111,7 @@ class Reducer(ABC):
         self._announced = False  # whether all gradients of this rank are submitted, and not yet waited for
         self._missing: list[int] = []  # parameters without a gradient on this rank
         self._refused: EngineError | None = None
+        self._tied: list[int] = []  # parameters whose gradient is reduced with others, in which it lies
         self._empty: list[int] = []  # parameters without a gradient on any rank
         self._skipping = False
         self._unused: str | None = None  # the step whose closure has not been called yet
@@ -215,6 +216,13 @@ class Reducer(ABC):
     def alias_for(self, index: int) -> Tensor:
         """A new tensor over the memory that is kept for the gradient of a parameter."""
         raise UnsupportedTensorError("this framework's gradients cannot be kept in shared memory")
+
+    def held_in(self, rest: Sequence[int], others: Sequence[Tensor]) -> list[bool | None]:
+        """Whether the gradients of parameters lie in others, or in those before them; None: a part of one does.
+
+        Those that are copied before they are reduced hold no others.
+        """
+        return [False] * len(rest)
 
     @abstractmethod
     def separate(self, parameter: Parameter, gradient: Tensor) -> Tensor:
@@ -378,6 +386,7 @@ class Reducer(ABC):
             if self._once is not None:
                 self._once.settle(self._parameters)
             self._empty = [index for index in self._missing if self._parameters[index].grad is None]
+            self._expect_tied_everywhere({index for index, _ in brought})
         finally:
             if not self.group.active:  # else a signal handler has ended the wait, which goes on later
                 self.copies.clear()
@@ -448,16 +457,16 @@ class Reducer(ABC):
         The earlier result R must be contributed by every rank when one adds to it; else R would lose this rank's share.
         Returns the error of the first that cannot be reduced.
         """
-        rest = [index for index in self.group.missing() if only is None or index in only]
+        missing = [index for index in self.group.missing() if only is None or index in only]
+        rest = [index for index in missing if self._parameters[index].grad is not None]
+        self._tied = []
         if not rest:
             return None
-        refused: EngineError | None = None
+        rest, refused = self._find_tied(rest, late=only is not None)
         paused, self.group.paused, self.group.urgent = self.group.paused, False, True
         try:
             for index in rest:
                 parameter = self._parameters[index]
-                if parameter.grad is None:
-                    continue
                 if self._once is not None:
                     refused = refused or self._once.fault(index)
                     if not self._once.admit_rest(index, parameter):
@@ -469,6 +478,39 @@ class Reducer(ABC):
         finally:
             self.group.paused, self.group.urgent = paused, False
         return refused
+
+    def _find_tied(self, rest: list[int], late: bool) -> tuple[list[int], EngineError | None]:
+        """Which gradients of `rest` lie nowhere in others that are reduced; and the error about one that does in part.
+
+        `late`: those have been reduced already; else the pass that is under way has submitted them.
+        """
+        mine = [self._parameters[index].grad for index in rest]
+        if not late and not self.copies and not self.group.may_overlap(rest, mine):
+            return rest, None
+        own = set(rest)
+        others = [each.grad for k, each in enumerate(self._parameters) if k not in own and each.grad is not None]
+        if late:  # Others may have another gradient now, or none, and it was reduced all the same.
+            others += [kept for k, kept in enumerate(self._bucket) if kept is not None and k not in self._empty]
+        held = dict(zip(rest, self.held_in(rest, others), strict=True))
+        if late and self._once is not None:
+            held |= {index: True for index in rest if self._once.knows(self._parameters[index].grad)}
+        self._tied = [index for index, there in held.items() if there]
+        apart = [index for index, there in held.items() if there is False]
+        for index in held.keys() - {*apart, *self._tied}:
+            return apart, EngineError(
+                f"the gradient of {self.names[index]!r} lies in part where other gradients do, which are reduced "
+                "there: give it memory of its own, as gradient.clone() does"
+            )
+        return apart, None
+
+    def _expect_tied_everywhere(self, brought: set[int]) -> None:
+        """Refuse results for gradients that lie in others here."""
+        for index in self._tied:
+            if index in brought:
+                raise EngineError(
+                    f"the gradient of {self.names[index]!r} lies in others on rank {self.engine.rank}, with which it "
+                    "is reduced, and another rank has one for itself: tie gradients on all ranks, or on none"
+                )
 
     def _thaw(self) -> list[int]:
         """Hook parameters that require a gradient by now; their indices."""

@@ -153,7 +153,7 @@ class FrozenSteps:
         for name, parameter in self._members.items():
             if parameter.grad is None or address_of(parameter.grad) != self._addresses[name]:
                 self._fail(f"the gradient of {name!r} is {'gone' if parameter.grad is None else 'elsewhere'}")
-        if self.reduced and self._reducer.options.op is not Average:
+        if self.reduced and not self._reducer.options.repeatable:
             self._fail("gradients are reduced a second time before a step, by which a sum would count them twice")
         self._pass.repeat(stream_of(self._device))
         self.reduced = True

@@ -13,10 +13,10 @@ from ..errors import EngineError, UnsupportedTensorError
 from ..frameworks.options import Options
 from ..frameworks.reducer import Reducer
 from ..native import gradients
-from ..types import Average
 from . import sparse
 from .adapter import Room, check, tensor_over
 from .freezing import NO_PASS, FrozenSteps, Plan
+from .overlaps import held_in
 from .places import Places
 
 ALIGNMENT = 64  # bytes: a cache line, so that no two gradients share one
@@ -61,7 +61,7 @@ class TorchReducer(Reducer):
 
     def _expect_between_steps(self) -> None:
         """Refuse gradients in hand that a sum would count twice."""
-        if not self._due and self.options.op is not Average:
+        if not self._due and not self.options.repeatable:
             raise EngineError(
                 "freeze(): gradients are reduced, and no step has used them; a sum would count them twice with the "
                 "next pass: call step() before, or zero_grad()"
@@ -286,6 +286,16 @@ class TorchReducer(Reducer):
         if gradient.layout is not torch.strided:
             return False
         return gradient.is_neg() or torch._C._storage_Use_Count(gradient.untyped_storage()._cdata) > 2
+
+    def held_in(self, rest: Sequence[int], others: Sequence[torch.Tensor]) -> list[bool | None]:
+        return held_in([(self._parameters[index].grad, self._is_in_place(index)) for index in rest], others)
+
+    def _is_in_place(self, index: int) -> bool:
+        """Whether a gradient is reduced where it lies, and not where it is kept."""
+        kept, gradient = self._bucket[index], self._parameters[index].grad
+        if kept is None or gradient is None or gradient.layout is not torch.strided:
+            return not self.options.views or index in self.rounds
+        return bool(kept.data_ptr() == gradient.data_ptr())
 
     def separate(self, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
         check(gradient, "a gradient")

@@ -88,6 +88,9 @@ class GradientGroup:
     """True from the first hook of a backward pass, or `announce`, to the end of `finish`."""
     def missing(self) -> list[int]:
         """Indices of the parameters whose gradient was not submitted in this pass."""
+    def may_overlap(self, rest: list[int], gradients: list[Any]) -> bool:
+        """Whether gradients that this pass has not submitted may share memory with those that it has, or with each
+        other. `rest`: the indices of their parameters."""
     def announce(self) -> None:
         """Submit *absent* for what got no gradient, without waiting."""
     def finish(self) -> list[tuple[int, Any]]:

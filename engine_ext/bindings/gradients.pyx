@@ -182,6 +182,8 @@ cdef class GradientHook:
             if fits and self.placed:
                 self.take_place()
         elif fits and self.view is not None and view.data != self.place:
+            if arena_locate(&self.engine.state.arena, view.data, 1) >= 0:
+                self.group.expect_untied(self, &view)
             memcpy(self.place, view.data, view.nbytes)          # still in the cache
             self.give_view(parameter)
             view.data, gradient = self.place, self.view
@@ -368,6 +370,12 @@ cdef class GradientHook:
             count = note(extents, op.source, op.nbytes, self.index, False)
         return count
 
+    cdef inline bint lies_at(self, const View* view) noexcept:
+        """Whether a gradient lies where that of the last pass was reduced."""
+        if self.op == NULL or self.view is not None:
+            return self.place == view.data and self.nbytes == view.nbytes
+        return self.op.source == view.data and self.op.nbytes == view.nbytes
+
     cdef int raise_error(self) except -1:
         """The operation is finished: raise what went wrong with it."""
         cdef Op* op = self.op
@@ -496,6 +504,56 @@ cdef class GradientGroup:
                 result = <object>hook.op.result if hook.op.result != NULL else None
                 self.held.append((hook.op.ticket, (<object>hook.op.owner, result)))
         return 0
+
+    cdef int expect_untied(self, GradientHook hook, const View* view) except -1:
+        """Raise if a gradient lies where another parameter's gradient is reduced, or may yet be in this backward pass."""
+        cdef GradientHook other
+        for other in self.hooks:
+            if other is not hook and other.view is not None and not other.placed and (other.flying or not self.urgent) and (
+                    view.data < other.place + other.nbytes and other.place < view.data + view.nbytes):
+                raise EngineError(
+                    f"the gradient of '{hook.label}' lies in that of '{other.label}', where autograd adds up both: give it memory "
+                    "of its own before backward, as zero_grad() does with set_to_none=True, or tie them after backward"
+                )
+        return 0
+
+    def may_overlap(self, list rest, list gradients):
+        """Whether some of these gradients, which this pass has not submitted, may lie where others do that it has, or where
+        others of these do. Those that lie where they were reduced in the last pass have been compared then.
+
+        `rest`: indices of their parameters.
+        """
+        cdef GradientHook hook
+        cdef View view
+        cdef Py_ssize_t k, count = 0
+        cdef int first = 0, second = 0
+        cdef bint moved = self.moved
+        cdef bint found
+        cdef Extent* extents = <Extent*>malloc((2 * <size_t>len(self.hooks) + <size_t>len(rest) + 1) * sizeof(Extent))
+        if extents == NULL:
+            raise MemoryError("no memory to compare gradients")
+        try:
+            for k in range(len(rest)):
+                hook = self.hooks[rest[k]]
+                try:
+                    view_anywhere(gradients[k], &view)
+                except UnsupportedTensorError:
+                    return True     # the binding knows more of it
+                if view.layout < 0:
+                    return True
+                moved |= not hook.lies_at(&view)
+                count += note(&extents[count], view.data, view.nbytes, hook.index, False)
+            if not moved:
+                return False
+            for hook in self.hooks:
+                if hook.flying:
+                    count += hook.extents_of(&extents[count])
+                    if hook.view is not None and not hook.placed:
+                        count += note(&extents[count], hook.place, hook.nbytes, hook.index, False)
+            found = find_overlap(extents, count, &first, &second)
+            return found
+        finally:
+            free(extents)
 
     cdef int expect_apart(self) except -1:
         """Raise if private gradients of this pass had memory in common, and one of them was reduced there."""
