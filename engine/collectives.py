@@ -233,6 +233,8 @@ def alltoall(
     ------
     ValueError
         `splits` does not fit the tensor or the world; without `splits`, the rows cannot be divided equally.
+    UnsupportedTensorError
+        `splits` holds other than whole numbers.
     EngineError
         As for `allreduce`.
     """

@@ -276,6 +276,11 @@ class Wrapping(ABC):
         if self._first is not None and self._first.tell():
             self._first = None
 
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The parameters whose gradients are reduced, by name."""
+        return self._parameters
+
     def waited(self) -> float:
         """Seconds in the engine since the last call."""
         if self._engine is None:

@@ -149,7 +149,10 @@ class Reducer(ABC):
 
     @abstractmethod
     def gradient_in(self, memory: Any, parameter: Parameter) -> Tensor:
-        """A gradient for a parameter, which lies in memory of the engine; for a sparse one, the gathered parts."""
+        """A gradient for a parameter, which lies in memory of the engine.
+
+        `memory`: as of `GradientGroup.finish`.
+        """
 
     @abstractmethod
     def is_floating(self, parameter: Parameter) -> bool:
@@ -524,9 +527,8 @@ class Reducer(ABC):
     def _bring(self, index: int, memory: Any) -> None:
         """Give a parameter a result that does not lie in its gradient: it had none, a sparse one, or one elsewhere."""
         parameter = self._parameters[index]
-        dense = not isinstance(memory, list)  # else gathered indices and values
         # A tensor of its own over the place: a program may let `grad` have other memory.
-        if dense and self._bucket[index] is not None:
+        if self._bucket[index] is not None and not isinstance(memory, list | tuple):
             parameter.grad = self.alias_for(index)
         else:
             parameter.grad = self.gradient_in(memory, parameter)

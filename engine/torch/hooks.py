@@ -19,6 +19,7 @@ from .freezing import NO_PASS, FrozenSteps, Plan
 from .overlaps import held_in
 from .places import Places
 
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 ALIGNMENT = 64  # bytes: a cache line, so that no two gradients share one
 COMPILER = "torch._dynamo.compiled_autograd"
 COMPILING = "in_compiled_autograd_region", "compiled_autograd_enabled"  # by the version of torch
@@ -176,11 +177,24 @@ class TorchReducer(Reducer):
         return running
 
     def gradient_in(self, memory: Any, parameter: torch.Tensor) -> torch.Tensor:
+        if isinstance(memory, tuple):
+            return self._dense_in(*memory, parameter)
         if not isinstance(memory, list):
             return tensor_over(memory, parameter)
         dtype = parameter.dtype if parameter.grad is None else parameter.grad.dtype
         options = self.options
         return sparse.add_up(memory, dtype, parameter.shape, options.op, options.prescale, options.postscale)
+
+    def _dense_in(self, memory: Any, name: str, layout: int, parameter: torch.Tensor) -> torch.Tensor:
+        """The other ranks' gradient, in memory with their dtype and order of elements."""
+        flat, shape = torch.frombuffer(memory, dtype=getattr(torch, name)), parameter.shape
+        if layout:
+            form = CHANNELS_LAST[len(shape)]
+            gradient = flat.as_strided(shape, torch.empty(shape, device="meta", memory_format=form).stride())
+        else:
+            gradient = flat.view(shape)
+        wanted = getattr(parameter, "grad_dtype", parameter.dtype)  # since torch 2.10; None: any
+        return gradient if wanted is None else gradient.to(wanted)
 
     def is_floating(self, parameter: torch.Tensor) -> bool:
         return parameter.is_floating_point()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,6 +28,11 @@ class _Distributed(Distributed):
     """Methods that wrapping adds to the class of an optimizer of torch."""
 
     _engine: _Wrapping
+
+    @property
+    def _parameter_names(self) -> dict[torch.Tensor, str]:
+        """Names by parameter, as scripts and tests written for Horovod read them."""
+        return {parameter: name for name, parameter in self._engine.parameters.items()}
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As the optimizer's own; finishes a pass that an exception has cut short."""
@@ -235,7 +241,7 @@ def DistributedOptimizer(
         Accepted for scripts that have them, and without effect: gradients that are ready together travel together
         anyway.
     sparse_as_dense : bool
-        Make sparse gradients dense and reduce them. Else they stay sparse, with `Sum` and `Average`: each rank adds up
+        Make sparse gradients dense and reduce them; without effect for `SparseAdam`, which takes none. Else they stay sparse, with `Sum` and `Average`: each rank adds up
         its own entries, and sends these.
     process_set : ProcessSet
         Whose ranks reduce their gradients with each other. A rank that is not in it trains by itself.
@@ -286,6 +292,8 @@ def DistributedOptimizer(
         gradient_as_bucket_view=gradient_as_bucket_view,
         check_parameters=check_parameters,
     )
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        options = replace(options, sparse_as_dense=False)  # It takes no dense gradients: the sums are the same.
     own_step = _hooked_step(optimizer)
     wrapping = _Wrapping(optimizer, options, named_parameters)
     try:

@@ -238,7 +238,10 @@ cdef Op* alltoall_op(State* e, object tensor, object splits, object room) except
     cdef int r, size = e.segment.size
     cdef object keeper = view_anywhere(tensor, &source)
     expect_rows(tensor, &source, "an all-to-all sends")
-    counts = [index(each) for each in splits]
+    try:
+        counts = [index(each) for each in splits]
+    except TypeError as error:
+        raise UnsupportedTensorError(f"splits holds whole numbers, one for each rank: {error}") from None
     if len(counts) != size:
         raise ArgumentError(f"splits says how many rows go to each of {size} ranks, but has {len(counts)} numbers")
     if min(counts) < 0 or sum(counts) > source.dims[0]:

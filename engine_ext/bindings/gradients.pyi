@@ -96,7 +96,8 @@ class GradientGroup:
     def finish(self) -> list[tuple[int, Any]]:
         """`announce`, wait for all of it, mark the step's communication done.
 
-        Returns (index, memory) for parameters without a gradient here whose result exists because another rank had one;
+        Returns (index, tensor that was given for it) or (index, (memory, dtype, number of the layout)) for parameters
+        without a gradient here whose result exists because another rank had one;
         for those whose result has a place that the gradient was not in: (index, the tensor of `Binding.place_for`);
         and for sparse gradients the gathered indices and values: (index, [(memory, rows of each rank, bytes of a row),
         ...]).

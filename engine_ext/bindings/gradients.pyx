@@ -29,6 +29,7 @@ from engine_ext.control.state cimport State
 from engine_ext.core cimport Engine
 from engine_ext.gpu.device cimport device
 from engine_ext.kernels.kernels cimport ENGINE_ADASUM, ENGINE_AVERAGE, ENGINE_BOOL
+from engine_ext.operations.describe cimport dtype_name
 from engine_ext.operations.op cimport OP_DONE, Op, new_op
 from engine_ext.platform.atomics cimport load32_acquire
 from engine_ext.shared.layout cimport KIND_ALLGATHER, KIND_ALLREDUCE, LAYOUT_ROWS, NAME_BYTES, Status, engine_meta
@@ -326,6 +327,11 @@ cdef class GradientHook:
             self.find_room()
         return self.submit()
 
+    cdef tuple take_result(self):
+        """The others' gradient, for a parameter without one here: memory, dtype and layout, which are those of theirs."""
+        self.usual = self.op.meta.dtype == self.meta.dtype and self.op.meta.layout == self.meta.layout
+        return take_memory(self.op), dtype_name(self.op.meta.dtype).decode(), self.op.meta.layout
+
     cdef int find_room(self) except -1:
         """The others' result goes to memory of the framework's: nothing is allocated on a device while it works."""
         cdef View view
@@ -615,7 +621,8 @@ cdef class GradientGroup:
         -------
         list of (int, memory)
             For parameters without a gradient here whose result exists because another rank had one, and for those whose result
-            has a place that the gradient was not in: index, and the view or the memory that holds it. For those with a sparse
+            has a place that the gradient was not in: index, and the tensor that holds it, or a tuple of memory, dtype and
+            number of the layout, which are those of the others' gradients. For those with a sparse
             gradient on any rank: index, and a list of two (memory, rows of each rank, bytes of a row), the gathered indices and
             values.
         """
@@ -658,7 +665,7 @@ cdef class GradientGroup:
                 found.append((hook.index, parts))
             elif hook.op.source == NULL and hook.nbytes and hook.op.status == Status.OK:
                 found.append((hook.index, hook.room if hook.meta.device else
-                              hook.view if hook.view is not None else take_memory(hook.op)))
+                              hook.view if hook.op.memory == NULL else hook.take_result()))
             elif hook.placed and hook.op.placed and hook.op.source != hook.op.target and hook.op.status == Status.OK:
                 found.append((hook.index, hook.view))
             if self.on_device:

@@ -25,13 +25,19 @@ cdef const engine_meta* first_present(Coordinator* c, NameState* name) noexcept 
 
 
 cdef const engine_meta* counts_as(Coordinator* c, NameState* name, int rank, const engine_meta* present) noexcept nogil:
-    """The metadata that counts as `rank`'s. A rank without a gradient cannot know that the others' is sparse: theirs counts."""
+    """The metadata that counts as `rank`'s. A rank without a gradient cannot know what the others' is: theirs counts, whether it
+    is sparse, and in the host's memory its dtype and the order of its elements. On a GPU the rank has made room for the result."""
     cdef const engine_meta* sent = sent_by(name, rank)
+    cdef bint sparse = present.layout == LAYOUT_SPARSE
     cdef engine_meta x
-    if present.layout != LAYOUT_SPARSE or not absent(c, name, rank):
+    if not absent(c, name, rank) or (present.device and not sparse):
         return sent
     x = sent[0]
-    x.kind, x.layout, x.group, x.dims[DIM_SPARSE] = present.kind, present.layout, present.group, present.dims[DIM_SPARSE]
+    if sparse:
+        x.kind, x.group, x.dims[DIM_SPARSE] = present.kind, present.group, present.dims[DIM_SPARSE]
+    x.layout = present.layout
+    if not present.device:
+        x.dtype, x.wire = present.dtype, present.wire
     return present if same(&x, present) else sent
 
 

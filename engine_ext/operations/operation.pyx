@@ -120,7 +120,12 @@ cdef bint plan_group(Plan* plan, const Op* op, int entry_wire) noexcept nogil:
 
 
 cdef bint give_target(Op* op) noexcept nogil:
-    """Absent here, present elsewhere: there is a result after all, in memory that is allocated now. False without memory."""
+    """Absent here, present elsewhere: there is a result after all, in memory that is allocated now if there is none yet, or none
+    for the others' dtype and order of elements. False without memory."""
+    cdef const engine_meta* agreed = &op.record.meta
+    if op.source == NULL and op.nbytes and not op.meta.device and (
+            op.meta.dtype != agreed.dtype or op.meta.layout != agreed.layout):
+        op.meta.dtype, op.meta.layout, op.nbytes, op.target = agreed.dtype, agreed.layout, <uint64_t>bytes_of_all(agreed), NULL
     if op.target == NULL and op.nbytes:
         op.memory = <char*>malloc(op.nbytes)
         if op.memory == NULL:

@@ -92,7 +92,8 @@ class FakeReducer(Reducer):
         return id(_passes[-1])
 
     def gradient_in(self, memory: Any, parameter: Parameter) -> np.ndarray:
-        return np.frombuffer(memory, parameter.dtype, parameter.size).reshape(parameter.shape)
+        data, name, _ = memory
+        return np.frombuffer(data, name, parameter.size).reshape(parameter.shape)
 
     def is_floating(self, parameter: Parameter) -> bool:
         return parameter.dtype.kind == "f"

@@ -210,3 +210,56 @@ def test_test_gradients_are_reduced_after_memory_was_moved(wrap: Wrap) -> None:
             # Torch swaps no gradient that has a weak reference, as Sum keeps: it raises an error with its name.
             for op in (hvd.Average,) if move is convert_by_swapping else (hvd.Average, hvd.Sum):
                 check_moved(wrap, move, here, op)
+
+
+def only_on(rank: int, parameter: nn.Parameter, dtype: torch.dtype | None = None) -> None:
+    """A backward pass that makes a gradient on one rank alone."""
+    beside = torch.zeros((), requires_grad=True)
+    mine = (parameter.to(dtype) if dtype else parameter).sum() * 2 if engine.rank() == rank else beside.sum()
+    mine.backward()
+
+
+def check_lone(case: object, parameter: nn.Parameter, dtype: torch.dtype) -> None:
+    gradient = parameter.grad
+    assert gradient is not None, case
+    assert gradient.dtype == dtype, (case, gradient.dtype)
+    assert torch.equal(gradient, torch.full_like(gradient, 2 / engine.size())), (case, gradient)
+
+
+def test_test_a_rank_without_a_gradient_takes_the_dtype_of_the_others(wrap: Wrap) -> None:
+    if not hasattr(torch.Tensor, "grad_dtype"):
+        return
+    for wanted in (torch.float32, torch.float64, torch.bfloat16):
+        for rank in range(engine.size()):
+            parameter = nn.Parameter(torch.ones(3, 2, dtype=torch.bfloat16))
+            parameter.grad_dtype = wanted
+            optimizer = wrap(torch.optim.SGD([parameter], lr=0.0))
+            for step in range(4):
+                only_on((rank + step) % engine.size(), parameter, wanted)
+                optimizer.synchronize()
+                check_lone((wanted, rank, step), parameter, wanted)
+                optimizer.zero_grad()
+            optimizer.unwrap()
+
+
+def change_dtype(parameter: nn.Parameter) -> None:
+    parameter.data = parameter.data.double()
+
+
+def change_format(parameter: nn.Parameter) -> None:
+    parameter.data = parameter.data.to(memory_format=torch.channels_last)
+
+
+def test_test_a_rank_without_a_gradient_follows_a_parameter_that_was_converted() -> None:
+    for change in (change_dtype, change_format):
+        for rank in range(engine.size()):
+            parameter = nn.Parameter(torch.ones(2, 3, 4, 5))
+            optimizer = engine.DistributedOptimizer(torch.optim.SGD([parameter], lr=0.0), check_parameters=False)
+            for step in range(4):
+                if step == 1:
+                    change(parameter)
+                only_on((rank + step) % engine.size(), parameter)
+                optimizer.synchronize()
+                check_lone((change.__name__, rank, step), parameter, parameter.dtype)
+                optimizer.zero_grad()
+            optimizer.unwrap()
