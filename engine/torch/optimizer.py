@@ -241,8 +241,8 @@ def DistributedOptimizer(
         Accepted for scripts that have them, and without effect: gradients that are ready together travel together
         anyway.
     sparse_as_dense : bool
-        Make sparse gradients dense and reduce them; without effect for `SparseAdam`, which takes none. Else they stay sparse, with `Sum` and `Average`: each rank adds up
-        its own entries, and sends these.
+        Make sparse gradients dense and reduce them. Without effect for `SparseAdam`, which takes no dense ones. Else
+        they stay sparse, with `Sum` and `Average`: each rank adds up its own entries, and sends these.
     process_set : ProcessSet
         Whose ranks reduce their gradients with each other. A rank that is not in it trains by itself.
     prescale_factor, postscale_factor : float
