@@ -178,7 +178,8 @@ class TorchReducer(Reducer):
 
     def gradient_in(self, memory: Any, parameter: torch.Tensor) -> torch.Tensor:
         if isinstance(memory, tuple):
-            return self._dense_in(*memory, parameter)
+            data, name, layout = memory
+            return self._dense_in(data, name, layout, parameter)
         if not isinstance(memory, list):
             return tensor_over(memory, parameter)
         dtype = parameter.dtype if parameter.grad is None else parameter.grad.dtype
