@@ -518,8 +518,8 @@ cdef class GradientGroup:
             if other is not hook and other.view is not None and not other.placed and (other.flying or not self.urgent) and (
                     view.data < other.place + other.nbytes and other.place < view.data + view.nbytes):
                 raise EngineError(
-                    f"the gradient of '{hook.label}' lies in that of '{other.label}', where autograd adds up both: give it memory "
-                    "of its own before backward, as zero_grad() does with set_to_none=True, or tie them after backward"
+                    f"the gradient of '{hook.label}' lies in that of '{other.label}', where autograd adds up both: give it "
+                    "memory of its own before backward, as zero_grad() does with set_to_none=True, or tie them after backward"
                 )
         return 0
 

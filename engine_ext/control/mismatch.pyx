@@ -25,8 +25,8 @@ cdef const engine_meta* first_present(Coordinator* c, NameState* name) noexcept 
 
 
 cdef const engine_meta* counts_as(Coordinator* c, NameState* name, int rank, const engine_meta* present) noexcept nogil:
-    """The metadata that counts as `rank`'s. A rank without a gradient cannot know what the others' is: theirs counts, whether it
-    is sparse, and in the host's memory its dtype and the order of its elements. On a GPU the rank has made room for the result."""
+    """The metadata that counts as `rank`'s. A rank without a gradient cannot know what the others' is: theirs counts, whether
+    it is sparse, and in the host's memory its dtype and layout. On a GPU the rank has made room for the result."""
     cdef const engine_meta* sent = sent_by(name, rank)
     cdef bint sparse = present.layout == LAYOUT_SPARSE
     cdef engine_meta x
