@@ -19,6 +19,7 @@ Array = NDArray[np.float64]
 
 BAD = 0.3  # logarithm of a ratio to the best time from which on the surrogate is told less than all: see `softened`
 MOST = 32  # observations, each of a setting in an epoch, from which the surrogate learns
+WALL = 0.7  # standard error, in multiples of `BAD`, of what a terrible setting tells of its neighbours
 USUAL = 0.05  # standard deviation of one sample's logarithm, as long as nothing is known
 
 
@@ -97,7 +98,9 @@ class History:
             logs, error = np.array([told.score.log for told in several]), pooled_error(several)
             mean = weighted(several)
             y.append(least[number] + softened(mean - references[number] - least[number]))
-            errors.append(error)
+            wall = max(0.0, mean - references[number] - least[number] - BAD)
+            stands = several[0].key == several[0].standing  # what proofs compare with stays as sure as it is
+            errors.append(error if stands else math.hypot(error, WALL * BAD * math.tanh(wall / BAD)))
             scatter.append(float(((logs - mean) ** 2).sum()))
         x = np.array([several[0].x for several in groups.values()])
         epochs = np.array([number for number, _ in groups])
