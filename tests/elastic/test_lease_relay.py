@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,14 +13,15 @@ from pathlib import Path
 
 import pytest
 
+from engine.host import processes
 from engine.launch import lease_relay
 from engine.launch.channel import Channel, Message
 from engine.launch.lease_relay import HIGH, LeaseRelay
 
 from ..launch.conftest import launcher as launcher
 from ..waiting import let_pass, until
+from .elastic_jobs import Elastic, worlds
 from .elastic_jobs import job as job
-from .elastic_jobs import worlds
 from .test_agents import TWO_HOSTS
 
 
@@ -129,17 +131,55 @@ def test_the_relay_calls_nothing_that_may_block_on_a_file_a_process_or_a_name():
 TALKS = """
 from tests.waiting import let_pass
 def body(t):
-    t.step()
-    while not there("stop"):
+    while not t.stopped:
         with open(HERE / f"beats.{t.rank}", "a") as file: file.write(".")
         print("x" * 1000, flush=True)
-        let_pass(0.02)
+        let_pass(0.05)
+        t.step()
 """
+# Thaws and unmounts as soon as nobody holds its input any more, also when whoever runs the tests was killed.
+GUARD = 'while read -r line; do :; done; fsfreeze -u "$0" 2> /dev/null; umount -l "$0"'
+
+
+class Frozen:
+    """A file system of its own that can stand still, with the log and the output directory of a job on it."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+
+    def start(self, job: Elastic, *options: object) -> subprocess.Popen[bytes]:
+        """Start a job that asks a script on that file system for its hosts; return when two workers train."""
+        script = job.home / "hosts.sh"
+        script.write_text(f"#!/bin/sh\necho x >> {self.place}/asked\necho a:1\necho b:1\n")
+        script.chmod(0o700)
+        reach = ("-np", 2, "--min-np", 1, *TWO_HOSTS[2:], "--host-discovery-script", script)
+        words = [*job.launcher.command, *reach, "--output-dir", self.place / "out", *options]
+        job.errors = self.place / "errors"
+        with job.errors.open("wb") as log:
+            program = job.program(TALKS)
+            process = job.launcher.start_command(
+                [*map(str, words), sys.executable, str(program)], stdout=log, stderr=log
+            )
+        self.beats = [job.home / f"beats.{rank}" for rank in range(2)]
+        until(lambda: all(path.exists() for path in self.beats), "both train")
+        return process
+
+    def freeze(self) -> None:
+        subprocess.run(["fsfreeze", "-f", str(self.place)], check=True, timeout=60)
+
+    def thaw(self) -> None:
+        subprocess.run(["fsfreeze", "-u", str(self.place)], check=True, timeout=60)
+
+    def both_go_on(self) -> None:
+        before = [path.stat().st_size for path in self.beats]
+        until(
+            lambda: all(path.stat().st_size > size for path, size in zip(self.beats, before, strict=True)),
+            "both go on",
+        )
 
 
 @pytest.fixture
-def frozen(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own, which may be frozen and is thawed at the end."""
+def frozen(tmp_path: Path) -> Iterator[Frozen]:
     image, place = tmp_path / "image", tmp_path / "frozen"
     place.mkdir()
     with image.open("wb") as file:
@@ -149,39 +189,57 @@ def frozen(tmp_path: Path) -> Iterator[Path]:
             subprocess.run(command, check=True, capture_output=True, timeout=60)
         except (OSError, subprocess.CalledProcessError) as error:
             pytest.skip(f"needs root, mkfs.ext4 and loop devices: {error}")
-    yield place
-    subprocess.run(["fsfreeze", "-u", str(place)], capture_output=True, timeout=60)
-    subprocess.run(["umount", "-l", str(place)], check=True, timeout=60)
-
-
-def test_a_frozen_file_system_of_log_and_output_costs_no_worker(job, frozen):
-    """For four leases; the discovery script reads and writes there, too, so that nothing can kill it."""
-    script = job.home / "hosts.sh"
-    script.write_text(f"#!/bin/sh\necho x >> {frozen}/asked\necho a:1\necho b:1\n")
-    script.chmod(0o700)
-    options = ("-np", 2, "--min-np", 1, "--lease", 3, "--output-dir", frozen / "out", *TWO_HOSTS[2:])
-    program = job.program(TALKS)
-    words = [
-        *job.launcher.command,
-        *map(str, options),
-        "--host-discovery-script",
-        str(script),
-        sys.executable,
-        str(program),
-    ]
-    job.errors = frozen / "errors"
-    with job.errors.open("wb") as log:
-        process = job.launcher.start_command(words, stdout=log, stderr=log)
-    beats = [job.home / f"beats.{rank}" for rank in range(2)]
-    until(lambda: all(path.exists() for path in beats), "both train")
-    subprocess.run(["fsfreeze", "-f", str(frozen)], check=True, timeout=60)
+    guard = subprocess.Popen(["sh", "-c", GUARD, str(place)], stdin=subprocess.PIPE, start_new_session=True)
     try:
-        let_pass(12.0)
-        before = [path.stat().st_size for path in beats]
-        until(lambda: all(path.stat().st_size > size for path, size in zip(beats, before, strict=True)), "both go on")
+        yield Frozen(place)
     finally:
-        subprocess.run(["fsfreeze", "-u", str(frozen)], check=True, timeout=60)
-    (job.home / "stop").touch()
-    done = job.wait(process)
+        assert guard.stdin is not None
+        guard.stdin.close()
+        assert guard.wait(60) == 0
+
+
+def test_what_is_written_while_a_file_system_stands_still_is_there_later(job, frozen):
+    """For two leases; the discovery script waits there, too, so that nothing can kill it."""
+    process = frozen.start(job, "--lease", 2)
+    frozen.freeze()
+    let_pass(5.0)
+    frozen.both_go_on()
+    frozen.thaw()
+    done = job.finish(process)
     assert done.code == 0, done.err
     assert worlds(done) == ["1: 2 ranks"]
+    for rank in range(2):
+        written = b"x" * 1000 + b"\n"
+        count = frozen.beats[rank].stat().st_size
+        assert (frozen.place / f"out/rank.{rank}/stdout").read_bytes().count(written) == count
+        assert done.err.count(f"[{rank}]<stdout>:{'x' * 1000}\n") == count
+
+
+def test_a_signal_ends_the_workers_of_a_job_whose_log_stands_still(job, frozen):
+    process = frozen.start(job, "--grace-period", 1)
+    workers = [job.pid(0), job.pid(1)]
+    frozen.freeze()
+    let_pass(1.0)  # the launcher writes meanwhile
+    process.send_signal(signal.SIGTERM)
+    until(lambda: not any(processes.look(pid) for pid in workers), "no worker runs, and the log still stands still")
+    frozen.thaw()
+    done = job.wait(process)
+    assert done.code == 128 + signal.SIGTERM, done.err
+    assert "ended by SIGTERM" in done.err
+
+
+@pytest.mark.slow
+def test_half_a_minute_without_log_and_output_directory_costs_no_worker(job, frozen):
+    """With leases as they are by default; the death of a worker is seen meanwhile, and the others go on."""
+    process = frozen.start(job)
+    frozen.freeze()
+    let_pass(30.0)
+    frozen.both_go_on()
+    os.kill(job.pid(1), signal.SIGKILL)
+    job.world(2, 1)  # the death is seen, and the other one goes on
+    frozen.thaw()
+    job.world(3, 2)
+    done = job.finish(process)
+    assert done.code == 0, done.err
+    assert worlds(done)[0] == "1: 2 ranks"
+    assert "cannot be killed" in done.err
