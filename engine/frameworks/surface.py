@@ -383,20 +383,22 @@ def init(comm: Any = None, process_sets: Any = None, **settings: Any) -> None:
     Raises
     ------
     EngineError
-        `comm` has other ranks than the world.
+        `comm` has other ranks than the world; what `engine.init` raises. Of a call that fails nothing is left.
     """
-    sets = [] if process_sets is None or process_sets == "dynamic" else list(process_sets)
-    runtime.init(**settings)
-    if comm is not None:
-        parts = list(comm) if isinstance(comm, list | tuple) else [comm]
-        if parts and all(isinstance(part, int) for part in parts):
-            _expect_world(parts)
-        elif len(parts) == 1:
-            _expect_world(parts[0].allgather(place.rank()))
-        else:
-            sets = [ProcessSet(part) for part in parts] + sets
-    for each in sets:
-        runtime.add_process_set(each)
+    parts = [] if comm is None else list(comm) if isinstance(comm, list | tuple) else [comm]
+    is_world = bool(parts) and (len(parts) == 1 or all(isinstance(part, int) for part in parts))
+    if parts and not is_world:
+        more = () if process_sets == "dynamic" else process_sets or ()
+        process_sets = [*map(ProcessSet, parts), *more]
+    running = runtime.is_initialized()
+    runtime.init(process_sets, **settings)
+    if is_world:
+        try:
+            _expect_world(parts if isinstance(parts[0], int) else parts[0].allgather(place.rank()))
+        except BaseException:
+            if not running:
+                runtime.shutdown()  # of a call that fails nothing is left
+            raise
 
 
 def _expect_world(ranks: Sequence[int]) -> None:

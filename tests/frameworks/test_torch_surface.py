@@ -195,6 +195,18 @@ def test_the_setting_of_gradients_holds_where_no_block_chooses() -> None:
             hvd.shutdown()
 
 
+@pytest.mark.parametrize("wrong", [{"process_sets": [[0], [0]]}, {"comm": [0, 1]}])
+def test_of_a_call_of_init_that_fails_nothing_is_left(wrong: dict[str, Any]) -> None:
+    with pytest.raises((ValueError, engine.errors.EngineError)):
+        hvd.init(**wrong)
+    assert not engine.is_initialized()
+    hvd.init()
+    try:
+        assert hvd.size() == 1
+    finally:
+        engine.shutdown()
+
+
 def test_a_parameter_that_cannot_be_reduced_is_named() -> None:
     import torch
 
