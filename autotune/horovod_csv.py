@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.journal import JournalError
+from autotune.bounded_reader import ReadError, read_bytes, shorten
+from autotune.journal import LIMIT, JournalError
 from autotune.space import Knobs
 
 HEADER = "hierarchical_allreduce,hierarchical_allgather,cache_enabled,cycle_time_ms,tensor_fusion_threshold,score"
@@ -26,8 +28,11 @@ class Sample:
 
 def looks_like(path: str | os.PathLike[str]) -> bool:
     """Whether a file begins as such a log."""
-    with Path(path).open("rb") as file:
-        return b"tensor_fusion_threshold" in file.readline(4096)
+    try:
+        begin = read_bytes(path, LIMIT)[:4096]
+    except ReadError as error:
+        raise JournalError(str(error)) from None
+    return b"tensor_fusion_threshold" in begin.partition(b"\n")[0]
 
 
 def read(path: str | os.PathLike[str]) -> list[Sample]:
@@ -42,10 +47,12 @@ def read(path: str | os.PathLike[str]) -> list[Sample]:
         return _samples(Path(path))
     except csv.Error as error:
         raise JournalError(f"{path}: expected a CSV file: {error}") from None
+    except ReadError as error:
+        raise JournalError(str(error)) from None
 
 
 def _samples(path: Path) -> list[Sample]:
-    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+    with io.StringIO(read_bytes(path, LIMIT).decode(errors="replace"), newline="") as file:
         rows = csv.DictReader(file)
         missing = [name for name in HEADER.split(",") if name not in (rows.fieldnames or ())]
         if missing:
@@ -56,9 +63,9 @@ def _samples(path: Path) -> list[Sample]:
                 values = {name: float(row[name]) for name in HEADER.split(",")}
             except (TypeError, ValueError):
                 where = f"{path}, line {rows.line_num}"
-                raise JournalError(f"{where}: expected a number in each column, not {row}") from None
+                raise JournalError(f"{where}: expected a number in each column, not {shorten(str(row))}") from None
             if not all(abs(value) < LARGEST for value in values.values()):
-                raise JournalError(f"{path}, line {rows.line_num}: expected finite numbers, not {row}")
+                raise JournalError(f"{path}, line {rows.line_num}: expected finite numbers, not {shorten(str(row))}")
             threshold = round(values["tensor_fusion_threshold"] * MEBIBYTE)
             knobs = {"fusion_threshold": threshold, "cycle_time_ms": values["cycle_time_ms"]}
             samples.append(Sample(rows.line_num, knobs, values["score"]))

@@ -20,9 +20,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from autotune.bounded_reader import MIB, ReadError, parse_json, read_bytes
 from autotune.space import Space
 
 SCHEMA = 1
+LIMIT = 256 * MIB  # bytes of a log
 NAMES: dict[type, str] = {int: "a whole number", str: "text", dict: "an object", list: "a list"}
 FIELDS: dict[str, dict[str, type]] = {
     "open": {"seed": int, "max_trials": int, "space": dict, "default": dict, "first": list, "settings": dict},
@@ -118,7 +120,10 @@ def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     OSError
         It cannot be read.
     """
-    data = Path(path).read_bytes()
+    try:
+        data = read_bytes(path, LIMIT)
+    except ReadError as error:
+        raise JournalError(str(error)) from None
     if not data.strip():
         raise JournalError(f"{path} is empty: a log begins with a row 'open'")
     lines = data.split(b"\n")
@@ -185,12 +190,10 @@ def _is_number(value: Any) -> bool:
 def _row(line: bytes, where: str, number: int) -> dict[str, Any]:
     """One checked row."""
     try:
-        row = json.loads(line, parse_constant=_no_constant)
-    except RecursionError:
-        raise JournalError(f"{where}: expected a row in JSON, but it is nested too deeply") from None
-    except ValueError as error:
+        row = parse_json(line)
+    except ReadError as error:
         hint = "" if number else " Is this a log of the tuner? One begins with a row 'open'."
-        raise JournalError(f"{where}: expected a row in JSON, but {error}.{hint}") from None
+        raise JournalError(f"{where}: expected a row in JSON, but: {error}.{hint}") from None
     kind = row.get("row") if isinstance(row, dict) else None
     if number == 0 and kind != "open":
         raise JournalError(f"{where}: expected a row 'open', as a log of the tuner begins, not {_short(line)}")
@@ -200,7 +203,7 @@ def _row(line: bytes, where: str, number: int) -> dict[str, Any]:
             "it was written by a newer version: upgrade, to read it" if newer else "it was not written by the tuner"
         )
         raise JournalError(f"{where}: expected schema {SCHEMA}, not {row.get('schema')!r}; {advice}")
-    if kind not in FIELDS or (number > 0 and kind == "open"):
+    if not isinstance(kind, str) or kind not in FIELDS or (number > 0 and kind == "open"):
         others = ", ".join(repr(each) for each in FIELDS if each != "open")
         raise JournalError(f"{where}: expected a row of kind {others}, not {_short(line)}")
     if row.get("n") != number:
@@ -229,10 +232,6 @@ def _row(line: bytes, where: str, number: int) -> dict[str, Any]:
     if not _is_number(exposed) or not 0 <= exposed <= 1:
         raise JournalError(f"{where}: expected 'exposed' to be a share, 0 to 1, not {exposed!r}")
     return dict(row)
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")
 
 
 def _short(line: bytes) -> str:

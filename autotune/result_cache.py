@@ -13,13 +13,14 @@ import json
 import math
 import os
 import re
-import stat
 import tempfile
 import time
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from autotune.bounded_reader import parse_json, read_bytes, shorten
 
 SCHEMA = 1
 MOST = 500  # files that are kept; the oldest are removed
@@ -272,8 +273,8 @@ def read(home: Path) -> tuple[list[Known], list[str]]:
         except OSError as error:
             skipped.append(f"{path}: {error.strerror}")
         except ValueError as error:
-            reason = "".join(each if each.isprintable() else "?" for each in str(error)[:SHOWN])
-            skipped.append(f"{path}: {reason}")
+            reason = str(error).removeprefix(f"{path}: ")
+            skipped.append(f"{path}: {shorten(reason, SHOWN)}")
     return results, skipped
 
 
@@ -309,16 +310,7 @@ def _read(path: Path) -> Known:
     ValueError
         It is no result.
     """
-    with open(path, "rb", opener=_at_once) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise ValueError("it is no regular file")
-        data = file.read(LARGEST + 1)
-    if len(data) > LARGEST:
-        raise ValueError(f"it is larger than {LARGEST} bytes")
-    try:
-        content = json.loads(data, parse_constant=_no_constant)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+    content = parse_json(read_bytes(path, LARGEST))
     if not isinstance(content, dict) or not isinstance(content.get("job"), dict):
         raise ValueError("it is no result of a search")
     schema = content.pop("schema", None)
@@ -332,11 +324,6 @@ def _read(path: Path) -> Known:
     if known.job.file != path.name:
         raise ValueError(f"it holds what belongs into {known.job.file}")
     return known
-
-
-def _at_once(path: str, flags: int) -> int:
-    """Open without waiting for a writer, as one would of a named pipe."""
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _bound(home: Path) -> None:
@@ -388,7 +375,3 @@ def _is_number(value: Any) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return abs(value) < 1 << 63 if isinstance(value, int) else math.isfinite(value)
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")

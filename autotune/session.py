@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune import result_cache
+from autotune.bounded_reader import ReadError, parse_json
 
 if TYPE_CHECKING:
     from autotune.journal import Journal
@@ -244,8 +245,8 @@ def decoded(data: bytes) -> dict[str, Any]:
         It is no object of JSON, of another version of the protocol, or has no type.
     """
     try:
-        message = json.loads(data)
-    except (ValueError, RecursionError) as error:
+        message = parse_json(data)
+    except ReadError as error:
         raise SessionError(f"a message is malformed: {error}") from error
     if not isinstance(message, dict):
         raise SessionError(f"a message is malformed: it is an object of JSON, not {type(message).__name__}")

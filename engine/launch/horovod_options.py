@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -137,7 +136,7 @@ def _read(path: Path) -> Any:
     try:
         text = bounded_reader.read_text(path, yaml_files.LARGEST)
         if path.suffix == ".json":
-            return json.loads(text)
+            return bounded_reader.parse_json(text)
         if path.suffix == ".toml":
             return tomllib.loads(text)
     except (OSError, ValueError, RecursionError) as error:  # of both formats, and of what is not text

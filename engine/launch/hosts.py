@@ -8,6 +8,7 @@ import socket
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from ..bounded_reader import shorten
 from .errors import LaunchError
 
 MOST_SLOTS = 1 << 20  # of a host; more is a mistake in a file or a script
@@ -113,8 +114,9 @@ def read_hostfile(text: str) -> list[tuple[str, int]]:
         found = _part(f"{name}:{settings['slots']}" if "slots" in settings else name)
         known = set(settings) <= {"slots", "max_slots", "max-slots"}
         if found is None or not known or not _NAME.fullmatch(found[0]):
+            shown = shorten(told, 200)
             raise LaunchError(
-                f"--hostfile: line {number} is {told!r}, and 'name slots=N' with at least one slot is expected"
+                f"--hostfile: line {number} is {shown!r}, and 'name slots=N' with at least one slot is expected"
             )
         hosts[found[0]] = hosts.get(found[0], 0) + found[1]
     return list(hosts.items())

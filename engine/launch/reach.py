@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..bounded_reader import MIB, ReadError, read_text
 from ..forms import Whole, argument
 from ..host import network
 from .errors import LaunchError
@@ -111,8 +112,8 @@ def hosts_of(given: argparse.Namespace) -> list[tuple[str, int]] | None:
     if given.hosts is not None:
         raise LaunchError(f"-H {given.hosts} and --hostfile {given.hostfile} both name the hosts: give one of the two")
     try:
-        hosts = read_hostfile(given.hostfile.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
+        hosts = read_hostfile(read_text(given.hostfile, 16 * MIB))
+    except (OSError, ReadError) as error:
         raise LaunchError(f"--hostfile: cannot read {str(given.hostfile)!r}: {error}") from error
     if not hosts:
         raise LaunchError(f"--hostfile: {str(given.hostfile)!r} names no host")

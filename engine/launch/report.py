@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -12,12 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from .. import readable
+from ..bounded_reader import MIB, ReadError, natural, number, parse_json, read_bytes, whole
+from ..bounded_reader import text as text_field
 from ..errors import BY_CAUSE
 from ..host import stacks
 from .output import TAIL_BYTES
 from .verdict import ABSENT, Claim, End, Verdict, claim_of, describe, judge, traceback_span
 
 QUOTE = "  | "
+MOST_RANKS = 4096  # of a job that a file tells of
 TAIL_LINES = 20
 TRACEBACK_LINES = 200
 LINE_CHARACTERS = 2000
@@ -90,16 +92,11 @@ def read_claim(path: Path, rank: int) -> Claim | None:
         None without a file, or if the rank died while writing it.
     """
     try:
-        data = json.loads(path.read_bytes())
-        cause = str(data["cause"])
-        return Claim(
-            rank,
-            int(data["rank"]),
-            cause if cause in BY_CAUSE else "",
-            str(data["message"]),
-            float(data["time"]),
-        )
-    except (OSError, ValueError, KeyError, TypeError):
+        data = parse_json(read_bytes(path, MIB))
+        cause = text_field(data, "cause")
+        blamed, time = whole(data, "rank", -1, MOST_RANKS), number(data, "time", -1e11, 1e11)
+        return Claim(rank, blamed, cause if cause in BY_CAUSE else "", text_field(data, "message"), time)
+    except (OSError, ReadError):
         return None
 
 
@@ -146,7 +143,8 @@ def flight_records(directory: Path) -> list[int]:
     -------
     list of int
     """
-    return sorted(int(path.parent.name.removeprefix("rank.")) for path in directory.glob("rank.*/flight.json"))
+    found = (natural(path.parent.name.removeprefix("rank.")) for path in directory.glob("rank.*/flight.json"))
+    return sorted(rank for rank in found if rank is not None)
 
 
 def failure_lines(

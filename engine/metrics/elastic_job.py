@@ -12,11 +12,15 @@ import zlib
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ..bounded_reader import MIB, ReadError, natural, number, parse_json, text, whole
 from ..host import linux
 
 NAME = "enginerun-elastic"  # name of the memory, in /proc/PID/fd
 KEPT = 5  # resets of which the cause is told
 LONGEST = 400  # characters of a cause
+LARGEST = 16 * MIB  # bytes that are read of what a launcher tells
+MOST = 1 << 31  # no number of workers, worlds and resets is larger
+COUNTS = ("world", "worlds", "size", "min_size", "max_size", "cooling", "slow_workers")
 TRIES = 5  # readings in a row that may meet a write
 
 
@@ -101,8 +105,8 @@ class Board:
 
     def write(self, job: ElasticJob) -> None:
         """Have readers find this from now on."""
-        text = json.dumps(asdict(job)).encode()
-        content = b"%08x %08x " % (len(text), zlib.crc32(text)) + text
+        told = json.dumps(asdict(job)).encode()
+        content = b"%08x %08x " % (len(told), zlib.crc32(told)) + told
         if content != self._written:
             os.pwrite(self.descriptor, content, 0)
             self._written = content
@@ -125,17 +129,38 @@ def read(descriptor: int) -> ElasticJob | None:
         None if there is nothing yet, or what another version has written.
     """
     for _ in range(TRIES):
-        content = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+        content = os.pread(descriptor, min(os.fstat(descriptor).st_size, LARGEST), 0)
         if not content:
             return None
-        with contextlib.suppress(ValueError, TypeError, KeyError):
+        with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
             length, check, rest = int(content[:8], 16), int(content[9:17], 16), content[18:]
-            if zlib.crc32(text := rest[:length]) == check:
-                return _parsed(json.loads(text))
+            if zlib.crc32(told := rest[:length]) == check:
+                return _parsed(parse_json(told))
     return None
 
 
 def _parsed(told: dict[str, Any]) -> ElasticJob:
-    ranks = {int(number): rank for number, rank in told.pop("ranks").items()}
-    recent = tuple(Reset(**each) for each in told.pop("recent"))
-    return ElasticJob(**told, ranks=ranks, recent=recent)
+    """The job, with each field of the kind that readers compute with."""
+    counts = {name: whole(told, name, 0, MOST) for name in COUNTS}
+    ranks = {natural(slot, MOST): whole(told["ranks"], slot, -1, MOST) for slot in told["ranks"]}
+    resets = {str(cause): whole(told["resets"], cause, 0, MOST) for cause in told["resets"]}
+    recent = tuple(
+        Reset(
+            whole(each, "number", 0, MOST),
+            number(each, "time", 0, 1e11),
+            text(each, "cause"),
+            text(each, "text"),
+            number(each, "seconds", 0, 1e11),
+        )
+        for each in told["recent"]
+    )
+    if None in ranks:
+        raise ReadError("a slot is no number")
+    return ElasticJob(
+        **counts,
+        resetting=bool(told["resetting"]),
+        resets=resets,
+        reset_seconds=number(told, "reset_seconds", 0, 1e11),
+        ranks={slot: rank for slot, rank in ranks.items() if slot is not None},
+        recent=recent,
+    )

@@ -134,7 +134,7 @@ def read(source: int | str | os.PathLike[str]) -> Snapshot | None:
         What cannot be read, is damaged, or was written by another version.
     """
     try:
-        descriptor = source if isinstance(source, int) else os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = source if isinstance(source, int) else os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             if os.fstat(descriptor).st_size < BYTES:
                 raise PageError(f"is {os.fstat(descriptor).st_size} bytes long, and a page of counters {BYTES}")
@@ -143,8 +143,8 @@ def read(source: int | str | os.PathLike[str]) -> Snapshot | None:
         finally:
             if not isinstance(source, int):
                 os.close(descriptor)
-    except OSError as error:
-        raise PageError(f"cannot be read: {error.strerror}") from error
+    except (OSError, ValueError) as error:  # of mmap, for what has become shorter
+        raise PageError(f"cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
 def write_copy(descriptor: int, content: bytes, ahead: int, ahead_unix: int) -> None:

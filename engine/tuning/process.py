@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from .. import config
+from ..bounded_reader import ReadError, parse_json
 from ..host import linux
 from ..host.patience import Patience
 from ..host.sockets import retry_short
@@ -149,8 +150,8 @@ class TunerProcess:
     @staticmethod
     def _understood(data: bytes) -> dict[str, Any]:
         try:
-            answer = json.loads(data)
-        except (ValueError, RecursionError) as error:
+            answer = parse_json(data)
+        except ReadError as error:
             raise TunerError(f"the tuner's process has sent a malformed message: {error}") from None
         if not isinstance(answer, dict) or not isinstance(answer.get("type"), str):
             raise TunerError("the tuner's process has sent a malformed message: it is no object with a type")

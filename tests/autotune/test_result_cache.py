@@ -151,7 +151,7 @@ def written(home: Path, changes: dict[str, Any], job: Workload = JOB) -> Path:
         ({"job": {}}, "missing 10 required positional arguments"),
         ({"job": {**asdict(JOB), "ranks": True}}, "'ranks' is True, and no number of at least 1"),
         ({"job": {**asdict(JOB), "ranks": 0}}, "'ranks' is 0, and no number"),
-        ({"job": {**asdict(JOB), "bytes": 10**400}}, "'bytes' is 1000"),
+        ({"job": {**asdict(JOB), "bytes": 10**400}}, "the whole number 1000"),
         ({"job": {**asdict(JOB), "model": "../x"}}, "'model' is '../x', and not up to 16 hexadecimal digits"),
         ({"job": {**asdict(JOB), "held": {"a": []}}}, "'held' has a=[], and neither"),
         ({"job": {**asdict(JOB), "ranks": 5}}, "it holds what belongs into a1b2-5-"),

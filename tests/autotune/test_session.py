@@ -102,7 +102,10 @@ def test_junk_is_told_what_is_wrong_with_it(data: bytes, says: str) -> None:
         ({"type": "told", "id": 7, "status": "ok", "samples": [1.0]}, "trial 7 is not waiting"),
         ({"type": "told", "id": 0, "status": "ok", "samples": []}, "no samples"),
         ({"type": "told", "id": 0, "status": "ok", "samples": "x"}, "makes no sense"),
-        ({"type": "told", "id": 0, "status": "ok", "samples": [float("nan")]}, "sample 0 is nan"),
+        (
+            {"type": "told", "id": 0, "status": "ok", "samples": [float("nan")]},
+            "a message is malformed: NaN is no number of JSON",
+        ),
         ({"type": "told", "id": 0}, "lacks 'samples'"),
     ],
 )
@@ -150,7 +153,7 @@ def test_a_search_by_the_process_that_ends_with_its_socket() -> None:
 
 ANSWERS = {
     'send(b\'{"version": 9, "type": "trial"}\')': "speaks version 9 of the protocol, and rank 0 2",
-    "send(b'nonsense')": "has sent a malformed message: Expecting value",
+    "send(b'nonsense')": "has sent a malformed message: no JSON: Expecting value",
     "send(b'[]')": "malformed message: it is no object",
     f"send(b' ' * {LIMIT + 1})": f"has sent a message of more than {LIMIT} bytes",
     'send(b\'{"version": 2, "type": "failed", "reason": "so it is"}\')': "so it is",

@@ -169,7 +169,7 @@ class Attached:
         found = {}
         for rank, page in reading.snapshots.items():
             if page["copied_ns"]:
-                found[rank] = chr(page["copied_state"]).strip("\0")
+                found[rank] = state_letter(page)
             elif here:
                 process = look(page["pid"])
                 found[rank] = "X" if process is None else process.state
@@ -227,6 +227,12 @@ def look_into(source: int | Path) -> Page:
         return read(source)
     except PageError as error:
         return error
+
+
+def state_letter(page: Snapshot) -> str:
+    """The state of a rank's process, by a copy of its page; empty if that does not tell it."""
+    state = page["copied_state"]  # a damaged page may have any number
+    return chr(state) if 32 < state < 127 else ""
 
 
 def by_rank(pages: Sequence[Page]) -> dict[int, Page]:
