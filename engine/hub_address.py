@@ -8,21 +8,25 @@ follows from the job's key. mpirun does not: there ranks tell each other over MP
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from . import readable
+from .bounded_reader import ReadError, read_text
 from .errors import ConfigError
 from .forms import Whole
 from .host.network import Address
 from .launchers import OPEN_MPI, PMI, SLURM, TORCHRUN
+from .logs import logger
 from .setting import read_variable
 
 _FIRST_PORT, _PORTS = 10_240, 20_000  # ports that no kernel gives away by default, and few services ask for
 _DESCRIPTOR = "ENGINE_HUB_FD"
+_VARIABLE = "ENGINE_SECRET"
 _FILE = "ENGINE_SECRET_FILE"
+_LEAST_SECRET, _LONGEST_SECRET = 16, 4096  # characters; a proof that passes on the network lets short ones be guessed
 _HUB = "ENGINE_HUB"
 BY_MPI = (OPEN_MPI.name, PMI.name)
 """Launchers of MPI, whose processes can tell each other what the launcher does not."""
@@ -93,22 +97,36 @@ def is_given(environ: Mapping[str, str]) -> bool:
 def secret(environ: Mapping[str, str]) -> str | None:
     """The job's secret: ENGINE_SECRET, or what is in the file that ENGINE_SECRET_FILE names; None if neither is set.
 
+    A file that other users can read is warned of, not refused: Kubernetes mounts secrets so.
+
     Raises
     ------
     ConfigError
-        The file cannot be read, or is empty.
+        It is so short that it could be guessed from what passes on the network; the file cannot be read, or is empty.
     """
-    if environ.get("ENGINE_SECRET"):
-        return environ["ENGINE_SECRET"]
+    if environ.get(_VARIABLE):
+        return _long_enough(environ[_VARIABLE], _VARIABLE)
     path = environ.get(_FILE)
     if not path:
         return None
     try:
-        text = Path(path).read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_text(path, _LONGEST_SECRET).strip()
+        mode = os.stat(path).st_mode
+    except (OSError, ReadError) as error:
         raise ConfigError(f"{_FILE} is {path!r}, which cannot be read: {error}") from None
     if not text:
         raise ConfigError(f"{_FILE} is {path!r}, which is empty; expected the job's secret")
+    if mode & 0o044:
+        logger.warning("%s is %r, which other users can read: chmod 600 it", _FILE, path)
+    return _long_enough(text, f"what {_FILE} names, {path!r},")
+
+
+def _long_enough(text: str, what: str) -> str:
+    if len(text) < _LEAST_SECRET:
+        raise ConfigError(
+            f"{what} has {len(text)} characters, which can be guessed; expected a secret of at least {_LEAST_SECRET}, "
+            "such as `openssl rand -hex 32` prints"
+        )
     return text
 
 

@@ -95,7 +95,7 @@ class HostPlaces:
             "MASTER_ADDR": self._hosts.address(0),
             "MASTER_PORT": str(PORT),
             "TORCHELASTIC_RUN_ID": f"benchmark-{self._started}",
-            "ENGINE_SECRET": f"of benchmark {self._started}",
+            "ENGINE_SECRET": f"the secret of benchmark {self._started}",
             "GLOO_SOCKET_IFNAME": "eth0",
         }
         for rank in range(self.ranks):

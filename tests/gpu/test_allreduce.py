@@ -59,7 +59,7 @@ def test_ranks_on_several_hosts(program: str, ranks: Start) -> None:
     """The schedule that the others are sent is checked before it is run."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         hub = f"127.0.0.1:{free.getsockname()[1]}"
-    ranks(3, program, more={"ENGINE_HUB": hub, "ENGINE_SECRET": "s"}).succeeds()
+    ranks(3, program, more={"ENGINE_HUB": hub, "ENGINE_SECRET": "a secret of tests"}).succeeds()
 
 
 @pytest.mark.parametrize("size", [2, 3])

@@ -41,7 +41,7 @@ def spread(request: pytest.FixtureRequest) -> dict[str, str]:
         return {}
     with socket.create_server(("127.0.0.1", 0)) as free:
         hub = f"127.0.0.1:{free.getsockname()[1]}"
-    return {"ENGINE_HUB": hub, "ENGINE_SECRET": "s"}
+    return {"ENGINE_HUB": hub, "ENGINE_SECRET": "a secret of tests"}
 
 
 def test_numbers(ranks: Start, spread: dict[str, str]) -> None:
@@ -80,7 +80,7 @@ def test_sets_with_common_ranks(policy: str, ranks: Start, spread: dict[str, str
 def test_sets_on_several_hosts(program: str, ranks: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         hub = f"127.0.0.1:{free.getsockname()[1]}"
-    ranks(3, program, more={"ENGINE_HUB": hub, "ENGINE_SECRET": "s"}).succeeds()
+    ranks(3, program, more={"ENGINE_HUB": hub, "ENGINE_SECRET": "a secret of tests"}).succeeds()
 
 
 @pytest.mark.parametrize("version", [22807, WITHOUT_REVOKE])

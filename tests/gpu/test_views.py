@@ -59,7 +59,7 @@ def test_optimizer_that_goes_in_flight(policy: str, ranks: Start) -> None:
 def test_ranks_on_several_hosts(ranks: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         hub = f"127.0.0.1:{free.getsockname()[1]}"
-    ranks(2, "apart", more={"ENGINE_HUB": hub, "ENGINE_SECRET": "s"}).succeeds()
+    ranks(2, "apart", more={"ENGINE_HUB": hub, "ENGINE_SECRET": "a secret of tests"}).succeeds()
 
 
 # ---- what would happen otherwise -------------------------------------------------------------------------------------

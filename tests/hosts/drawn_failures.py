@@ -159,7 +159,7 @@ def start(hosts: Hosts, job: str, moment: str, rank: int) -> subprocess.Popen[st
     numbers = {"RANK": rank, "SIZE": SIZE, "LOCAL_SIZE": len(CREWS[host]), "CROSS_RANK": host}
     numbers |= {"LOCAL_RANK": CREWS[host].index(rank)}
     environ = {f"ENGINE_{name}": str(number) for name, number in numbers.items()}
-    environ |= {"ENGINE_JOB": job, "ENGINE_HUB": "node0:4713", "ENGINE_SECRET": "s", "MOMENT": moment}
+    environ |= {"ENGINE_JOB": job, "ENGINE_HUB": "node0:4713", "ENGINE_SECRET": "a secret of tests", "MOMENT": moment}
     environ |= {"ENGINE_START_TIMEOUT": str(START_TIMEOUT)}
     command = [sys.executable, "-m", "tests.hosts.drawn_program"]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}

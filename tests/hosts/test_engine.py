@@ -51,7 +51,7 @@ def test_ranks_of_several_hosts_compute_one_world_after_the_other(hosts, launche
     job, processes = uuid.uuid4().hex, {}
     for host, crew in enumerate(CREWS):
         for place, rank in enumerate(crew):
-            environ = {**os.environ, "ENGINE_SECRET": "s", **launcher(job, rank, place, host)}
+            environ = {**os.environ, "ENGINE_SECRET": "a secret of tests", **launcher(job, rank, place, host)}
             environ |= {"ENGINE_KERNELS": "plain"} if host == 1 else {}
             with open(tmp_path / f"{rank}", "w") as errors:
                 processes[rank] = hosts.start(

@@ -44,7 +44,7 @@ class Job:
         place, crew = CREWS[host].index(rank), len(CREWS[host])
         numbers = {"RANK": rank, "SIZE": SIZE, "LOCAL_RANK": place, "LOCAL_SIZE": crew, "CROSS_RANK": host}
         environ = {f"ENGINE_{name}": str(number) for name, number in numbers.items()}
-        environ |= {"ENGINE_JOB": job, "ENGINE_HUB": "node0:4712", "ENGINE_SECRET": "s"} | self.environ
+        environ |= {"ENGINE_JOB": job, "ENGINE_HUB": "node0:4712", "ENGINE_SECRET": "a secret of tests"} | self.environ
         command = [sys.executable, "-m", f"tests.hosts.{self.program}"]
         return self.hosts.start(
             host, command, cwd=ROOT, env={**os.environ, **environ}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL

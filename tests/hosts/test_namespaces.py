@@ -33,7 +33,12 @@ class Job:
 
     def __init__(self, hosts: Hosts, crews: Sequence[Sequence[int]], **environ: str) -> None:
         self.hosts, self.crews = hosts, crews
-        self.environ = {"ENGINE_HUB": f"node0:{PORT}", "ENGINE_SECRET": "s", "ENGINE_JOB": uuid.uuid4().hex, **environ}
+        self.environ = {
+            "ENGINE_HUB": f"node0:{PORT}",
+            "ENGINE_SECRET": "a secret of tests",
+            "ENGINE_JOB": uuid.uuid4().hex,
+            **environ,
+        }
         self.processes: dict[int, subprocess.Popen[str]] = {}
         self.pids: dict[int, int] = {}
 
@@ -196,7 +201,9 @@ def test_a_cable_that_is_cut_is_named_by_those_who_have_one(hosts: Hosts) -> Non
 
 
 @pytest.mark.parametrize(
-    ("environ", "trial"), [({"ENGINE_SECRET": "t"}, {}), ({}, {"number": 2})], ids=["secret", "number"]
+    ("environ", "trial"),
+    [({"ENGINE_SECRET": "another secret of tests"}, {}), ({}, {"number": 2})],
+    ids=["secret", "number"],
 )
 def test_who_is_of_another_job_is_refused(hosts: Hosts, environ: dict[str, str], trial: dict[str, Any]) -> None:
     job = Job(hosts, [[0], [1]]).prepare(0, timeout=3.0).prepare(1, environ=environ, **trial)

@@ -94,7 +94,7 @@ def test_without_mpi4py_what_is_missing_is_told_and_may_be_given(launcher, mpi, 
     assert code != 0 and errors
     for error in errors:
         assert "there is no ENGINE_SECRET" in error and "With mpi4py (`pip install mpi4py`) they agree on it" in error
-    launcher.environment |= {"ENGINE_SECRET": "s", "ENGINE_HUB": f"{ADDRESSES[0]}:4711"}
+    launcher.environment |= {"ENGINE_SECRET": "a secret of tests", "ENGINE_HUB": f"{ADDRESSES[0]}:4711"}
     code, said = mpirun(launcher, mpi, "without", enter=two_hosts, passed=("ENGINE_SECRET", "ENGINE_HUB"))
     assert code == 0, said
     assert len(told(launcher, "told.1")) == 4

@@ -168,10 +168,13 @@ def test_the_job_may_be_named_under_any_launcher() -> None:
 
 
 def test_the_proof_depends_on_secret_job_and_number() -> None:
-    world, other = detect({**OURS, "ENGINE_SECRET": "s"}), detect({**OURS, "ENGINE_SECRET": "t"})
+    world, other = (
+        detect({**OURS, "ENGINE_SECRET": "a secret of tests"}),
+        detect({**OURS, "ENGINE_SECRET": "another secret of tests"}),
+    )
     without = detect(OURS)
     assert len({world.proof, replace(world, number=2).proof, other.proof, without.proof}) == 4
-    assert world.proof == detect({**OURS, "ENGINE_SECRET": "s"}).proof
+    assert world.proof == detect({**OURS, "ENGINE_SECRET": "a secret of tests"}).proof
 
 
 HOSTS = {
@@ -195,12 +198,12 @@ def test_on_several_hosts_there_must_be_a_secret(source: str) -> None:
     said = {"torchrun": by_torchrun}.get(source, "export ENGINE_SECRET=$(openssl rand -hex 32)` into the batch script")
     with pytest.raises(ConfigError, match=re.escape(said)):
         detect(HOSTS[source])
-    world = detect({**HOSTS[source], "ENGINE_SECRET": "s"})
-    assert (world.several_hosts, world.secret, world.source) == (True, "s", source)
+    world = detect({**HOSTS[source], "ENGINE_SECRET": "a secret of tests"})
+    assert (world.several_hosts, world.secret, world.source) == (True, "a secret of tests", source)
     assert world.hub is not None and world.hub.host == "node0"
 
 
-def test_the_secret_may_be_in_a_file(tmp_path: Path) -> None:
+def test_the_secret_may_be_in_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "secret"
     environ = {**HOSTS["srun"], "ENGINE_SECRET_FILE": str(path)}
     with pytest.raises(ConfigError, match=r"ENGINE_SECRET_FILE is .* which cannot be read: .*No such file"):
@@ -208,21 +211,37 @@ def test_the_secret_may_be_in_a_file(tmp_path: Path) -> None:
     path.write_text("\n")
     with pytest.raises(ConfigError, match="which is empty"):
         detect(environ)
-    path.write_text("word\n")
-    assert detect(environ).secret == "word"
-    assert detect({**environ, "ENGINE_SECRET": "other"}).secret == "other"
+    path.write_text("a word in a file\n")
+    path.chmod(0o600)
+    assert detect(environ).secret == "a word in a file" and not caplog.records
+    assert detect({**environ, "ENGINE_SECRET": "another in the variable"}).secret == "another in the variable"
+    path.chmod(0o644)
+    assert detect(environ).secret == "a word in a file"
+    assert "ENGINE_SECRET_FILE" in caplog.text and "which other users can read: chmod 600 it" in caplog.text
+
+
+def test_a_secret_that_can_be_guessed_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    path.write_text("fifteen letters\n")
+    for environ, what in [
+        ({"ENGINE_SECRET": "fifteen letters"}, "ENGINE_SECRET has 15 characters, which can be guessed"),
+        ({"ENGINE_SECRET_FILE": str(path)}, f"what ENGINE_SECRET_FILE names, '{path}', has 15 characters"),
+        ({"ENGINE_SECRET_FILE": "/dev/zero"}, "which cannot be read: .* a device"),
+    ]:
+        with pytest.raises(ConfigError, match=what):
+            detect({**HOSTS["srun"], **environ})
 
 
 @pytest.mark.parametrize("source", [source for source, environ in HOSTS.items() if "ENGINE_HUB" in environ])
 def test_a_launcher_that_does_not_say_where_rank_0_is_needs_the_hub(source: str) -> None:
-    environ = {**HOSTS[source], "ENGINE_SECRET": "s"}
+    environ = {**HOSTS[source], "ENGINE_SECRET": "a secret of tests"}
     del environ["ENGINE_HUB"]
     with pytest.raises(ConfigError, match=r"does not say where rank 0 is reached\..* Set ENGINE_HUB=HOST:PORT"):
         detect(environ)
 
 
 def test_a_host_is_called_as_the_user_has_told() -> None:
-    environ = {**HOSTS["torchrun"], "ENGINE_SECRET": "s"}
+    environ = {**HOSTS["torchrun"], "ENGINE_SECRET": "a secret of tests"}
     assert [detect(environ | name).host_name for name in ({"ENGINE_HOST_NAME": "pod-0"}, {})] == ["pod-0", ""]
 
 
@@ -231,7 +250,9 @@ def test_a_host_is_called_as_the_user_has_told() -> None:
     [("node1:4711", "node1", 4711), ("10.0.0.1:1", "10.0.0.1", 1), ("[fd00::1]:65535", "fd00::1", 65535)],
 )
 def test_the_hub_is_a_host_and_a_port(text: str, host: str, port: int) -> None:
-    hub = detect({**HOSTS["torchrun"], "ENGINE_SECRET": "s", "ENGINE_HUB": text, "ENGINE_HUB_FD": "7"}).hub
+    hub = detect(
+        {**HOSTS["torchrun"], "ENGINE_SECRET": "a secret of tests", "ENGINE_HUB": text, "ENGINE_HUB_FD": "7"}
+    ).hub
     assert hub is not None and (hub.host, hub.port, hub.descriptor) == (host, port, 7)
 
 
@@ -240,12 +261,12 @@ def test_the_hub_is_a_host_and_a_port(text: str, host: str, port: int) -> None:
 )
 def test_a_hub_that_cannot_be_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"ENGINE_HUB is .*; expected HOST:PORT"):
-        detect({**HOSTS["torchrun"], "ENGINE_SECRET": "s", "ENGINE_HUB": text})
+        detect({**HOSTS["torchrun"], "ENGINE_SECRET": "a secret of tests", "ENGINE_HUB": text})
 
 
 def test_the_port_follows_from_the_job_and_is_not_that_of_torch() -> None:
     def port(**change: str) -> int:
-        hub = detect({**HOSTS["torchrun"], "ENGINE_SECRET": "s", **change}).hub
+        hub = detect({**HOSTS["torchrun"], "ENGINE_SECRET": "a secret of tests", **change}).hub
         assert hub is not None
         return hub.port
 
@@ -268,14 +289,14 @@ def test_the_port_follows_from_the_job_and_is_not_that_of_torch() -> None:
     ],
 )
 def test_the_first_node_of_a_step_is_the_hub(nodes: str, first: str) -> None:
-    hub = detect({**HOSTS["srun"], "ENGINE_SECRET": "s", "SLURM_STEP_NODELIST": nodes}).hub
+    hub = detect({**HOSTS["srun"], "ENGINE_SECRET": "a secret of tests", "SLURM_STEP_NODELIST": nodes}).hub
     assert hub is not None and hub.host == first
 
 
 @pytest.mark.parametrize("source", ["mpirun (Open MPI)", "mpiexec (PMI)"])
 def test_ranks_that_mpi_has_started_agree_on_what_is_not_given(source: str) -> None:
     """What is given stays, and where both are given nobody is asked."""
-    environ = {**HOSTS[source], "ENGINE_SECRET": "s"}
+    environ = {**HOSTS[source], "ENGINE_SECRET": "a secret of tests"}
     asked: list[World] = []
 
     def agree(world: World) -> World:
@@ -285,7 +306,7 @@ def test_ranks_that_mpi_has_started_agree_on_what_is_not_given(source: str) -> N
     assert detect(environ, agree).hub == HubAddress("node0", 4711) and not asked
     del environ["ENGINE_HUB"]
     world = detect(environ, agree)
-    assert (world.secret, world.hub, world.job) == ("s", HubAddress("told", 1), "told")
+    assert (world.secret, world.hub, world.job) == ("a secret of tests", HubAddress("told", 1), "told")
     world = detect({**HOSTS[source]}, agree)
     assert (world.secret, world.hub) == ("told", HubAddress("node0", 4711))
     with pytest.raises(ConfigError, match=r"With mpi4py \(`pip install mpi4py`\) they agree on it themselves"):
@@ -316,7 +337,7 @@ def test_one_host_needs_neither_secret_nor_hub() -> None:
 
 
 def test_the_first_rank_of_each_host_leads() -> None:
-    environ = {**HOSTS["torchrun"], "ENGINE_SECRET": "s"}
+    environ = {**HOSTS["torchrun"], "ENGINE_SECRET": "a secret of tests"}
     assert not detect(environ).leads
     assert detect({**environ, "RANK": "2", "LOCAL_RANK": "0"}).leads
     assert detect({**TORCHRUN, "RANK": "0", "LOCAL_RANK": "1"}).leads  # with one host it is rank 0
