@@ -114,6 +114,13 @@ cdef bint follows(const Outgoing* last, const engine_frame* head, const char* da
             and last.head.bytes + head.bytes <= FRAME_LONGEST)
 
 
+cdef bint renews(const Outgoing* last, const engine_frame* head) noexcept nogil:
+    """Whether a frame takes the place of the last one, which has not begun: of answers, and of questions about times, only the
+    newest counts. So a peer that asks on and on, and never reads, makes nothing grow."""
+    return (last.sent == 0 and last.head.type == head.type and last.head.bytes == head.bytes
+            and (head.type == FRAME_HERE or head.type == FRAME_CLOCK))
+
+
 cdef void link_queue(Link* link, const engine_frame* head, const char* data) noexcept nogil:
     """Put a frame behind those that wait. The payload stays as it is until it is sent, unless it is small."""
     add(link, head, data, NULL)
@@ -138,6 +145,10 @@ cdef void add(Link* link, const engine_frame* head, const char* data, char* owne
     pthread_mutex_lock(&link.lock)
     if not link.mute and link.head != link.tail and follows(&link.queue[(link.tail - 1) & (link.room - 1)], head, data):
         link.queue[(link.tail - 1) & (link.room - 1)].head.bytes += head.bytes
+    elif not link.mute and link.head != link.tail and renews(&link.queue[(link.tail - 1) & (link.room - 1)], head):
+        out = &link.queue[(link.tail - 1) & (link.room - 1)]
+        out.head = head[0]
+        memcpy(out.small, data, head.bytes if data != NULL else 0)
     elif not link.mute and make_room(link):
         out = &link.queue[link.tail & (link.room - 1)]
         out.head, out.data, out.owned, out.sent = head[0], data, owned, 0

@@ -69,6 +69,10 @@ class Middle:
         self._sockets += [ends[0][1], ends[1][1]]
         return ends[0][0], ends[1][0]
 
+    def ends(self, link: int) -> tuple[socket.socket, socket.socket]:
+        """The ends of a connection here: what is sent on the first comes to rank 0's side."""
+        return self._sockets[2 * link], self._sockets[2 * link + 1]
+
     def start(self) -> None:
         self._thread.start()
 

@@ -7,6 +7,7 @@ Ranks are threads of this process, so that `make sanitize` sees what they read a
 from __future__ import annotations
 
 import random
+import resource
 import struct
 import threading
 import time
@@ -22,7 +23,21 @@ from engine.native import setup
 
 from ..parallel.thread_world import ThreadWorld
 from .fuzz_frames import one_world
-from .middle import LEFT, REQUESTS, SCHEDULE, SLOT, VERDICT, WORD, WORDS, Change, Frame, Middle
+from .middle import (
+    CALL,
+    CLOCK,
+    LEFT,
+    PROGRESS,
+    REQUESTS,
+    SCHEDULE,
+    SLOT,
+    VERDICT,
+    WORD,
+    WORDS,
+    Change,
+    Frame,
+    Middle,
+)
 
 ENTRY_BYTES, REQUEST_RING, BATCH = 248, 1 << 18, 1  # engine_ext/shared/layout.h
 LIMIT = 20.0  # s
@@ -208,6 +223,45 @@ def test_a_word_twice_as_wide_as_its_field_ends_with_who_sent_it() -> None:
     )
     said = errors_of(2, lambda rank: engine.allreduce(np.ones(3), name="a"), change)
     assert "rank 1 failed: it has sent what no rank can mean" in said[0], said
+
+
+@pytest.mark.parametrize(("seen", "question"), [(PROGRESS, Frame(CALL, 0, 0, 1)), (WORDS, Frame(CLOCK, 0, 0, 0))])
+def test_a_peer_that_asks_on_and_on_and_never_reads_makes_nothing_grow(seen: int, question: Frame) -> None:
+    links: list[int] = []
+    reads = threading.Event()
+    reads.set()
+
+    def change(frame: Frame) -> Iterable[Frame]:
+        if frame.type == seen:
+            links.append(frame.link)
+        reads.wait()
+        return [frame]
+
+    middle = Middle(change)
+    world = ThreadWorld(2, (0, 1), middle.connect)
+    middle.start()
+    world.run(lambda rank: engine.allreduce(np.ones(20_000), name="x"))
+    reads.clear()
+    question.payload = bytearray(24 if question.type == CLOCK else 0)
+    told = question.packed() * 1000
+    before = resident()
+    for _ in range(300):
+        middle.ends(links[0])[0].sendall(told)
+    assert resident() - before < 4 << 20  # 300,000 answers that wait take 37 MiB
+    middle.cut()
+    reads.set()
+    closing = [threading.Thread(target=each.close, args=(1.0,)) for each in world.engines]
+    for thread in closing:
+        thread.start()
+    for thread in closing:
+        thread.join()
+    middle.stop()
+
+
+def resident() -> int:
+    """Bytes of memory that this process has."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
 
 
 def test_hostile_frames_drawn_at_random_end_in_a_result_or_an_error() -> None:
