@@ -148,7 +148,8 @@ cdef void add(Link* link, const engine_frame* head, const char* data, char* owne
     elif not link.mute and link.head != link.tail and renews(&link.queue[(link.tail - 1) & (link.room - 1)], head):
         out = &link.queue[(link.tail - 1) & (link.room - 1)]
         out.head = head[0]
-        memcpy(out.small, data, head.bytes if data != NULL else 0)
+        if data != NULL:
+            memcpy(out.small, data, head.bytes)
     elif not link.mute and make_room(link):
         out = &link.queue[link.tail & (link.room - 1)]
         out.head, out.data, out.owned, out.sent = head[0], data, owned, 0
