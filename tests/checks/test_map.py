@@ -30,6 +30,16 @@ def test_files_of_the_map_exist(name: str) -> None:
     assert source(name).exists()
 
 
+SECURITY = (ROOT / "SECURITY.md").read_text()
+
+
+@pytest.mark.parametrize("name", sorted(set(re.findall(r"`(tests/[\w/]+\.py::\w+)`", SECURITY))))
+def test_what_shows_that_a_promise_holds_exists(name: str) -> None:
+    """Every test that SECURITY.md names."""
+    path, _, function = name.partition("::")
+    assert re.search(rf"^(async )?def {function}\(", (ROOT / path).read_text(), re.MULTILINE)
+
+
 @pytest.mark.parametrize("room", re.findall(r"^\| `([\w/]+/)` \|", MAP, re.MULTILINE))
 def test_rooms_of_the_map_exist(room: str) -> None:
     """Every folder that it names."""

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -225,6 +226,52 @@ def test_strangers_neither_break_nor_stall_the_others(job: Callable[..., World])
         assert time.monotonic() - began < GRACE
 
     measured(measure)
+
+
+STRANGER = """
+import os, socket, sys
+os.setgid(65534)
+os.setuid(65534)
+name, deed = bytes.fromhex(sys.argv[1]), sys.argv[2]
+stranger = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+if deed == "bind":
+    stranger.bind(name)
+    stranger.listen()
+    print("bound", flush=True)
+    while True:
+        stranger.accept()
+stranger.connect(name)
+print(stranger.recv(1), flush=True)
+"""
+
+
+def of_another_user(name: str, deed: str) -> subprocess.Popen[str]:
+    """A process of another user that connects to the name, or takes it."""
+    command = [sys.executable, "-c", STRANGER, name.encode().hex(), deed]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_a_process_of_another_user_is_hung_up_on(job: Callable[..., World]) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        rank_0 = pool.submit(gather, job(0, 2), 1, BUILD, 60.0, create)
+        name = address(job(0, 2))
+        until(lambda: name.strip("\0") in Path("/proc/net/unix").read_text(), "rank 0 listens")
+        with of_another_user(name, "connect") as stranger:
+            assert stranger.communicate()[0] == "b''\n"
+        (rank_1,) = meet((job(1, 2), BUILD))
+        assert isinstance(rank_1, Gathered)
+        rank_0.result().close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_a_name_that_another_user_has_taken_is_told_and_gives_nothing_away(job: Callable[..., World]) -> None:
+    with of_another_user(address(job(0, 2)), "bind") as squatter:
+        assert squatter.stdout is not None and squatter.stdout.readline() == "bound\n"
+        first, second = meet((job(0, 2), BUILD), (job(1, 2), BUILD), timeout=1.0)
+        squatter.kill()
+    assert "another process holds this job's socket" in str(first)
+    assert "the job's socket belongs to user 65534" in str(second)
 
 
 RANK = """
