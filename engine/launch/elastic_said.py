@@ -55,7 +55,7 @@ def check(said: Any) -> dict[str, Any]:
     if fields is None:
         raise SaidError(f"it says {kind!r}, which is not known here; install the same version")
     for name, kinds in fields.items():
-        if type(said.get(name)) not in kinds:
+        if name not in said or type(said[name]) not in kinds or (name == "port" and not 0 <= said[name] < 1 << 16):
             raise SaidError(f"it says {kind!r} with {name} = {said.get(name)!r}; install the same version")
     if kind == "ready" and said["why"] not in events.Why.__members__:
         raise SaidError(f"it says {kind!r} because of {said['why']!r}; install the same version")

@@ -38,11 +38,12 @@ from ..logs import logger
 from ..world import World
 from .layout import Layout
 from .links import ANSWERS, Link, Unproven, answer
-from .messages import KINDS, Hello
+from .messages import KINDS, MALFORMED, Hello
 from .talks import Steps, Talks, Wait
 
 STRANGERS = 128  # connections that may be unproven at once; of more, one gives way
 _NOTED = 8  # addresses of strangers that a message names
+SECONDS = 1e9  # no start has more
 FAREWELL = 2.0  # seconds in which the other side takes a refusal
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -171,9 +172,32 @@ class Terms:
 
     @classmethod
     def read(cls, message: dict[str, Any]) -> Terms:
-        """From a message."""
-        doors = [None if door is None else Address(*door) for door in message["doors"]]
-        return cls(**{entry.name: message[entry.name] for entry in fields(cls)} | {"doors": doors})
+        """From a message.
+
+        Raises
+        ------
+        ValueError
+            No hub decides that.
+        """
+        try:
+            doors = [None if door is None else network.read_address(door) for door in message["doors"]]
+            told: dict[str, Any] = {entry.name: message[entry.name] for entry in fields(cls)} | {"doors": doors}
+            hosts = len(told["names"])
+            sound = (
+                len(told["hosts"]) == len(told["pids"]) == len(told["processors"])
+                and len(doors) == hosts
+                and all(isinstance(name, str) for name in told["names"])
+                and all(type(host) is int and 0 <= host < hosts for host in told["hosts"])
+                and all(type(number) is int and 0 <= number < 1 << 31 for number in (*told["pids"], told["generation"]))
+                and all(type(number) is int and number >= 0 for each in told["processors"] for number in each)
+                and isinstance(told["kernels"], str | None)
+                and 0 < told["seconds"] < SECONDS
+            )
+        except MALFORMED:
+            sound = False
+        if not sound:
+            raise ValueError("no terms of a hub")
+        return cls(**told)
 
 
 class Between:
@@ -335,7 +359,7 @@ def kind_of(error: RendezvousError) -> str:
 def refused(message: dict[str, Any]) -> None:
     """Raise the refusal that a message is, if it is one."""
     if "refused" in message:
-        raise KINDS.get(str(message["refused"]), RendezvousError)(str(message.get("message")))
+        raise KINDS.get(str(message["refused"]), RendezvousError)(readable.plain_lines(str(message.get("message"))))
 
 
 def tell(link: Link, message: dict[str, Any]) -> bool:

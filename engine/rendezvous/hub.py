@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .. import readable
+from ..bounded_reader import natural, shorten
 from ..errors import RendezvousError
 from ..host import network
 from ..host.network import Address
@@ -18,7 +19,7 @@ from ..world import World
 from .between import STRANGERS, Between, Door, Terms, refused
 from .layout import Layout
 from .links import Link
-from .messages import GRACE, TELLING, Hello, common_kernels, compare, failed_start
+from .messages import GRACE, MALFORMED, TELLING, Hello, common_kernels, compare, failed_start
 from .talks import Steps
 
 
@@ -170,10 +171,10 @@ class Hub(Between):
                     f"rank {host.leader} on {host} belongs to a world of {greeting['size']}, rank 0 to one of "
                     f"{self.world.size}"
                 )
-            self._hear(host, first)
+            self._hear_proven(host, first)
             while not self.done:
                 message = yield from link.message()
-                self._hear(host, message)
+                self._hear_proven(host, message)
         except (OSError, ValueError):
             # What it was about to say is lost with it.
             raise RendezvousError(
@@ -181,12 +182,23 @@ class Hub(Between):
                 "ranks were gathering"
             ) from None
 
+    def _hear_proven(self, host: Host, message: dict[str, Any]) -> None:
+        """What a leader says, who knows the secret, and may be of another version."""
+        try:
+            self._hear(host, message)
+        except MALFORMED as error:
+            raise RendezvousError(
+                f"rank {host.leader} (pid {host.pid}), which leads the ranks on {host}, says what no leader says: "
+                f"{shorten(repr(error), 200)}; install the same version on all hosts"
+            ) from None
+
     def _hear(self, host: Host, message: dict[str, Any]) -> None:
         """What a leader says."""
         refused(message)
         if "come" in message:
             self._come(host, _processes(message["come"]))
-            self.failures |= {int(rank): str(text) for rank, text in dict(message.get("failures", ())).items()}
+            failures = dict(message.get("failures", ()))
+            self.failures |= {_rank(rank): readable.plain(str(text)) for rank, text in failures.items()}
             self._hurry()
         elif "crew" in message:
             host.hellos = [Hello.read(hello) for hello in message["crew"]]
@@ -268,6 +280,14 @@ class Hub(Between):
                         f"rank {host.leader} (pid {host.pid}), which leads the ranks on {host}, cannot be told "
                         f"anything: {error.strerror or error}"
                     ) from None
+
+
+def _rank(digits: Any) -> int:
+    """A rank, which JSON has as a text where it is the name of a field."""
+    rank = natural(str(digits))
+    if rank is None:
+        raise ValueError(f"no rank: {digits!r}")
+    return rank
 
 
 def _processes(told: Any) -> dict[int, int]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from .. import readable
+from ..bounded_reader import ReadError, number
 from ..errors import RendezvousError
 from ..host import network
 from ..host.network import Address
 from ..host.patience import Patience
 from ..logs import logger
 from ..world import World
-from .between import FAREWELL, STRANGERS, Between, Door, Terms, refused
+from .between import FAREWELL, SECONDS, STRANGERS, Between, Door, Terms, refused
 from .links import Link, Unproven, call
 from .messages import GRACE, Hello, ready_to_read
 from .talks import Steps, Wait
@@ -95,8 +97,12 @@ class Leader(Between):
     def _with_hub(self, chosen: str | None) -> Steps[None]:
         """Call the hub, and do what it says, until all are ready."""
         link, told = yield from self._reach_hub()
-        self.link, self.hub_name = link, told["name"]
-        self.patience.begin(told["seconds"] + 2 * GRACE)  # It is the hub that knows who is missing.
+        self.link, self.hub_name = link, readable.plain(str(told.get("name")))
+        try:
+            seconds = number(told, "seconds", 0, SECONDS)
+        except ReadError as error:
+            raise self._not_a_hub(error) from None
+        self.patience.begin(seconds + 2 * GRACE)  # It is the hub that knows who is missing.
         listener = network.listen(chosen or link.here.host, 0, self.world.size + STRANGERS)
         self.door = Door(self.talks, listener, self.key, self._welcome)
         self._tell_come()
@@ -110,8 +116,19 @@ class Leader(Between):
                 ) from None
             refused(message)
             if "layout" in message:
-                self._open_lanes(Terms.read(message["layout"]), link)
+                try:
+                    terms = Terms.read(message["layout"])
+                    if len(terms.hosts) != self.world.size:
+                        raise ValueError(f"terms of {len(terms.hosts)} ranks")
+                except ValueError as error:
+                    raise self._not_a_hub(error) from None
+                self._open_lanes(terms, link)
             self.done = "go" in message
+
+    def _not_a_hub(self, error: ValueError) -> RendezvousError:
+        return RendezvousError(
+            f"rank 0 on {self.hub_name} says what no rank 0 says ({error}): install the same version on all hosts"
+        )
 
     def _reach_hub(self) -> Steps[tuple[Link, dict[str, Any]]]:
         """Try all addresses of the hub, over and over: nothing announces that it has begun to listen."""
@@ -179,8 +196,8 @@ class Leader(Between):
         self.patience.begin(terms.seconds + 2 * GRACE)
         for rank, other in self.lanes:
             host = terms.hosts[other]
-            for number in range(self.sockets if host < terms.hosts[rank] else 0):
-                lane = (rank, other, number)
+            for socket_number in range(self.sockets if host < terms.hosts[rank] else 0):
+                lane = (rank, other, socket_number)
                 self.talks.begin(self._open_lane(lane, host, terms.doors[host] or link.there))
         self._say_ready()
 

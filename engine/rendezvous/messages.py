@@ -32,6 +32,7 @@ MAC = 32
 MOST_PROCESSORS = 1 << 12  # of a host
 LONGEST_FAILURE = 1500  # characters of it that a hello has room for
 GRACE = 5.0  # seconds beyond rank 0's deadline in which its verdict must arrive
+MALFORMED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)  # what reading a lie may raise
 TELLING = 10.0  # seconds in which ranks that come still hear that the start has failed on another one
 SETTINGS = ("kernels", "lanes", "sockets_per_lane")  # that ranks compare
 KINDS = {kind.__name__: kind for kind in (RendezvousError, IncompatibleRanksError, CalledOff)}

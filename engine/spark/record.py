@@ -94,7 +94,10 @@ class Record:
         """A record from what `head` and `explanation` have given. Errors as of `read`."""
         files: dict[str, bytes] = {}
         place = 0
-        for name, size in head.get("files", {}).items():
+        sizes = head.get("files", {})
+        if not isinstance(sizes, dict):
+            raise ValueError(f"files {readable.plain(repr(sizes)[:100])}, which are no names with sizes")
+        for name, size in sizes.items():
             if type(size) is not int or not 0 <= size <= len(explanation) - place:
                 raise ValueError(f"a file {name!r} of {size!r} bytes, and {len(explanation) - place} are left")
             files[name] = explanation[place : place + size]

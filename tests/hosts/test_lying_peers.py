@@ -18,11 +18,13 @@ import numpy as np
 import pytest
 
 import engine
-from engine.errors import EngineError
+from engine.errors import EngineError, RendezvousError
 from engine.native import setup
+from engine.rendezvous.hub import Host
 
 from ..parallel.thread_world import ThreadWorld
 from .fuzz_frames import one_world
+from .fuzz_messages import hub, run
 from .middle import (
     CALL,
     CLOCK,
@@ -256,6 +258,33 @@ def test_a_peer_that_asks_on_and_on_and_never_reads_makes_nothing_grow(seen: int
     for thread in closing:
         thread.join()
     middle.stop()
+
+
+def test_messages_drawn_at_random_end_in_an_answer_or_the_one_error_of_who_reads_them() -> None:
+    sent, problems = run(4000, 1)
+    assert not problems, "\n".join(problems[:5])
+    assert min(sent.values()) > 300
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"crew": 5, "door": ["127.0.0.1", 5]},
+        {"crew": [], "door": []},
+        {"crew": []},
+        {"come": [[1, 17]], "failures": 5},
+        {"come": [[1, 17]], "failures": {"x": "boom"}},
+        {"come": {"a": 1}},
+    ],
+)
+def test_a_leader_that_says_what_none_says_is_named_by_the_hub(message: dict[str, Any]) -> None:
+    made = hub()
+    made.hosts.append(host := Host(1, 17, "b", 1))
+    with pytest.raises(
+        RendezvousError, match=r"rank 1 \(pid 17\), which leads the ranks on b, says what no leader says"
+    ):
+        made._hear_proven(host, message)
+    made.talks.close()
 
 
 def resident() -> int:

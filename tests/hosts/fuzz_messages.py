@@ -1,0 +1,175 @@
+"""Fuzzer of what proven peers say in JSON: `python -m tests.hosts.fuzz_messages --frames 100000 --seed 1`.
+
+A good message of each kind is changed by its grammar: a field is missing, of another type, at a limit or beyond it, a
+list is long or of something else. Who reads it answers as it would an honest peer, or with its one error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import json
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import cache
+from typing import Any
+
+from engine import frames
+from engine.errors import RendezvousError
+from engine.host.network import Address
+from engine.host.patience import Patience
+from engine.launch.channel import ChannelError, Decoder
+from engine.launch.elastic_said import SaidError, check, event_of
+from engine.rendezvous.between import Terms
+from engine.rendezvous.hub import Host, Hub
+from engine.rendezvous.messages import Hello
+from engine.spark.record import Record
+from engine.world import World
+
+from ..hostile_numbers import hostile_number
+from .meeting import BUILD, worlds
+
+VALUES = (None, True, -1, 0, 1.5, 1e18, "", "x", "\x1b]0;x", "\udc80", "9" * 5000, [], {}, [[]], [1, [2]], {"a": 1})
+SECONDS = 1.0  # that a message may take
+
+
+def changed(dice: random.Random, value: Any) -> Any:
+    """A value with one lie in it."""
+    if isinstance(value, dict | list) and value and dice.random() < 0.85:
+        key = dice.choice(list(value)) if isinstance(value, dict) else dice.randrange(len(value))
+        kind = dice.randrange(8)
+        if kind == 0:
+            del value[key]
+        elif kind == 1 and isinstance(value, list):
+            value *= dice.choice((2, 100))
+        elif kind == 1:
+            value[dice.choice(("", "x", "-1", "\u0663", str(hostile_number(dice, 1))))] = value.pop(key)
+        else:
+            value[key] = changed(dice, value[key])
+        return value
+    if type(value) is int and dice.random() < 0.6:
+        return hostile_number(dice, value) - (1 << 63) * dice.randrange(2)
+    return copy.deepcopy(dice.choice(VALUES))
+
+
+@cache
+def _world() -> World:
+    return worlds([[0], [1]])[0]
+
+
+def hub() -> Hub:
+    """A hub of two hosts with a rank each, whose own has come."""
+    made = Hub(_world(), Patience(10.0), 10.0, None, 1)
+    made.own.hellos = [Hello(0, 2, 1, [0], BUILD, ["avx2"])]
+    return made
+
+
+HELLO = Hello(1, 2, 17, [0, 1], BUILD, ["avx2"], 1, "", "nonce").told()
+TERMS = Terms([0, 1], ["a", "b"], [None, Address("127.0.0.1", 5)], [1, 2], [[0], [1]], None, 10.0, 1)
+END = {  # as `Record.head` has it
+    "rank": 1, "host": "a", "code": 1, "age": 0.5, "by_launcher": False, "files": {"failure.json": 4, "stderr": 6},
+}  # fmt: skip
+READY = {
+    "kind": "ready", "world": 0, "why": "NEW", "text": "", "culprit": None, "commit": None, "stalled": False,
+    "build": {"version": "1"}, "port": 0,
+}  # fmt: skip
+
+
+def hear(message: Any) -> None:
+    """A leader speaks to the hub."""
+    if isinstance(message, dict):  # else `Link.message` has refused it
+        made = hub()
+        made.hosts.append(host := Host(1, 17, "b", 1))
+        try:
+            made._hear_proven(host, message)
+        finally:
+            made.talks.close()
+
+
+def say(message: Any) -> None:
+    """A worker speaks at the gate."""
+    event_of(0, check(message))
+
+
+def send(message: Any) -> None:
+    """An agent sends a message on its channel."""
+    head = json.dumps(message).encode()
+    content = len(head).to_bytes(4, "big") + head
+    for each in Decoder().feed(frames.wrap(content)):
+        for read in (each.number, each.seconds, each.text, each.truth):
+            for name in ("at", "worker", "line"):
+                with contextlib.suppress(ChannelError):
+                    read(name)
+
+
+def leave(message: Any) -> None:
+    """A task tells how its rank has ended."""
+    if isinstance(message, dict):
+        Record.read_explanation(message, b"x" * 10)
+
+
+KINDS: dict[str, tuple[Any, Callable[[Any], object], tuple[type[Exception], ...]]] = {
+    "come": ({"come": [[1, 17]], "failures": {"1": "boom"}}, hear, (RendezvousError,)),
+    "crew": ({"crew": [HELLO], "door": ["127.0.0.1", 5]}, hear, (RendezvousError,)),
+    "refused": ({"refused": "MismatchError", "message": "boom"}, hear, (RendezvousError,)),
+    "hello": (HELLO, Hello.read, (ValueError,)),
+    "terms": (asdict(TERMS), Terms.read, (ValueError,)),
+    "ready": (READY, say, (SaidError,)),
+    "committed": ({"kind": "committed", "world": 1, "commit": 3}, say, (SaidError,)),
+    "channel": (["beat", {"at": 1.5, "worker": 3, "line": "x"}], send, (ChannelError,)),
+    "end": (END, leave, (ValueError,)),
+}  # fmt: skip
+
+
+def one(dice: random.Random, kind: str) -> str:
+    """Send one lie; what went wrong."""
+    good, read, errors = KINDS[kind]
+    told = copy.deepcopy(good)
+    for _ in range(dice.choice((1, 1, 2, 3))):
+        told = changed(dice, told)
+    try:
+        data = json.dumps(told)
+    except (ValueError, RecursionError):
+        return ""
+    begun = time.thread_time()
+    try:
+        read(frames.parse(data.encode()))
+    except (frames.FrameError, *errors):
+        pass
+    except Exception as error:
+        return f"{kind}: {data[:300]}: {type(error).__name__}: {error}"
+    took = time.thread_time() - begun
+    return "" if took < SECONDS else f"{kind}: {data[:300]}: {took:.1f} s"
+
+
+def run(count: int, seed: int) -> tuple[Counter[str], list[str]]:
+    """Send lies, each drawn by its own number; how many of each kind, and what went wrong."""
+    sent, problems = Counter[str](), []
+    for number in range(count):
+        dice = random.Random(f"{seed} {number}")
+        kind = dice.choice(list(KINDS))
+        sent[kind] += 1
+        if problem := one(dice, kind):
+            problems.append(f"{seed} {number}: {problem}")
+    return sent, problems
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Fuzz what proven peers say.")
+    parser.add_argument("--frames", type=int, default=100_000, help="messages to send")
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    begun = time.monotonic()
+    sent, problems = run(given.frames, given.seed)
+    print(*problems[:20], sep="\n")
+    print(f"{sent.total()} hostile messages, {time.monotonic() - begun:.0f} s; by kind: {dict(sorted(sent.items()))}")
+    return int(bool(problems))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
