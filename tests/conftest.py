@@ -1,5 +1,6 @@
 """What holds for every test."""
 
+import contextlib
 import os
 import re
 import signal
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from engine.metrics import page
 
 from .environments import MPIS, NotToBeHadError, environment_of
 from .ranks import ownerless
@@ -87,6 +90,23 @@ def no_test_leaves_a_place() -> Iterator[None]:
     before = places()
     yield
     assert places() == before
+
+
+def pages() -> int:
+    """How many pages of counters this process holds."""
+    count = 0
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            count += f"memfd:{page.NAME}" in os.readlink(f"/proc/self/fd/{name}")
+    return count
+
+
+@pytest.fixture(autouse=True)
+def no_test_leaves_a_page() -> Iterator[None]:
+    """Else later tests find several, and which is their engine's? A process has one at most, and keeps it."""
+    before = pages()
+    yield
+    assert pages() <= max(before, 1)
 
 
 @pytest.fixture(scope="module", params=MPIS)

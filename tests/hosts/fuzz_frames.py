@@ -247,16 +247,12 @@ def one_world(dice: random.Random) -> tuple[int, Counter[str], list[str]]:
             problems.append(f"rank {rank}: {type(error).__name__}: {error}")
 
     ends = threading.Thread(target=world.run, args=(work,), daemon=True)
-    closing = [threading.Thread(target=each.close, args=(0.05,), daemon=True) for each in world.engines]
     ends.start()
     ends.join(LONG)
     middle.cut() if ends.is_alive() else None
     ends.join(HANG)
-    for thread in closing:
-        thread.start()
-    for thread in closing:
-        thread.join(HANG)
-    if ends.is_alive() or any(thread.is_alive() for thread in closing):
+    ended = world.end(0.05, HANG)
+    if ends.is_alive() or not ended:
         problems.append(f"a rank hangs: {plan}, {dict(liar.kinds)}")
     middle.stop()
     return liar.told, liar.kinds, problems

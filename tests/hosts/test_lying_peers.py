@@ -61,11 +61,7 @@ def errors_of(size: int, work: Callable[[int], Any], change: Change, *, hosts: t
     begun = time.monotonic()
     world.run(attempt)
     took = time.monotonic() - begun
-    closing = [threading.Thread(target=each.close, args=(1.0,)) for each in world.engines]
-    for thread in closing:
-        thread.start()
-    for thread in closing:
-        thread.join()
+    world.end(1.0)
     middle.stop()
     assert took < LIMIT, f"{took:.0f} s: {said}"
     return said
@@ -252,11 +248,7 @@ def test_a_peer_that_asks_on_and_on_and_never_reads_makes_nothing_grow(seen: int
     assert resident() - before < 4 << 20  # 300,000 answers that wait take 37 MiB
     middle.cut()
     reads.set()
-    closing = [threading.Thread(target=each.close, args=(1.0,)) for each in world.engines]
-    for thread in closing:
-        thread.start()
-    for thread in closing:
-        thread.join()
+    world.end(1.0)
     middle.stop()
 
 

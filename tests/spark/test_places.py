@@ -76,7 +76,9 @@ def test_tasks_on_two_hosts_make_a_world(tmp_path: Path):
         ranks = []
         for place in arrange(given):
             (tmp_path / f"rank.{place.rank}").mkdir()
-            job = Job(3, f"test-{port}", "secret", place.port, tmp_path, {}, address=place.address, hub=place.hub)
+            job = Job(
+                3, f"test-{port}", "a secret of tests", place.port, tmp_path, {}, address=place.address, hub=place.hub
+            )
             plans = plan(job, Allotment(None, None, ""), os.environ, place.crew)
             env = next(each.environment for each in plans if each.rank == place.rank)
             passed = (hub.fileno(),) if place.rank == 0 else ()
