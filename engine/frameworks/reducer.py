@@ -499,12 +499,13 @@ class Reducer(ABC):
             held |= {index: True for index in rest if self._once.knows(self._parameters[index].grad)}
         self._tied = [index for index, there in held.items() if there]
         apart = [index for index, there in held.items() if there is False]
-        for index in held.keys() - {*apart, *self._tied}:
-            return apart, EngineError(
-                f"the gradient of {self.names[index]!r} lies in part where other gradients do, which are reduced "
-                "there: give it memory of its own, as gradient.clone() does"
-            )
-        return apart, None
+        partly = [self.names[index] for index, there in held.items() if there is None]
+        if not partly:
+            return apart, None
+        return apart, EngineError(
+            f"the gradient of {partly[0]!r} lies in part where other gradients do, which are reduced there: give it "
+            "memory of its own, as gradient.clone() does"
+        )
 
     def _expect_tied_everywhere(self, brought: set[int]) -> None:
         """Refuse results for gradients that lie in others here."""

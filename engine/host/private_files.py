@@ -13,6 +13,7 @@ import errno
 import os
 import secrets
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 FILE_MODE, DIRECTORY_MODE = 0o600, 0o700
@@ -89,15 +90,12 @@ def open_directory(path: Path) -> int:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except NotADirectoryError:
         raise _name_link(path) from None
-    try:
+    with _closed_on_error(descriptor):
         about = os.fstat(descriptor)
         _check_owner(about, path)
         if about.st_mode & _OTHERS_WRITE and not about.st_mode & stat.S_ISVTX:
             why = "other users can write to this directory; run 'chmod go-w' on it, or choose one that is not there yet"
             raise PermissionError(errno.EPERM, why, str(path))
-    except BaseException:
-        os.close(descriptor)
-        raise
     return descriptor
 
 
@@ -170,7 +168,7 @@ def open_file(path: Path, flags: int = 0) -> int:
         descriptor = os.open(path, common | flags & ~os.O_TRUNC, FILE_MODE)
     except OSError as error:
         raise (_name_link(path) if error.errno == errno.ELOOP else error) from None
-    try:
+    with _closed_on_error(descriptor):
         about = os.fstat(descriptor)
         if not stat.S_ISREG(about.st_mode):
             raise OSError(errno.EINVAL, "it is no regular file", str(path))
@@ -181,9 +179,6 @@ def open_file(path: Path, flags: int = 0) -> int:
         if flags & os.O_TRUNC:
             os.ftruncate(descriptor, 0)
         os.set_blocking(descriptor, True)
-    except BaseException:
-        os.close(descriptor)
-        raise
     return descriptor
 
 
@@ -221,3 +216,12 @@ def write_all(descriptor: int, data: bytes) -> None:
             view = view[os.write(descriptor, view) :]
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _closed_on_error(descriptor: int) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        os.close(descriptor)
+        raise
