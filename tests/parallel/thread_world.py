@@ -109,6 +109,9 @@ class ThreadWorld:
                 about = {**SETTINGS, "counters": self.pages[rank], "knobs": knobs, "calls": CALLS + rank, **chosen}
                 engine = core.Engine(rank, size, os.dup(control), os.dup(arena), peers, **about)
                 self.engines.append(engine)
+        except BaseException:
+            self.end(0.0)
+            raise
         finally:
             for descriptor in itertools.chain(*files):
                 os.close(descriptor)
