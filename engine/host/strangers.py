@@ -6,11 +6,50 @@ address that has most of them gives way: a crowd from one address displaces itse
 
 from __future__ import annotations
 
+import errno
+import resource
+import socket
 from collections import Counter
-from collections.abc import Iterator
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar
 
+from .sockets import retry_short
+
+SPARE = 16  # descriptors that strangers leave free for the program, and for what comes with a proof
+NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 Connection = TypeVar("Connection")
+
+
+def accept(listener: socket.socket, give_way: Callable[[], bool]) -> tuple[socket.socket, Any]:
+    """Accept a connection. While the process is short of descriptors, strangers give way to it.
+
+    Parameters
+    ----------
+    listener : socket.socket
+    give_way : callable
+        Closes the oldest connection that has proven nothing; returns False if there is none.
+
+    Returns
+    -------
+    tuple
+        The connection, and where it comes from.
+
+    Raises
+    ------
+    OSError
+        As `accept` of the system raises; `NO_DESCRIPTORS` only if no stranger holds any.
+    """
+    while True:
+        try:
+            connection, name = retry_short(listener.accept)
+            break
+        except OSError as error:
+            if error.errno not in NO_DESCRIPTORS or not give_way():
+                raise
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)  # the system gives the lowest number that is free
+    if limit != resource.RLIM_INFINITY and connection.fileno() >= limit - SPARE:
+        give_way()
+    return connection, name
 
 
 class Strangers(Generic[Connection]):
@@ -49,17 +88,19 @@ class Strangers(Generic[Connection]):
         -------
         The connection that gives way, which the caller closes; None if there is room.
         """
-        displaced = self._crowding() if len(self._addresses) >= self._most else None
+        displaced = self.displace() if len(self._addresses) >= self._most else None
+        self._addresses[connection] = address
+        return displaced
+
+    def displace(self) -> Connection | None:
+        """Remove the connection that gives way next, which the caller closes; None if there is none."""
+        counts = Counter(self._addresses.values())
+        most = max(counts.values(), default=0)
+        displaced = next((each for each, address in self._addresses.items() if counts[address] == most), None)
         if displaced is not None:
             del self._addresses[displaced]
-        self._addresses[connection] = address
         return displaced
 
     def remove(self, connection: Connection) -> None:
         """Remove a connection that has proven itself, or has ended; nothing happens if it is not there."""
         self._addresses.pop(connection, None)
-
-    def _crowding(self) -> Connection | None:
-        counts = Counter(self._addresses.values())
-        most = max(counts.values(), default=0)
-        return next((each for each, address in self._addresses.items() if counts[address] == most), None)

@@ -197,8 +197,9 @@ class Decoder:
 
     def _cut(self) -> bytes | None:
         """Cut the next frame off; one that is too long is refused before it is here."""
+        proof = 0 if self.seal is None else MAC
         try:
-            return frames.cut(self._held, self.limit + MAC, _HEAD.size + (MAC if self.seal is not None else 0))
+            return frames.cut(self._held, self.limit + proof, _HEAD.size + proof)
         except frames.FrameError:
             raise ChannelError("what it writes are no messages of an agent") from None
 

@@ -6,7 +6,6 @@ the first counts, as long as it stays. Nothing here knows what messages mean but
 
 from __future__ import annotations
 
-import errno
 import os
 import secrets
 import select
@@ -18,6 +17,7 @@ from .. import readable
 from ..elastic.worker.messages import Talk, TalkError
 from ..host import linux
 from ..host.sockets import retry_short
+from ..host.strangers import NO_DESCRIPTORS, Strangers, accept
 from ..rendezvous.messages import peer_uid
 
 STRANGERS = 32  # connections, or two for each worker, that may have proven nothing yet; beyond, the oldest is closed
@@ -76,11 +76,10 @@ class Gatehouse:
         self.name = f"engine-gate-{os.getuid()}-{secrets.token_hex(12)}"
         self._secret = secret
         self._several = several
-        self._most_strangers = max(STRANGERS, 2 * most)
         self._selects = selects
         self._told = told
         self._say = say
-        self._strangers: list[_Visitor] = []
+        self._strangers: Strangers[_Visitor] = Strangers(max(STRANGERS, 2 * most))
         self._workers: dict[int, _Visitor] = {}
         self._deaf = False  # whether there were no descriptors left for another visitor
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
@@ -119,9 +118,9 @@ class Gatehouse:
 
     def _accept(self) -> None:
         try:
-            connection, _ = retry_short(self._listener.accept)
+            connection, _ = accept(self._listener, self._give_way)
         except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):  # the listener stays readable until there are some
+            if error.errno in NO_DESCRIPTORS:  # the listener stays readable until there are some
                 self._say(f"no worker can come to the gate: {linux.refusal('accept', error)}")
                 self._selects.forget(self._listener.fileno())
                 self._deaf = True
@@ -131,10 +130,17 @@ class Gatehouse:
             return
         connection.setblocking(False)
         visitor = _Visitor(connection, Talk(self._secret, "agent", "worker"))
-        self._strangers.append(visitor)
+        displaced = self._strangers.add(visitor)
+        if displaced is not None:
+            self._close(displaced)
         self._selects.hear(connection.fileno(), lambda: self._read(visitor))
-        if len(self._strangers) > self._most_strangers:
-            self._close(self._strangers[0])
+
+    def _give_way(self) -> bool:
+        """Close the oldest connection that has proven nothing; False if there is none."""
+        displaced = self._strangers.displace()
+        if displaced is not None:
+            self._close(displaced)
+        return displaced is not None
 
     def _hear_again(self) -> None:
         """There may be descriptors again."""

@@ -86,7 +86,8 @@ def open_door(several_hosts: bool, interfaces: str) -> tuple[str, int, str]:
     port = machine.free_port("")
     if not several_hosts:
         return address, port, ""
-    _door = network.listen(address if interfaces else None, 0, _BACKLOG)
+    bound = address if interfaces or network.is_own_name(address) else None  # else a translation leads there
+    _door = network.listen(bound, 0, _BACKLOG)
     return address, port, str(HubAddress(address, network.address_of(_door.getsockname()).port))
 
 

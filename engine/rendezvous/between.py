@@ -17,11 +17,10 @@ No port is open but while ranks gather, and none without a secret.
 
 from __future__ import annotations
 
-import errno
 import selectors
 import socket
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import count
@@ -29,11 +28,11 @@ from typing import Any
 
 from .. import readable
 from ..errors import RendezvousError
-from ..host import network
+from ..host import linux, network
 from ..host.network import Address
 from ..host.patience import Patience
-from ..host.sockets import retry_short
-from ..host.strangers import Strangers
+from ..host.sockets import SHORT, retry_short
+from ..host.strangers import NO_DESCRIPTORS, Strangers, accept
 from ..logs import logger
 from ..world import World
 from .layout import Layout
@@ -45,7 +44,7 @@ STRANGERS = 128  # connections that may be unproven at once; of more, one gives 
 _NOTED = 8  # addresses of strangers that a message names
 SECONDS = 1e9  # no start has more
 FAREWELL = 2.0  # seconds in which the other side takes a refusal
-EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+EXHAUSTED = (*NO_DESCRIPTORS, *SHORT)  # what accept answers if this process can hear nobody
 
 Welcome = Callable[[Link, dict[str, Any]], Steps[None] | None]
 
@@ -56,47 +55,57 @@ class Door:
     Parameters
     ----------
     talks : Talks
-    listener : socket.socket
-        Closed by `close`.
+    listeners : sequence of socket.socket
+        One for each address of the port; closed by `close`.
     key : bytes
         Of the proofs.
     welcome : callable
         Told of who has proven itself, by the link and the greeting; returns how the conversation goes on, if it does.
     """
 
-    def __init__(self, talks: Talks, listener: socket.socket, key: bytes, welcome: Welcome) -> None:
-        self.address = network.address_of(listener.getsockname())
+    def __init__(self, talks: Talks, listeners: Sequence[socket.socket], key: bytes, welcome: Welcome) -> None:
+        self.address = network.address_of(listeners[0].getsockname())
         self.turned_away: dict[str, str] = {}  # by address, what was wrong with the last one from there
         self.unproven = False  # whether somebody came who does not know the secret
-        self._talks, self._listener, self._key, self._welcome = talks, listener, key, welcome
+        self._talks, self._listeners, self._key, self._welcome = talks, listeners, key, welcome
         self._strangers: dict[int, Steps[None]] = {}
         self._crowd: Strangers[int] = Strangers(STRANGERS)
         self._numbers = count()
-        self._accepting = self._accept()
-        talks.begin(self._accepting)
+        self._accepting = [self._accept(listener) for listener in listeners]
+        for steps in self._accepting:
+            talks.begin(steps)
 
     def close(self) -> None:
         """Let nobody in any more."""
-        self._talks.end(self._accepting)
-        for steps in list(self._strangers.values()):
+        for steps in (*self._accepting, *self._strangers.values()):
             self._talks.end(steps)
-        self._listener.close()
+        for listener in self._listeners:
+            listener.close()
 
-    def _accept(self) -> Steps[None]:
+    def _accept(self, listener: socket.socket) -> Steps[None]:
         while True:
-            yield Wait(connection=self._listener)
+            yield Wait(connection=listener)
             try:
-                connection, name = retry_short(self._listener.accept)
+                connection, name = accept(listener, self._give_way)
             except OSError as error:
                 if error.errno in EXHAUSTED:
-                    raise RendezvousError(f"no other host can be heard: {error.strerror}") from None
+                    raise RendezvousError(f"no other host can be heard: {linux.refusal('accept', error)}") from None
                 continue  # It went before it was let in.
             host, number = network.address_of(name).host, next(self._numbers)
-            displaced = self._crowd.add(number, host)
-            if displaced is not None:
-                self._talks.end(self._strangers[displaced])
+            self._end_stranger(self._crowd.add(number, host))
             self._strangers[number] = steps = self._hear(number, connection, host)
             self._talks.begin(steps)
+
+    def _give_way(self) -> bool:
+        """Hang up on the stranger that gives way next; False if there is none."""
+        displaced = self._crowd.displace()
+        self._end_stranger(displaced)
+        return displaced is not None
+
+    def _end_stranger(self, number: int | None) -> None:
+        """Break off the conversation with a stranger that gives way, if one does."""
+        if number is not None:
+            self._talks.end(self._strangers[number])
 
     def _hear(self, number: int, connection: socket.socket, host: str) -> Steps[None]:
         try:

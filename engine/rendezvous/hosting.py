@@ -15,8 +15,10 @@ from itertools import chain
 
 from .. import frames, readable
 from ..errors import CalledOff, RendezvousError
+from ..host import linux
 from ..host.patience import Patience
 from ..host.sockets import retry_short, send_all
+from ..host.strangers import Strangers, accept
 from ..world import World
 from .between import EXHAUSTED, Between, kind_of
 from .call_off import CallOff
@@ -44,7 +46,7 @@ from .messages import (
 _STRANGERS = 64  # connections that may be unproven at once, beyond one per rank
 
 
-@dataclass
+@dataclass(eq=False)
 class _Visitor:
     """A connection. It becomes a member by proving the secret."""
 
@@ -95,7 +97,7 @@ class Hosting:
             self._note_failure(hello)
         self.key = world.proof
         self.members: dict[int, _Visitor] = {}
-        self.strangers: list[_Visitor] = []
+        self.strangers: Strangers[_Visitor] = Strangers(self.size + _STRANGERS)
         self.pidfd = own_pidfd()
         try:
             self.selector = selectors.DefaultSelector()
@@ -201,18 +203,18 @@ class Hosting:
 
     def _accept(self, listener: socket.socket) -> None:
         try:
-            connection, _ = retry_short(listener.accept)
+            connection, _ = accept(listener, self._give_way)
         except (BlockingIOError, ConnectionAbortedError):
             return
         except OSError as error:
             if error.errno not in EXHAUSTED:
                 raise
-            raise RendezvousError(f"rank {self.world.rank} can hear no other rank: {error.strerror}") from None
+            raise RendezvousError(
+                f"rank {self.world.rank} can hear no other rank: {linux.refusal('accept', error)}"
+            ) from None
         if peer_uid(connection) != os.getuid():
             connection.close()
             return
-        if len(self.strangers) >= self.size + _STRANGERS:
-            self._drop(self.strangers[0])
         connection.setblocking(False)
         visitor = _Visitor(connection, secrets.token_hex(16), Patience(GRACE))
         seconds = self.patience.left()
@@ -225,8 +227,17 @@ class Hosting:
         except OSError:
             connection.close()
             return
-        self.strangers.append(visitor)
+        displaced = self.strangers.add(visitor)
+        if displaced is not None:
+            self._drop(displaced)
         self.selector.register(connection, selectors.EVENT_READ, visitor)
+
+    def _give_way(self) -> bool:
+        """Drop the oldest stranger; False if there is none."""
+        displaced = self.strangers.displace()
+        if displaced is not None:
+            self._drop(displaced)
+        return displaced is not None
 
     def _drop(self, visitor: _Visitor) -> None:
         self.strangers.remove(visitor)

@@ -80,11 +80,11 @@ class Hub(Between):
         """Listen. Errors as of `Between`."""
         self._hurry()
         chosen = self.chosen_address()
-        listener = _listening(self.address, self.world.size, chosen)
-        self.door = Door(self.talks, listener, self.key, self._welcome)
+        listeners = _listening(self.address, self.world.size, chosen)
+        self.door = Door(self.talks, listeners, self.key, self._welcome)
         if chosen is not None:
             listener = network.listen(chosen, 0, self.world.size + STRANGERS)
-            self.inner = Door(self.talks, listener, self.key, self._welcome)
+            self.inner = Door(self.talks, [listener], self.key, self._welcome)
             self.own.door = self.inner.address
 
     def entered(self, hello: Hello) -> None:
@@ -301,27 +301,33 @@ def _processes(told: Any) -> dict[int, int]:
     return found
 
 
-def _listening(hub: HubAddress, size: int, chosen: str | None) -> socket.socket:
-    """The socket that the launcher has left for rank 0, if this is still it; or one of our own."""
+def _listening(hub: HubAddress, size: int, chosen: str | None) -> list[socket.socket]:
+    """The socket that the launcher has left for rank 0, if this is still it; or our own."""
     if hub.descriptor is not None:
         try:
             listener = socket.socket(fileno=hub.descriptor)
         except OSError:  # It was closed by the first world of this process.
-            return _own_listener(hub, size, chosen)
+            return _own_listeners(hub, size, chosen)
         # The number may be another file's by now.
         tcp = listener.family in (socket.AF_INET, socket.AF_INET6) and listener.type == socket.SOCK_STREAM
         listens = tcp and listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
         if listens and listener.getsockname()[1] == hub.port:
             listener.set_inheritable(False)
             listener.setblocking(False)
-            return listener
+            return [listener]
         listener.detach()
-    return _own_listener(hub, size, chosen)
+    return _own_listeners(hub, size, chosen)
 
 
-def _own_listener(hub: HubAddress, size: int, chosen: str | None) -> socket.socket:
+def _own_listeners(hub: HubAddress, size: int, chosen: str | None) -> list[socket.socket]:
     try:
-        return network.listen(_bound(hub, chosen), hub.port, size + STRANGERS)
+        with contextlib.ExitStack() as opened:
+            listeners = [
+                opened.enter_context(network.listen(address, hub.port, size + STRANGERS))
+                for address in _bound(hub, chosen)
+            ]
+            opened.pop_all()
+            return listeners
     except OSError as error:
         raise RendezvousError(
             f"rank 0 cannot listen on port {hub.port}, where the other hosts look for it: {error.strerror}. Set "
@@ -329,19 +335,19 @@ def _own_listener(hub: HubAddress, size: int, chosen: str | None) -> socket.sock
         ) from None
 
 
-def _bound(hub: HubAddress, chosen: str | None) -> str | None:
-    """The address to listen on, where an interface is chosen: its own, if the others look for rank 0 there.
+def _bound(hub: HubAddress, chosen: str | None) -> list[str | None]:
+    """The addresses to listen on, where an interface is chosen: its own, if the others look for rank 0 there.
 
-    They may look for it on another network than that of the lanes, and then under the only address of this host that
-    they know. None: all addresses.
+    They may look for it on another network than that of the lanes, and then under those addresses of this host that
+    they know. None stands for all addresses: no interface is chosen, or the others know none of this host's own, as
+    behind a translation of addresses.
     """
     if chosen is None:
-        return None
+        return [None]
     known: list[str] = []
     for host in (hub.host, *hub.others):
         with contextlib.suppress(OSError):
             known += [address.host for address in network.resolve(host, hub.port)]
-    own = [address for address in dict.fromkeys(known) if address in network.own_addresses()]
-    if chosen in own:
-        return chosen
-    return own[0] if len(own) == 1 else None
+    here = {*network.own_addresses(), chosen}  # the chosen one may be of the loopback, which is none of those
+    own = [address for address in dict.fromkeys(known) if address in here]
+    return [chosen] if chosen in own else [*own] or [None]

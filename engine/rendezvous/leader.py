@@ -14,7 +14,7 @@ from ..host.patience import Patience
 from ..logs import logger
 from ..world import World
 from .between import FAREWELL, SECONDS, STRANGERS, Between, Door, Terms, refused
-from .links import Link, Unproven, call
+from .links import AGAIN, Link, Unproven, call
 from .messages import GRACE, Hello, ready_to_read
 from .talks import Steps, Wait
 
@@ -104,7 +104,7 @@ class Leader(Between):
             raise self._not_a_hub(error) from None
         self.patience.begin(seconds + 2 * GRACE)  # It is the hub that knows who is missing.
         listener = network.listen(chosen or link.here.host, 0, self.world.size + STRANGERS)
-        self.door = Door(self.talks, listener, self.key, self._welcome)
+        self.door = Door(self.talks, [listener], self.key, self._welcome)
         self._tell_come()
         self._tell_crew()
         while not self.done:
@@ -213,7 +213,7 @@ class Leader(Between):
             except (OSError, ValueError) as error:
                 # Strangers may have pushed it out of the queue before it was heard.
                 if isinstance(error, ConnectionResetError | BrokenPipeError) and patience.left():
-                    yield Wait(Patience(0.01))
+                    yield Wait(Patience(AGAIN))
                     continue
                 # A host that gives up closes its door before the hub has told the others why: that is heard first.
                 yield Wait(Patience(FAREWELL))

@@ -30,6 +30,7 @@ from .talks import Steps, Wait
 OPENING = b"enginerun 1\r\n"
 NONCE = 16  # bytes
 FIRST = frames.UNPROVEN  # bytes of the first message, either way: all that is read of somebody who has proven nothing
+AGAIN = 0.01  # seconds until the next call of a rank whose connection strangers have pushed out
 LATER = 8 << 20  # bytes of the longest message of somebody who has
 CALLS, ANSWERS = "calls", "answers"
 

@@ -15,9 +15,9 @@ from ..host.patience import Patience
 from ..world import World
 from .between import Door
 from .layout import Layout
-from .links import Link, Unproven, call
+from .links import AGAIN, Link, Unproven, call
 from .messages import Gathered
-from .talks import Steps, Talks
+from .talks import Steps, Talks, Wait
 
 Exchange = Callable[[bytes], list[bytes]]
 Ended = Callable[[], bool]
@@ -104,9 +104,8 @@ class _Meeting:
     def listen(self, own: str) -> None:
         """Open a port at that address, if somebody is to call."""
         if any(self._answers(other) for _, other, _ in self.wanted):
-            listener = socket.create_server((own, 0), family=network.family(own), backlog=256)
-            listener.setblocking(False)
-            self.door = Door(self.talks, listener, self.key, self._welcome)
+            listener = network.listen(own, 0, backlog=256)
+            self.door = Door(self.talks, [listener], self.key, self._welcome)
             self.address = self.door.address
 
     def _answers(self, other: int) -> bool:
@@ -132,14 +131,18 @@ class _Meeting:
     def _call(self, name: _Name, address: Address, patience: Patience) -> Steps[None]:
         kind, other, number = name
         greeting = {"kind": kind, "rank": self.me, "to": other, "number": number}
-        try:
-            link, _ = yield from call(address, self.key, greeting, patience, patience)
-        except Unproven:
-            self.failures[other] = f"whoever answers at {address} is not of this job"
-        except (OSError, ValueError) as error:
-            self.failures[other] = f"{address}: {error}"
-        else:
-            self.links[name] = link
+        while True:
+            try:
+                self.links[name], _ = yield from call(address, self.key, greeting, patience, patience)
+            except Unproven:
+                self.failures[other] = f"whoever answers at {address} is not of this job"
+            except (OSError, ValueError) as error:
+                # Strangers may have pushed it out of the queue before it was heard.
+                if isinstance(error, ConnectionResetError | BrokenPipeError) and patience.left():
+                    yield Wait(Patience(AGAIN))
+                    continue
+                self.failures[other] = f"{address}: {error}"
+            return
 
     def _welcome(self, link: Link, greeting: dict[str, Any]) -> None:
         found = str(greeting.get("kind")), int(greeting.get("rank", -1)), int(greeting.get("number", -1))

@@ -33,7 +33,16 @@ from ..runner.function import CALL, arguments_of, check_call, read_results
 from . import carrier, slots
 from .collecting import Collecting, Late
 from .hosting import Offer, host_agents
-from .job import dumps, elsewhere, own_addresses, read_ranks, read_start_timeout, reason, session_of, settings_of
+from .job import (
+    dumps,
+    listening_address,
+    own_addresses,
+    read_ranks,
+    read_start_timeout,
+    reason,
+    session_of,
+    settings_of,
+)
 from .offers import HOSTS, SETTINGS, SOCKET, Offers
 
 MORE = 5.0  # seconds for which more tasks are waited for once there are enough
@@ -185,9 +194,9 @@ class _Job:
     def run(self, options: Mapping[str, Any], least: int, size: int, most: int, seconds: float) -> list[Any]:
         """Run it, and give what its ranks returned."""
         secret = secrets.token_hex(32)
-        own = None if elsewhere(self._session) else "127.0.0.1"
+        own = listening_address(self._session)
         with Offers(most, secret, own, self._home) as offers:
-            addresses = tuple((host, offers.port) for host in ([own] if own else own_addresses(self._session)))
+            addresses = tuple((host, offers.port) for host in own_addresses(self._session, own))
             rows = self._ask(Offer(addresses, secret, self._executable), most)
             tasks = threading.Thread(target=self._await_end, args=(rows,), daemon=True)
             tasks.start()

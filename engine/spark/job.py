@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import pickle
 import re
@@ -111,7 +112,7 @@ def run(
     patience = read_start_timeout(start_timeout)
     streams = (stdout or sys.stdout, stderr or sys.stderr)
     secret = secrets.token_hex(32)
-    own = None if elsewhere(session) else "127.0.0.1"
+    own = listening_address(session)
     with Listener(size, secret, own, streams, prefix_output_with_timestamp) as listener:
         say: Callable[[str], None] = listener.say if verbose else lambda line: None
         check(session, size, patience, say)
@@ -119,7 +120,7 @@ def run(
             size=size,
             name=f"spark-{secrets.token_hex(8)}",
             secret=secret,
-            addresses=tuple((host, listener.port) for host in ([own] if own else own_addresses(session))),
+            addresses=tuple((host, listener.port) for host in own_addresses(session, own)),
             call=dumps(fn, args, kwargs),
             settings=settings_of(env, nics),
             executable=executable or "",
@@ -329,8 +330,35 @@ def elsewhere(session: Any) -> bool:
     return context is None or re.match(r"local($|\[|-cluster\[)", str(context.master)) is None
 
 
-def own_addresses(session: Any) -> list[str]:
-    """The addresses of this process's host: first that by which Spark's executors reach it."""
+def listening_address(session: Any) -> str | None:
+    """The address on which this process listens for its tasks; None: all addresses of this host.
+
+    It is that of `spark.driver.bindAddress`, where the user has chosen one for Spark's own ports, and the loopback
+    where Spark is local.
+    """
+    if not elsewhere(session):
+        return "127.0.0.1"
+    context = context_of(session)
+    chosen = "" if context is None else context.getConf().get("spark.driver.bindAddress", "")
+    try:
+        address = network.resolve(chosen, 0)[0].host if chosen else "::"
+    except OSError as error:
+        raise LaunchError(f"spark.driver.bindAddress={chosen}: {error.strerror}") from None
+    return None if ipaddress.ip_address(address).is_unspecified else address
+
+
+def own_addresses(session: Any, bound: str | None) -> list[str]:
+    """The addresses of this process's host: first that by which Spark's executors reach it.
+
+    Parameters
+    ----------
+    session : SparkSession
+    bound : str or None
+        As of `listening_address`: the only one on which this process listens.
+    """
+    if not elsewhere(session):
+        return ["127.0.0.1"]
     context = context_of(session)
     known = [] if context is None else [context.getConf().get("spark.driver.host", "")]
-    return [*dict.fromkeys([*filter(None, known), *network.own_addresses(), "127.0.0.1"])]
+    addresses = [bound] if bound is not None else [*network.own_addresses(), "127.0.0.1"]
+    return [*dict.fromkeys([*filter(None, known), *addresses])]

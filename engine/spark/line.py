@@ -59,8 +59,8 @@ def proven(expected: str, answer: object) -> bool:
 def channel_over(connection: socket.socket) -> Channel:
     """The channel over a connection, which it owns from now on. The other side has proven nothing yet."""
     keep_watch(connection, SILENCE)
-    descriptor = connection.detach()
-    channel = Channel(descriptor, os.dup(descriptor))
+    writing = os.dup(connection.fileno())  # before anything is taken over: there may be no descriptor for it
+    channel = Channel(connection.detach(), writing)
     channel.restrict(UNPROVEN, UNPROVEN)
     return channel
 

@@ -20,8 +20,7 @@ from typing import TextIO
 from .. import readable
 from ..host import network
 from ..host.patience import Patience
-from ..host.sockets import retry_short
-from ..host.strangers import Strangers
+from ..host.strangers import NO_DESCRIPTORS, Strangers, accept
 from ..launch.channel import Channel, ChannelError, Message
 from ..launch.output import Lines
 from ..launch.verdict import End, describe
@@ -31,6 +30,7 @@ from .record import Record
 LOOK = 0.25  # seconds from one look at the deadline to the next
 UNPROVEN = 64  # connections that may be unproven at once, beyond one per task; of more, one gives way
 PROVING = 5.0  # seconds that a connection has to prove itself
+PAUSE = 0.02  # seconds until the next try where there are no descriptors for a connection
 
 
 @dataclass(eq=False)
@@ -145,15 +145,28 @@ class Listener:
                 late[1]()
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            connection, name = retry_short(self._socket.accept)
-            caller = _Caller(channel_over(connection), secrets.token_hex(16), Patience(PROVING))
-            displaced = self._strangers.add(caller, network.address_of(name).host)
-            if displaced is not None:
-                self._end_connection(displaced)
-            self._callers.append(caller)
-            self._selector.register(caller.channel.reading, selectors.EVENT_READ, caller)
-            caller.channel.send("challenge", nonce=caller.nonce)
+        try:
+            connection, name = accept(self._socket, self._give_way)
+            with connection:
+                channel = channel_over(connection)
+        except OSError as error:
+            if error.errno in NO_DESCRIPTORS:  # the listener stays readable until there are some
+                self._closing.wait(PAUSE)
+            return  # else it has gone again
+        caller = _Caller(channel, secrets.token_hex(16), Patience(PROVING))
+        displaced = self._strangers.add(caller, network.address_of(name).host)
+        if displaced is not None:
+            self._end_connection(displaced)
+        self._callers.append(caller)
+        self._selector.register(channel.reading, selectors.EVENT_READ, caller)
+        channel.send("challenge", nonce=caller.nonce)
+
+    def _give_way(self) -> bool:
+        """End the stranger that gives way next; False if there is none."""
+        displaced = self._strangers.displace()
+        if displaced is not None:
+            self._end_connection(displaced)
+        return displaced is not None
 
     def _end_connection(self, caller: _Caller) -> None:
         self._selector.unregister(caller.channel.reading)

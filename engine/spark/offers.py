@@ -12,13 +12,14 @@ import contextlib
 import select
 import socket
 import threading
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..host import network, private_files
 from ..host.patience import Patience
 from ..host.sockets import retry_short, send_all
-from ..host.strangers import Strangers
+from ..host.strangers import Strangers, accept
 from ..launch.channel import ChannelError
 from .carrier import RELAY
 from .line import BEGIN, admitted, next_message
@@ -28,6 +29,7 @@ PROVING = 5.0  # seconds that a connection has to prove itself, and to offer its
 MOST = 64  # connections that may be unproven at once, beyond two per task; of more, one gives way
 LONGEST_NAME = 1 << 10  # characters
 LOOK = 0.25
+PAUSE = 0.02  # seconds until the next try where there are no descriptors for a connection
 GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 
 
@@ -89,6 +91,8 @@ class Offers:
         self._ended.set()
         with self._changed:
             self._changed.notify_all()
+            for stranger in self._strangers:
+                _shut(stranger)
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -114,9 +118,24 @@ class Offers:
         poll.register(listener, select.POLLIN)
         while not self._ended.is_set():
             if poll.poll(1000 * LOOK):
-                with contextlib.suppress(OSError):
-                    connection, _ = retry_short(listener.accept)
+                try:
+                    connection, _ = accept(listener, self._give_way)
+                except OSError:  # it has gone again; or there are no descriptors, and the listener stays readable
+                    self._ended.wait(PAUSE)
+                else:
                     self._start(serve, connection)
+
+    def _give_way(self) -> bool:
+        """End the stranger that gives way next, and wait until its thread has closed it; False if there is none."""
+        with self._changed:
+            displaced = self._strangers.displace()
+        if displaced is None:
+            return False
+        _shut(displaced)
+        patience = Patience(PROVING)
+        while displaced.fileno() >= 0 and patience.left():
+            time.sleep(PAUSE / 10)
+        return True
 
     # ---- tasks
 
@@ -138,10 +157,11 @@ class Offers:
         try:
             address = network.address_of(connection.getpeername()).host
             with self._changed:
+                if self._ended.is_set():
+                    return None
                 displaced = self._strangers.add(connection, address)
             if displaced is not None:
-                with contextlib.suppress(OSError):  # it has gone itself
-                    displaced.shutdown(socket.SHUT_RDWR)  # its thread then ends
+                _shut(displaced)
             channel, number = admitted(connection, self._secret, Patience(PROVING))
             if channel is None:
                 return None
@@ -204,6 +224,12 @@ class Offers:
                 retry_short(socket.send_fds, connection, [task.key], [task.connection.fileno()])
                 return
         connection.close()
+
+
+def _shut(connection: socket.socket) -> None:
+    """End a connection that a thread waits for; the thread then closes it."""
+    with contextlib.suppress(OSError):  # it has gone itself
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _gone(connection: socket.socket, seconds: float) -> bool:

@@ -155,3 +155,44 @@ def test_texts_reach_a_terminal_through_readable_show() -> None:
         if (text := ast.unparse(call.func)) == "print" or text.endswith(_STREAMS) or text in _CONSOLES
     }
     assert found == set(RAW_WRITERS)
+
+
+# Every socket that listens, and by what its address is chosen: the first argument of `network.listen`.
+PORTS = {
+    "engine/elastic/worker/gate.py": ["address"],  # ENGINE_INTERFACE's; None: none is chosen
+    "engine/launch/agent.py": ["address or None"],  # that of --network-interface
+    "engine/launch/doctor.py": ["address or None"],  # that of --network-interface
+    "engine/ray/actor.py": ["bound"],  # that of `nics`, or else of the node
+    "engine/rendezvous/by_mpi.py": ["chosen"],  # ENGINE_INTERFACE's
+    "engine/rendezvous/hub.py": ["chosen", "address"],  # ENGINE_INTERFACE's, or where others look for rank 0
+    "engine/rendezvous/leader.py": ["chosen or link.here.host"],  # ENGINE_INTERFACE's, or that which reaches the hub
+    "engine/rendezvous/set_links.py": ["own"],  # that of the world's connections
+    "engine/spark/listener.py": ["host"],  # `listening_address`
+    "engine/spark/offers.py": ["host"],  # `listening_address`
+    "engine/spark/task.py": ["chosen"],  # ENGINE_INTERFACE's
+}
+BINDERS = {
+    "engine/host/network.py": "`listen` is the rule; a probe that does not listen",
+    "engine/host/machine.py": "a probe that does not listen",
+    "engine/launch/hosts.py": "a probe that does not listen",
+    "engine/launch/gatehouse.py": "a name of this host's network namespace; others' users are hung up on",
+    "engine/rendezvous/hosting.py": "a name of this host's network namespace; others' users are hung up on",
+    "engine/spark/offers.py": "a file in a directory of this user alone",
+    "engine/metrics/export/endpoint.py": "metrics, on the address that the user gives, or the loopback",
+}
+_BINDING = ("bind", "server_bind", "create_server", "start_server", "start_unix_server", "HTTPServer", "TCPServer")
+
+
+def test_ports_are_bound_to_the_address_that_is_chosen() -> None:
+    """`tests/hosts/test_listeners.py` shows of each of them what strangers can do there."""
+    listening: dict[str, list[str]] = {}
+    binding = set()
+    for name, tree in SOURCES.items():
+        for call in calls(tree):
+            text = ast.unparse(call.func)
+            if text == "network.listen":
+                listening.setdefault(name, []).append(ast.unparse(call.args[0]))
+            elif text.rpartition(".")[2] in _BINDING and not name.startswith("engine/jax/"):  # primitives have a bind
+                binding.add(name)
+    assert listening == PORTS
+    assert binding == set(BINDERS)

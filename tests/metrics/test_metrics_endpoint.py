@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -206,10 +207,31 @@ def test_who_keeps_sending_after_the_answer_is_ended(make, monkeypatch):
 
 def test_too_many_connections_are_refused_until_some_end(make, monkeypatch):
     monkeypatch.setattr(endpoint, "CONNECTIONS", 2)
-    it = make()
-    with connect(it), connect(it), connect(it) as third:
-        assert third.recv(4096).startswith(b"HTTP/1.0 503 ")
+    asked, answered = threading.Semaphore(0), threading.Event()
+
+    def exposition(accept: str) -> tuple[bytes, str]:
+        asked.release()
+        answered.wait(60)
+        return TEXT, "text/plain"
+
+    it = make(exposition=exposition)
+    with connect(it) as first, connect(it) as second:
+        for each in (first, second):
+            each.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            assert asked.acquire(timeout=60)
+        with connect(it) as third:
+            assert third.recv(4096).startswith(b"HTTP/1.0 503 ")
+        answered.set()
     until(lambda: get(it, "/metrics")[0] == 200, "a connection is free")
+
+
+def test_connections_that_ask_nothing_keep_no_scraper_out(make):
+    it = make()
+    with ExitStack() as idle:
+        for number in range(3 * endpoint.CONNECTIONS):
+            idle.enter_context(connect(it)).sendall(b"GET /metrics HTTP/1.0\r\n"[: number % 24])
+        assert get(it, "/metrics")[2] == TEXT
+        assert it.connections <= endpoint.CONNECTIONS
 
 
 def test_many_scrapes_at_once(make):

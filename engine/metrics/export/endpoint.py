@@ -26,12 +26,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
 from typing import Any
 
+from ...host.strangers import Strangers, accept
 from ..errors import MetricsError
 from . import discovery
 
 PORTS = 50  # ports that are tried after the one asked for
 CONNECTIONS = 16
 LIFETIME = 10.0  # seconds in which a request must have come, and in which its answer must have gone
+LONGEST_HEAD = 1 << 17  # most bytes of a request that are kept; a line of 64 KiB is refused as too long
 LONGEST_REQUEST = 1 << 20  # most bytes of a refused request that are read
 REST_LIMIT = 2.0  # seconds in which a client that has its answer may send the rest of what it wanted to say
 PAUSE = 0.1  # seconds before the next try, when no connection can be taken
@@ -129,7 +131,10 @@ class Endpoint:
 
 
 class _Server(ThreadingHTTPServer):
-    """A server of so many connections at once. `open` has them: the listening thread adds each, its own removes it."""
+    """A server of so many connections at once. `open` has them: the listening thread adds each, its own removes it.
+
+    Those that have not sent a whole request yet are strangers, which give way to newer ones.
+    """
 
     daemon_threads = True
     request_queue_size = 64
@@ -138,6 +143,8 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, endpoint: Endpoint, family: socket.AddressFamily, where: tuple[Any, ...]) -> None:
         self.endpoint = endpoint
         self.open: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        self._strangers: Strangers[socket.socket] = Strangers(2 * CONNECTIONS)
         self.address_family = family
         super().__init__(where, _Handler)
 
@@ -148,16 +155,35 @@ class _Server(ThreadingHTTPServer):
     def get_request(self) -> tuple[socket.socket, Any]:
         """Take a connection."""
         try:
-            return super().get_request()
+            return accept(self.socket, self._give_way)
         except OSError:  # there are no descriptors for it: it waits, and the thread does not spin
             if not self.endpoint.stopped:
                 time.sleep(PAUSE)
             raise
 
+    def _give_way(self) -> bool:
+        """End the stranger that gives way next, and wait until its thread has closed it; False if there is none."""
+        with self._lock:
+            displaced = self._strangers.displace()
+        if displaced is None:
+            return False
+        _shut(displaced, socket.SHUT_RDWR)
+        end = time.monotonic() + STOP_LIMIT
+        while displaced.fileno() >= 0 and time.monotonic() < end:
+            time.sleep(LOOK)
+        return True
+
+    def know(self, request: socket.socket) -> None:
+        """Keep a connection that has sent its request."""
+        with self._lock:
+            self._strangers.remove(request)
+
     def process_request(self, request: Any, client_address: Any) -> None:
         """Give a connection a thread, or send it away."""
-        if len(self.open) < CONNECTIONS:
+        if len(self.open) < CONNECTIONS or self._give_way():
             self.open.add(request)
+            with self._lock:
+                self._strangers.add(request, str(client_address[0]))
             try:
                 return super().process_request(request, client_address)
             except RuntimeError:  # no more threads
@@ -170,6 +196,7 @@ class _Server(ThreadingHTTPServer):
 
     def shutdown_request(self, request: Any) -> None:
         """End a connection."""
+        self.know(request)
         self.open.discard(request)
         super().shutdown_request(request)
 
@@ -199,6 +226,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._endpoint = self.server.endpoint
         self._whole = False  # whether the client has sent all that it wanted to, as far as its headers say
         self.rfile = io.BytesIO(_request(self.connection))
+        self.server.know(self.connection)
         self.connection.settimeout(LIFETIME)  # of `sendall`: for all of an answer
 
     def finish(self) -> None:
@@ -290,7 +318,7 @@ os.register_at_fork(after_in_child=_forget_in_forked_child)
 def _request(connection: socket.socket) -> bytes:
     """Read a request up to its empty line; of what is none, as of a client that wants to encrypt, the first line."""
     read, searched, end = bytearray(), 0, time.monotonic() + LIFETIME
-    while not _EMPTY_LINE.search(read, searched) and len(read) < LONGEST_REQUEST:
+    while not _EMPTY_LINE.search(read, searched) and len(read) < LONGEST_HEAD:
         if (left := end - time.monotonic()) <= 0:
             raise TimeoutError
         connection.settimeout(left)

@@ -1,0 +1,213 @@
+"""A process that listens as some part of the engine does: `python -m tests.hosts.listeners_program hub`.
+
+It prints where it listens, is admitted to or admits whoever belongs, and says so. `--room N` leaves it so many
+descriptors. Whoever started it says what belongs: `come` has all that for each kind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import resource
+import socket
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from engine.elastic.worker.gate import Gate
+from engine.host.patience import Patience
+from engine.hub_address import HubAddress
+from engine.metrics.export.endpoint import Endpoint
+from engine.rendezvous import Gathered, gather
+from engine.rendezvous.layout import Layout
+from engine.rendezvous.messages import address
+from engine.rendezvous.set_links import _Meeting
+from engine.spark.line import reach_driver
+from engine.spark.listener import Listener
+from engine.spark.offers import Offers
+from engine.world import World
+
+from ..elastic.fake_driver import FakeDriver
+from ..waiting import until
+from .meeting import BUILD, create
+
+HERE, SECRET, KEY, LAYOUT = "127.0.0.1", "a secret of tests", bytes(32), Layout((0, 1))
+SECONDS = 60.0
+Say = Callable[[Any], None]  # where it listens: a name, or a port
+
+
+def world(rank: int, hosts: tuple[int, ...], key: str, hub: HubAddress | None) -> World:
+    """The world of a rank, given the host of each."""
+    crew = [other for other, host in enumerate(hosts) if host == hosts[rank]]
+    return World(
+        *(rank, len(hosts), crew.index(rank), len(crew), key, SECRET, "test"),
+        *((hub, str(hosts[rank])) if len(set(hosts)) > 1 else ()),
+    )
+
+
+def meet(own: World) -> str:
+    """Gather with the others; what came of it."""
+    try:
+        found = gather(own, 1, BUILD, SECONDS, create)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    found.close()
+    return "met" if isinstance(found, Gathered) else "?"
+
+
+# ---- each kind of listener: listens, says where, and returns what came of it
+
+
+def hub(say: Say) -> str:
+    """Rank 0 of two hosts."""
+    key, listener = uuid.uuid4().hex, socket.create_server((HERE, 0))
+    port = listener.getsockname()[1]
+    say([port, key])
+    return meet(world(0, (0, 1), key, HubAddress(HERE, port, listener.detach())))
+
+
+def host(say: Say) -> str:
+    """Rank 0 of one host."""
+    key = uuid.uuid4().hex
+    say([address(world(0, (0, 0), key, None)), key])
+    return meet(world(0, (0, 0), key, None))
+
+
+def lanes(say: Say) -> str:
+    """The leader of the second of three hosts, which answers for connections to its ranks."""
+    port, key = map(str, json.loads(sys.stdin.readline()))
+    say([0, key, int(port)])
+    return meet(world(1, (0, 1, 2), key, HubAddress(HERE, int(port))))
+
+
+def sets(say: Say) -> str:
+    """A rank of a process set of two hosts."""
+    meeting = _Meeting(LAYOUT, 0, KEY, 1)
+    try:
+        meeting.listen(HERE)
+        assert meeting.address is not None
+        say([meeting.address.port])
+        meeting.connect([b"null", b"null"], Patience(SECONDS), lambda: False)
+        return "met"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        meeting.close()
+
+
+def gate(say: Say) -> str:
+    """The agent of a host of an elastic job."""
+    with FakeDriver() as driver:
+        say([f"\0{driver.gatehouse.name}"])
+        driver.wait_for("done", 1)
+    return "met"
+
+
+def spark(say: Say) -> str:
+    """The driver of a job of Spark."""
+    with Listener(1, SECRET, HERE, (io.StringIO(), io.StringIO())) as listener:
+        say([listener.port])
+        until(lambda: listener.came, "a task comes")
+    return "met"
+
+
+def offers(say: Say) -> str:
+    """The driver of an elastic job of Spark."""
+    with tempfile.TemporaryDirectory() as home, Offers(1, SECRET, HERE, Path(home)) as offers:
+        say([offers.port])
+        until(lambda: offers.came, "a task comes")
+    return "met"
+
+
+def metrics(say: Say) -> str:
+    """The endpoint of metrics."""
+    endpoint = Endpoint(HERE, 0, "test", lambda accept: (b"engine_size 4\n", "text/plain"))
+    endpoint.start()
+    try:
+        say([endpoint.port])
+        until(lambda: endpoint.scraped, "somebody asks")
+    finally:
+        endpoint.stop()
+    return "met"
+
+
+LISTENERS: dict[str, Callable[[Say], str]] = {
+    each.__name__: each for each in (hub, host, lanes, sets, gate, spark, offers, metrics)
+}
+
+
+# ---- whoever belongs
+
+
+def _come_to_a_set(port: int) -> None:
+    meeting = _Meeting(LAYOUT, 1, KEY, 1)
+    try:
+        meeting.connect([json.dumps([HERE, port]).encode()] * 2, Patience(SECONDS), lambda: False)
+    finally:
+        meeting.close()
+
+
+def _come_to_the_gate(name: str) -> None:
+    from ..elastic.fake_driver import SECRET as OF_THE_GATE
+
+    names = {"ENGINE_GATE": name[1:], "ENGINE_SECRET": OF_THE_GATE, "ENGINE_WORKER": "1", "ENGINE_SLOT": "0"}
+    with closing(Gate.open(names)) as worker:
+        worker.done(1)
+
+
+def _come_to_spark(port: int, offer: bool = False) -> None:
+    channel = reach_driver([(HERE, port)], SECRET, 0)
+    assert channel is not None
+    with closing(channel):
+        if offer:
+            channel.send("offer", attempt=0)
+            channel.await_end(SECONDS)
+
+
+def _scrape(port: int) -> None:
+    with socket.create_connection((HERE, port), SECONDS) as scraper:
+        scraper.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        assert b"".join(iter(lambda: scraper.recv(1 << 16), b"")).endswith(b"engine_size 4\n")
+
+
+def come(kind: str, told: list[Any]) -> None:
+    """Come to a listener as whoever belongs there does."""
+    where, *more = told
+    if kind in ("hub", "host"):
+        assert meet(world(1, (0, 1) if kind == "hub" else (0, 0), more[0], HubAddress(HERE, where))) == "met"
+    elif kind == "lanes":
+        assert meet(world(2, (0, 1, 2), more[0], HubAddress(HERE, more[1]))) == "met"
+    else:
+        {
+            "sets": _come_to_a_set,
+            "gate": _come_to_the_gate,
+            "spark": _come_to_spark,
+            "offers": lambda port: _come_to_spark(port, offer=True),
+            "metrics": _scrape,
+        }[kind](where)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("kind", choices=LISTENERS)
+    parser.add_argument("--room", type=int, default=0)
+    given = parser.parse_args()
+
+    def say(told: Any) -> None:
+        if given.room:
+            limit = max(map(int, os.listdir("/proc/self/fd"))) + given.room
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+        print(json.dumps(told), flush=True)
+
+    print(LISTENERS[given.kind](say), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
