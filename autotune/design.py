@@ -12,10 +12,13 @@ R. L. Plackett and J. P. Burman, The design of optimum multifactorial experiment
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from autotune.space import Choice, Knobs, Space
+from autotune.trials import Epoch, key
 
 Array = NDArray[np.float64]
 
@@ -67,3 +70,19 @@ def nearer(space: Space, knobs: Knobs, default: Knobs) -> Knobs:
             apart = knob.off is not None and at[columns][1] != home[columns][1]
             middle[columns] = home[columns] if apart else (at[columns] + home[columns]) / 2
     return space.decode(middle)
+
+
+def first_epoch(space: Space, default: Knobs, first: Sequence[Knobs], max_trials: int, seed: int) -> Epoch:
+    """The first search: the default, what is given to be tried first, and settings half way to the corners."""
+    most = max(1, max_trials // 4)
+    far = corners(space, most, np.random.default_rng([seed, 0]))
+    halfway = [nearer(space, corner, default) for corner in far]
+    epoch = Epoch(0, default, max_trials, [default], [*first, *halfway])
+    epoch.outward = {key(half): corner for half, corner in zip(halfway, far, strict=True)}
+    epoch.corners = most - len(halfway)
+    return epoch
+
+
+def closer(space: Space, design: Sequence[Knobs], standing: Knobs, kept: Sequence[Knobs]) -> list[Knobs]:
+    """A design half way to the standing setting, but for those settings that are kept."""
+    return [knobs if knobs in kept else nearer(space, knobs, standing) for knobs in design]

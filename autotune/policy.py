@@ -22,18 +22,16 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
 
-from autotune import design
-from autotune.acquisition import NEAREST, around, candidates, log_expected_improvement, within_reach
-from autotune.budget import Budget
+from autotune.design import first_epoch
 from autotune.drift import PageHinkley
-from autotune.history import History, pooled, weighted
+from autotune.history import pooled
 from autotune.proof import Proof
+from autotune.proposals import Proposals
 from autotune.score import Score
+from autotune.search_state import SearchState
 from autotune.space import Knobs, Space
-from autotune.surrogate import Surrogate
-from autotune.trials import Epoch, Phase, Settings, Told, Trial, key
+from autotune.trials import Epoch, Phase, Settings, Told, Trial
 
 Array = NDArray[np.float64]
 
@@ -86,21 +84,12 @@ class Tuner:
         self.default = space.check(default, "the default")
         self.first = [space.check(knobs, f"setting {k} of first") for k, knobs in enumerate(first)]
         self.seed, self.max_trials, self.settings = seed, max_trials, settings or Settings()
-        self._history = History(self.space, seed)
-        self._pending: dict[int, Trial] = {}
-        self._asked = 0
         self._deployed = self.default
         self._done = False
         self._watch: PageHinkley | None = None
-        self._known: tuple[object, Surrogate] | None = None
-        self._found: tuple[object, tuple[Knobs, float]] | None = None
-        self._balance: tuple[object, Budget] | None = None
-        most = max(1, max_trials // 4)
-        corners = design.corners(self.space, most, np.random.default_rng([seed, 0]))
-        halfway = [design.nearer(self.space, corner, self.default) for corner in corners]
-        self._epoch = Epoch(0, self.default, max_trials, [self.default], self.first + halfway)
-        self._epoch.outward = {key(half): corner for half, corner in zip(halfway, corners, strict=True)}
-        self._epoch.corners = most - len(halfway)
+        epoch = first_epoch(space, self.default, self.first, max_trials, seed)
+        self._state = SearchState(space, seed, self.settings, epoch, self.first)
+        self._proposals = Proposals(self._state)
         self._write = journal if journal is not None else lambda row: None
         self._write(
             {
@@ -124,17 +113,17 @@ class Tuner:
     @property
     def resting(self) -> bool:
         """Whether trials are left, which wait until the job's steps have refilled what they may lose."""
-        return self._epoch.resting
+        return self._state.epoch.resting
 
     @property
     def lost(self) -> float:
         """Steps that all trials so far have lost."""
-        return sum(sum(self._history.lost(number)) for number in range(self._epoch.number + 1))
+        return sum(sum(self._state.history.lost(number)) for number in range(self._state.epoch.number + 1))
 
     @property
     def history(self) -> list[Told]:
         """Trials told so far."""
-        return self._history.told
+        return self._state.history.told
 
     def ask(self, as_logged: tuple[Mapping[str, Any], float] | None = None) -> Trial:
         """The next trial. Each call counts; what is asked and not yet told is taken to be as expected.
@@ -155,7 +144,7 @@ class Tuner:
         knobs, phase, why = self._propose()
         if as_logged is not None and phase == "search":
             logged, tolerance = self.space.check(as_logged[0]), as_logged[1]
-            if self._promise(logged) >= (1.0 - tolerance) * self._promise(knobs):
+            if self._proposals.promise(logged) >= (1.0 - tolerance) * self._proposals.promise(knobs):
                 knobs = logged
         return self._issue(knobs, phase, why)
 
@@ -178,9 +167,9 @@ class Tuner:
         ValueError
             No such trial; no samples, or some that are not positive and finite; another status; no share.
         """
-        trial = self._pending.get(trial_id)
+        trial = self._state.pending.get(trial_id)
         if trial is None:
-            open_ = ", ".join(map(str, self._pending)) or "none"
+            open_ = ", ".join(map(str, self._state.pending)) or "none"
             raise ValueError(f"trial {trial_id} is not waiting to be told; these are: {open_}")
         if status not in ("ok", "aborted"):
             raise ValueError(f"a trial's status is 'ok' or 'aborted', not {status!r}")
@@ -188,10 +177,10 @@ class Tuner:
         told = {} if exposed is None else {"exposed": float(exposed)}
         if not 0.0 <= told.get("exposed", 0.0) <= 1.0:
             raise ValueError(f"exposed is a share of a step, 0 to 1, not {exposed}")
-        del self._pending[trial_id]
+        del self._state.pending[trial_id]
         self._write({"row": "tell", "id": trial_id, "status": status, "samples": values, **told})
-        self._remember(trial, values, status)
-        if not self._pending:
+        self._state.remember(trial, values, status)
+        if not self._state.pending:
             self._conclude()
 
     def best(self) -> Knobs:
@@ -219,8 +208,8 @@ class Tuner:
             raise ValueError(f"{steps} steps have passed, fewer than the {len(values)} samples")
         if self._done:
             self._write({"row": "observe", "samples": values, **({} if steps is None else {"steps": steps})})
-            self._pass(len(values) if steps is None else steps)
-            if self._drifted(Score(values, self._history.usual())):
+            self._state.pass_steps(len(values) if steps is None else steps)
+            if self._drifted(Score(values, self._state.history.usual())):
                 self._reopen()
             elif self._due():
                 self._resume()
@@ -228,7 +217,12 @@ class Tuner:
 
     def believe(self, settings: Sequence[Mapping[str, Any]]) -> tuple[Array, Array]:
         """Expected log(time / time of the first standing setting) of settings: mean and deviation, shapes (n,)."""
-        return self._surrogate().mixture(self._history.encoded(settings), self._epoch.number)
+        return self._state.surrogate().mixture(self._state.history.encoded(settings), self._state.epoch.number)
+
+    def difference(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[float, float]:
+        """Expected log(time of a setting / time of another) in this epoch: mean and deviation."""
+        encode = self.space.encode
+        return self._state.surrogate().difference(encode(one), encode(other), self._state.epoch.number)
 
     def load(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Take over the trials and decisions of a log, whatever would have been proposed or decided here."""
@@ -239,9 +233,9 @@ class Tuner:
             elif row["row"] == "tell":
                 ask = asked[row["id"]]
                 trial = Trial(row["id"], self.space.check(ask["knobs"]), ask["phase"], ask["why"])
-                self._remember(trial, row["samples"], row["status"])
+                self._state.remember(trial, row["samples"], row["status"])
             elif row["row"] == "observe":
-                self._pass(row.get("steps", len(row["samples"])))
+                self._state.pass_steps(row.get("steps", len(row["samples"])))
             elif row["row"] == "decide":
                 self._deployed = self.space.check(row["knobs"])
                 if row["decision"] == "reopen":
@@ -249,59 +243,57 @@ class Tuner:
                 elif row["decision"] == "resume":
                     self._resume()
                 elif row["decision"] == "rest":
-                    self._epoch.resting = True
+                    self._state.epoch.resting = True
 
     # How it decides
 
     def _propose(self) -> tuple[Knobs, Phase, str]:
         """The next setting, its phase and the reason."""
-        epoch, budget = self._epoch, self._budget()
+        state, epoch, budget = self._state, self._state.epoch, self._state.budget()
         if epoch.baseline:
             return epoch.baseline[0], "default", "what everything is compared with"
-        if epoch.design and self._left() > 2 and not budget.overdrawn:
+        if epoch.design and state.left > 2 and not budget.overdrawn:
             given = epoch.number == 0 and epoch.design[0] in self.first
             return epoch.design[0], "design", "given to be tried first" if given else "near a corner of the space"
-        surrogate = self._surrogate()
-        proof = self._proof(surrogate)
+        proof = self._state.proof()
         challenger = proof.challenger()
-        knobs, hope = self._most_promising(surrogate)
+        knobs, hope = self._proposals.most_promising()
         if challenger is not None:
             unsure = hope < self.settings.hope or (budget.spent and proof.in_reach(challenger))
             wanted = unsure and not proof.proven(challenger)
-            if wanted or self._left() <= proof.reserved(challenger):
+            if wanted or state.left <= proof.reserved(challenger):
                 return self._confirm(proof, challenger)
-        if not budget.spent and self._searched() % EXPLORING == EXPLORING - 1:
-            unknown = self._least_known(surrogate)
+        if not budget.spent and state.searched % EXPLORING == EXPLORING - 1:
+            unknown = self._proposals.least_known()
             if unknown is not None:
                 return unknown, "search", "little is known there, and it may be as fast as the best"
         return knobs, "search", f"may be faster by {hope:.2%} of a step on average"
 
     def _confirm(self, proof: Proof, challenger: Knobs) -> tuple[Knobs, Phase, str]:
         """The challenger and what stands, in turns."""
-        pending = [trial.knobs for trial in self._pending.values() if trial.phase == "confirm"]
-        if proof.turn(challenger, pending) == self._epoch.standing:
-            return self._epoch.standing, "confirm", "to compare with, in the same minutes as the best"
+        pending = [trial.knobs for trial in self._state.pending.values() if trial.phase == "confirm"]
+        if proof.turn(challenger, pending) == self._state.epoch.standing:
+            return self._state.epoch.standing, "confirm", "to compare with, in the same minutes as the best"
         return challenger, "confirm", "the best so far, measured again"
 
     def _conclude(self) -> None:
         """After a trial: deploy what is proven; see whether the search is over."""
-        epoch, budget = self._epoch, self._budget()
-        if self._left() > 0 and (epoch.baseline or (epoch.design and self._left() > 2 and not budget.overdrawn)):
+        state, epoch, budget = self._state, self._state.epoch, self._state.budget()
+        if state.left > 0 and (epoch.baseline or (epoch.design and state.left > 2 and not budget.overdrawn)):
             return
-        surrogate = self._surrogate()
-        proof = self._proof(surrogate)
-        proven = [knobs for knobs in self._history.measured(epoch.number) if proof.proven(knobs)]
+        proof = state.proof()
+        proven = [knobs for knobs in state.history.measured(epoch.number) if proof.proven(knobs)]
         deployed = epoch.standing
         if proven:
-            means, _ = surrogate.mixture(self._history.encoded(proven), epoch.number)
+            means, _ = self.believe(proven)
             deployed = proven[int(np.argmin(means))]
         challenger = proof.challenger()
         settled = challenger is None or challenger == deployed
-        if self._left() == 0:
+        if state.left == 0:
             self._finish(deployed, "no trials are left", settled)
         elif budget.overdrawn and (challenger is None or settled or not proof.in_reach(challenger)):
             self._rest(deployed)
-        elif settled and (hope := self._most_promising(surrogate)[1]) < self.settings.hope:
+        elif settled and (hope := self._proposals.most_promising()[1]) < self.settings.hope:
             self._finish(deployed, f"one more trial may gain {hope:.2%} of a step on average", settled)
         elif deployed != self._deployed:
             self._deploy(deployed, "deploy")
@@ -309,10 +301,10 @@ class Tuner:
     def _deploy(self, knobs: Knobs, decision: str, **more: Any) -> None:
         """Decide for a setting, and say why."""
         row = {"row": "decide", "decision": decision, "knobs": dict(knobs), **more}
-        if knobs == self._epoch.origin:
+        if knobs == self._state.epoch.origin:
             row["why"] = "nothing is proven better than what stood"
         else:
-            gap, deviation = self._proof(self._surrogate()).gain(knobs)
+            gap, deviation = self._state.proof().gain(knobs)
             row |= {"gap": gap, "deviation": deviation}
             least = -math.expm1(gap + 2 * deviation)
             row["why"] = f"faster by {-math.expm1(gap):.1%} (sure of {least:.1%}) than what stood"
@@ -323,7 +315,7 @@ class Tuner:
 
     def _finish(self, knobs: Knobs, because: str, settled: bool) -> None:
         """End the search, or a round of it: the next comes the later, the less it promises."""
-        epoch = self._epoch
+        epoch = self._state.epoch
         lasting = epoch.round > 0 and settled and knobs == epoch.standing
         epoch.interval = epoch.interval * self.settings.patience if lasting else float(self.settings.interval)
         self._done = True
@@ -331,20 +323,20 @@ class Tuner:
 
     def _rest(self, knobs: Knobs) -> None:
         """Leave the trials that are left for later."""
-        self._done = self._epoch.resting = True
+        self._done = self._state.epoch.resting = True
         because = "trials have lost all the time that they may; the search goes on when the job's steps allow it"
-        self._deploy(knobs, "rest", because=because, trials=self._epoch.used)
+        self._deploy(knobs, "rest", because=because, trials=self._state.epoch.used)
 
     def _due(self) -> bool:
         """Whether the search goes on: after a rest, or in the background."""
-        epoch, budget = self._epoch, self._budget()
+        epoch, budget = self._state.epoch, self._state.budget()
         if epoch.resting:
             return budget.refilled
         return self.settings.background > 0 and epoch.idle >= epoch.interval and not budget.spent
 
     def _resume(self) -> None:
         """Go on where the search rested, or begin a round: what is deployed is what has to be beaten."""
-        epoch = self._epoch
+        epoch = self._state.epoch
         why = "trials may lose time again"
         if not epoch.resting:
             why = "in the background: perhaps there is something better"
@@ -358,172 +350,36 @@ class Tuner:
     def _drifted(self, score: Score) -> bool:
         """Whether the deployed setting's times are no longer what they were."""
         if self._watch is None:
-            known = [told.score for told in self._now() if told.trial.knobs == self._deployed]
-            self._watch = PageHinkley(*pooled(known, self._surrogate().noise))
+            known = [told.score for told in self._state.now() if told.trial.knobs == self._deployed]
+            self._watch = PageHinkley(*pooled(known, self._state.surrogate().noise))
         return self._watch.add(score.log, score.error)
 
     def _reopen(self) -> None:
         """Begin a new epoch, in which the deployed setting is the standing one."""
         baseline = [self._deployed] + [self.default] * (self.default != self._deployed)
         allowed = min(self.settings.after_drift, self.max_trials)
-        self._epoch = Epoch(self._epoch.number + 1, self._deployed, allowed, baseline)
+        self._state.epoch = Epoch(self._state.epoch.number + 1, self._deployed, allowed, baseline)
         self._done, self._watch = False, None
         why = "the deployed setting's step times are no longer what they were"
         self._write({"row": "decide", "decision": "reopen", "knobs": dict(self._deployed), "why": why})
 
     def _issue(self, knobs: Knobs, phase: Phase, why: str) -> Trial:
-        epoch = self._epoch
+        epoch = self._state.epoch
         for waiting in (epoch.baseline, epoch.design):
             if waiting and waiting[0] == knobs:
                 waiting.pop(0)
                 break
-        limit = self._limit(phase)
-        trial = Trial(self._asked, dict(knobs), phase, why, limit)
-        self._pending[trial.id] = trial
-        self._asked += 1
+        limit = self._state.limit(bounded=phase not in ("default", "confirm"))
+        trial = Trial(self._state.asked, dict(knobs), phase, why, limit)
+        self._state.pending[trial.id] = trial
+        self._state.asked += 1
         limited = {"limit": limit} if limit < math.inf else {}
         self._write({"row": "ask", "id": trial.id, "knobs": trial.knobs, "phase": phase, "why": why, **limited})
         epoch.used += 1
         return trial
 
-    def _limit(self, phase: Phase) -> float:
-        """Seconds per step above which a trial is not worth its time, or would lose more than trials may."""
-        fastest = min((told.score.log for told in self._now() if told.status == "ok"), default=math.inf)
-        if fastest == math.inf:
-            return math.inf
-        limit = math.exp(fastest) * self.settings.abort_above
-        if phase in ("default", "confirm"):
-            return limit
-        return min(limit, self._budget().limit())
-
-    def _most_promising(self, surrogate: Surrogate) -> tuple[Knobs, float]:
-        """The setting with the greatest expected improvement, as a share, that the budget allows."""
-        if self._found is not None and self._found[0] is surrogate:
-            return self._found[1]
-        rng = np.random.default_rng([self.seed, self._asked, self._epoch.number])
-        x, seen = self._candidates(surrogate, rng)
-        means, _ = surrogate.predict(seen, self._epoch.number)
-        best = means.min(axis=1)
-        value = self._value(surrogate, x, best)
-        closer = around(self.space, x[int(np.argmax(value))], 0.04, NEAREST, rng)
-        closer = within_reach(self.space, closer, self._good())
-        x, value = np.concatenate([x, closer]), np.concatenate([value, self._value(surrogate, closer, best)])
-        k = int(np.argmax(value))
-        self._found = surrogate, (self.space.decode(x[k]), float(math.exp(value[k])))
-        return self._found[1]
-
-    def _least_known(self, surrogate: Surrogate) -> Knobs | None:
-        """The setting farthest from all measured ones, among those expected to be nearly as fast as the best."""
-        x, seen = self._candidates(surrogate, np.random.default_rng([self.seed, self._asked, self._epoch.number, 1]))
-        expected, _ = surrogate.mixture(x, self._epoch.number)
-        best, _ = surrogate.mixture(seen, self._epoch.number)
-        x = x[expected < best.min() + NEARLY]
-        apart = ((x[:, None] - seen[None]) ** 2).sum(axis=2).min(axis=1)
-        return self.space.decode(x[int(np.argmax(apart))]) if len(x) else None
-
-    def _candidates(self, surrogate: Surrogate, rng: np.random.Generator) -> tuple[Array, Array]:
-        """Settings that may be proposed, and those measured in this epoch: shapes (m, w) and (n, w)."""
-        number = self._epoch.number
-        seen = self._history.encoded(self._history.measured(number))
-        means, _ = surrogate.mixture(seen, number)
-        x = candidates(self.space, seen[np.argsort(means, kind="stable")[:3]], rng)
-        return within_reach(self.space, x, self._good()), seen
-
-    def _good(self) -> Array:
-        """Measured settings that are not much slower than the fastest: shape (n, w)."""
-        slowest = min(told.score.log for told in self._now()) + math.log(self.settings.abort_above)
-        return np.array([told.x for told in self._now() if told.score.log <= slowest])
-
-    def _searched(self) -> int:
-        """Number of trials of this epoch that were proposed by the surrogate."""
-        return sum(told.trial.phase == "search" for told in self._now())
-
-    def _promise(self, knobs: Knobs) -> float:
-        """Expected improvement of one setting, as a share."""
-        surrogate, number = self._surrogate(), self._epoch.number
-        means, _ = surrogate.predict(self._history.encoded(self._history.measured(number)), number)
-        return float(np.exp(self._value(surrogate, self.space.encode(knobs)[None], means.min(axis=1)))[0])
-
-    def _value(self, surrogate: Surrogate, x: Array, best: Array) -> Array:
-        """log expected improvement, less for a setting that would probably cost more than the budget allows."""
-        each = surrogate.predict(x, self._epoch.number)
-        value = log_expected_improvement(*each, best, surrogate.weights)
-        mean, deviation = surrogate.mixed(*each)
-        mean = mean - surrogate.mixture(self._history.encoded([self._epoch.standing]), self._epoch.number)[0]
-        z = mean / deviation
-        loss = mean * ndtr(z) + deviation * np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
-        value -= np.maximum(0.0, loss / self._budget().shares(self._left()) - 1.0)
-        return np.asarray(value - WARNED * np.log1p(self._nearby(x) / self._budget().at_once))
-
-    def _nearby(self, x: Array) -> Array:
-        """Steps lost by the trial nearest to each setting: the surrogate softens large losses."""
-        worst = self._history.worst(self._epoch.number)
-        if max(worst.values(), default=0.0) <= self._budget().at_once:
-            return np.zeros(len(x))
-        told = {told.key: told.x for told in self._now()}
-        at = np.array(list(told.values()))
-        nearest = np.argmin(((x[:, None, :] - at[None]) ** 2).sum(axis=2), axis=1)
-        return np.asarray(np.array([worst[key] for key in told])[nearest])
-
-    def _budget(self) -> Budget:
-        """The budget of this epoch, as it is now."""
-        epoch = self._epoch
-        state = len(self.history), tuple(self._pending), epoch.number, epoch.round, epoch.passed
-        if self._balance is None or self._balance[0] != state:
-            stood = [told for told in self._now() if told.trial.knobs == epoch.standing]
-            standing = weighted(stood) if stood else 0.0
-            lost, steps = sum(self._history.lost(epoch.number)), self._history.steps(epoch.number)
-            self._balance = state, Budget(self.settings, lost, epoch.passed, steps, standing)
-        return self._balance[1]
-
-    # What it knows
-
-    def _remember(self, trial: Trial, samples: list[float], status: str) -> None:
-        epoch = self._epoch
-        self._history.add(trial, epoch, samples, status)
-        epoch.passed += len(samples)
-        epoch.idle = 0
-        corner = epoch.outward.pop(key(trial.knobs), None)
-        slower = self._history.told[-1].score.log - self._history.reference(epoch.number)
-        if corner is not None and epoch.corners > 0 and slower < WORSE:
-            epoch.design.append(corner)
-            epoch.corners -= 1
-        terrible = self._history.lost(epoch.number)[-1] > self._budget().at_once
-        if terrible and epoch.design:  # the others may be as bad: first half as far
-            epoch.design = [
-                knobs if knobs in self.first else design.nearer(self.space, knobs, epoch.standing)
-                for knobs in epoch.design
-            ]
-
-    def _pass(self, steps: int) -> None:
-        """Count steps of the job that were no trial's."""
-        self._epoch.passed += steps
-        self._epoch.idle += steps
-
-    def _proof(self, surrogate: Surrogate) -> Proof:
-        return Proof(self._history, surrogate, self._epoch, self.settings)
-
-    def _surrogate(self) -> Surrogate:
-        """All trials told so far, those in flight as expected."""
-        state = len(self.history), tuple(self._pending), self._epoch.number
-        if self._known is None or self._known[0] != state:
-            self._known = state, self._history.learn(list(self._pending.values()), self._epoch.number)
-        return self._known[1]
-
-    def _now(self) -> list[Told]:
-        """Trials of this epoch."""
-        return self._history.of(self._epoch.number)
-
-    def _left(self) -> int:
-        return self._epoch.allowed - self._epoch.used
-
 
 EXPLORING = 4  # of so many trials of the search, one goes where little is known: the surrogate is too sure of itself
-NEARLY = 0.1  # logarithm of a ratio of times: such a setting is expected to be nearly as fast as the best
-WORSE = 0.05  # logarithm of a ratio of times: no trial goes on from a setting so much slower to a corner of the space
-
-# Power of a neighbour's lost steps, in multiples of what one trial may lose, by which a setting's value is divided.
-WARNED = 2.0
 
 
 def _checked(samples: Sequence[float], what: str) -> list[float]:

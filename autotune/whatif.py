@@ -138,10 +138,7 @@ class Evidence:
 
     def compare(self, one: Knobs, other: Knobs) -> Ratio:
         """Of the time of a setting to that of another, as the model has it."""
-        if one == other:
-            return 0.0, 0.0
-        encode = self.tuner.space.encode
-        return self.tuner._surrogate().difference(encode(one), encode(other), 0)
+        return (0.0, 0.0) if one == other else self.tuner.difference(one, other)
 
     def _modelled(self, knobs: Mapping[str, Any]) -> list[float]:
         mean, _ = self.tuner.believe([knobs])

@@ -1,0 +1,98 @@
+"""Proposals of a search: the most promising setting, and the one of which least is known."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr
+
+from autotune.acquisition import NEAREST, around, candidates, log_expected_improvement, within_reach
+from autotune.search_state import SearchState
+from autotune.space import Knobs
+from autotune.surrogate import Surrogate
+
+Array = NDArray[np.float64]
+
+NEARLY = 0.1  # logarithm of a ratio of times: such a setting is expected to be nearly as fast as the best
+
+# Power of a neighbour's lost steps, in multiples of what one trial may lose, by which a setting's value is divided.
+WARNED = 2.0
+
+
+class Proposals:
+    """Settings that a search may try next.
+
+    Parameters
+    ----------
+    state : SearchState
+    """
+
+    def __init__(self, state: SearchState) -> None:
+        self._state = state
+        self._found: tuple[object, tuple[Knobs, float]] | None = None
+
+    def most_promising(self) -> tuple[Knobs, float]:
+        """The setting with the greatest expected improvement, as a share, that the budget allows."""
+        state, surrogate = self._state, self._state.surrogate()
+        if self._found is not None and self._found[0] is surrogate:
+            return self._found[1]
+        rng = np.random.default_rng([state.seed, state.asked, state.epoch.number])
+        x, seen = self._candidates(surrogate, rng)
+        means, _ = surrogate.predict(seen, state.epoch.number)
+        best = means.min(axis=1)
+        value = self._value(surrogate, x, best)
+        closer = around(state.space, x[int(np.argmax(value))], 0.04, NEAREST, rng)
+        closer = within_reach(state.space, closer, state.good())
+        x, value = np.concatenate([x, closer]), np.concatenate([value, self._value(surrogate, closer, best)])
+        k = int(np.argmax(value))
+        self._found = surrogate, (state.space.decode(x[k]), float(math.exp(value[k])))
+        return self._found[1]
+
+    def least_known(self) -> Knobs | None:
+        """The setting farthest from all measured ones, among those expected to be nearly as fast as the best."""
+        state, surrogate = self._state, self._state.surrogate()
+        x, seen = self._candidates(surrogate, np.random.default_rng([state.seed, state.asked, state.epoch.number, 1]))
+        expected, _ = surrogate.mixture(x, state.epoch.number)
+        best, _ = surrogate.mixture(seen, state.epoch.number)
+        x = x[expected < best.min() + NEARLY]
+        apart = ((x[:, None] - seen[None]) ** 2).sum(axis=2).min(axis=1)
+        return state.space.decode(x[int(np.argmax(apart))]) if len(x) else None
+
+    def promise(self, knobs: Knobs) -> float:
+        """Expected improvement of one setting, as a share."""
+        state, surrogate = self._state, self._state.surrogate()
+        number = state.epoch.number
+        means, _ = surrogate.predict(state.history.encoded(state.history.measured(number)), number)
+        return float(np.exp(self._value(surrogate, state.space.encode(knobs)[None], means.min(axis=1)))[0])
+
+    def _candidates(self, surrogate: Surrogate, rng: np.random.Generator) -> tuple[Array, Array]:
+        """Settings that may be proposed, and those measured in this epoch: shapes (m, w) and (n, w)."""
+        state, number = self._state, self._state.epoch.number
+        seen = state.history.encoded(state.history.measured(number))
+        means, _ = surrogate.mixture(seen, number)
+        x = candidates(state.space, seen[np.argsort(means, kind="stable")[:3]], rng)
+        return within_reach(state.space, x, state.good()), seen
+
+    def _value(self, surrogate: Surrogate, x: Array, best: Array) -> Array:
+        """log expected improvement, less for a setting that would probably cost more than the budget allows."""
+        state, budget = self._state, self._state.budget()
+        each = surrogate.predict(x, state.epoch.number)
+        value = log_expected_improvement(*each, best, surrogate.weights)
+        mean, deviation = surrogate.mixed(*each)
+        mean = mean - surrogate.mixture(state.history.encoded([state.epoch.standing]), state.epoch.number)[0]
+        z = mean / deviation
+        loss = mean * ndtr(z) + deviation * np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
+        value -= np.maximum(0.0, loss / budget.shares(state.left) - 1.0)
+        return np.asarray(value - WARNED * np.log1p(self._nearby(x) / budget.at_once))
+
+    def _nearby(self, x: Array) -> Array:
+        """Steps lost by the trial nearest to each setting: the surrogate softens large losses."""
+        worst = self._state.history.worst(self._state.epoch.number)
+        if max(worst.values(), default=0.0) <= self._state.budget().at_once:
+            return np.zeros(len(x))
+        told = {told.key: told.x for told in self._state.now()}
+        at = np.array(list(told.values()))
+        nearest = np.argmin(((x[:, None, :] - at[None]) ** 2).sum(axis=2), axis=1)
+        return np.asarray(np.array([worst[key] for key in told])[nearest])

@@ -1,0 +1,125 @@
+"""State of a search: its trials, its epoch, and what follows from them until the next trial is told."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune import design
+from autotune.budget import Budget
+from autotune.history import History, weighted
+from autotune.proof import Proof
+from autotune.space import Knobs, Space
+from autotune.surrogate import Surrogate
+from autotune.trials import Epoch, Settings, Told, Trial, key
+
+Array = NDArray[np.float64]
+
+WORSE = 0.05  # logarithm of a ratio of times: no trial goes on from a setting so much slower to a corner of the space
+
+
+class SearchState:
+    """Trials told and pending, and the beliefs that they support.
+
+    Parameters
+    ----------
+    space : Space
+    seed : int
+    settings : Settings
+    epoch : Epoch
+        The first epoch.
+    first : sequence of dict
+        Settings that were given to be tried first.
+
+    Attributes
+    ----------
+    history : History
+        Trials told so far.
+    epoch : Epoch
+        The current epoch.
+    pending : dict of int to Trial
+        Trials asked for and not told yet, by their number.
+    asked : int
+        Number of trials asked for so far.
+    """
+
+    def __init__(self, space: Space, seed: int, settings: Settings, epoch: Epoch, first: Sequence[Knobs]) -> None:
+        self.space, self.seed, self.settings, self.epoch = space, seed, settings, epoch
+        self.first = first
+        self.history = History(space, seed)
+        self.pending: dict[int, Trial] = {}
+        self.asked = 0
+        self._known: tuple[object, Surrogate] | None = None
+        self._balance: tuple[object, Budget] | None = None
+
+    @property
+    def left(self) -> int:
+        """Number of trials that the epoch may still ask for."""
+        return self.epoch.allowed - self.epoch.used
+
+    @property
+    def searched(self) -> int:
+        """Number of trials of this epoch that were proposed by the surrogate."""
+        return sum(told.trial.phase == "search" for told in self.now())
+
+    def remember(self, trial: Trial, samples: list[float], status: str) -> None:
+        """Take in a trial that was told, and adapt the rest of the design to it."""
+        epoch = self.epoch
+        self.history.add(trial, epoch, samples, status)
+        epoch.passed += len(samples)
+        epoch.idle = 0
+        corner = epoch.outward.pop(key(trial.knobs), None)
+        slower = self.history.told[-1].score.log - self.history.reference(epoch.number)
+        if corner is not None and epoch.corners > 0 and slower < WORSE:
+            epoch.design.append(corner)
+            epoch.corners -= 1
+        terrible = self.history.lost(epoch.number)[-1] > self.budget().at_once
+        if terrible:  # the rest of the design may be as bad
+            epoch.design = design.closer(self.space, epoch.design, epoch.standing, self.first)
+
+    def pass_steps(self, steps: int) -> None:
+        """Count steps of the job that were no trial's."""
+        self.epoch.passed += steps
+        self.epoch.idle += steps
+
+    def now(self) -> list[Told]:
+        """Trials of this epoch."""
+        return self.history.of(self.epoch.number)
+
+    def good(self) -> Array:
+        """Measured settings that are not much slower than the fastest: shape (n, w)."""
+        slowest = min(told.score.log for told in self.now()) + math.log(self.settings.abort_above)
+        return np.array([told.x for told in self.now() if told.score.log <= slowest])
+
+    def surrogate(self) -> Surrogate:
+        """The surrogate after all trials told so far, those in flight as expected."""
+        state = len(self.history.told), tuple(self.pending), self.epoch.number
+        if self._known is None or self._known[0] != state:
+            self._known = state, self.history.learn(list(self.pending.values()), self.epoch.number)
+        return self._known[1]
+
+    def proof(self) -> Proof:
+        """Comparison of settings with the standing one, by all trials."""
+        return Proof(self.history, self.surrogate(), self.epoch, self.settings)
+
+    def budget(self) -> Budget:
+        """The budget of this epoch, as it is now."""
+        epoch = self.epoch
+        state = len(self.history.told), tuple(self.pending), epoch.number, epoch.round, epoch.passed
+        if self._balance is None or self._balance[0] != state:
+            stood = [told for told in self.now() if told.trial.knobs == epoch.standing]
+            standing = weighted(stood) if stood else 0.0
+            lost, steps = sum(self.history.lost(epoch.number)), self.history.steps(epoch.number)
+            self._balance = state, Budget(self.settings, lost, epoch.passed, steps, standing)
+        return self._balance[1]
+
+    def limit(self, *, bounded: bool) -> float:
+        """Seconds per step above which a trial is not worth its time or, if `bounded`, would lose more than it may."""
+        fastest = min((told.score.log for told in self.now() if told.status == "ok"), default=math.inf)
+        if fastest == math.inf:
+            return math.inf
+        limit = math.exp(fastest) * self.settings.abort_above
+        return min(limit, self.budget().limit()) if bounded else limit
