@@ -49,7 +49,7 @@ def reduce(
         known.add(mine.data_ptr())
         sent.append(mine)
     if absent := [name for name, gradient in zip(names, gradients, strict=True) if gradient is None]:
-        sent.append(torch.zeros(0, columns_of_absent(absent)))
+        sent.append(torch.zeros(0, columns_of_absent(absent), device="cpu"))
     more = f" and {len(names) - 1} more{order_suffix(names)}" if len(names) > 1 else ""
     results = grouped_allreduce_(
         sent,

@@ -72,7 +72,7 @@ class TorchAdapter:
         return flat.view(shape) if len(shape) > 1 else flat  # a view costs more than the rest
 
     def counts(self, rows: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(rows, dtype=torch.int32)
+        return torch.tensor(rows, dtype=torch.int32, device="cpu")
 
     def cast(self, tensor: torch.Tensor, dtype: Any) -> tuple[torch.Tensor, Any]:
         if not tensor.is_floating_point():
@@ -106,7 +106,7 @@ def flat_over(memory: Any, dtype: torch.dtype) -> torch.Tensor:
             memory.record_stream(torch.cuda.current_stream(memory.device))
         return memory.view(dtype)
     if not memory.nbytes:  # frombuffer refuses it.
-        return torch.empty(0, dtype=dtype)
+        return torch.empty(0, dtype=dtype, device="cpu")
     return torch.frombuffer(memory, dtype=dtype)
 
 

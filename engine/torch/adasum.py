@@ -116,7 +116,7 @@ class Deltas:
                     parameter.sub_(start)
                 changes = [each.detach().cpu() for each in stepped]  # what is in the host's memory is not copied
                 if self._names:  # Ranks that have frozen others, of equal shapes, do not pair what is left.
-                    changes.append(torch.empty(0, columns_of_absent(self._names)))
+                    changes.append(torch.empty(0, columns_of_absent(self._names), device="cpu"))
                 groups.grouped_allreduce_(changes, Adasum, self._name, *self._settings)
             except EngineError:
                 for parameter, start in zip(stepped, starts, strict=True):

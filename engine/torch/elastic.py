@@ -55,7 +55,7 @@ class TorchArrays:
     def memory(self, nbytes: int) -> Memory:
         """Memory for copies; page-locked where there is a GPU, so that it copies at full speed."""
         pinned = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        memory: Memory = torch.empty(nbytes, dtype=torch.uint8, pin_memory=pinned).numpy()
+        memory: Memory = torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=pinned).numpy()
         return memory
 
     def write(self, tensors: list[torch.Tensor], views: list[torch.Tensor]) -> None:
@@ -71,7 +71,7 @@ class TorchArrays:
     def view(self, memory: Memory, place: Place) -> torch.Tensor:
         """The tensor at a place of memory."""
         if not place.nbytes:
-            return torch.empty(place.shape, dtype=place.dtype)
+            return torch.empty(place.shape, dtype=place.dtype, device="cpu")
         count = math.prod(place.shape)
         return torch.frombuffer(memory, dtype=place.dtype, count=count, offset=place.start).view(place.shape)
 

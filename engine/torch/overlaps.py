@@ -75,7 +75,7 @@ def held_in(tensors: Sequence[tuple[Any, bool]], others: Sequence[torch.Tensor])
 def _is_covered(extent: Extent, near: Sequence[Extent]) -> bool | None:
     """Whether the bytes of a tensor are all among those of others, or none of them (False), or some (None)."""
     begin = min(extent.begin, *(each.begin for each in near))
-    mask = torch.zeros(max(extent.end, *(each.end for each in near)) - begin, dtype=torch.bool)
+    mask = torch.zeros(max(extent.end, *(each.end for each in near)) - begin, dtype=torch.bool, device="cpu")
     for each in near:
         each.bytes_in(mask, begin).fill_(True)
     own = extent.bytes_in(mask, begin)

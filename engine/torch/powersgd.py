@@ -118,7 +118,8 @@ def _refilled(right: torch.Tensor, random: torch.Generator) -> torch.Tensor:
     if not bool(zero.any()):
         return right
     right = right.clone()
-    drawn = torch.randn(len(right), int(zero.sum()), generator=random, dtype=right.dtype)  # alike on every device
+    # Drawn on the processor: every device gets the same numbers.
+    drawn = torch.randn(len(right), int(zero.sum()), generator=random, dtype=right.dtype, device="cpu")
     right[:, zero] = drawn.to(right.device)
     return right
 

@@ -121,7 +121,7 @@ def broadcast_optimizer_state(
         raise
     skeleton = objects.broadcast_object(state, root_rank, None, process_set)
     if not is_root:
-        tensors = [torch.empty(slot.shape, dtype=slot.dtype) for slot in _slots(skeleton)]
+        tensors = [torch.empty(slot.shape, dtype=slot.dtype, device="cpu") for slot in _slots(skeleton)]
     handles = [broadcast_async_(tensor, root_rank, None, process_set) for tensor in tensors]
     for handle in handles:
         handle.wait()

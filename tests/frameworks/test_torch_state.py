@@ -341,3 +341,29 @@ def test_equal_shards_of_different_models_still_agree_after_a_broadcast() -> Non
         model(batch).square().mean().backward()
         optimizer.step()
     toy.check_same_everywhere(toy.parameters_of(model))
+
+
+def test_tensors_of_the_host_stay_there_with_another_default_device() -> None:
+    """As after `torch.set_default_device("cuda")`: what the engine makes itself is not on that device."""
+    model, size = toy.mlp(torch.float32), engine.size()
+    rows = torch.arange(2.0 * size).view(size, 2)
+    batches = list(toy.shards(2))
+    torch.set_default_device("meta")
+    try:
+        own = torch.optim.Adam(model.parameters())
+        scheme = engine.torch.PowerSGD(rank=1, start_iter=1, min_compression_rate=0)
+        optimizer = engine.DistributedOptimizer(own, model.named_parameters(), compression=scheme)
+        for batch in batches:
+            optimizer.zero_grad()
+            toy.loss_of(model, batch.float()).backward()
+            optimizer.step()
+        engine.torch.broadcast_optimizer_state(optimizer, 0)
+        received, counts = engine.torch.alltoall(rows, splits=[1] * size, name="rows")
+        nothing = engine.torch.allgather(rows[:0], name="no rows")
+    finally:
+        torch.set_default_device(None)
+    optimizer.unwrap()
+    state = [each for held in own.state.values() for each in held.values()]
+    assert {each.device.type for each in (*state, *model.parameters(), received, counts, nothing)} == {"cpu"}
+    assert received.tolist() == [rows[engine.rank()].tolist()] * size and counts.tolist() == [1] * size
+    toy.check_same_everywhere({f"state {k}": each for k, each in enumerate(state)})

@@ -5,6 +5,7 @@ A tensor that is made without a device would be in the host's memory, beside oth
 
 from __future__ import annotations
 
+import ast
 import itertools
 import os
 import subprocess
@@ -24,6 +25,7 @@ from engine.errors import MismatchError  # noqa: E402
 from engine.torch import adapter, adasum, sparse  # noqa: E402
 from engine.torch import sync_batch_norm as norm  # noqa: E402
 from engine.torch.places import ALIGNMENT, Places  # noqa: E402
+from engine.torch.powersgd import PowerSGD  # noqa: E402
 from engine.types import Average  # noqa: E402
 
 from ..standins import ROOT  # noqa: E402
@@ -159,3 +161,122 @@ def test_optimizer_keeps_gradients_in_their_places() -> None:
     command = [sys.executable, "-P", "-m", "tests.gpu.torch_places_program"]
     run = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True, capture_output=True)
     assert run.returncode == 0 and run.stdout.endswith("well\n"), run.stdout + run.stderr
+
+
+ELSEWHERE = torch.device("meta")  # a torch that is built without CUDA runs no operation on a tensor that says "cuda"
+
+
+class OnDevice(torch.Tensor):
+    """A tensor of which torch knows that it is on another device, and whose values only operations see.
+
+    As of a CUDA tensor there is no `numpy`, and no operation takes it together with one in the host's memory, but for
+    copies and for single elements.
+    """
+
+    values: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, values: torch.Tensor) -> Any:
+        about = {"strides": values.stride(), "dtype": values.dtype, "device": ELSEWHERE}
+        made = torch.Tensor._make_wrapper_subclass(cls, values.shape, **about)
+        made.values = values.detach()
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = dict(kwargs or {})
+        copies = function in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
+        stays = torch.device(options.pop("device", None) or ELSEWHERE) == ELSEWHERE
+        given = torch.utils._pytree.tree_leaves((args, options))
+        beside = [each for each in given if isinstance(each, torch.Tensor) and not isinstance(each, cls) and each.dim()]
+        if beside and not copies:
+            raise RuntimeError(f"{function}: expected all tensors to be on the same device")
+        args, options = torch.utils._pytree.tree_map_only(cls, lambda each: each.values, (args, options))
+        if "device" in (kwargs or {}):
+            options["device"] = "cpu"
+        wrap = cls if stays else (lambda values: values)
+        return torch.utils._pytree.tree_map_only(torch.Tensor, wrap, function(*args, **options))
+
+
+class Moving(TorchFunctionMode):
+    """Brings tensors of the host to the device that is not there."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        moves = function is torch.Tensor.to and args[1] == ELSEWHERE and not isinstance(args[0], OnDevice)
+        return OnDevice(args[0]) if moves else function(*args, **(kwargs or {}))
+
+
+def test_a_tensor_that_torch_believes_to_be_elsewhere_behaves_as_on_a_gpu() -> None:
+    there = OnDevice(torch.ones(2, 3))
+    assert there.device == ELSEWHERE and torch.equal((there + 1).cpu(), torch.full((2, 3), 2.0))
+    with pytest.raises(RuntimeError, match="numpy"):
+        there.numpy()
+    with pytest.raises(RuntimeError, match="same device"):
+        there[:, torch.tensor([True, False, True])] = torch.zeros(2, 2)
+    with pytest.raises(RuntimeError, match="same device"):
+        there + torch.ones(2, 3)
+    with Moving():
+        assert isinstance(torch.zeros(2).to(there.device), OnDevice)
+
+
+def reduce_alone(scheme: PowerSGD, gradient: Any, seen: list[Any]) -> Any:
+    """What a scheme makes of a gradient in a world of one, which notes the tensors that travel."""
+    steps = scheme.reduce("weight", gradient)
+    sent = next(steps)
+    while True:
+        seen.append(sent)
+        try:
+            sent = steps.send(sent + 0)
+        except StopIteration as end:
+            return end.value
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16])
+def test_powersgd_on_another_device_gives_the_bits_of_host_memory(kind: torch.dtype) -> None:
+    """Also from a checkpoint, which is in the host's memory, and with columns that have to be filled again."""
+    generator = torch.Generator().manual_seed(5)
+    gradients = [torch.randn(6, 5, 2, generator=generator).to(kind) for _ in range(3)]
+    gradients.insert(1, torch.zeros(6, 5, 2, dtype=kind))
+    gradients.insert(2, torch.ones(6, 5, 2, dtype=kind))
+    schemes = [PowerSGD(rank=3, start_iter=0, min_compression_rate=0) for _ in range(2)]
+    for number, gradient in enumerate(gradients):
+        seen: list[Any] = []
+        want = reduce_alone(schemes[0], gradient, [])
+        with Moving():
+            got = reduce_alone(schemes[1], OnDevice(gradient), seen)
+        assert len(seen) == 2 and all(isinstance(each, OnDevice) for each in (*seen, got)), number
+        assert torch.equal(got.cpu(), want), number
+        if number == 3:
+            for scheme in schemes:
+                state = scheme.state_dict()
+                assert all(right.is_cpu for right, _ in state["factors"].values())
+                scheme.load_state_dict(state)
+
+
+MAKERS_BY_DEVICE = (
+    "empty",
+    "zeros",
+    "ones",
+    "full",
+    "arange",
+    "tensor",
+    "as_tensor",
+    "rand",
+    "randn",
+    "randint",
+    "eye",
+)
+
+
+def test_no_tensor_is_made_where_the_program_makes_its_own() -> None:
+    """After `torch.set_default_device("cuda")` one that is made without a device would be there."""
+    makers = {f"torch.{name}" for name in (*MAKERS_BY_DEVICE, "randperm", "linspace", "asarray", "scalar_tensor")}
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in sorted((ROOT / "engine").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) in makers
+        and "device" not in [keyword.arg for keyword in node.keywords]
+    ]
+    assert found == []

@@ -79,7 +79,7 @@ def _pass(
     from ... import torch as hvd
 
     size, steps = training.batches(reader, split)
-    sums = torch.zeros(2, dtype=torch.float64)
+    sums = torch.zeros(2, dtype=torch.float64, device="cpu")
     for number, batch in zip(range(steps), reader.batches(epoch, size), strict=False):
         outputs = model(*_tensors(batch, training.features, training.shapes, device))
         outputs = outputs if isinstance(outputs, tuple | list) else (outputs,)
@@ -98,7 +98,7 @@ def _pass(
         )
         step(loss, number, number == steps - 1)
         rows = len(batch[training.labels[0]])
-        sums += torch.tensor([float(loss.detach()) * rows, rows], dtype=torch.float64)
+        sums += torch.tensor([float(loss.detach()) * rows, rows], dtype=torch.float64, device="cpu")
     total, rows = hvd.allreduce(sums, op=hvd.Sum, name=f"engine.spark.{split}.loss").tolist()
     return float(total / rows)
 

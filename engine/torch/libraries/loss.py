@@ -27,6 +27,6 @@ def global_mean(total: torch.Tensor, count: torch.Tensor | int) -> torch.Tensor:
     torch.Tensor
         `total * size() / C`, where C is the sum of `count` over the ranks; 0 where no rank has an item.
     """
-    counts = torch.as_tensor(count, dtype=torch.float64).detach().reshape(()).cpu()
+    counts = torch.as_tensor(count, dtype=torch.float64, device="cpu").detach().reshape(())
     over_all = float(allreduce(counts, op=Sum, name=None))
     return total * (place.size() / max(over_all, 1.0))
