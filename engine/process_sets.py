@@ -14,6 +14,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import chain
+from operator import index
 from typing import Any
 
 from . import readable
@@ -48,7 +49,7 @@ def uninitialized() -> str:
 
 
 def _distinct(ranks: Iterable[int]) -> tuple[int, ...]:
-    numbers = sorted(int(rank) for rank in ranks)
+    numbers = sorted(index(rank) for rank in ranks)  # `int` would cut floats and read texts
     if len(set(numbers)) != len(numbers):
         raise ValueError(f"a process set has each rank once, not {numbers}")
     return tuple(numbers)
@@ -354,7 +355,7 @@ class Registry:
         try:
             formed = self._world.form(ranks, process_set._call_number, lanes, trunks)
         except (OSError, MemoryError) as error:
-            failure = f"{type(error).__name__}: {error}"
+            failure = readable.whole_exception(error)
         told = self._first_told("formed", failure)
         if told is not None:
             if formed is not None:

@@ -38,6 +38,11 @@ def exception(error: BaseException) -> str:
     return type(error).__name__ + (f": {text[0][:LONGEST_TEXT]}" if text else "")
 
 
+def whole_exception(error: BaseException) -> str:
+    """An exception with all lines of its text, such as `ValueError: bad batch`, as `exception` gives the first."""
+    return f"{type(error).__name__}: {exception_text(error)}"
+
+
 def exception_text(error: BaseException) -> str:
     """The text of an exception, or why there is none: `__str__` is the program's code, and may raise itself."""
     try:

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..failures import ROOT, SPLITS, whole_numbers
 from ..frameworks.backward import are_mathematical
 from ..frameworks.surface import Tensors, functions
 from ..process_sets import ProcessSet
@@ -200,7 +201,8 @@ def _reducing(kind: Collective, grouped: bool) -> Callable[..., Any]:
 
 
 def _broadcast(array: Any, root_rank: int, name: str | None, process_set: ProcessSet) -> Any:
-    settings = Settings(process_set, root=int(root_rank), mathematical=are_mathematical())
+    (root,) = whole_numbers([root_rank], ROOT, process_set, "broadcast", name)
+    settings = Settings(process_set, root=root, mathematical=are_mathematical())
     return BROADCAST([array], name, settings)[0]
 
 
@@ -215,7 +217,7 @@ def _grouped_allgather(arrays: Sequence[Any], name: str | None, process_set: Pro
 
 
 def _alltoall(array: Any, splits: Any, name: str | None, process_set: ProcessSet) -> Any:
-    chosen = None if splits is None else tuple(int(count) for count in splits)
+    chosen = None if splits is None else whole_numbers(splits, SPLITS, process_set, "alltoall", name)
     settings = Settings(process_set, mathematical=are_mathematical(), splits=chosen)
     result, rows = ALLTOALL.bind([_in_rows(array)], name, settings)
     return result if splits is None else (result, jax.numpy.asarray(rows[0]))

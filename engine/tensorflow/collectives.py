@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..errors import ArgumentError, UnsupportedTensorError
-from ..failures import announce
+from ..failures import ROOT, SPLITS, announce, whole_numbers
 from ..frameworks.backward import are_mathematical
 from ..frameworks.surface import Tensors, functions
 from ..process_sets import ProcessSet
@@ -144,15 +144,30 @@ def _grouped_allgather(tensors: Sequence[Any], name: str | None, process_set: Pr
 
 
 def _broadcast(tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet) -> Any:
-    return _op.reduce(_call("broadcast", name, process_set, [tensor], root=int(root_rank)), [tensor])[0]
+    (root,) = whole_numbers([root_rank], ROOT, process_set, "broadcast", name)
+    return _op.reduce(_call("broadcast", name, process_set, [tensor], root=root), [tensor])[0]
 
 
 def _alltoall(tensor: Any, splits: Any, name: str | None, process_set: ProcessSet) -> Any:
     call = _call("alltoall", name, process_set, [tensor])
     if splits is None:
         return _op.gather(call, [tensor], tf.zeros([0], tf.int64))[0][0]
-    results, rows = _op.gather(call, [tensor], tf.cast(splits, tf.int64))
+    results, rows = _op.gather(call, [tensor], _counts(splits, process_set, name))
     return results[0], rows[0]
+
+
+def _counts(splits: Any, process_set: ProcessSet, name: str | None) -> Any:
+    """Splits as a tensor of int64: `tf.cast` alone would cut floats, and the ops take none for equal shares."""
+    try:
+        counts = tf.convert_to_tensor(splits)
+        if counts.shape.num_elements() == 0:
+            raise ArgumentError(f"{SPLITS}, and there are none; leave splits out to send each rank as many rows")
+        if not counts.dtype.is_integer:
+            raise UnsupportedTensorError(f"{SPLITS}, and these are {counts.dtype.name}")
+    except Exception as error:
+        announce(process_set, "alltoall", name, error)
+        raise
+    return tf.cast(counts, tf.int64)
 
 
 _CALLS = {

@@ -264,6 +264,19 @@ def test_what_cannot_be_called_so(rank: int) -> None:
         hvd.allreduce("three", name="text")
 
 
+def test_splits_and_roots_that_are_no_whole_numbers_are_refused_on_all_ranks(rank: int, size: int) -> None:
+    """A cast would cut them: 1.9 rows would be 1."""
+    wrong = ([1.9] * size, [1.0] * size, np.ones(size, np.float32), jnp.ones(size), np.ones(size, bool), ["1"] * size)
+    for number, splits in enumerate(wrong):
+        given = splits if rank == size - 1 else [1] * size
+        with pytest.raises(EngineError, match="splits holds whole numbers, one for each rank"):
+            hvd.alltoall(jnp.zeros(size), splits=given, name=f"splits {number}")
+    for number, root in enumerate((0.7, 0.0, "0", jnp.float32(0), None)):
+        with pytest.raises(EngineError, match="root_rank is a whole number, that of a rank"):
+            hvd.broadcast(jnp.zeros(size), root if rank == size - 1 else 0, name=f"root {number}")
+    assert hvd.alltoall(jnp.zeros(size), np.ones(size, np.uint8), name="small")[1].tolist() == [1] * size
+
+
 def test_programs_for_an_accelerator_are_refused() -> None:
     """As XLA would compile them where JAX has one; and a process in which JAX has nothing else."""
     program = jax.jit(lambda v: hvd.allreduce(v, name="on cuda"))

@@ -414,3 +414,17 @@ def test_what_one_rank_cannot_submit_is_told_to_the_others_in_its_words(rank: in
         hvd.alltoall(tf.zeros([size]), splits=splits, name="divided")
     assert not op.native or f"splits says how many rows go to each of {size} ranks" in str(error.value), error.value
     assert hvd.allreduce(tf.ones(2), op=engine.Sum).numpy().tolist() == [size, size]
+
+
+def test_splits_and_roots_that_are_no_whole_numbers_are_refused_on_all_ranks(rank: int, size: int) -> None:
+    """A cast would cut them: 1.9 rows would be 1."""
+    wrong = ([1.9] * size, [1.0] * size, np.ones(size), tf.ones([size]), [True] * size, ["1"] * size, [])
+    failures = (tf.errors.OpError, engine.errors.EngineError)
+    for number, splits in enumerate(wrong):
+        given = splits if rank == size - 1 else [1] * size
+        with pytest.raises(failures, match="splits holds whole numbers, one for each rank"):
+            hvd.alltoall(tf.zeros([size]), splits=given, name=f"splits {number}")
+    for number, root in enumerate((0.7, 0.0, "0", np.float32(0), None)):
+        with pytest.raises(failures, match="root_rank is a whole number, that of a rank"):
+            hvd.broadcast(tf.zeros([size]), root if rank == size - 1 else 0, name=f"root {number}")
+    assert hvd.alltoall(tf.zeros([size]), np.ones(size, np.uint8), name="small")[1].numpy().tolist() == [1] * size
