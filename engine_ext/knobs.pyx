@@ -26,6 +26,12 @@ KNOBS = {
 }
 
 
+cdef str numbers_of(tuple allowed):
+    """What a knob with these limits is, for an error."""
+    kind = "a whole number" if isinstance(allowed[0], int) else "a number"
+    return f"{kind} from {allowed[0]} to {allowed[1]}"
+
+
 cdef engine_knobs knobs_with(engine_knobs knobs, dict changes) except *:
     """`knobs`, changed as Python says. Raises ValueError or TypeError for what cannot be."""
     cdef dict values = knobs
@@ -38,9 +44,11 @@ cdef engine_knobs knobs_with(engine_knobs knobs, dict changes) except *:
                 raise ValueError(f"{name} is one of {', '.join(allowed)}, not {value!r}")
             values[name] = allowed.index(value)
         else:
+            if isinstance(value, bool) or not isinstance(value, int if isinstance(allowed[0], int) else (int, float)):
+                raise TypeError(f"{name} is {numbers_of(allowed)}, not a {type(value).__name__}")
+            if not allowed[0] <= value <= allowed[1]:       # nor does NaN lie there
+                raise ValueError(f"{name} is {numbers_of(allowed)}, not {value!r}")
             values[name] = type(allowed[0])(value)
-            if not allowed[0] <= values[name] <= allowed[1]:
-                raise ValueError(f"{name} is a number from {allowed[0]} to {allowed[1]}, not {value!r}")
     return values
 
 

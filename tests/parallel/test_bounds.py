@@ -42,14 +42,18 @@ for knob, value in {
             raise AssertionError(f"{knob} was taken")
     engine.barrier()  # The lock is free, and nothing has changed.
     assert native.knobs() == before
-for value in ("three", [], float("nan")):
-    for knob in ("fusion_threshold", "cycle_time_ms", "chunk_bytes"):
+nobodys = ("three", "1_000", "4096", b"4096", [], True, 1j, float("nan"), float("inf"), -1)
+for knob, values in {
+    "cycle_time_ms": nobodys, "fusion_threshold": (*nobodys, 65536.5, 65536.0), "chunk_bytes": (*nobodys, 65536.5, 65536.0),
+    "sockets_per_lane": (*nobodys, 1.5, 1.0), "stores": (1, None, ["auto"]), "compression": (b"none", True),
+}.items():
+    for value in values:
         try:
             native.set_knobs(**{knob: value})
-        except (ValueError, TypeError):
-            pass
+        except (ValueError, TypeError) as error:
+            assert knob in str(error), error
         else:
-            raise AssertionError(f"{knob} was taken")
+            raise AssertionError(f"{knob} = {value!r} was taken")
 # As text, as in the environment; None leaves a knob as it is.
 before = native.knobs()
 engine.set_knobs(chunk_bytes="64K", fusion_threshold="2 MiB", cycle_time_ms="1.5", stores=None)
