@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import math
 import os
@@ -163,8 +164,9 @@ def _factory(name: str) -> Factory:
     module, colon, attribute = name.partition(":")
     if not (module and colon and attribute):
         raise PolicyError(f"--policy takes {', '.join(['tuner', *POLICIES])} or module:factory, not {name!r}")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    with contextlib.suppress(FileNotFoundError):  # it has been removed, and no module is there
+        if os.getcwd() not in sys.path:
+            sys.path.insert(0, os.getcwd())
     try:
         factory = getattr(importlib.import_module(module), attribute)
     except ImportError as error:

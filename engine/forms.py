@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from . import readable
+from .host import machine
 from .host.patience import LONGEST
 
 Form = Callable[[Any], Any]
@@ -202,7 +203,10 @@ def path(value: Any) -> Path:
     """A path, made absolute."""
     if not isinstance(value, str | os.PathLike) or not str(value).strip() or "\0" in str(value):
         raise ValueError("a path")
-    return Path(os.path.abspath(os.path.expanduser(value)))
+    try:
+        return machine.absolute_path(value)
+    except FileNotFoundError as error:
+        raise ValueError(f"an absolute path, for {error.strerror}") from None
 
 
 def cache(value: Any) -> Path | Literal[False] | None:

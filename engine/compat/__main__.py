@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import runpy
 import sys
 from collections.abc import Sequence
 
 from .. import readable
+from ..host import machine
 from . import install, switch
 
 USAGE = "usage: python -m engine.compat (SCRIPT | -m MODULE) [arguments]"
@@ -38,9 +40,12 @@ def main(arguments: Sequence[str]) -> int:
     if as_module:
         runpy.run_module(program[0], run_name="__main__", alter_sys=True)
         return 0
-    script = os.path.abspath(program[0])
-    if not os.path.exists(script):
-        readable.show(f"python -m engine.compat: there is no file {program[0]!r} in {os.getcwd()}", file=sys.stderr)
+    try:
+        script = str(machine.absolute_path(program[0]))
+        if not os.path.exists(script):
+            raise FileNotFoundError(errno.ENOENT, f"there is no file {program[0]!r} in {machine.working_directory()}")
+    except FileNotFoundError as error:
+        readable.show(f"python -m engine.compat: {error.strerror}", file=sys.stderr)
         return 2
     if not sys.flags.safe_path:
         sys.path[0] = os.path.dirname(os.path.realpath(script))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+NO_DIRECTORY = "the working directory of this process has been removed: change to one that exists (cd)"
 
 
 @dataclass(frozen=True)
@@ -171,11 +174,42 @@ def free_port(address: str = "127.0.0.1") -> int:
     Returns
     -------
     int
-        The port. It is not held: rank 0 binds it.
+        The port. It is not held: rank 0 binds it, if its program uses it at all. Where this host has no such address,
+        because its loopback is down, it is free on all others.
+
+    Raises
+    ------
+    OSError
+        This host has no address, or this process no descriptor left; the text says so.
     """
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind((address, 0))
-        return int(probe.getsockname()[1])
+    for family, host in ((socket.AF_INET, address), (socket.AF_INET, ""), (socket.AF_INET6, "")):
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
+                probe.bind((host, 0))
+                return int(probe.getsockname()[1])
+        except OSError as error:
+            refused = error
+    raise OSError(refused.errno, f"no TCP port can be had on this host ({refused.strerror}): set its loopback up")
+
+
+def working_directory() -> Path:
+    """The working directory of this process.
+
+    Raises
+    ------
+    FileNotFoundError
+        It has been removed; the text says what to do.
+    """
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        raise FileNotFoundError(errno.ENOENT, NO_DIRECTORY) from None
+
+
+def absolute_path(path: str | os.PathLike[str]) -> Path:
+    """A path made absolute, with `~` for the home directory. Raises as `working_directory`, for a relative one."""
+    expanded = os.path.expanduser(path)
+    return Path(os.path.normpath(expanded if os.path.isabs(expanded) else working_directory() / expanded))
 
 
 def boot() -> str:

@@ -8,7 +8,6 @@ epoch left compares at its end.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ import keras
 
 from .. import logs, objects
 from ..errors import MismatchError
+from ..host import machine
 from ..process_sets import ProcessSet
 from .optimizer import is_distributed
 
@@ -170,4 +170,4 @@ def _written(callbacks: Sequence[Any]) -> list[str]:
     """The files that callbacks of this rank write, but for those that write on rank 0 alone."""
     writing = (each for each in callbacks if isinstance(each, _WRITING) and not getattr(each, "on_one_rank", False))
     found = [getattr(each, name, None) for each in writing for name in _FILES]
-    return [os.path.abspath(os.fspath(path)) for path in found if path]
+    return [str(machine.absolute_path(path)) for path in found if path]

@@ -101,7 +101,7 @@ class Agent:
         self.channel.send(
             "ready",
             hub=self.hub.getsockname()[1] if self.hub else 0,
-            port=machine.free_port(""),
+            port=spawn.find_port(""),
             address=address,
             summary=self.allotment.summary,
             processors=machine.facts().usable,

@@ -13,11 +13,10 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 from .. import readable
-from ..host import network, private_files, processes
+from ..host import machine, network, private_files, processes
 from ..host.patience import Patience
 from ..host.signals import read_signals
 from . import remote_files
@@ -64,7 +63,7 @@ def order(options: Options, job: Job, host: RemoteHost, environment: Mapping[str
         "job": asdict(job) | {"directory": str(job.directory), "settings": dict(job.settings)},
         "host": host.number,
         "name": host.name,
-        "cwd": str(Path.cwd()) if host.place.local or reach.directory is None else reach.directory,
+        "cwd": str(machine.working_directory()) if host.place.local or reach.directory is None else reach.directory,
         "environment": dict(environment),
         "command": options.command,
         "python": "" if host.place.local or not reach.python else sys.executable,

@@ -107,9 +107,13 @@ class JobRun:
                 "/proc does not show the processes of this job: it is missing, or that of another PID namespace; mount "
                 "it, as in 'unshare --pid --fork --mount-proc'"
             )
+        try:
+            here = machine.working_directory()  # that of the ranks, too
+        except FileNotFoundError as error:
+            raise LaunchError(error.strerror) from None
         chosen = load(options, os.environ)
         start = self._how(chosen)
-        if (hidden := shadowed(options.command, Path.cwd())) is not None:
+        if (hidden := shadowed(options.command, here)) is not None:
             self._say(hidden)
         if options.ignored:
             self._say(without_effect(options.ignored))
@@ -124,7 +128,7 @@ class JobRun:
                 size=options.size,
                 name=f"{os.getpid()}-{secrets.token_hex(8)}",
                 secret=secrets.token_hex(32),
-                port=machine.free_port(),
+                port=spawn.find_port(),
                 directory=directory,
                 settings=_settings(options, chosen) | metrics.settings,
                 horovod=options.horovod,
@@ -388,7 +392,7 @@ class JobRun:
                 leftovers.clear_old(Path(tempfile.gettempdir()))
                 directory = Path(tempfile.mkdtemp(prefix=leftovers.PREFIX))
             else:
-                directory = chosen.absolute()
+                directory = machine.absolute_path(chosen)
                 private_files.make_directory(directory, keep_mode=leftovers.holds_other_files(directory))
             lock = _lock(directory)
             leftovers.forget_records(directory)
@@ -425,7 +429,7 @@ def _settings(options: Options, chosen: Mapping[str, Any]) -> dict[str, str]:
     that is kept, and ranks wait for a silent host no longer than the launcher does."""
     ours = {}
     if options.directory is not None:
-        ours["autotune_log"] = str(options.directory.absolute() / "autotune.jsonl")
+        ours["autotune_log"] = str(machine.absolute_path(options.directory) / "autotune.jsonl")
     if options.elastic is not None:
         ours["host_silence"] = f"{options.elastic.silence:g}"
     return {variable(name): value for name, value in ours.items() if name not in chosen} | options.settings

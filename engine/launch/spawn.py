@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..host import linux, processes
+from ..host import linux, machine, processes
 from .child import Child
 from .errors import LaunchError
 from .plan import RankPlan
@@ -106,7 +106,7 @@ def find_command(command: Sequence[str], environment: Mapping[str, str]) -> str:
         mend = f"write 'python {name}'" if path.suffix == ".py" else f"run 'chmod +x {name}'"
         raise LaunchError(f"{name!r} is not executable: {mend}")
     if path.suffix == ".py" or "/" in name:
-        raise LaunchError(f"{name!r} does not exist (in {Path.cwd()}): check the path")
+        raise LaunchError(f"{name!r} does not exist (in {machine.working_directory()}): check the path")
     raise LaunchError(f"the command {name!r} is not found on PATH: check its spelling, or give its full path")
 
 
@@ -279,3 +279,11 @@ def _mend(error: OSError) -> str:
     if error.errno == errno.EMFILE:
         return "; raise 'ulimit -n'"
     return ""
+
+
+def find_port(address: str = "127.0.0.1") -> int:
+    """Find a free TCP port for `MASTER_PORT`, as `machine.free_port` does; a LaunchError says why there is none."""
+    try:
+        return machine.free_port(address)
+    except OSError as error:
+        raise LaunchError(error.strerror) from error

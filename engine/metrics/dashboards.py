@@ -9,6 +9,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from .. import readable
+from ..host import machine
 from .errors import MetricsError
 
 PLACE = "@DIRECTORY@"  # stands in a file for the directory of the files
@@ -81,7 +82,10 @@ def export(directory: Path, *, force: bool = False) -> tuple[list[Path], list[Pa
         A file with other content is there and `force` is not given: then nothing is written. Or the directory cannot
         be written to.
     """
-    root = directory.absolute()
+    try:
+        root = machine.absolute_path(directory)
+    except FileNotFoundError as error:
+        raise ExportError(error.strerror) from None
     if any(character in str(root) for character in '"\\\n$'):
         raise ExportError(f"the name {str(root)!r} has a character that Grafana's configuration cannot hold")
     wanted = {root / name: text.replace(PLACE, str(root)) for name, text in contents().items()}

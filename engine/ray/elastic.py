@@ -29,7 +29,7 @@ from ..compat.modules import installed
 from ..config import Config
 from ..elastic.places import Slot
 from ..forms import seconds
-from ..host import machine, private_files
+from ..host import private_files
 from ..launch import leftovers, remote_files
 from ..launch.console import Console
 from ..launch.elastic import Driver
@@ -41,6 +41,7 @@ from ..launch.options import Options
 from ..launch.plan import MOST_RANKS, Job
 from ..launch.reach import Reach
 from ..launch.remote import RemoteHost
+from ..launch.spawn import find_port
 from ..setting import read_variable
 from . import placement, ray_logger, seating
 from .porter import RayAgent
@@ -304,7 +305,7 @@ class _Run:
                 size=options.size,
                 name=f"ray-{secrets.token_hex(8)}",
                 secret=secrets.token_hex(32),
-                port=machine.free_port(),
+                port=find_port(),
                 directory=self._directory,
                 settings={"ENGINE_START_TIMEOUT": str(self._settings.timeout_s)},
                 horovod=options.horovod,

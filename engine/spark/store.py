@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 from typing import Any
 
+from ..host import machine
 from ..launch.errors import LaunchError
 
 __all__ = ["DBFSLocalStore", "FilesystemStore", "HDFSStore", "LocalStore", "Store"]
@@ -124,7 +124,7 @@ class LocalStore(FilesystemStore):
     @staticmethod
     def _normalized(path: str) -> str:
         """Executors have another working directory than the driver."""
-        return path if "://" in path else os.path.abspath(os.path.expanduser(path))
+        return path if "://" in path else str(machine.absolute_path(path))
 
 
 class HDFSStore(FilesystemStore):

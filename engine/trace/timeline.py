@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import readable
 from ..host import private_files
-from ..host.machine import boot
+from ..host.machine import absolute_path, boot
 from ..logs import logger
 from .flight import WORLD
 
@@ -65,7 +65,7 @@ def path_of(target: str | os.PathLike[str], rank: int, number: int | None = None
         raise ValueError("a timeline goes to NAME.json, or to a directory; the path is empty ('.' is this directory)")
     if "\0" in text:
         raise ValueError(f"a timeline cannot go to {text!r}: a path has no NUL")
-    path = Path(os.path.abspath(os.path.expanduser(text)))
+    path = absolute_path(text)
     if path.suffix == ".json" and not path.is_dir():
         return path.with_name(f"{path.stem}{'' if number is None else f'.world{number}'}.rank{rank}.json")
     return (path if number is None else path / f"{WORLD}{number}") / f"rank.{rank}.trace.json"

@@ -1,4 +1,4 @@
-"""System calls that Python may lack and systems may refuse, and what is read of a rank's stacks."""
+"""System calls that Python may lack and systems may refuse, hosts that lack what others have, and what is read of a rank's stacks."""
 
 from __future__ import annotations
 
@@ -6,13 +6,20 @@ import errno
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from engine.host import linux, stacks
+from engine import config
+from engine.errors import ConfigError
+from engine.host import linux, machine, stacks
+from engine.launch import cli, spawn
+from engine.launch.errors import LaunchError
 from engine.tuning.process import TunerError, TunerProcess
 
 
@@ -135,3 +142,52 @@ def test_who_asks_late_does_no_harm(tmp_path: Path) -> None:
     code += "signal.raise_signal(stacks.SIGNAL); print('lives')"
     done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=False)
     assert done.stdout == "lives\n", done.stderr
+
+
+@pytest.fixture
+def removed_directory(tmp_path: Path) -> Iterator[None]:
+    """This process works in a directory that is no more."""
+    before, gone = os.getcwd(), tmp_path / "gone"
+    gone.mkdir()
+    os.chdir(gone)
+    gone.rmdir()
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+@pytest.mark.usefixtures("removed_directory")
+def test_a_working_directory_that_was_removed_is_named_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("ENGINE_TIMELINE", "ENGINE_AUTOTUNE_LOG", "ENGINE_NCCL_LIBRARY"):
+        with pytest.raises(ConfigError, match=f"{name} is 'own'; expected .*working directory .* has been removed"):
+            config.load({name: "own"})
+        assert config.load({name: "/own/./file"})
+    commands = [["true"], ["--timeline=t.json", "true"], ["--output-dir=out", "true"], ["--min-np=1", "true"]]
+    for command in commands:
+        assert cli.main(["-np", "1", *command]) == 2
+        told = capsys.readouterr().err
+        assert "the working directory of this process has been removed" in told and told.count("\n") == 1, told
+
+
+@pytest.mark.parametrize("missing", [(), ("127.0.0.1",), ("127.0.0.1", "")])
+def test_a_free_port_is_found_on_a_host_without_a_loopback(
+    missing: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Socket(socket.socket):
+        def bind(self, address: Any) -> None:
+            if self.family == socket.AF_INET and address[0] in missing:
+                raise OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
+            super().bind(address)
+
+    monkeypatch.setattr(machine.socket, "socket", Socket)
+    assert 0 < machine.free_port() < 1 << 16
+
+
+def test_a_host_without_any_address_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> Any:
+        raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
+
+    monkeypatch.setattr(machine.socket, "socket", refuse)
+    with pytest.raises(LaunchError, match=r"no TCP port can be had on this host \(Address family not supported"):
+        spawn.find_port()
