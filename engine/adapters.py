@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from . import readable
 from .errors import UnsupportedTensorError
 from .frameworks.table import binding_of, bound_to
 
@@ -110,9 +111,9 @@ class ProtocolAdapter(NumpyAdapter):
                 return np.from_dlpack(tensor)
             return np.asarray(memoryview(tensor))
         except (TypeError, ValueError, BufferError, RuntimeError) as error:
-            kind = type(tensor)
+            kind, told = type(tensor), readable.exception_text(error)
             raise UnsupportedTensorError(
-                f"{kind.__module__}.{kind.__qualname__} does not lend its memory as the engine needs it: {error}"
+                f"{kind.__module__}.{kind.__qualname__} does not lend its memory as the engine needs it: {told}"
             ) from error
 
     def input(self, tensor: Any) -> Any:

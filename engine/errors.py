@@ -34,6 +34,8 @@ from engine_ext.errors import (
     WorldError,
 )
 
+from . import readable
+
 __all__ = [
     "ArgumentError",
     "CalledOff",
@@ -103,7 +105,7 @@ def of(exception: BaseException | None) -> EngineError | None:
         seen.add(id(exception))
         if isinstance(exception, EngineError):
             return exception
-        told = _TOLD.search(str(exception))
+        told = _TOLD.search(readable.exception_text(exception))
         if told is not None:
             return _made(_BY_NAME[told[1]], told[2])
         exception = exception.__cause__ or exception.__context__

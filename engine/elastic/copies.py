@@ -15,6 +15,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from .. import readable
+
 Memory = npt.NDArray[np.uint8]
 
 _ALIGNMENT = 64  # bytes
@@ -193,7 +195,8 @@ def take(values: Mapping[str, Any], kind: Arrays, find_memory: Callable[[int], M
         try:
             pickler.dump(value)
         except Exception as error:  # whatever a `__reduce__` may raise
-            raise TypeError(f"{name!r}, of type {type(value).__qualname__}, cannot be kept: {error}") from error
+            told = readable.exception_text(error)
+            raise TypeError(f"{name!r}, of type {type(value).__qualname__}, cannot be kept: {told}") from error
     places: list[Place] = []
     for array in pickler.arrays:
         places.append(kind.place(array, -(-extent((*places[-1:],)) // _ALIGNMENT) * _ALIGNMENT))

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from .. import freezing
+from .. import freezing, readable
 from ..config import Config
 from ..errors import DeviceError, MismatchError, WorldError
 from ..host.patience import Patience
@@ -143,7 +143,7 @@ class FrozenPass:
         except DeviceError as error:
             why = str(error)
         except Exception as error:  # A defect, or no memory: the others must hear of it.
-            why, failure = f"{type(error).__name__}: {error}", error
+            why, failure = readable.whole_exception(error), error
         told: list[tuple[str, str]] = freezing.tell((gave, why))
         if failure is not None:
             raise failure

@@ -319,7 +319,7 @@ class _Opening:
         except DeviceError as error:
             own = {FAILED: str(error)}
         except Exception as error:  # A defect, or no memory: the others must hear of it.
-            own, failure = {FAILED: f"{type(error).__name__}: {error}"}, error
+            own, failure = {FAILED: readable.whole_exception(error)}, error
         self.seconds[step] = time.perf_counter() - begun
         told = self._exchange(step, json.dumps(own).encode())
         if failure is not None:
@@ -399,7 +399,7 @@ class _Joining(_Opening):
         except WorldError:
             raise
         except BaseException as error:
-            self.engine.abort(f"the GPUs of a process set were not connected: {str(error) or type(error).__name__}")
+            self.engine.abort(f"the GPUs of a process set were not connected: {readable.exception(error)}")
             raise
 
     def _identify(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from .. import bounded_reader
+from .. import bounded_reader, readable
 from . import yaml_files
 from .errors import LaunchError
 
@@ -154,4 +154,4 @@ def _read(path: Path) -> Any:
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+    return " ".join(readable.exception_text(error).split())

@@ -90,9 +90,11 @@ def _first(failed: dict[int, BaseException], standings: Sequence[Standing]) -> B
     where = f"rank {rank} of {len(standings)} failed first, on {standings[rank]}"
     error = failed.get(rank)
     if isinstance(error, RayActorError) and not isinstance(error, RayTaskError):
-        return JobError(f"{where}{because}. Its process ended: {error}", rank)
+        return JobError(f"{where}{because}. Its process ended: {readable.exception_text(error)}", rank)
     if error is not None:  # The user's own; Ray gives one of its own classes as it was raised.
         error.add_note(f"{where}{because}")
         return error
     told = next(iter(failed.values()))
-    return JobError(f"{where}{because}. Ray has not told of it for {GRACE:g} s, but they say: {told}", rank)
+    return JobError(
+        f"{where}{because}. Ray has not told of it for {GRACE:g} s, but they say: {readable.exception_text(told)}", rank
+    )

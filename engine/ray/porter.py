@@ -18,6 +18,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from .. import readable
 from ..launch.channel import READ_BYTES, Channel
 from ..launch.hosts import Place
 from ..launch.remote import PATIENCE, RemoteHost
@@ -175,7 +176,7 @@ class RayAgent(RemoteHost):
             if code is not None:
                 self._ended_how = f"ended ({describe(code)})"
         except RayError as error:
-            self._ended_how = f"is gone: {str(error).strip().splitlines()[0]}"
+            self._ended_how = f"is gone: {readable.exception(error)}"
         except OSError:
             self._ended_how = "was given up"
         finally:

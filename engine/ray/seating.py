@@ -13,6 +13,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
+from .. import readable
 from ..compat.modules import installed
 from ..launch.errors import LaunchError
 from ..launch.plan import Crew, Job
@@ -53,7 +54,9 @@ def answers(refs: Sequence[ray.ObjectRef[Any]], seconds: float, doing: str) -> l
             try:
                 ray.get(ref)
             except RayError as error:
-                raise LaunchError(f"process {refs.index(ref)} of {len(refs)} failed to {doing}: {error}") from error
+                raise LaunchError(
+                    f"process {refs.index(ref)} of {len(refs)} failed to {doing}: {readable.exception_text(error)}"
+                ) from error
     return list(ray.get(list(refs)))
 
 

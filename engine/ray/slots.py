@@ -18,6 +18,7 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from .. import readable
 from ..logs import logger
 from .settings import Hosts
 
@@ -135,9 +136,9 @@ class Slots:
                 self._look()
                 trouble = ""
             except Exception as error:  # of Ray's, or of the user's discovery: the last answer counts
-                if str(error) != trouble:
-                    trouble = str(error)
-                    logger.warning("the slots of the cluster cannot be told, the last answer counts: %s", error)
+                if (told := readable.exception(error)) != trouble:
+                    trouble = told
+                    logger.warning("the slots of the cluster cannot be told, the last answer counts: %s", told)
             with self._looked:
                 self._looks += 1
                 self._looked.notify_all()

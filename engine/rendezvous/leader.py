@@ -250,4 +250,4 @@ class Leader(Between):
 
 def _text(error: Exception) -> str:
     """What went wrong, as the system calls it."""
-    return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+    return (isinstance(error, OSError) and error.strerror) or readable.exception_text(error) or type(error).__name__

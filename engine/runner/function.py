@@ -21,6 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from .. import readable
 from ..compat.modules import installed
 from ..host import private_files
 from ..launch import leftovers
@@ -190,11 +191,14 @@ def _dumps(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
     used = pickler()
     hint = "" if used is not pickle else ": 'pip install cloudpickle', or put it into a module that ranks can import"
     if hint and getattr(func, "__module__", "__main__") == "__main__":
-        raise TypeError(f"engine.run cannot hand {func!r} to the ranks, it belongs to the main script{hint}")
+        raise TypeError(
+            f"engine.run cannot hand {readable.quoted(func)} to the ranks, it belongs to the main script{hint}"
+        )
     try:
         data: bytes = used.dumps((func, tuple(args), kwargs))
-    except (pickle.PicklingError, TypeError, AttributeError) as error:
-        raise TypeError(f"engine.run cannot pickle {func!r} or its arguments ({error}){hint}") from error
+    except Exception as error:  # whatever a `__reduce__` may raise
+        told = f"engine.run cannot pickle {readable.quoted(func)} or its arguments"
+        raise TypeError(f"{told} ({readable.exception(error)}){hint}") from error
     return data
 
 

@@ -226,7 +226,7 @@ class _Job:
         found = self._verdict({**lost, **told}, began) if failed else None
         if found is not None and found.rank not in lost:
             return found
-        said = re.search(f"{re.escape(FIRST)}(.*?){re.escape(LAST)}", str(error), re.DOTALL)
+        said = re.search(f"{re.escape(FIRST)}(.*?){re.escape(LAST)}", readable.exception_text(error), re.DOTALL)
         if said is not None:
             number = re.search(r"rank (\d+)", said[1])
             return JobError(said[1], int(number[1]) if number else None)
@@ -282,10 +282,11 @@ def session_of(spark: Any = None) -> Any:
 
 def reason(error: Exception) -> str:
     """The line of Spark's exception that says why it has ended a job, without the stack."""
-    text = str(error)
+    text = readable.exception_text(error)
     found = re.search(r"Job aborted due to stage failure: ([^\n]*)|([^\n]*(?:ExecutorLost|cancelled)[^\n]*)", text)
-    line = (found[1] or found[2]) if found else next((line for line in text.splitlines() if line.strip()), repr(error))
-    return line.strip()
+    if found:
+        return (found[1] or found[2]).strip()
+    return next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
 
 
 def _result(records: Mapping[int, Record], rank: int) -> Any:
@@ -307,8 +308,9 @@ def dumps(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 
     try:
         data: bytes = cloudpickle.dumps((fn, tuple(args), dict(kwargs or {})))
-    except (pickle.PicklingError, TypeError, AttributeError) as error:
-        raise TypeError(f"engine.spark.run cannot pickle {fn!r} or its arguments ({error})") from error
+    except Exception as error:  # whatever a `__reduce__` may raise
+        told = f"engine.spark.run cannot pickle {readable.quoted(fn)} or its arguments"
+        raise TypeError(f"{told} ({readable.exception(error)})") from error
     return data
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from pyspark.ml.param import Param, Params, TypeConverters
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLReader, MLWritable, MLWriter
 
-from .. import __version__
+from .. import __version__, readable
 from ..launch.errors import LaunchError
 
 OBJECTS = "objects"  # the directory of the pickle
@@ -99,7 +99,6 @@ class _Reader(DefaultParamsReader[Any]):
         except Exception as error:
             if version == __version__:
                 raise
-            raise LaunchError(
-                f"{path} was saved by version {version or 'unknown'}, and {__version__} cannot load it: {error}"
-            ) from error
+            told = f"{path} was saved by version {version or 'unknown'}, and {__version__} cannot load it"
+            raise LaunchError(f"{told}: {readable.exception(error)}") from error
         return stage

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .. import readable
 from ..host import network, private_files, processes
 from ..host.patience import Patience
 from ..host.signals import caught
@@ -124,7 +125,7 @@ def serve(orders: Orders, batches: Iterable[Any]) -> Iterator[pa.RecordBatch]:
         try:
             record = Keeper(orders, place, card.name, channel).run(hub)
         except Exception as error:
-            why = error if isinstance(error, LaunchError) else f"{type(error).__name__}: {error}"
+            why = error if isinstance(error, LaunchError) else readable.whole_exception(error)
             raise RankFailedError(f"{FIRST}rank {place.rank} on {card.name} cannot be run: {why}{LAST}") from error
     if channel is None and record.end.failed:
         _leave_the_first_word(record)

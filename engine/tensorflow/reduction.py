@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from .. import objects
+from .. import objects, readable
 from ..compression import Scheme, resolve
 from ..errors import EngineError, WorldError
 from ..frameworks.agreement import compares, next_number, unique_names
@@ -171,7 +171,7 @@ class Reduction:
             if tf.executing_eagerly():
                 raise
             # What traces a function replaces exceptions of other classes than Python's and TensorFlow's.
-            told = f"{type(error).__name__}: {error}"
+            told = readable.whole_exception(error)
             kind = tf.errors.AbortedError if isinstance(error, WorldError) else tf.errors.FailedPreconditionError
             raise kind(None, None, told) from error
 

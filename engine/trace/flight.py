@@ -12,6 +12,7 @@ from pathlib import Path
 from time import monotonic, time
 from typing import TYPE_CHECKING, Any
 
+from .. import readable
 from ..bounded_reader import natural
 from ..host import private_files
 
@@ -135,7 +136,7 @@ def snapshot(engine: core.Engine, sets: dict[int, core.Engine], reason: str) -> 
         "pid": os.getpid(),
         "reason": reason,
         **now(engine),
-        "failure": None if failure is None else f"{type(failure).__name__}: {failure}",
+        "failure": None if failure is None else readable.whole_exception(failure),
         **_told(engine),
         "process_sets": [{"id": number, "members": list(each.numbers), **_told(each)} for number, each in sets.items()],
     }

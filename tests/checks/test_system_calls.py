@@ -39,6 +39,16 @@ def test_calls_that_some_builds_of_python_lack_go_through_host_linux() -> None:
     assert found == set()
 
 
+# Where the working directory is asked for without `machine.working_directory`: outside of the engine, or not relative.
+DIRECTORIES = {"engine/host/machine.py", "engine/compat/startup/sitecustomize.py", "autotune/policies.py"}
+
+
+def test_a_working_directory_that_was_removed_has_an_error_in_one_place() -> None:
+    asks = (".getcwd", ".cwd", ".abspath", ".absolute")
+    found = {name for name, tree in SOURCES.items() for call in calls(tree) if ast.unparse(call.func).endswith(asks)}
+    assert found == DIRECTORIES
+
+
 def test_processes_are_waited_for_with_a_limit() -> None:
     """A process in an uninterruptible wait ends neither by SIGKILL nor by anything else."""
     found = {
@@ -106,6 +116,49 @@ def test_a_call_that_makes_a_file_is_known_as_one() -> None:
         call = ast.parse(text, mode="eval").body
         assert isinstance(call, ast.Call)
         assert makes_files(call) == (text in makes), text
+
+
+BROAD = {"Exception", "BaseException"}
+
+
+def tells_exception(node: ast.AST, names: set[str]) -> bool:
+    """Whether a node makes text of one of these variables, of which `__str__` is somebody else's code."""
+    value = None
+    if isinstance(node, ast.FormattedValue):
+        value = node.value
+    elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("str", "repr") and node.args:
+        value = node.args[0]
+    return isinstance(value, ast.Name) and value.id in names
+
+
+def exceptions_of(node: ast.AST) -> set[str]:
+    """The names that a handler or a function gives to exceptions of any kind."""
+    if isinstance(node, ast.ExceptHandler):
+        kinds, names = [node.type], [node.name]
+    elif isinstance(node, ast.FunctionDef):
+        given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+        kinds, names = [each.annotation for each in given], [each.arg for each in given]
+    else:
+        return set()
+    return {
+        name
+        for kind, name in zip(kinds, names, strict=True)
+        if name and kind and BROAD & {each.id for each in ast.walk(kind) if isinstance(each, ast.Name)}
+    }
+
+
+def test_exceptions_of_any_kind_are_told_by_readable() -> None:
+    """Whose text cannot be made, because `__str__` raises, is told all the same."""
+    found = {
+        f"{name}:{inner.lineno}"
+        for name, tree in SOURCES.items()
+        if name != "engine/readable.py"
+        for node in ast.walk(tree)
+        if (names := exceptions_of(node))
+        for inner in ast.walk(node)
+        if tells_exception(inner, names)
+    }
+    assert found == set()
 
 
 # Connections of scrapers, who ask again; and the tuner's process, which imports nothing of the engine.

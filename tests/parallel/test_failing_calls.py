@@ -44,6 +44,35 @@ class Broken(engine.Compressor):
         return tensor
 
 
+class Unspeakable(Exception):
+    """An exception whose text cannot be made."""
+
+    def __str__(self) -> str:
+        raise KeyError("no text")
+
+    __repr__ = __str__
+
+
+class Unspoken(Broken):
+    """A compressor that raises such a one."""
+
+    @staticmethod
+    def compress(tensor: Any) -> Any:
+        if engine.rank() == ODD:
+            raise Unspeakable
+        return tensor, None
+
+
+class Odd(Broken):
+    """A compressor that raises a text with a zero byte and half of a surrogate pair."""
+
+    @staticmethod
+    def compress(tensor: Any) -> Any:
+        if engine.rank() == ODD:
+            raise RuntimeError("odd \0 \udcff text")
+        return tensor, None
+
+
 def common(name: str | None) -> Any:
     return engine.allreduce(ones(), engine.Sum, name)
 
@@ -67,6 +96,11 @@ CALLS: dict[str, tuple[Call, Call, str]] = {
         lambda name: engine.allreduce(ones(), engine.Sum, name, compression=Broken),
         lambda name: engine.allreduce(ones(), engine.Sum, name, compression=Broken),
         "no room for a copy",
+    ),
+    "a compressor with odd words": (
+        lambda name: engine.allreduce(ones(), engine.Sum, name, compression=Odd),
+        lambda name: engine.allreduce(ones(), engine.Sum, name, compression=Odd),
+        "odd ",
     ),
     "a root": (
         lambda name: engine.broadcast(ones(), -1, name),
@@ -154,6 +188,17 @@ def test_a_call_that_fails_on_one_rank_fails_on_all(title: str, rank: int) -> No
         else:
             error = told(lambda name=name: others(name), f"was not done: rank {ODD} failed at ")
             assert text in error and f"{HERE}:" in error and (name or ".noname.") in error, error
+    in_step()
+
+
+def test_a_failure_whose_text_cannot_be_made_is_told_by_its_class(rank: int) -> None:
+    for name in (None, "unspoken", "unspoken"):
+        if rank == ODD:
+            with pytest.raises(Unspeakable):
+                engine.allreduce(ones(), engine.Sum, name, compression=Unspoken)
+        else:
+            error = told(lambda name=name: engine.allreduce(ones(), engine.Sum, name, compression=Unspoken))
+            assert "Unspeakable: (its text cannot be made: KeyError)" in error, error
     in_step()
 
 

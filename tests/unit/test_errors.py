@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from engine import errors
+from engine.elastic import copies
+from engine.runner import function
 
 
 class FrameworkError(Exception):
@@ -28,6 +30,36 @@ def test_the_end_of_the_world_names_who_is_to_blame() -> None:
     found = errors.of(raised("ABORTED: RankDiedError: rank 12 died: killed by signal 9"))
     assert isinstance(found, errors.RankDiedError)
     assert (found.rank, found.cause) == (12, "died")
+
+
+class Unspeakable(Exception):
+    """An exception whose text cannot be made."""
+
+    def __str__(self) -> str:
+        raise KeyError("no text")
+
+    __repr__ = __str__
+
+
+def test_an_exception_without_a_text_is_looked_through() -> None:
+    error = Unspeakable()
+    assert errors.of(error) is None
+    error.__cause__ = errors.ConfigError("no")
+    assert errors.of(error) is error.__cause__
+
+
+def test_what_cannot_be_pickled_is_named_whatever_it_raises() -> None:
+    class Closed:
+        def __reduce__(self) -> str:
+            raise Unspeakable
+
+        __repr__ = __reduce__
+
+    told = r"Unspeakable: \(its text cannot be made: KeyError\)"
+    with pytest.raises(TypeError, match=rf"engine.run cannot pickle .*{told}"):
+        function._dumps(print, (Closed(),), {})
+    with pytest.raises(TypeError, match=r"'it', of type .*Closed, cannot be kept: \(its text cannot be made"):
+        copies.take({"it": Closed()}, copies.NUMPY, copies.NUMPY.memory)
 
 
 def test_an_exception_of_the_engine_is_itself() -> None:
