@@ -44,7 +44,7 @@ for knob, value in {
     assert native.knobs() == before
 nobodys = ("three", "1_000", "4096", b"4096", [], True, 1j, float("nan"), float("inf"), -1)
 for knob, values in {
-    "cycle_time_ms": nobodys, "fusion_threshold": (*nobodys, 65536.5, 65536.0), "chunk_bytes": (*nobodys, 65536.5, 65536.0),
+    "cycle_time_ms": nobodys, "fusion_threshold": (*nobodys, 65536.5, 65536.0), "chunk_bytes": (*nobodys, 65536.5),
     "sockets_per_lane": (*nobodys, 1.5, 1.0), "stores": (1, None, ["auto"]), "compression": (b"none", True),
 }.items():
     for value in values:

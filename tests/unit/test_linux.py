@@ -1,4 +1,4 @@
-"""System calls that Python may lack and systems may refuse, hosts that lack what others have, and what is read of a rank's stacks."""
+"""System calls that Python may lack and systems may refuse, what hosts may lack, and what a rank's stacks tell."""
 
 from __future__ import annotations
 
