@@ -55,7 +55,8 @@ def _world() -> World:
     found = runtime.inside()
     if found is not None:
         return found.world
-    if (imported := runtime.imported()) is not None:
+    imported = runtime.imported()  # no walrus: autograph of TensorFlow, which reads this in a function, knows none
+    if imported is not None:
         return imported
     return _world_of_worker() if multiprocessing.parent_process() is not None else runtime.current().world
 

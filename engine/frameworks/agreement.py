@@ -75,11 +75,26 @@ def order_suffix(names: Sequence[str]) -> str:
     return "" if compares() else f":{zlib.crc32(chr(0).join(names).encode()):08x}"
 
 
+def places_of(order: Iterable[str], names: Sequence[str]) -> list[int]:
+    """Places among `names` of the same names in an order."""
+    places = {name: place for place, name in enumerate(names)}
+    return [places[name] for name in order]
+
+
+def in_groups(names: Sequence[str], groups: Iterable[Sequence[int]] | None) -> list[str]:
+    """For each name the end of a description that tells its group, by the first of its names; empty without one."""
+    ends = [""] * len(names)
+    for group in groups or ():
+        for place in group:
+            ends[place] = f" in the group of {min(names[each] for each in group)!r}"
+    return ends
+
+
 class Pairing:
     """The order in which the ranks of a process set go through things that have names.
 
-    They are compared when these names come for the first time in a world. Ranks whose own orders differ, as those of a
-    `set` or a `dict` may, all take that of the first rank.
+    They are compared when these names come for the first time in a world, in whatever order. Ranks whose own orders
+    differ, as those of a `set` or a `dict` may, all take that of the first rank, also where an order changes later.
 
     Parameters
     ----------
@@ -89,7 +104,7 @@ class Pairing:
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._orders: weakref.WeakKeyDictionary[Numbers, dict[tuple[str, ...], list[int]]] = weakref.WeakKeyDictionary()
+        self._orders: weakref.WeakKeyDictionary[Numbers, dict[frozenset[str], list[str]]] = weakref.WeakKeyDictionary()
 
     def order(self, names: Sequence[str], describe: Callable[[], objects.Described]) -> list[int]:
         """Places among `names` in the order of all ranks. Collective for names that are new.
@@ -106,13 +121,13 @@ class Pairing:
         MismatchError
             Names, descriptions or options differ between ranks; all ranks raise it.
         """
+        if not compares():
+            return list(range(len(names)))
         known = self._orders.setdefault(self._options.process_set.numbers, {})
-        key = tuple(names)
+        key = frozenset(names)
         if key not in known:
-            places = {name: place for place, name in enumerate(names)}
-            agreed = expect_agreement(self._options, describe()) if compares() else names
-            known[key] = [places[name] for name in agreed if name in places]
-        return known[key]
+            known[key] = [name for name in expect_agreement(self._options, describe()) if name in key]
+        return places_of(known[key], names)
 
 
 def claim_name(options: Options) -> tuple[int, str]:

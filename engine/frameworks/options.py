@@ -124,7 +124,7 @@ class Options:
             f"op={self.op.name.title()} compression={_described(self.compression)} "
             f"backward_passes_per_step={self.passes} average_aggregated_gradients={self.average_passes} "
             f"sparse_as_dense={self.sparse_as_dense} "
-            f"gradient_as_bucket_view={self.views}"
+            f"gradient_as_bucket_view={self.views}{f' num_groups={self.num_groups}' if self.num_groups else ''}"
         )
 
 

@@ -10,13 +10,14 @@ import optax
 from jax import numpy as jnp
 
 from ..compression import Compression, Scheme
-from ..frameworks.agreement import Pairing, claim_name, order_suffix, unique_names
+from ..frameworks.agreement import Pairing, claim_name, order_suffix
 from ..frameworks.options import Options
 from ..process_sets import ProcessSet, global_process_set
 from ..types import Adasum, Average
 from .adapter import JaxAdapter as _JaxAdapter  # noqa: F401  (registers jax.Array)
 from .outermost import expect_outermost
 from .reduce import reduce_arrays
+from .state import path_names
 
 _REDUCES = "engine_reduces"  # marks the `update` of what `distributed` has made of an optimizer
 
@@ -171,7 +172,7 @@ def _reducing(options: Options) -> optax.GradientTransformation:
             return updates, state  # This rank trains by itself.
         named, tree = jax.tree_util.tree_flatten_with_path(updates)
         leaves = [leaf for _, leaf in named]
-        names = unique_names(jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in named)
+        names = path_names([path for path, _ in named])
         order = pairing.order(names, lambda: dict(zip(names, map(_describe, leaves), strict=True)))
         sent = [k for k in order if leaves[k].dtype != jax.dtypes.float0]
         if sent:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,6 +14,7 @@ from .. import objects, place, runtime
 from ..collectives import broadcast_async
 from ..errors import UnsupportedTensorError
 from ..failures import announce
+from ..frameworks.agreement import unique_names
 from ..host.patience import Patience
 from ..process_sets import ProcessSet, global_process_set
 from .adapter import expect_host
@@ -26,8 +29,8 @@ def broadcast_pytree(tree: Any, root_rank: int = 0, process_set: ProcessSet = gl
     Parameters
     ----------
     tree : pytree
-        With the same paths, dtypes and shapes on all ranks, in whatever order. Its arrays may be of JAX or NumPy; other
-        leaves travel pickled.
+        With the same paths, dtypes and shapes on all ranks, in whatever order. Its arrays may be of JAX or NumPy. Other
+        leaves travel pickled, and so do arrays of dtypes that the engine does not take, such as int4 and strings.
     root_rank : int
         Whose values.
     process_set : ProcessSet, optional
@@ -51,6 +54,7 @@ def broadcast_pytree(tree: Any, root_rank: int = 0, process_set: ProcessSet = gl
         named, structure = _flat(tree)
         sent = {path: _plain(path, leaf) for path, leaf in named.items() if _is_array(leaf)}
         described = {path: (objects.describe(path, sent[path]) if path in sent else "object", 0) for path in named}
+        sent = {path: plain for path, plain in sent.items() if _is_taken(plain.dtype)}
     except Exception as error:
         announce(process_set, "allgather", None, error)  # The others submit an allgather here.
         raise
@@ -122,13 +126,33 @@ def _plus_one(number: Any) -> Any:
 
 
 def _flat(tree: Any) -> tuple[dict[str, Any], Any]:
-    """Leaves by their paths, and the structure."""
+    """Leaves by their paths, each once, and the structure."""
     named, structure = jax.tree_util.tree_flatten_with_path(tree)
-    return {jax.tree_util.keystr(path): leaf for path, leaf in named}, structure
+    names = unique_names(jax.tree_util.keystr(path) for path, _ in named)
+    return dict(zip(names, (leaf for _, leaf in named), strict=True)), structure
+
+
+def path_names(paths: Sequence[Any]) -> list[str]:
+    """Names of the leaves at these paths, each once, in whatever order they are.
+
+    They are short, such as `layer/bias`. Those that would be alike, as of the keys `1` and `"1"`, are written as in
+    Python.
+    """
+    short = [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
+    counts = Counter(short)
+    return unique_names(
+        name if counts[name] == 1 else jax.tree_util.keystr(path) for name, path in zip(short, paths, strict=True)
+    )
 
 
 def _is_array(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array | np.ndarray | np.generic)
+
+
+def _is_taken(dtype: Any) -> bool:
+    """Whether arrays of a dtype are sent as they are, and not pickled."""
+    kind = np.dtype(dtype)
+    return kind == jax.numpy.bfloat16 or (kind.kind in "biufc" and kind.itemsize <= (16 if kind.kind == "c" else 8))
 
 
 def _is_key(leaf: Any) -> bool:

@@ -72,10 +72,12 @@ def begin(callback: Any) -> None:
     if first is not callback or not process_set.included():
         return
     _advise(callbacks)
-    told = (callback.params or {}).get("steps"), (callback.params or {}).get("epochs"), _written(callbacks)
-    everyone = gather_by_rank(told, process_set)
-    _expect_equal_steps({rank: (steps, epochs) for rank, (steps, epochs, _) in everyone.items()})
-    _expect_own_files({rank: files for rank, (_, _, files) in everyone.items()})
+    known = callback.params or {}
+    at_once = getattr(callback.model, "steps_per_execution", 1)
+    everyone = gather_by_rank((known.get("steps"), known.get("epochs"), at_once, _written(callbacks)), process_set)
+    _expect_equal_steps({rank: (steps, epochs) for rank, (steps, epochs, _, _) in everyone.items()})
+    _expect_equal_programs({rank: at_once for rank, (_, _, at_once, _) in everyone.items()})
+    _expect_own_files({rank: files for rank, (_, _, _, files) in everyone.items()})
     callback._compares_epoch_in = process_set
 
 
@@ -150,6 +152,16 @@ def _expect_equal_steps(told: dict[int, tuple[int | None, int | None]]) -> None:
         raise MismatchError(
             f"fit() would take different numbers of steps on the ranks, and a step needs all of them ({said}). Give "
             "each rank equally many samples and epochs, or fit(steps_per_epoch=N) with an N that all have"
+        )
+
+
+def _expect_equal_programs(told: dict[int, int]) -> None:
+    """Raise MismatchError if one program of the ranks would take different numbers of steps."""
+    if len(set(told.values())) > 1:
+        said = ", ".join(f"rank {rank}: {steps}" for rank, steps in told.items())
+        raise MismatchError(
+            f"compile() was given different steps_per_execution on the ranks ({said}), and the gradients of one step "
+            "would not meet: give it the same number on all ranks"
         )
 
 

@@ -6,6 +6,7 @@ of its own has a number, too; ranks that built other models before have to name 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,7 +35,8 @@ def optimizer_names(optimizer: Any, variables: Sequence[Any] | None = None) -> l
     """Names of an optimizer's variables.
 
     Keras writes the path of a trained variable, with underscores, before what the optimizer remembers of it. The name
-    has that variable's name of `names_of` in its place.
+    has that variable's name of `names_of` in its place. Of variables that are alike with underscores, such as
+    `a/b_c/kernel` and `a_b/c/kernel`, an optimizer has its own in the order of these.
 
     Parameters
     ----------
@@ -44,10 +46,12 @@ def optimizer_names(optimizer: Any, variables: Sequence[Any] | None = None) -> l
         By default all that it has.
     """
     trained = list(getattr(optimizer, "_trainable_variables", None) or _trained_inside(optimizer))
-    paths = [_path(each).replace("/", "_").replace(":", "_") for each in trained]
-    known = dict(zip(paths, names_of(trained), strict=True))
+    known: dict[str, list[str]] = {}
+    for each, name in zip(trained, names_of(trained), strict=True):
+        known.setdefault(_path(each).replace("/", "_").replace(":", "_"), []).append(name)
+    seen: Counter[str] = Counter()
     found = optimizer.variables if variables is None else variables
-    return unique_names(_slot_name(_path(each), known) for each in found)
+    return unique_names(_slot_name(_path(each), known, seen) for each in found)
 
 
 def named_variables(model: Any) -> dict[str, Any]:
@@ -73,12 +77,17 @@ def _trained_inside(optimizer: Any) -> Sequence[Any]:
     return [] if inner is None else getattr(inner, "_trainable_variables", [])
 
 
-def _slot_name(path: str, known: dict[str, str]) -> str:
-    """The name of what an optimizer remembers of one of the `known` variables, or of itself."""
+def _slot_name(path: str, known: dict[str, list[str]], seen: Counter[str]) -> str:
+    """The name of what an optimizer remembers of one of the `known` variables, or of itself.
+
+    `seen` counts paths, and is counted up.
+    """
     own = path.rpartition("/")[2]
+    seen[own] += 1
     variable = own
     while variable:
         variable, _, _ = variable.rpartition("_")
         if variable in known:
-            return f"{known[variable]}{own[len(variable) :]}"
+            names = known[variable]
+            return f"{names[(seen[own] - 1) % len(names)]}{own[len(variable) :]}"
     return own

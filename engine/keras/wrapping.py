@@ -15,7 +15,7 @@ import numpy as np
 
 from .. import objects
 from ..compression import Scheme, resolve
-from ..frameworks.agreement import Pairing, claim_name, compares
+from ..frameworks.agreement import Pairing, claim_name, compares, in_groups
 from ..frameworks.first_step import FirstStep
 from ..frameworks.options import Options
 from ..process_sets import Numbers
@@ -178,10 +178,11 @@ class Wrapping:
         """What ranks compare before they reduce: the variables by name, and the optimizer's settings."""
         local = self.local.ids()
         described = {}
-        for name, gradient, variable in zip(names, gradients, variables, strict=True):
+        ends = in_groups(names, self._groups(variables))
+        for name, gradient, variable, end in zip(names, gradients, variables, ends, strict=True):
             text = f"{keras.backend.standardize_dtype(variable.dtype)}{list(variable.shape)}"
             how = " that is local" if id(variable) in local else " without a gradient" if gradient is None else ""
-            described[name] = text + how, 0
+            described[name] = text + how + end, 0
         optimizer = self._optimizer()
         return described if optimizer is None else described | _settings_of(optimizer)
 

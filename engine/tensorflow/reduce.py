@@ -126,7 +126,7 @@ def _buckets(
         return []
     if groups is not None:
         known = set(others)
-        chosen = [[k for k in group if k in known] for group in groups]
+        chosen = [sorted(known.intersection(group)) for group in groups]  # in one order on all ranks
         rest = known.difference(*chosen)
         return sorted([*filter(None, chosen), *([k] for k in rest)], key=max, reverse=True)
     if num_groups:

@@ -12,7 +12,7 @@ import tensorflow as tf
 from .. import objects, readable
 from ..compression import Scheme, resolve
 from ..errors import EngineError, WorldError
-from ..frameworks.agreement import compares, next_number, unique_names
+from ..frameworks.agreement import compares, in_groups, next_number, places_of, unique_names
 from ..frameworks.options import Options
 from ..process_sets import Numbers
 from . import op
@@ -20,8 +20,8 @@ from .call import number_of
 from .names import key_of, name_of, once_in_graph
 from .reduce import reduce_gradients
 
-# The number of an optimizer, and the places of the variables in the order of all ranks, by the variables' names.
-_Numbers = dict[tuple[str, ...], tuple[int, list[int]]]
+# The number of an optimizer, and the variables' names in the order of all ranks, by these names in any order.
+_Numbers = dict[frozenset[str], tuple[int, list[str]]]
 
 # Numbers of the tapes of a process set in a world. A tape lives for a step: the next one for the same variables goes on
 # counting the same steps.
@@ -151,18 +151,20 @@ class Reduction:
         """
         process_set = self.options.process_set
         numbers = (self._numbers if self._number is not None else _tapes).setdefault(process_set.numbers, {})
-        key = tuple(names)
+        key = frozenset(names)
         if key not in numbers:
             agreed = list(names)
             if compares():
-                pairs = zip(gradients, variables, strict=True)
-                described = {name: (self._describe(*each), 0) for name, each in zip(names, pairs, strict=True)}
-                title = "the ranks reduce gradients of different variables, or of other kinds"
-                agreed = self._compare(described, title)
+                ends = in_groups(names, self._places(variables, range(len(variables))))
+                described = {"the options": (str(self.options), 0)}
+                for name, gradient, variable, end in zip(names, gradients, variables, ends, strict=True):
+                    described[name] = self._describe(gradient, variable) + end, 0
+                title = "the ranks reduce gradients of different variables, or in other ways"
+                agreed = [name for name in self._compare(described, title) if name in key]
             number = next_number("optimizer", process_set) if self._number is None else self._number
-            places = {name: place for place, name in enumerate(names)}
-            numbers[key] = number, [places[name] for name in agreed]
-        return numbers[key]
+            numbers[key] = number, agreed
+        number, agreed = numbers[key]
+        return number, places_of(agreed, names)
 
     def _compare(self, described: dict[str, tuple[str, int]], title: str) -> list[str]:
         try:

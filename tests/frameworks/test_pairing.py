@@ -280,6 +280,150 @@ def test_what_ranks_pair_they_pair_by_name(name: str) -> None:
             raise AssertionError(f"trial {number}: {error}") from error
 
 
+def gradients_in(names: list[str], case: Callable[[dict[str, float]], Things]) -> None:
+    """Reduce gradients in an order of this rank's own; of each name it is another."""
+    given = {name: 4.0 * (ord(name) - ord("a")) + engine.rank() for name in names}
+    for name, found in case(given).items():
+        assert np.all(found == given[name] - engine.rank() + 0.5), f"{name}: {found} in the order {names}"
+
+
+def of_optimizer(variables: dict[str, Any], given: dict[str, float], **options: Any) -> Things:
+    """What one step of a wrapped optimizer of Keras, which is kept with the variables, subtracts."""
+    optimizer = variables.setdefault("", hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), **options))
+    before = {name: np.array(keras.ops.convert_to_numpy(variables[name].value)) for name in given}
+    gradients = [keras.ops.full((2,), each, "float32") for each in given.values()]
+    optimizer.apply(gradients, [variables[name] for name in given])
+    return {name: before[name] - keras.ops.convert_to_numpy(variables[name].value) for name in given}
+
+
+def of_tape(variables: dict[str, Any], given: dict[str, float], **options: Any) -> Things:
+    """What a tape gives in a function that is traced anew."""
+
+    @tf.function
+    def step() -> Any:
+        with of_tf.DistributedGradientTape(tf.GradientTape(), **options) as tape:
+            loss = tf.add_n([tf.reduce_sum(variables[name] * each) for name, each in given.items()])
+        return tape.gradient(loss, [variables[name] for name in given])
+
+    return {name: each.numpy() for name, each in zip(given, step(), strict=True)}
+
+
+def of_optax(optimizer: Any, given: dict[str, float]) -> Things:
+    tree = OrderedDict((name, jax.numpy.full(2, each)) for name, each in given.items())
+    return {name: -np.asarray(each) for name, each in optimizer.update(tree, optimizer.init(tree))[0].items()}
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_orders_may_change_from_step_to_step_on_one_rank(number: int) -> None:
+    draw = random.Random(10 * number + engine.rank())
+    variables = {name: keras.Variable(np.zeros(2, np.float32), name=f"{name}{number}of_orders") for name in "abcd"}
+    cases = [lambda given: of_optimizer(variables, given)]
+    if keras.backend.backend() == "tensorflow":
+        of_tensorflow = {name: tf.Variable(tf.zeros(2), name=f"{name}{number}of_orders") for name in "abcd"}
+        cases.append(lambda given: of_tape(of_tensorflow, given))
+    if keras.backend.backend() == "jax":
+        optimizer = of_jax.distributed(optax.sgd(1.0))
+        cases.append(lambda given: of_optax(optimizer, given))
+    for case in cases:
+        for _ in range(5):
+            names = list("abcd")
+            draw.shuffle(names)
+            gradients_in(names, case)
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_groups_may_be_in_another_order_on_one_rank(number: int) -> None:
+    if keras.backend.backend() != "tensorflow":
+        return  # elsewhere all gradients travel in one group
+    draw = random.Random(10 * number + engine.rank())
+    variables = {name: tf.Variable(tf.zeros(2), name=f"{name}{number}of_groups") for name in "abcde"}
+    groups = [list("abc"), list("de")]
+    for group in (groups, *groups):
+        draw.shuffle(group)
+    chosen = [[variables[name] for name in group] for group in groups]
+    gradients_in(list("abcde"), lambda given: of_tape(variables, given, groups=chosen))
+
+
+def test_other_groups_on_one_rank_are_named() -> None:
+    if keras.backend.backend() != "tensorflow":
+        return
+    variables = {name: tf.Variable(tf.zeros(2), name=f"{name}_of_other_groups") for name in "abcd"}
+    groups = [["a", "b", "cd"[engine.rank()]], ["dc"[engine.rank()]]]
+    chosen = [[variables[name] for name in group] for group in groups]
+    with pytest.raises(Exception, match="c_of_other_groups': rank 1 has .* in the group of 'c_of_other_groups'"):
+        of_tape(variables, dict.fromkeys("abcd", 1.0), groups=chosen)
+
+
+def test_paths_of_jax_that_are_written_alike_are_told_apart() -> None:
+    if keras.backend.backend() != "jax":
+        return
+    leaves: list[Any] = [("a/b", 1.0), ("a", {"b": 2.0}), (1, 3.0), ("1", 4.0)]
+    tree = OrderedDict(leaves if engine.rank() else leaves[::-1])
+    tree = jax.tree.map(lambda each: jax.numpy.full(2, each + engine.rank()), tree)
+    optimizer = of_jax.distributed(optax.sgd(-1.0))
+    updates, _ = optimizer.update(tree, optimizer.init(tree))
+    for found, added in ((updates, 0.5), (of_jax.broadcast_pytree(tree), 0.0)):
+        given = found["a/b"], found["a"]["b"], found[1], found["1"]
+        assert [float(each[0]) - added for each in given] == [1.0, 2.0, 3.0, 4.0], found
+
+
+def test_leaves_of_jax_that_the_engine_does_not_take_are_given_all_the_same() -> None:
+    if keras.backend.backend() != "jax":
+        return
+    rank = engine.rank()
+    tree = {
+        "int4": jax.numpy.full(3, rank + 1, "int4"),
+        "float8": jax.numpy.full(3, rank + 1, "float8_e4m3"),
+        "text": np.array(["a", "b"][rank]),
+        "objects": np.array([rank, None]),
+        "date": np.array(["2020-01-01"], "M8[D]") + rank,
+        "long": np.full(2, rank + 1, np.longdouble),
+    }
+    found = of_jax.broadcast_pytree(tree)
+    assert found["int4"].tolist() == found["float8"].tolist() == [1] * 3
+    assert (str(found["text"]), found["objects"].tolist()) == ("a", [0, None])
+    assert (str(found["date"][0]), found["long"].tolist()) == ("2020-01-01", [1, 1])
+
+
+def nested(path: list[str]) -> Any:
+    """A layer, and one within it for each further part of a path."""
+    if len(path) == 1:
+        return keras.layers.Dense(2, use_bias=False, name=path[0])
+
+    class Block(keras.layers.Layer):
+        def __init__(self) -> None:
+            super().__init__(name=path[0])
+            self.inner = nested(path[1:])
+
+        def call(self, entry: Any) -> Any:
+            return self.inner(entry)
+
+    return Block()
+
+
+@pytest.mark.parametrize("elastic", [False, True])
+def test_moments_of_variables_that_are_alike_with_underscores_are_told_apart(elastic: bool) -> None:
+    from engine.keras.elastic import KerasState
+
+    paths = [["a_b", "c"], ["a", "b_c"], ["a_b_c"]]
+    if engine.rank():
+        paths = [paths[1], paths[0], paths[2]]  # the last one is the same: the first two would change places
+    entry = keras.Input((2,))
+    model = keras.Model(entry, [nested(path)(entry) for path in paths])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9)))
+    model.optimizer.build(model.trainable_variables)
+    right = {"a_b/c/kernel": 1.0, "a/b_c/kernel": 2.0, "a_b_c/kernel": 3.0}
+    slots = dict(zip((each.path for each in model.trainable_variables), model.optimizer.momentums, strict=True))
+    for path, slot in slots.items():
+        slot.assign(np.full((2, 2), right[path] + 10 * engine.rank()))
+    if elastic:
+        synced(KerasState(model))
+    else:
+        hvd.broadcast_global_variables(0, model)
+    for path, slot in slots.items():
+        assert np.all(keras.ops.convert_to_numpy(slot.value) == right[path]), path
+
+
 @pytest.mark.parametrize(
     ("setting", "given"),
     [("momentum", (0.9, 0.8)), ("clipnorm", (1.0, None)), ("learning_rate.decay_steps", (10, 20))],
