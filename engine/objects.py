@@ -21,7 +21,7 @@ from .native import memory
 from .process_sets import ProcessSet, global_process_set
 
 Described = dict[str, tuple[str, int]]  # by name: a description, and a checksum of the value, or 0 where it may differ
-_FAILED = b"!"
+_FAILED = b"!"  # no pickle begins so
 _SHOWN = 20  # most differences in a report
 
 
@@ -59,12 +59,14 @@ def broadcast_object(
             data = pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
         except Exception as error:  # Whatever a `__reduce__` may raise; the others must hear of it.
             failure = error
-    header = np.array([-1 if failure else len(data)], np.int64)
+    if failure is not None:
+        data = _failed(failure)
+    header = np.array([len(data)], np.int64)
     broadcast_(header, root_rank, name and f"{name}.size", process_set)
-    if header[0] < 0:
-        raise EngineError(f"rank {root_rank} cannot pickle the object that it broadcasts") from failure
     payload = np.frombuffer(data, np.uint8).copy() if data else np.empty(int(header[0]), np.uint8)
     broadcast_(payload, root_rank, name and f"{name}.data", process_set)
+    if (why := _why_failed(payload)) is not None:
+        raise EngineError(f"rank {root_rank} cannot pickle the object that it broadcasts: {why}") from failure
     return obj if data else pickle.loads(payload.data)
 
 
@@ -99,21 +101,33 @@ def gather(obj: Any, name: str | None, process_set: ProcessSet, lacks: str) -> l
     data = b""
     try:
         data = pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
-    except Exception as error:  # As above: one byte, which is no pickle, tells the others.
-        failure, data = error, _FAILED
+    except Exception as error:  # As above.
+        failure, data = error, _failed(error)
     handle = process_set.engine.allgather(np.frombuffer(data, np.uint8), name, True)
     handle.wait()
     payload, rows = handle.gathered
     for rank, count in zip(process_set.ranks, rows, strict=True):
         if count == 0:
             raise EngineError(f"rank {rank} has joined, and {lacks}")
-        if count == len(_FAILED):
-            raise EngineError(f"rank {rank} cannot pickle the object that it gathers") from failure
     objects, start = [], 0
-    for count in rows:
+    for rank, count in zip(process_set.ranks, rows, strict=True):
+        if (why := _why_failed(payload[start : start + count])) is not None:
+            raise EngineError(f"rank {rank} cannot pickle the object that it gathers: {why}") from failure
         objects.append(pickle.loads(payload[start : start + count]))
         start += count
     return objects
+
+
+def _failed(error: Exception) -> bytes:
+    """What is sent in place of a pickle: it says why there is none."""
+    return _FAILED + readable.exception(error).encode(errors="replace")
+
+
+def _why_failed(payload: Any) -> str | None:
+    """The reason in what was sent in place of a pickle; None: it is a pickle."""
+    if bytes(payload[: len(_FAILED)]) != _FAILED:
+        return None
+    return readable.plain(bytes(payload[len(_FAILED) :]).decode(errors="replace"))
 
 
 def pairs(params: Any) -> list[tuple[str, Any]]:

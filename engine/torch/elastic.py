@@ -16,6 +16,7 @@ from ..elastic.worker.batches import loop
 from ..elastic.worker.gate import JobOver
 from ..elastic.worker.run import leave, run
 from .optimizer_state import load_named_state, named_state, parameter_names
+from .state import ties_of
 
 __all__ = [
     "ElasticBatchSampler",
@@ -152,12 +153,24 @@ class TorchState(ObjectState):
             # What a module calls its extra state it may hold on to; all else it copies.
             extra = {key: _into(None, value) for key, value in kept.items() if key.endswith("_extra_state")}
             kept.update(extra)
+            _expect_ties(name, present, kept)
             _take_dtypes(present, kept)
         super()._load(name, present, kept)
         if isinstance(present, torch.nn.Module) and _has_taken(present, kept):
             super()._load(name, present, _into(None, kept))
         elif isinstance(stages := getattr(present, "_per_optimizer_states", None), dict):
             stages.clear()  # A scaler would take the gradients of the next step for unscaled already.
+
+
+def _expect_ties(name: str, module: torch.nn.Module, kept: dict[str, Any]) -> None:
+    """Raise ValueError where tensors are tied here, and were not in what was kept, or the other way round."""
+    here, there = ties_of(module.state_dict().items()), ties_of(kept.items())
+    odd = next((each for each in [*here, *there] if here.get(each) != there.get(each)), None)
+    if odd is not None:
+        raise ValueError(
+            f"{odd!r} of {name!r} is{here.get(odd, ' not tied')} here, and was{there.get(odd, ' not tied')} when it "
+            "was kept: tie the same parameters on all ranks"
+        )
 
 
 def _take_dtypes(module: torch.nn.Module, kept: dict[str, Any]) -> None:

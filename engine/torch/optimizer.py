@@ -125,7 +125,7 @@ class _Wrapping(Wrapping):
         place = " on a GPU" if parameter.is_cuda else ""
         # In an elastic job newcomers come to a line that freezes or thaws a layer later than others.
         frozen = "" if self.moving else f" requires_grad={parameter.requires_grad}"
-        return f"{text}{frozen}{place}", _layout(parameter)
+        return f"{text}{_layout(parameter)}{frozen}{place}", 0
 
     def expect_alone(self, named: dict[str, Any]) -> None:
         expect_no_rival(named)
@@ -341,9 +341,6 @@ def _plain(kind: type) -> Any:
     return object.__new__(kind)
 
 
-def _layout(parameter: torch.Tensor) -> int:
-    """Strides as a number to compare: gradients in shared memory are reduced as they lie."""
-    number = 0
-    for stride in parameter.stride():
-        number = (number * 1_000_003 + stride) % (1 << 61)
-    return number
+def _layout(parameter: torch.Tensor) -> str:
+    """Strides that are not row-major, as ranks compare them: gradients in shared memory are reduced as they lie."""
+    return "" if parameter.is_contiguous() else f" with strides {list(parameter.stride())}"

@@ -7,6 +7,7 @@ earlier step, goes through `named_state` and `load_named_state`.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,7 +18,7 @@ def parameter_names(optimizer: torch.optim.Optimizer, modules: Iterable[Any] = (
     """Names of an optimizer's parameters, by group; all different.
 
     They are those that `DistributedOptimizer` was given, those in these modules, or those that the optimizer was given.
-    Where a parameter has none, or two have one, all parameters have their places as names.
+    Parameters without a name have their places among those without one in their group as names.
 
     Parameters
     ----------
@@ -31,13 +32,19 @@ def parameter_names(optimizer: torch.optim.Optimizer, modules: Iterable[Any] = (
         for name, parameter in module.named_parameters():
             known.setdefault(id(parameter), f"{number}.{name}" if number else name)
     named = []
-    for group in optimizer.param_groups:
+    taken: set[str] = set()
+    for g, group in enumerate(optimizer.param_groups):
         given = group.get("param_names") or [None] * len(group["params"])
-        named.append([known.get(id(each), own) for each, own in zip(group["params"], given, strict=True)])
-    flat = [name for names in named for name in names]
-    if None not in flat and len(set(flat)) == len(flat):
-        return named
-    return [[f"param_groups[{g}].params[{p}]" for p in range(len(names))] for g, names in enumerate(named)]
+        names: list[str] = []
+        unnamed = 0
+        for parameter, own in zip(group["params"], given, strict=True):
+            name = known.get(id(parameter), own)
+            if name is None or name in taken:
+                name, unnamed = f"param_groups[{g}].params[{unnamed}]", unnamed + 1
+            taken.add(name)
+            names.append(name)
+        named.append(names)
+    return named
 
 
 def named_state(optimizer: torch.optim.Optimizer, names: list[list[str]]) -> dict[str, Any]:
@@ -83,6 +90,7 @@ def load_named_state(optimizer: torch.optim.Optimizer, state: dict[str, Any], na
         ours = {key: own[key] for key in ("params", "param_names") if key in own}
         loaded.append({key: value for key, value in group.items() if key != "param_names"} | ours)
     entries = {by_name.get(key, key): value for key, value in state["state"].items()}
+    _expect_same_order(optimizer, [group["params"] for group in groups], names)
     optimizer.load_state_dict(state | {"state": entries, "param_groups": loaded})
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     numbers = [number for group in own_groups for number in group["params"]]
@@ -91,14 +99,33 @@ def load_named_state(optimizer: torch.optim.Optimizer, state: dict[str, Any], na
             optimizer.state[parameter] = _uncast(optimizer.state[parameter], entries[number])
 
 
+def has_order(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the state of an optimizer goes by the order of its parameters: all of them are one vector in it."""
+    return isinstance(optimizer, torch.optim.LBFGS)
+
+
+def _expect_same_order(optimizer: torch.optim.Optimizer, kept: list[list[str]], names: list[list[str]]) -> None:
+    """Raise ValueError where the state of an optimizer goes by an order that is another one here."""
+    if has_order(optimizer) and kept != names:
+        flat = [name for group in kept for name in group], [name for group in names for name in group]
+        there, here = next((old, own) for old, own in zip(*flat, strict=True) if old != own)
+        raise ValueError(
+            f"the state of {type(optimizer).__name__} goes by the order of its parameters, which is another one here: "
+            f"{here!r} is where {there!r} was. Give it the parameters in the same order on all ranks"
+        )
+
+
 def _uncast(loaded: Any, given: Any) -> Any:
-    """What was loaded, with tensors that were given where loading has cast them to another dtype."""
+    """What was given, with its tensors where those that were loaded are: loading casts them to another dtype.
+
+    Of what is no tensor it makes something else in places, such as of a string.
+    """
     if isinstance(loaded, torch.Tensor) and isinstance(given, torch.Tensor):
         return loaded if loaded.dtype == given.dtype else given.to(loaded.device)
     if isinstance(loaded, dict) and isinstance(given, dict):
         for key in loaded.keys() & given.keys():
             loaded[key] = _uncast(loaded[key], given[key])
         return loaded
-    if type(loaded) in (list, tuple) and type(given) is type(loaded) and len(loaded) == len(given):
+    if type(loaded) in (list, tuple, deque) and type(given) is type(loaded) and len(loaded) == len(given):
         return type(loaded)(_uncast(old, new) for old, new in zip(loaded, given, strict=True))
-    return loaded
+    return given

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from ..failures import announce
 from ..process_sets import ProcessSet, global_process_set
 from .adapter import check
 from .ops import broadcast_async_ as broadcast_tensor
-from .optimizer_state import load_named_state, named_state, parameter_names
+from .optimizer_state import has_order, load_named_state, named_state, parameter_names
 
 
 class _Slot:
@@ -48,9 +49,10 @@ def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = 
         return  # The first thing in a world is that all take over the state of one.
     try:
         named = _tensors(params)
-        described = {name: (objects.describe(name, tensor), 0) for name, tensor in named}
+        ties = ties_of(named)
+        described = {name: (objects.describe(name, tensor) + ties.get(name, ""), 0) for name, tensor in named}
         if len(described) < len(named):
-            raise ValueError("broadcast_parameters: two entries have one name")
+            raise ValueError(f"broadcast_parameters: two entries have the name {_repeated(named)!r}")
     except Exception as error:
         announce(process_set, "allgather", None, error)  # The others submit an allgather here.
         raise
@@ -69,8 +71,39 @@ def _tensors(params: Any) -> list[tuple[str, torch.Tensor]]:
             raise UnsupportedTensorError(
                 f"{name!r} is a {type(tensor).__qualname__}, not a torch.Tensor; send it with broadcast_object"
             )
+        if torch.nn.parameter.is_lazy(tensor):
+            raise UnsupportedTensorError(
+                f"{name!r} belongs to a lazy module and has no shape yet: run one batch through the model before"
+            )
         check(tensor, repr(name))
+        if any(stride == 0 and length > 1 for stride, length in zip(tensor.stride(), tensor.shape, strict=True)):
+            raise UnsupportedTensorError(
+                f"{name!r} has elements that share memory, as of expand(), and cannot be written to: give the module "
+                "a clone() of it"
+            )
     return named
+
+
+def _repeated(named: list[tuple[str, torch.Tensor]]) -> str:
+    """The first name that an earlier entry has."""
+    names = [name for name, _ in named]
+    return next(name for place, name in enumerate(names) if name in names[:place])
+
+
+def ties_of(named: Iterable[tuple[str, Any]]) -> dict[str, str]:
+    """For tensors that are the memory of another one, as tied weights are, the end of a description that names it.
+
+    Where one rank has tied what another one has not, both names would get the values of one.
+    """
+    first: dict[tuple[Any, ...], str] = {}
+    ties: dict[str, str] = {}
+    for name, tensor in sorted(named, key=lambda each: each[0]):
+        if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided and tensor.numel():
+            key = tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
+            own = first.setdefault(key, name)
+            if own != name:
+                ties[name] = f" tied to {own!r}"
+    return ties
 
 
 def broadcast_optimizer_state(
@@ -102,9 +135,9 @@ def broadcast_optimizer_state(
     # What cannot be described cannot be a parameter of an optimizer, so this does not fail on one rank alone.
     names = parameter_names(optimizer, [model] if isinstance(model, torch.nn.Module) else [])
     described = {
-        name: (f"{objects.describe('', parameter)} in group {g}", 0)
+        name: (f"{objects.describe('', parameter)} in group {g}{f' at place {p}' if has_order(optimizer) else ''}", 0)
         for g, (group, own) in enumerate(zip(optimizer.param_groups, names, strict=True))
-        for name, parameter in zip(own, group["params"], strict=True)
+        for p, (name, parameter) in enumerate(zip(own, group["params"], strict=True))
     }
     objects.compare(
         described, "broadcast_optimizer_state: the ranks' optimizers have different parameters", None, process_set

@@ -350,7 +350,7 @@ def test_other_groups_on_one_rank_are_named() -> None:
     variables = {name: tf.Variable(tf.zeros(2), name=f"{name}_of_other_groups") for name in "abcd"}
     groups = [["a", "b", "cd"[engine.rank()]], ["dc"[engine.rank()]]]
     chosen = [[variables[name] for name in group] for group in groups]
-    with pytest.raises(Exception, match="c_of_other_groups': rank 1 has .* in the group of 'c_of_other_groups'"):
+    with pytest.raises(Exception, match=r"c_of_other_groups': rank 1 has .* in the group of 'c_of_other_groups'"):
         of_tape(variables, dict.fromkeys("abcd", 1.0), groups=chosen)
 
 

@@ -7,6 +7,7 @@ it. All tensors have equal shapes, so that no shape tells a wrong partner.
 from __future__ import annotations
 
 import random
+from collections import deque
 from typing import Any
 
 import pytest
@@ -144,6 +145,102 @@ def test_gradients_are_reduced_with_those_of_their_names(number: int, kind: str)
     for name in NAMES:
         moved = before[f"{name}.weight"] - model[name].weight
         torch.testing.assert_close(moved, torch.full((4, 4), 2.0 * (1 + NAMES.index(name))), msg=f"{name}: {moved}")
+
+
+def tied(model: Any) -> Any:
+    model["b"].weight = model["a"].weight
+    return model
+
+
+@pytest.mark.parametrize("odd", [0, 1])
+def test_parameters_that_are_tied_on_one_rank_are_named(odd: int) -> None:
+    model = model_of(list(NAMES))
+    state = TorchState(model)
+    if engine.rank() == odd:
+        tied(model)
+    text = toy.raises(MismatchError, lambda: hvd.broadcast_parameters(model.state_dict(), 0))
+    assert "'b.weight'" in text and "tied to 'a.weight'" in text, text
+    if engine.rank() == odd:
+        text = toy.raises(ValueError, state.restore)
+        assert "'b.weight' of 'model' is tied to 'a.weight' here" in text, text
+
+
+def test_parameters_that_are_tied_on_all_ranks_are_the_roots() -> None:
+    model = tied(model_of(own_order(1)))
+    hvd.broadcast_parameters(model.state_dict(), 0)
+    assert (model["a"].weight == value_of("a", 0)).all() and model["b"].weight is model["a"].weight
+    state = TorchState(model)
+    model["a"].weight.data.zero_()
+    state.restore()
+    assert (model["b"].weight == value_of("a", 0)).all()
+
+
+def test_entries_that_cannot_be_given_are_named() -> None:
+    lazy = nn.Sequential(nn.LazyLinear(2)).state_dict()
+    shared = {"mask": torch.ones(1).expand(4)}
+    for entries, name in ((lazy, "'0.weight'"), (shared, "'mask'")):
+        text = toy.raises(EngineError, lambda entries=entries: hvd.broadcast_parameters(entries, 0))
+        assert name in text, text
+
+
+@pytest.mark.parametrize("number", TRIALS)
+def test_state_of_parameters_without_names_leaves_the_others_theirs(number: int) -> None:
+    model, other = model_of(own_order(number)), nn.Parameter(torch.zeros(3))
+    given = [*model.parameters()]
+    given.insert(number % 6, other)
+    optimizer: Any = torch.optim.SGD(given, lr=0.1, momentum=0.9)
+    for name, parameter in model.named_parameters():
+        optimizer.state[parameter] = {"momentum_buffer": torch.full((4, 4), value_of(name[0], engine.rank()))}
+    optimizer.state[other] = {"momentum_buffer": torch.full((3,), 1.0 + engine.rank())}
+    hvd.broadcast_optimizer_state(optimizer, 0, model)
+    for name, parameter in model.named_parameters():
+        assert (optimizer.state[parameter]["momentum_buffer"] == value_of(name[0], 0)).all(), name
+    assert optimizer.state[other]["momentum_buffer"].tolist() == [1.0] * 3
+
+
+def test_state_of_other_kinds_is_the_roots() -> None:
+    """`load_state_dict` of torch makes a text of a string, and casts what lies in a deque."""
+    model = model_of(own_order(1))
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+    right = {
+        "text": "adaptive",
+        "none": None,
+        "number": 3,
+        "history": deque([torch.ones(2, dtype=torch.bfloat16), 2]),
+        "deep": [{"int": torch.arange(3, dtype=torch.int8)}, (torch.ones(2, dtype=torch.complex64), True)],
+        "empty": torch.zeros(0, 3, dtype=torch.float16),
+    }
+    if engine.rank() == 0:
+        optimizer.state[model["b"].weight] = right
+    hvd.broadcast_optimizer_state(optimizer, 0, model)
+    found = optimizer.state[model["b"].weight]
+    assert list(optimizer.state) == [model["b"].weight]
+    assert repr(found) == repr(right)  # which tells dtypes, too
+
+
+def test_state_that_goes_by_the_order_of_parameters_is_refused_in_another_order() -> None:
+    names = list(NAMES) if engine.rank() == 0 else list(NAMES)[::-1]
+    model = model_of(names)
+    optimizer = torch.optim.LBFGS(model.parameters())
+    text = toy.raises(MismatchError, lambda: hvd.broadcast_optimizer_state(optimizer, 0, model))
+    assert "'a.weight': rank 1 has float32[4, 4] in group 0 at place 4" in text, text
+    state = TorchState(model, optimizer)
+    if engine.rank() == 0:
+        state.save()
+        state.sync()
+    else:
+        text = toy.raises(ValueError, state.sync)
+        assert "'e.weight' is where 'a.weight' was" in text, text
+
+
+def test_gradients_of_other_layouts_are_named() -> None:
+    layer = nn.Conv2d(3, 4, 2, bias=False)
+    layer.weight.data = layer.weight.data.to(
+        memory_format=torch.channels_last if engine.rank() else torch.contiguous_format
+    )
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
+    text = toy.raises(MismatchError, lambda: hvd.DistributedOptimizer(optimizer, layer.named_parameters()))
+    assert "weight': rank 1 has float32[4, 3, 2, 2] with strides [12, 1, 6, 3]" in text, text
 
 
 def test_adasum_of_other_frozen_parameters_is_refused() -> None:
