@@ -62,6 +62,10 @@ class Once:
         reduced = (each() for each in self._reduced.values())
         return any(each is not None and (each is gradient or each is base) for each in reduced)
 
+    def remembers(self, gradient: Any) -> bool:
+        """Whether there is a weak reference to this gradient."""
+        return any(each() is gradient for each in (*self._reduced.values(), *(own for own, _ in self._used.values())))
+
     def fault(self, index: int) -> EngineError | None:
         """The error about a gradient to which a backward in `no_sync` has added after it was reduced."""
         name = self._mixed.pop(index, None)

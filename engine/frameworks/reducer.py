@@ -127,9 +127,6 @@ class Reducer(ABC):
     def is_hooked(self, parameter: Parameter) -> bool:
         """Whether a `GradientHook` hangs on a parameter."""
 
-    def restore_hooks(self) -> None:  # noqa: B027 (a framework may lose none)
-        """Attach hooks again that parameters may have lost; called before gradients are zeroed."""
-
     @abstractmethod
     def attach(self, parameter: Parameter, hook: Callable[[Parameter], None]) -> Any:
         """Have `hook(parameter)` called whenever a backward pass has made its gradient.
@@ -329,11 +326,14 @@ class Reducer(ABC):
         finally:
             self._skipping = before
 
+    def remembers(self, gradient: Tensor) -> bool:
+        """Whether there is a weak reference to this gradient, which an operation that must not be repeated needs."""
+        return self._once is not None and self._once.remembers(gradient)
+
     def before_zero(self) -> None:
         """Finish what a pass could not, except that old gradients do not matter any more."""
         self.finish(discard=True)
         self._thaw()
-        self.restore_hooks()
 
     def forget(self) -> None:
         """Note that the gradients have been zeroed."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import wraps
 from typing import Any
 
 import torch
 
 from ..errors import EngineError, UnsupportedTensorError
 from ..frameworks.options import Options
-from ..frameworks.reducer import Reducer
+from ..frameworks.reducer import Reducer, live
 from ..native import gradients
 from . import sparse
 from .adapter import Room, check, tensor_over
@@ -45,6 +47,7 @@ class TorchReducer(Reducer):
         self._places: dict[int, Places] = {}
         self.frozen: FrozenSteps | None = None
         self._accumulated = False  # Passes of no_sync() may have left something since the last step or `zero_grad`.
+        keep_hooks_of_swapped()
         super().__init__(options, number)
 
     # While steps are frozen, backward alone reduces, and what is below leaves it to that.
@@ -147,14 +150,6 @@ class TorchReducer(Reducer):
     def is_hooked(self, parameter: torch.Tensor) -> bool:
         hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
         return any(isinstance(hook, gradients.GradientHook) for hook in hooks.values())
-
-    def restore_hooks(self) -> None:
-        # Conversion under this setting puts other tensors behind the parameters. They keep their hooks, and autograd
-        # calls them only after they are set again.
-        swaps = getattr(torch.__future__, "get_swap_module_params_on_conversion", bool)  # since torch 2.3
-        if swaps():
-            for parameter in self._parameters:
-                parameter._post_accumulate_grad_hooks = parameter._post_accumulate_grad_hooks
 
     def attach(self, parameter: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> Any:
         required = parameter.requires_grad
@@ -317,3 +312,34 @@ class TorchReducer(Reducer):
         gradient = gradient.resolve_neg().clone()
         parameter.grad = gradient
         return gradient
+
+
+def keep_hooks_of_swapped() -> None:
+    """From now on tensors whose contents torch swaps keep the hooks that are called with their gradients.
+
+    Modules are converted and loaded by `torch.utils.swap_tensors` under `set_swap_module_params_on_conversion`, and
+    where parameters are of some subclasses. It leaves the hooks in the Python object, which shows them as before, while
+    autograd, which finds them in what has been swapped, calls those of the other tensor.
+    """
+    swap: Any = getattr(torch.utils, "swap_tensors", None)  # since torch 2.3
+    if swap is None or hasattr(swap, "keeps_hooks"):
+        return
+
+    @wraps(swap)
+    def swap_tensors(t1: torch.Tensor, t2: torch.Tensor) -> None:
+        try:
+            swap(t1, t2)
+        except RuntimeError as error:
+            if any(each.remembers(t1) or each.remembers(t2) for each in live):
+                raise RuntimeError(
+                    f"{error}: DistributedOptimizer, which remembers what it has reduced where a second reduction "
+                    "would be wrong, as with op=Sum. Convert or load the module after zero_grad() and before backward()"
+                ) from error
+            raise
+        hooks = [tensor._post_accumulate_grad_hooks for tensor in (t1, t2)]
+        if any(hooks):
+            for tensor, own in zip((t1, t2), hooks, strict=True):  # Autograd hears of it when they are set.
+                tensor._post_accumulate_grad_hooks = OrderedDict() if own is None else own
+
+    swap_tensors.keeps_hooks = True  # type: ignore[attr-defined]
+    torch.utils.swap_tensors = swap_tensors

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -162,8 +164,23 @@ def convert(model: nn.Module) -> None:
 
 
 def convert_by_swapping(model: nn.Module) -> None:
+    with swapping():
+        convert(model)
+
+
+def load_by_swapping(model: nn.Module) -> None:
+    with swapping():
+        model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()})
+
+
+@contextmanager
+def swapping() -> Iterator[None]:
+    """A block in which torch swaps tensors where it converts or loads a module."""
     torch.__future__.set_swap_module_params_on_conversion(True)
-    convert(model)
+    try:
+        yield
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
 
 
 def clone_data(model: nn.Module) -> None:
@@ -180,36 +197,89 @@ def clone_gradients(model: nn.Module) -> None:
 MOVES = {
     "converted": convert,
     "converted by swapping": convert_by_swapping,
+    "loaded by swapping": load_by_swapping,
     "data": clone_data,
     "gradients": clone_gradients,
 }
+MOMENTS = "before zero_grad", "after zero_grad", "between two backwards", "before step"
 
 
-def check_moved(wrap: Wrap, move: Callable[[nn.Module], None], here: bool, op: Any) -> None:
-    """Gradients are reduced, in steps that keep them and in steps that do not, after memory was moved between steps."""
+def check_moved(wrap: Wrap, how: str, when: str, here: bool, op: Any) -> None:
+    """Gradients are reduced, in steps that keep them and in steps that do not, whenever memory was moved."""
     ranks = range(1, engine.size() + 1)
     reduced = float(sum(ranks)) if op is hvd.Sum else sum(ranks) / engine.size()
     model = nn.Linear(1, 1, bias=False)
     model.weight.data.fill_(1.0)
     optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.0), model.named_parameters(), op=op)
-    for step, keep in enumerate((False, False, True, False, True)):
-        if here and step == 2:
-            move(model)
-        optimizer.zero_grad(set_to_none=not keep)
-        torch.__future__.set_swap_module_params_on_conversion(False)
+
+    def backward() -> None:
         model(torch.full((1, 1), float(engine.rank() + 1))).sum().backward()
+
+    def gradient() -> float:
         assert model.weight.grad is not None
-        assert model.weight.grad.item() == reduced, f"step {step}: {model.weight.grad.item()}"
+        return model.weight.grad.item()
+
+    for step, keep in enumerate((False, False, True, False, True)):
+        moments = dict.fromkeys(MOMENTS, lambda: None)
+        if here and step == 2:
+            moments[when] = lambda: MOVES[how](model)
+        moments["before zero_grad"]()
+        optimizer.zero_grad(set_to_none=not keep)
+        moments["after zero_grad"]()
+        backward()
+        assert gradient() == reduced, f"{how} {when}, step {step}: {gradient()}"
+        if op is hvd.Average:
+            moments["between two backwards"]()
+            backward()
+            assert gradient() == 2 * reduced, f"{how} {when}, step {step}, second backward: {gradient()}"
+        moments["before step"]()
         optimizer.step()
+        assert gradient() == (2 if op is hvd.Average else 1) * reduced, f"{how} {when}, step {step}: {gradient()}"
     optimizer.unwrap()
 
 
-def test_test_gradients_are_reduced_after_memory_was_moved(wrap: Wrap) -> None:
-    for move in MOVES.values():
+@pytest.mark.parametrize("how", MOVES)
+def test_test_gradients_are_reduced_after_memory_was_moved(how: str, wrap: Wrap) -> None:
+    # What torch loads by swapping has no gradient any more, in one process, too.
+    for when in MOMENTS[:2] if how == "loaded by swapping" else MOMENTS:
         for here in (True, engine.rank() == 0):
-            # Torch swaps no gradient that has a weak reference, as Sum keeps: it raises an error with its name.
-            for op in (hvd.Average,) if move is convert_by_swapping else (hvd.Average, hvd.Sum):
-                check_moved(wrap, move, here, op)
+            check_moved(wrap, how, when, here, hvd.Average)
+            # Torch refuses to swap a gradient that Sum remembers; see the test after this one.
+            if when != "between two backwards" and (when == "after zero_grad" or "swapping" not in how):
+                check_moved(wrap, how, when, here, hvd.Sum)
+
+
+def test_test_a_swap_of_a_gradient_that_is_remembered_says_what_to_do(wrap: Wrap) -> None:
+    if not hasattr(torch.utils, "swap_tensors"):  # since torch 2.3
+        return
+    model = nn.Linear(1, 1, bias=False)
+    optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.0), model.named_parameters(), op=hvd.Sum)
+    for use in (lambda: None, optimizer.step):
+        model(torch.ones(1, 1)).sum().backward()
+        use()
+        with pytest.raises(RuntimeError, match=r"swap Linear\.weight") as caught:
+            convert_by_swapping(model)
+        assert "Convert or load the module after zero_grad()" in str(caught.value.__cause__)
+        optimizer.zero_grad()
+        model.float()
+    optimizer.unwrap()
+
+
+def test_test_hooks_stay_with_their_parameters_when_two_are_swapped(wrap: Wrap) -> None:
+    if not hasattr(torch.utils, "swap_tensors"):  # since torch 2.3
+        return
+    first, second, other = (nn.Parameter(torch.full((3,), value)) for value in (1.0, 2.0, 4.0))
+    optimizer = wrap(torch.optim.SGD([first, second], lr=0.0))
+    torch.utils.swap_tensors(first, second)
+    torch.utils.swap_tensors(first, other)
+    mine = engine.rank() + 1
+    loss: Any = ((1.0 * first + 10.0 * second + 100.0 * other) * mine).sum()
+    loss.backward()
+    assert [each[0].item() for each in (first, second, other)] == [4.0, 1.0, 2.0]
+    average = (engine.size() + 1) / 2
+    for parameter, value in ((first, average), (second, 10 * average), (other, 100 * mine)):
+        assert parameter.grad is not None and (parameter.grad == value).all(), (parameter.grad, value)
+    optimizer.unwrap()
 
 
 def only_on(rank: int, parameter: nn.Parameter, dtype: torch.dtype | None = None) -> None:
