@@ -23,6 +23,7 @@ class NoReducer:
 
     def __init__(self, passes: int, why: str) -> None:
         self.group = SimpleNamespace(passes=passes, touched=False)
+        self.skipping = False
         self._why = why
 
     def _refuse(self) -> Never:

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from .. import objects, runtime
-from ..errors import NotInitializedError
-from ..native import core
+from ..errors import EngineError, NotInitializedError
+from ..native import core, gradients
 from ..process_sets import WAITING
 from . import moving
 from .agreement import claim_name, expect_agreement
@@ -101,13 +101,14 @@ class Wrapping(ABC):
         self.kind = kind
         self.options = options
         self.process_set = options.process_set
-        self.names = None if named_parameters is None else names_of(named_parameters)
+        self.names = None if named_parameters is None else Names(named_parameters)
         self._optimizer: Callable[[], Any] = lambda: None
         self.prefix = ""
         self.moving = False  # whether it is about to begin anew in another world
         self.reducer: Any
         self._engine: core.Engine | None
-        self._known: set[int]
+        self._known: set[int]  # ids of parameters that are reduced, which `_parameters` holds
+        self._seen: list[list[Any]]  # the optimizer's groups when all of them were last found to be reduced
         self._parameters: dict[str, Any]
         self._begun: bool  # whether the first step has begun
         self._first: FirstStep | None
@@ -136,7 +137,8 @@ class Wrapping(ABC):
         self._engine, self._waited_ns = None, 0
 
     def _forget_parameters(self) -> None:
-        self._known, self._parameters, self._begun, self._first = set(), {}, False, None
+        self._known, self._parameters, self._seen = set(), {}, []
+        self._begun, self._first = False, None
 
     def move(self, root: int | None) -> None:
         """Begin anew in the world that this process has just entered. Collective. See `moving.Movable`.
@@ -208,7 +210,7 @@ class Wrapping(ABC):
             for p, parameter in enumerate(group):
                 if id(parameter) in known:
                     continue
-                name = self._place_name(g, p, own) if self.names is None else self.names.get(id(parameter))
+                name = self._place_name(g, p, own) if self.names is None else self.names.get(parameter)
                 if name is None:
                     raise ValueError(
                         f"named_parameters has no name for parameter {p} of group {g}, of shape "
@@ -260,6 +262,7 @@ class Wrapping(ABC):
 
         A step may be given a closure, which makes them: then it has to be given what is returned instead.
         """
+        self._expect_adopted()
         if not self._begun:
             self._begun = True
             self.expect_alone(self._parameters)
@@ -269,6 +272,24 @@ class Wrapping(ABC):
             return self.reducer.around(closure, f"{self.kind.__qualname__}.step()")
         self.reducer.before_step()
         return closure
+
+    def _expect_adopted(self) -> None:
+        """Raise EngineError if the optimizer has a parameter that nothing reduces, as one that was put into a group."""
+        optimizer = self._optimizer()
+        if optimizer is None or not self._known or self.reducer.skipping:
+            return
+        groups = self.parameters_of(optimizer)
+        if gradients.hold_the_same(groups, self._seen):
+            return
+        for g, group in enumerate(groups):
+            for p, parameter in enumerate(group):
+                if id(parameter) not in self._known:
+                    raise EngineError(
+                        f"parameter {p} of group {g}, of shape {list(parameter.shape)}, has come into the optimizer "
+                        "after DistributedOptimizer, and nothing reduces its gradient: add it by add_param_group() on "
+                        "all ranks, and not to param_groups by hand; or unwrap() the optimizer and wrap it anew"
+                    )
+        self._seen = [list(group) for group in groups]
 
     def after_step(self) -> None:
         """Note that a step has used the gradients."""
@@ -302,10 +323,38 @@ def expect_unwrapped(optimizer: Any) -> None:
         )
 
 
-def names_of(named_parameters: Any) -> dict[int, str]:
-    """Names by parameter's identity."""
-    names: dict[int, str] = {}
-    used: set[str] = set()
+class Names:
+    """Names of parameters, as a user gave them. Holds the parameters: the id of one that is gone may be another's.
+
+    Parameters
+    ----------
+    named_parameters : iterable of (str, parameter)
+
+    Raises
+    ------
+    TypeError, ValueError
+        It is something else, or one name is given twice.
+    """
+
+    def __init__(self, named_parameters: Any) -> None:
+        self._by_id: dict[int, tuple[str, Any]] = {}
+        used: set[str] = set()
+        for entry in _entries(named_parameters):
+            if not (isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str)):
+                raise ValueError("named_parameters must give (name, parameter) pairs, as model.named_parameters() does")
+            name, parameter = entry
+            if name in used:
+                raise ValueError(f"named_parameters gives the name {name!r} twice")
+            used.add(name)
+            self._by_id.setdefault(id(parameter), (name, parameter))
+
+    def get(self, parameter: Any) -> str | None:
+        """The name of a parameter, if it has one."""
+        return self._by_id.get(id(parameter), (None, None))[0]
+
+
+def _entries(named_parameters: Any) -> list[Any]:
+    """The pairs that a user gave; raises TypeError for what has none."""
     if callable(getattr(named_parameters, "named_parameters", None)):
         raise TypeError(
             f"named_parameters is a {type(named_parameters).__qualname__}, not its parameters: give "
@@ -316,13 +365,4 @@ def names_of(named_parameters: Any) -> dict[int, str]:
             f"named_parameters is of type {type(named_parameters).__qualname__}: give model.named_parameters(), or "
             "leave it out"
         )
-    entries: list[Any] = list(named_parameters)
-    for entry in entries:
-        if not (isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str)):
-            raise ValueError("named_parameters must give (name, parameter) pairs, as model.named_parameters() does")
-        name, parameter = entry
-        if name in used:
-            raise ValueError(f"named_parameters gives the name {name!r} twice")
-        used.add(name)
-        names.setdefault(id(parameter), name)
-    return names
+    return list(named_parameters)

@@ -82,6 +82,8 @@ class Reducer(ABC):
         Dtype to which the engine casts gradients on the way.
     rounds : Rounds
         Has the indices of those that a scheme reduces.
+    skipping : bool
+        The next step uses gradients as they are.
     copies : list of (tensor, tensor)
         Gradients of the pass, and copies that are reduced in place of them: to be stored there in the end.
     """
@@ -113,7 +115,8 @@ class Reducer(ABC):
         self._refused: EngineError | None = None
         self._tied: list[int] = []  # parameters whose gradient is reduced with others, in which it lies
         self._empty: list[int] = []  # parameters without a gradient on any rank
-        self._skipping = False
+        self._silent: list[int] = []  # parameters whose hooks were not called in the pass that is reduced
+        self.skipping = False
         self._unused: str | None = None  # the step whose closure has not been called yet
         live.add(self)
 
@@ -162,6 +165,9 @@ class Reducer(ABC):
     @abstractmethod
     def store(self, target: Tensor, source: Tensor) -> None:
         """Copy `source` into a gradient of equal shape, where no gradient is computed of that."""
+
+    def expect_in_place(self, indices: Sequence[int]) -> None:  # noqa: B027 (parameters may be there for good)
+        """Raise EngineError if other parameters have come into the model for these, whose hooks were not called."""
 
     def no_gradients(self) -> AbstractContextManager[Any]:
         """A block in which the framework computes no gradients."""
@@ -276,7 +282,7 @@ class Reducer(ABC):
         """
         self._unused = None
         thawed = [*thawed, *self._thaw()]
-        if not self._skipping:
+        if not self.skipping:
             self._complete(thawed)
         elif self.group.active:
             self.finish()
@@ -307,7 +313,7 @@ class Reducer(ABC):
             They had not been reduced: the closure, which is followed by that, was never called.
         """
         unused, self._unused = self._unused, None
-        unreduced = unused and bool(self._parameters) and (self._due or self.group.touched) and not self._skipping
+        unreduced = unused and bool(self._parameters) and (self._due or self.group.touched) and not self.skipping
         self._due = True
         if self._once is not None:
             self._once.use(self._parameters)
@@ -320,11 +326,11 @@ class Reducer(ABC):
     @contextmanager
     def skip(self) -> Iterator[None]:
         """`step` uses the gradients that are there, reduced or not; only a pass that is under way is completed."""
-        before, self._skipping = self._skipping, True
+        before, self.skipping = self.skipping, True
         try:
             yield
         finally:
-            self._skipping = before
+            self.skipping = before
 
     def remembers(self, gradient: Tensor) -> bool:
         """Whether there is a weak reference to this gradient, which an operation that must not be repeated needs."""
@@ -396,6 +402,8 @@ class Reducer(ABC):
         refused, self._refused = self._refused, None
         if refused is not None and not discard:
             raise refused
+        if self._silent and not discard:
+            self.expect_in_place(self._silent)
 
     def _announce(self, only: set[int] | None = None) -> None:
         """Submit what this pass has not: existing gradients (only those in `only`), and that the others are missing."""
@@ -461,6 +469,7 @@ class Reducer(ABC):
         Returns the error of the first that cannot be reduced.
         """
         missing = [index for index in self.group.missing() if only is None or index in only]
+        self._silent = missing
         rest = [index for index in missing if self._parameters[index].grad is not None]
         self._tied = []
         if not rest:

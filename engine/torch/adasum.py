@@ -62,6 +62,7 @@ class Deltas:
         self._names: list[str] = []  # of those that the step in progress may change, if some are frozen
         self._stepped: list[torch.Tensor] = []  # parameters that the step in progress may change
         self._starts: dict[torch.Tensor, torch.Tensor] = {}  # their values before it
+        self.skipping = False
         self.group = SimpleNamespace(passes=1)  # passes only add to the gradients: nobody has to count them
 
     def add(self, named: dict[str, torch.Tensor], trained: Collection[str] = ()) -> None:

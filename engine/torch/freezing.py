@@ -124,8 +124,10 @@ class FrozenSteps:
         """Reduce what no pass has, before a step uses it."""
         if self._begun or self.owed:
             self._end()
-        else:
-            self._expect_nothing_new()
+            return
+        self._expect_nothing_new()
+        if not self.reduced:
+            self._reducer.expect_in_place(range(len(self._reducer.names)))
 
     def forget(self) -> None:
         """Note that the gradients have been used, or are about to be zeroed."""

@@ -20,6 +20,7 @@ from .adapter import Room, check, tensor_over
 from .freezing import NO_PASS, FrozenSteps, Plan
 from .overlaps import held_in
 from .places import Places
+from .rivals import Successors
 
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 ALIGNMENT = 64  # bytes: a cache line, so that no two gradients share one
@@ -47,6 +48,7 @@ class TorchReducer(Reducer):
         self._places: dict[int, Places] = {}
         self.frozen: FrozenSteps | None = None
         self._accumulated = False  # Passes of no_sync() may have left something since the last step or `zero_grad`.
+        self._successors = Successors(self.is_hooked)
         keep_hooks_of_swapped()
         super().__init__(options, number)
 
@@ -85,7 +87,7 @@ class TorchReducer(Reducer):
     def before_step(self, thawed: Sequence[int] = ()) -> None:
         if self.frozen is None:
             super().before_step(thawed)
-        elif self._skipping:
+        elif self.skipping:
             self.frozen.finish()
         else:
             self.frozen.complete()
@@ -150,6 +152,11 @@ class TorchReducer(Reducer):
     def is_hooked(self, parameter: torch.Tensor) -> bool:
         hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
         return any(isinstance(hook, gradients.GradientHook) for hook in hooks.values())
+
+    def expect_in_place(self, indices: Sequence[int]) -> None:
+        if self._successors.is_due(indices):
+            silent = {self.names[index]: self._parameters[index] for index in indices}
+            self._successors.expect_none(silent, self._parameters)
 
     def attach(self, parameter: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> Any:
         required = parameter.requires_grad
@@ -336,7 +343,7 @@ def keep_hooks_of_swapped() -> None:
                     "would be wrong, as with op=Sum. Convert or load the module after zero_grad() and before backward()"
                 ) from error
             raise
-        hooks = [tensor._post_accumulate_grad_hooks for tensor in (t1, t2)]
+        hooks: list[Any] = [tensor._post_accumulate_grad_hooks for tensor in (t1, t2)]
         if any(hooks):
             for tensor, own in zip((t1, t2), hooks, strict=True):  # Autograd hears of it when they are set.
                 tensor._post_accumulate_grad_hooks = OrderedDict() if own is None else own

@@ -26,18 +26,21 @@ def parameter_names(optimizer: torch.optim.Optimizer, modules: Iterable[Any] = (
     modules : iterable of torch.nn.Module
         Modules that may have the parameters.
     """
-    wrapping = getattr(optimizer, "_engine", None)
-    known: dict[int, str] = dict(getattr(wrapping, "names", None) or {})
+    given = getattr(getattr(optimizer, "_engine", None), "names", None)
+    known: dict[int, str] = {}
+    if given is not None:
+        present = (each for group in optimizer.param_groups for each in group["params"])
+        known = {id(each): name for each in present if (name := given.get(each)) is not None}
     for number, module in enumerate(modules):
         for name, parameter in module.named_parameters():
             known.setdefault(id(parameter), f"{number}.{name}" if number else name)
     named = []
     taken: set[str] = set()
     for g, group in enumerate(optimizer.param_groups):
-        given = group.get("param_names") or [None] * len(group["params"])
+        own_names = group.get("param_names") or [None] * len(group["params"])
         names: list[str] = []
         unnamed = 0
-        for parameter, own in zip(group["params"], given, strict=True):
+        for parameter, own in zip(group["params"], own_names, strict=True):
             name = known.get(id(parameter), own)
             if name is None or name in taken:
                 name, unnamed = f"param_groups[{g}].params[{unnamed}]", unnamed + 1

@@ -1,20 +1,23 @@
-"""Finds models whose gradients torch's `DistributedDataParallel` or FSDP reduces too, and libraries without ranks.
+"""Finds what a program has beside its optimizer, by which ranks would train on wrong gradients and nobody would notice.
 
-Two libraries that reduce one gradient at the same time spoil it: one may send what the other has averaged already. And
-the ranks stay equal, so that nobody notices.
+Models whose gradients torch's `DistributedDataParallel` or FSDP reduces too: two libraries that reduce one gradient at
+the same time spoil it, since one may send what the other has averaged already. Parameters that have come into a model
+for those of the optimizer, so that nothing reduces their gradients. Libraries that know of no ranks.
 """
 
 from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from .. import logs, place
 from ..errors import EngineError
+
+_LOOKS = 8  # looks for other parameters out of turn: models that take turns with their layers cause many
 
 
 def expect_no_rival(named: dict[str, torch.Tensor]) -> None:
@@ -56,6 +59,81 @@ def _kinds() -> Iterator[type]:
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is not None:
         yield fsdp.FullyShardedDataParallel
+
+
+class Successors:
+    """Finds parameters that have come into modules for those of an optimizer, and have gradients that nobody reduces.
+
+    It looks when hooks were not called that always were, and after 1, 2, 4, 8 .. passes of such: torch keeps no list of
+    modules, so all objects of the process are looked through, which takes some 30 ms.
+
+    Parameters
+    ----------
+    is_hooked : callable
+        Whether a parameter belongs to any `DistributedOptimizer`.
+    """
+
+    def __init__(self, is_hooked: Callable[[torch.Tensor], bool]) -> None:
+        self._is_hooked = is_hooked
+        self._known: set[int] = set()  # indices of parameters that have been without a call before
+        self._passes = 0
+        self._looks = 0  # made out of turn
+
+    def is_due(self, silent: Sequence[int]) -> bool:
+        """Count a pass in which the hooks of these parameters were not called; whether to look for others."""
+        self._passes += 1
+        is_new = self._looks < _LOOKS and not self._known.issuperset(silent)
+        self._known.update(silent)
+        self._looks += is_new
+        return is_new or self._passes & (self._passes - 1) == 0
+
+    def expect_none(self, silent: dict[str, torch.Tensor], own: Sequence[torch.Tensor]) -> None:
+        """Raise if there is another parameter in the place of one of these, which no module has any more.
+
+        Another one has its shape and dtype, a gradient, and its attribute's name; or it is in one model with others of
+        the optimizer, or the hooks of all of these were not called.
+
+        Parameters
+        ----------
+        silent : dict of str to torch.Tensor
+            Parameters whose hooks were not called.
+        own : sequence of torch.Tensor
+            All parameters of the optimizer.
+
+        Raises
+        ------
+        EngineError
+        """
+        gone = {id(parameter): name for name, parameter in silent.items()}
+        modules = [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]
+        others: list[tuple[str, torch.nn.Module, torch.Tensor]] = []
+        for module in modules:
+            for attribute, parameter in module.__dict__.get("_parameters", {}).items():
+                if parameter is None or gone.pop(id(parameter), None) is not None:
+                    continue
+                if parameter.requires_grad and parameter.grad is not None and not self._is_hooked(parameter):
+                    others.append((attribute, module, parameter))
+        for name in gone.values():
+            for attribute, module, other in others:
+                if (other.shape, other.dtype) == (silent[name].shape, silent[name].dtype) and (
+                    attribute == name.rpartition(".")[2]
+                    or len(silent) == len(own)
+                    or _are_in_one_model(modules, other, own)
+                ):
+                    raise EngineError(
+                        f"parameter {name!r} is in no module any more, and {type(module).__name__}.{attribute} has a "
+                        "gradient that nothing reduces: another parameter has come in its place, as by "
+                        "load_state_dict(assign=True), a conversion under set_overwrite_module_params_on_conversion, "
+                        "or a copy of the model. The optimizer does not train that: do it before the optimizer is "
+                        "made, or make and wrap the optimizer anew"
+                    )
+
+
+def _are_in_one_model(modules: Sequence[torch.nn.Module], other: torch.Tensor, own: Sequence[torch.Tensor]) -> bool:
+    """Whether a module has a parameter and one of others, in itself or in its parts."""
+    wanted = set(map(id, own))
+    parts = (set(map(id, module.parameters())) for module in modules)
+    return any(id(other) in part and not wanted.isdisjoint(part) for part in parts)
 
 
 def warn_of_lone_library(closure: Any) -> None:

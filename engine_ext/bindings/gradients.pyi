@@ -37,6 +37,9 @@ class Binding(Protocol):
     def separate(self, parameter: Any, gradient: Any, /) -> Any:
         """Give a parameter a gradient of its own instead of one that shares memory, in every pass from then on."""
 
+def hold_the_same(groups: list[Any], seen: list[list[Any]]) -> bool:
+    """Whether lists hold the same objects as others, in the same order. Objects are not compared by `==`."""
+
 class GradientHook:
     """Callable for `register_post_accumulate_grad_hook`: submits the gradient of one parameter, in C."""
 

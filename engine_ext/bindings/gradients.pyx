@@ -57,6 +57,24 @@ cdef int note(Extent* extent, const char* begin, uint64_t nbytes, int index, bin
     return 1
 
 
+def hold_the_same(list groups, list seen):
+    """Whether lists hold the same objects as others, in the same order."""
+    cdef Py_ssize_t g, k
+    cdef list now, before
+    if len(groups) != len(seen):
+        return False
+    for g in range(len(groups)):
+        if type(groups[g]) is not list:
+            return False
+        now, before = groups[g], seen[g]
+        if len(now) != len(before):
+            return False
+        for k in range(len(now)):
+            if now[k] is not before[k]:
+                return False
+    return True
+
+
 @cython.no_gc_clear                  # __dealloc__ needs the engine, also when the collector breaks the cycle with the group
 cdef class GradientHook:
     """Submits the gradient of one parameter; made by GradientGroup.add."""

@@ -56,6 +56,7 @@ class SGD:
 
     def __init__(self, parameters: Iterable[Parameter], lr: float) -> None:
         self.parameters, self.lr = list(parameters), lr
+        self.param_groups = [{"params": self.parameters}]
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
@@ -92,8 +93,7 @@ class FakeReducer(Reducer):
         return id(_passes[-1])
 
     def gradient_in(self, memory: Any, parameter: Parameter) -> np.ndarray:
-        data, name, _ = memory
-        return np.frombuffer(data, name, parameter.size).reshape(parameter.shape)
+        return np.frombuffer(memory[0], memory[1], parameter.size).reshape(parameter.shape)
 
     def is_floating(self, parameter: Parameter) -> bool:
         return parameter.dtype.kind == "f"

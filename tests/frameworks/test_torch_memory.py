@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import engine
 import engine.torch as hvd
-from engine.errors import MismatchError, UnsupportedTensorError
+from engine.errors import EngineError, MismatchError, UnsupportedTensorError
 
 from ..on_ranks import on_ranks
 from . import toy
@@ -279,6 +279,68 @@ def test_test_hooks_stay_with_their_parameters_when_two_are_swapped(wrap: Wrap) 
     average = (engine.size() + 1) / 2
     for parameter, value in ((first, average), (second, 10 * average), (other, 100 * mine)):
         assert parameter.grad is not None and (parameter.grad == value).all(), (parameter.grad, value)
+    optimizer.unwrap()
+
+
+def assign(model: nn.Module) -> None:
+    model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
+
+
+def assign_a_part(model: nn.Module) -> None:
+    model.load_state_dict({"1.weight": model.state_dict()["1.weight"].clone()}, strict=False, assign=True)
+
+
+def set_anew(model: Any) -> None:
+    model[0].weight = nn.Parameter(model[0].weight.detach().clone())
+
+
+def convert_to_others(model: nn.Module) -> None:
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    try:
+        convert(model)
+    finally:
+        torch.__future__.set_overwrite_module_params_on_conversion(False)
+
+
+@pytest.mark.parametrize("replace", [assign, assign_a_part, set_anew, convert_to_others])
+@pytest.mark.parametrize("named", [True, False])
+def test_test_parameters_that_were_replaced_are_named(replace: Callable[[Any], None], named: bool, wrap: Wrap) -> None:
+    for before_training in (False, True):
+        for keep in (False, True):
+            model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+            optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters() if named else None)
+
+            def step(model: nn.Module = model, optimizer: Any = optimizer) -> None:
+                model(torch.full((1, 2), float(engine.rank() + 1))).sum().backward()
+                optimizer.step()
+
+            if not before_training:
+                step()
+            replace(model)
+            optimizer.zero_grad(set_to_none=not keep)
+            said = toy.raises(EngineError, step)
+            assert "is in no module any more" in said and "Linear.weight" in said, said
+            optimizer.unwrap()
+            optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+            model.zero_grad()
+            step()
+            engine.check_consistency(toy.gradients_of(model))
+            optimizer.unwrap()
+
+
+def test_test_a_parameter_that_is_not_used_is_no_replaced_one(wrap: Wrap) -> None:
+    """Beside a model of equal shapes that trains on this rank alone, as one process does."""
+    model, alone = toy.mlp(), toy.mlp()
+    unused = nn.Parameter(torch.ones(3, 2))
+    named = [*model.named_parameters(), ("unused", unused)]
+    optimizer = wrap(torch.optim.SGD([each for _, each in named], lr=0.1), named)
+    for step in range(5):
+        optimizer.zero_grad()
+        toy.loss_of(alone, toy.whole_batch(step)).backward()
+        if step % 2:
+            toy.loss_of(model, toy.shard(toy.whole_batch(step))).backward()
+        optimizer.step()
+    toy.check_same_everywhere(toy.parameters_of(model))
     optimizer.unwrap()
 
 

@@ -17,6 +17,7 @@ from torch import nn
 import engine
 import engine.torch as hvd
 from engine.errors import EngineError, MismatchError
+from engine.frameworks.optimizer import Names
 from engine.torch.elastic import TorchState
 
 from ..on_ranks import on_ranks
@@ -254,6 +255,69 @@ def test_adasum_of_other_frozen_parameters_is_refused() -> None:
     loss.backward()
     toy.raises(EngineError, optimizer.step)
     optimizer.unwrap()
+
+
+def append(groups: list[dict[str, Any]], new: nn.Parameter) -> None:
+    groups[0]["params"].append(new)
+
+
+def exchange(groups: list[dict[str, Any]], new: nn.Parameter) -> None:
+    groups[0]["params"][1] = new
+
+
+def exchange_list(groups: list[dict[str, Any]], new: nn.Parameter) -> None:
+    groups[0]["params"] = [groups[0]["params"][0], new]
+
+
+def exchange_by_tuple(groups: list[dict[str, Any]], new: nn.Parameter) -> None:
+    groups[0]["params"] = (new,)
+
+
+def append_group(groups: list[dict[str, Any]], new: nn.Parameter) -> None:
+    groups.append(groups[0] | {"params": [new]})
+
+
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Adasum])
+@pytest.mark.parametrize("put", [append, exchange, exchange_list, exchange_by_tuple, append_group])
+def test_parameters_put_into_groups_by_hand_are_refused(put: Any, op: Any) -> None:
+    first, second, new = (nn.Parameter(torch.zeros(1)) for _ in range(3))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([first, second], lr=1.0), op=op)
+
+    def step(use: Any = None) -> None:
+        loss: Any = ((first + second + new) * (1 + engine.rank())).sum()
+        loss.backward()
+        optimizer.step(use)
+
+    step()
+    put(optimizer.param_groups, new)
+    for use in (None, lambda: torch.zeros(())):
+        said = toy.raises(EngineError, lambda use=use: step(use))  # type: ignore[misc]
+        assert "add_param_group()" in said and "of shape [1]" in said, said
+    assert new.item() == 0.0
+    optimizer.unwrap()
+
+
+def test_parameters_taken_out_of_groups_are_no_error() -> None:
+    parameters = [nn.Parameter(torch.zeros(1)) for _ in range(3)]
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0))
+    optimizer.param_groups[0]["params"].pop(1)
+    optimizer.param_groups[0]["params"].reverse()
+    for number in range(2):
+        loss: Any = (torch.stack(parameters) * (1 + engine.rank())).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        assert [each.item() for each in parameters] == [-1.5 * (number + 1), 0.0, -1.5 * (number + 1)]
+    optimizer.unwrap()
+
+
+def test_names_are_those_of_their_parameters_when_others_are_gone() -> None:
+    """The id of a parameter that was given a name, and is gone, may be that of a new one."""
+    kept = nn.Parameter(torch.zeros(1))
+    names = Names([(f"gone{number}", nn.Parameter(torch.zeros(1))) for number in range(100)] + [("kept", kept)])
+    new = [nn.Parameter(torch.zeros(1)) for _ in range(1000)]
+    assert names.get(kept) == "kept"
+    assert [names.get(each) for each in new] == [None] * 1000
 
 
 def test_groups_that_take_the_place_of_removed_ones_have_names_of_their_own() -> None:

@@ -236,6 +236,28 @@ def new_gradients(me: Rank) -> None:
                 come()
 
 
+def replaced(me: Rank) -> None:
+    """Hooks stay when torch swaps what is behind the parameters; others in their place are named."""
+    with me.world("replaced"):
+        model = Model(me)
+        model.freeze()
+        for parameter in model.layers.parameters():
+            gradient, parameter.grad = parameter.grad, None
+            torch.utils.swap_tensors(parameter, torch.nn.Parameter(parameter.detach().clone()))
+            parameter.grad = gradient
+        model.optimizer.zero_grad()
+        model.backward(1)
+        model.check(1)
+        model.optimizer.step()
+        model.optimizer.zero_grad()
+        model.layers.load_state_dict(
+            {name: each.clone() for name, each in model.layers.state_dict().items()}, assign=True
+        )
+        model.backward(2)
+        with pytest.raises(EngineError, match=r"'\w+\.weight' is in no module any more"):
+            model.optimizer.step()
+
+
 def homeless(me: Rank) -> None:
     """An optimizer that is in no world says why when it is to be frozen."""
     with me.world("homeless"):
@@ -335,7 +357,9 @@ def two(me: Rank) -> None:
                 meet()
 
 
-PROGRAMS = {each.__name__: each for each in (optimizer, no_sync, new_gradients, homeless, in_hand, apart, two)}
+PROGRAMS = {
+    each.__name__: each for each in (optimizer, no_sync, new_gradients, replaced, homeless, in_hand, apart, two)
+}
 
 if __name__ == "__main__":
     main(PROGRAMS)

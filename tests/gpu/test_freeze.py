@@ -61,7 +61,7 @@ def test_frozen_optimizer_reduces_its_gradients(size: int, ranks: Start) -> None
     ranks(size, "optimizer", module=OPTIMIZERS).succeeds()
 
 
-@pytest.mark.parametrize("programs", ["no_sync+homeless", "in_hand+apart", "new_gradients+two"])
+@pytest.mark.parametrize("programs", ["no_sync+homeless", "replaced", "in_hand+apart", "new_gradients+two"])
 def test_frozen_optimizer_leaves_nothing_out(programs: str, ranks: Start) -> None:
     pytest.importorskip("torch")
     ranks(2, programs, module=OPTIMIZERS).succeeds(LONGER)
