@@ -1,6 +1,8 @@
-"""Exceptions of the launcher."""
+"""Exceptions of the launcher. Their texts quote hosts, ranks and files, and control no terminal that shows them."""
 
 from __future__ import annotations
+
+from .. import readable
 
 
 class LaunchError(Exception):
@@ -8,6 +10,9 @@ class LaunchError(Exception):
 
     It is one line; where several hosts cannot take part, one more for each.
     """
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__(readable.plain_lines(str(text)))
 
 
 class JobError(RuntimeError):
@@ -20,5 +25,5 @@ class JobError(RuntimeError):
     """
 
     def __init__(self, text: str, rank: int | None = None) -> None:
-        super().__init__(text)
+        super().__init__(readable.plain_lines(text))
         self.rank = rank

@@ -92,7 +92,7 @@ def _first(failed: dict[int, BaseException], standings: Sequence[Standing]) -> B
     if isinstance(error, RayActorError) and not isinstance(error, RayTaskError):
         return JobError(f"{where}{because}. Its process ended: {readable.exception_text(error)}", rank)
     if error is not None:  # The user's own; Ray gives one of its own classes as it was raised.
-        error.add_note(f"{where}{because}")
+        error.add_note(readable.plain_lines(f"{where}{because}"))
         return error
     told = next(iter(failed.values()))
     return JobError(

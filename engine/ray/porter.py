@@ -90,6 +90,14 @@ def _has_threads_of_the_user() -> bool:
     return any(each.startswith(f"{THREADS}=".encode()) for each in node.split(b"\0"))
 
 
+def _read_answer(answer: object) -> tuple[bytes, bytes, int | None]:
+    """What an agent has written to its stdout and its stderr, and its code. A ValueError says that it is not that."""
+    match answer:
+        case (bytes(out), bytes(err), None | int() as code) if len(out) <= READ_BYTES and len(err) <= READ_BYTES:
+            return out, err, code
+    raise ValueError("its actor answers what none does; run the same version on all nodes")
+
+
 class RayAgent(RemoteHost):
     """The caller's end of the agent of a node. Two threads bring what is said from pipes to the actor, and back.
 
@@ -168,7 +176,7 @@ class RayAgent(RemoteHost):
             code = None
             self._ended_how = "is gone with ray.shutdown()"
             while code is None and ray.is_initialized():
-                out, err, code = ray.get(porter.read.remote())
+                out, err, code = _read_answer(ray.get(porter.read.remote()))
                 for descriptor, data in ((errors, err), (from_agent, out)):
                     view = memoryview(data)
                     while view:
@@ -177,6 +185,8 @@ class RayAgent(RemoteHost):
                 self._ended_how = f"ended ({describe(code)})"
         except RayError as error:
             self._ended_how = f"is gone: {readable.exception(error)}"
+        except ValueError as error:
+            self._ended_how = f"was given up: {error}"
         except OSError:
             self._ended_how = "was given up"
         finally:

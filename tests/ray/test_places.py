@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import subprocess
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,11 +15,12 @@ import pytest
 
 pytest.importorskip("ray", reason="needs ray: pip install 'ray[train]'")
 
-from ray.exceptions import ActorDiedError, GetTimeoutError, RayTaskError
+from ray.exceptions import ActorDiedError, GetTimeoutError, RayError, RayTaskError
 
 from engine.errors import MismatchError, RankDiedError, RankRaisedError, RendezvousError
 from engine.host import network
 from engine.launch import JobError, LaunchError
+from engine.launch.channel import READ_BYTES
 from engine.launch.plan import Job
 from engine.ray import RayExecutor, actor, failures, porter
 from engine.ray.actor import Standing
@@ -26,6 +28,10 @@ from engine.ray.failures import culprit
 from engine.ray.placement import Request
 from engine.ray.seating import in_order, layout_of, seat, visible
 from engine.ray.slots import Slots
+
+from ..waiting import until
+
+HERE = "127.0.0.1"
 
 
 def standing(machine: str, node: str, *gpus: str, network: int = 1, user: int = 0) -> Standing:
@@ -103,6 +109,7 @@ def test_threads_that_ray_has_set_for_an_actor_without_cpus_are_not_those_of_wor
     monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(runtime_env=runtime_env))
     raylet = subprocess.Popen(["sleep", "60"], env={"PATH": os.environ["PATH"], **node})
     try:
+        until(Path(f"/proc/{raylet.pid}/environ").read_bytes, "the kernel has made its environment")
         monkeypatch.setattr(os, "getppid", lambda: raylet.pid)
         assert porter._environment().get("OMP_NUM_THREADS") == left
     finally:
@@ -203,3 +210,61 @@ def test_the_socket_that_the_engine_takes_over_is_left_to_it(monkeypatch: pytest
     assert actor._door is None
     os.fstat(descriptor)  # it is still open
     os.close(descriptor)
+
+
+def test_what_a_rank_says_in_an_error_controls_no_terminal() -> None:
+    place = standing("a", "n\x1b[2J")
+    error = GetTimeoutError("the user's own wait")
+    failures._first({0: error}, [place])
+    followed = failures._first({0: RankRaisedError("rank 1 failed: \x1b]0;x\x07", 1)}, [place, place])
+    for text in (*error.__notes__, str(followed), str(LaunchError("process 0 failed: \x1b[2J"))):
+        assert all(each.isprintable() for line in text.split("\n") for each in line), text
+
+
+@pytest.mark.parametrize(
+    ("answer", "how"),
+    [
+        ((b"said", b"", 3), "ended (exit code 3)"),
+        (None, "was given up"),
+        ((b"", b""), "was given up"),
+        (("text", b"", None), "was given up"),
+        ((b"", b"", "0"), "was given up"),
+        ((b"x" * (READ_BYTES + 1), b"", None), "was given up"),
+        (RayError(""), "is gone: RayError"),
+        (RayError("its node\nwas lost"), "is gone: RayError: its node"),
+    ],
+)
+def test_an_actor_that_answers_what_none_does_is_the_end_of_its_agent(
+    answer: Any, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def get(_: object) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(porter, "ray", SimpleNamespace(is_initialized=lambda: True, get=get))
+    agent = porter.RayAgent(0, "n@10.0.0.1", "n")
+    agent._porter = SimpleNamespace(read=SimpleNamespace(remote=lambda: None))
+    pipes = [os.pipe() for _ in range(3)]
+    agent._fetch(*(writing for _, writing in pipes))
+    written = []
+    for reading, _ in pipes:
+        with open(reading, "rb") as pipe:
+            written.append(pipe.read())  # to its end, which has come
+    assert written == [b"said" if "ended" in how else b"", b"", b""]
+    assert agent.how_it_ended().startswith(how)
+
+
+def test_rank_0_listens_on_the_address_that_is_chosen_or_on_that_of_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    for node, nics, bound in (
+        ("127.0.0.1", "", "127.0.0.1"),
+        ("203.0.113.9", "", "::"),
+        ("127.0.0.1", "lo", "127.0.0.1"),
+    ):
+        monkeypatch.setattr("ray.util.get_node_ip_address", lambda node=node: node)
+        address, _, hub = actor.open_door(True, nics)
+        with closing(actor._door) as door:
+            monkeypatch.setattr(actor, "_door", None)
+            host, port, *_ = door.getsockname()
+        assert host.replace("0.0.0.0", "::") == bound
+        assert hub == f"{address}:{port}"
