@@ -81,12 +81,13 @@ sanitize: $(VENV)/.installed-dev ## Run the native tests under the address and u
 HOSTILE ?= 100000
 .PHONY: fuzz
 fuzz: SANITIZE_TESTS = tests/hosts/test_lying_peers.py
-fuzz: sanitize ## Send hostile frames to the native engine under sanitizers, and hostile messages to what reads them
+fuzz: sanitize ## Send hostile frames to the native engine under sanitizers, and hostile messages to what reads them and what listens
 	@PYTHONPATH="$(CURDIR)/$(SANITIZED):$(CURDIR)" MESONPY_EDITABLE_SKIP="$(EDITABLE)" \
 	    LD_PRELOAD="$$(cc -print-file-name=libasan.so) $$(cc -print-file-name=libubsan.so)" \
 	    ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
 	    $(BIN)/python -P -m tests.hosts.fuzz_frames --frames $(HOSTILE) --seed $(SEED)
 	@$(BIN)/python -m tests.hosts.fuzz_messages --frames $(HOSTILE) --seed $(SEED)
+	@$(BIN)/python -m tests.hosts.fuzz_sockets --count $$(($(HOSTILE) / 100)) --seed $(SEED)
 
 # Ranks are threads here, since this sanitizer sees one process; with one mapping of their memory, since it goes by addresses.
 # It reports what our code does; the interpreter and NumPy are not instrumented. pytest must not keep its reports to itself (-s).

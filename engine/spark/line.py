@@ -96,10 +96,11 @@ def reach_driver(addresses: Sequence[tuple[str, int]], secret: str, task: int) -
     left = [*addresses]
     for _ in range(ROUNDS):
         again = []
-        for address in left:
-            if not patience.left():
+        for number, address in enumerate(left):
+            share = patience.left() / (len(left) - number)  # so that strangers who say nothing leave time for the last
+            if not share:
                 return None
-            channel, displaced = _reach(address, secret, task, patience)
+            channel, displaced = _reach(address, secret, task, Patience(min(TRY, share)))
             if channel is not None:
                 return channel
             again += [address] if displaced else []
@@ -110,11 +111,11 @@ def reach_driver(addresses: Sequence[tuple[str, int]], secret: str, task: int) -
 def _reach(address: tuple[str, int], secret: str, task: int, patience: Patience) -> tuple[Channel | None, bool]:
     """Try one address. The channel, and whether the other side has ended it: as it does if strangers crowd there."""
     try:
-        connection = socket.create_connection(address, min(TRY, max(0.1, patience.left())))
+        connection = socket.create_connection(address, max(0.1, patience.left()))
     except OSError:
         return None, False
     channel = channel_over(connection)
-    if _agreed(channel, secret, task, Patience(TRY)):
+    if _agreed(channel, secret, task, patience):
         return channel, False
     displaced = channel.ended
     channel.close()

@@ -1,7 +1,7 @@
-"""A process that listens as some part of the engine does: `python -m tests.hosts.listeners_program hub`.
+"""A process that listens, or calls, as some part of the engine does: `python -m tests.hosts.listeners_program hub`.
 
-It prints where it listens, is admitted to or admits whoever belongs, and says so. `--room N` leaves it so many
-descriptors. Whoever started it says what belongs: `come` has all that for each kind.
+It prints where it listens, and what came of it at its end. `--room N` leaves it so many descriptors. `come` is whoever
+belongs there.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ from engine.host.patience import Patience
 from engine.hub_address import HubAddress
 from engine.metrics.export.endpoint import Endpoint
 from engine.rendezvous import Gathered, gather
+from engine.rendezvous import leader as leading
 from engine.rendezvous.layout import Layout
 from engine.rendezvous.messages import address
 from engine.rendezvous.set_links import _Meeting
+from engine.spark import line
 from engine.spark.line import reach_driver
 from engine.spark.listener import Listener
 from engine.spark.offers import Offers
@@ -39,6 +41,7 @@ from .meeting import BUILD, create
 
 HERE, SECRET, KEY, LAYOUT = "127.0.0.1", "a secret of tests", bytes(32), Layout((0, 1))
 SECONDS = 60.0
+PATIENCE = 1.0  # seconds for whoever answers a call
 Say = Callable[[Any], None]  # where it listens: a name, or a port
 
 
@@ -81,9 +84,9 @@ def host(say: Say) -> str:
 
 def lanes(say: Say) -> str:
     """The leader of the second of three hosts, which answers for connections to its ranks."""
-    port, key = map(str, json.loads(sys.stdin.readline()))
-    say([0, key, int(port)])
-    return meet(world(1, (0, 1, 2), key, HubAddress(HERE, int(port))))
+    port, key = json.loads(sys.stdin.readline())
+    say([0, key, port])
+    return meet(world(1, (0, 1, 2), key, HubAddress(HERE, port)))
 
 
 def sets(say: Say) -> str:
@@ -142,6 +145,32 @@ LISTENERS: dict[str, Callable[[Say], str]] = {
 }
 
 
+# ---- each that calls: hears of addresses, and returns what came of it
+
+
+def leader(say: Say) -> str:
+    """The leader of a host that looks for rank 0."""
+    leading.GRACE = PATIENCE
+    say([])
+    addresses, port, key = json.loads(sys.stdin.readline())
+    return meet(world(1, (0, 1), key, HubAddress(addresses[0], port, others=tuple(addresses[1:]))))
+
+
+def task(say: Say) -> str:
+    """A task of Spark that looks for the driver."""
+    line.TRY, line.SEARCH = PATIENCE, 10 * PATIENCE
+    say([])
+    addresses, port, _ = json.loads(sys.stdin.readline())
+    channel = reach_driver([(address, port) for address in addresses], SECRET, 0)
+    if channel is None:
+        return "not reached"
+    channel.close()
+    return "met"
+
+
+CALLERS: dict[str, Callable[[Say], str]] = {each.__name__: each for each in (leader, task)}
+
+
 # ---- whoever belongs
 
 
@@ -195,7 +224,7 @@ def come(kind: str, told: list[Any]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("kind", choices=LISTENERS)
+    parser.add_argument("kind", choices=LISTENERS | CALLERS)
     parser.add_argument("--room", type=int, default=0)
     given = parser.parse_args()
 
@@ -205,7 +234,8 @@ def main() -> int:
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
         print(json.dumps(told), flush=True)
 
-    print(LISTENERS[given.kind](say), flush=True)
+    print((LISTENERS | CALLERS)[given.kind](say), flush=True)
+    sys.stdin.readline()  # it is still looked at
     return 0
 
 

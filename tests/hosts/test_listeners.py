@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import json
 import os
 import resource
@@ -12,17 +13,27 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from engine.elastic.worker.gate import Gate
+from engine.elastic.worker.messages import Talk
+from engine.host import machine, network
 from engine.host.strangers import accept
 from engine.hub_address import HubAddress
+from engine.launch import agent
+from engine.launch.channel import pack
+from engine.rendezvous import by_mpi as mpi
+from engine.rendezvous.hub import _listening
+from engine.rendezvous.links import NONCE, OPENING
+from engine.spark.listener import Listener
 
-from ..waiting import until
-from .listeners_program import HERE, LISTENERS, SECONDS, come, meet, world
+from ..waiting import be_late, until
+from .listeners_program import CALLERS, HERE, LISTENERS, PATIENCE, SECONDS, SECRET, come, meet, world
 
 LONG = 60 << 20  # bytes that a stranger says it will send, and sends
 UNREAD = 16 << 20  # of them that the kernel may hold for who does not read
@@ -46,17 +57,25 @@ class Process:
         command = [sys.executable, "-m", PROGRAM, kind, "--room", str(ROOM)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._others: threading.Thread | None = None
-        assert self._process.stdin and self._process.stdout
-        if kind == "lanes":  # somebody has to be the hub meanwhile
-            listener = socket.create_server((HERE, 0))
-            port = listener.getsockname()[1]
-            hub = HubAddress(HERE, port, listener.detach())
-            self._others = threading.Thread(target=meet, args=(world(0, (0, 1, 2), "lanes", hub),))
-            self._others.start()
-            print(json.dumps([port, "lanes"]), file=self._process.stdin, flush=True)
+        assert self._process.stdout
+        if kind == "lanes":
+            self.tell(self.be_rank_0((0, 1, 2)), "key")
         self.told: list[Any] = json.loads(self._process.stdout.readline())
         if kind == "lanes":
             self.told[0] = until(self._port, "the leader has reached the hub, and listens")
+
+    def be_rank_0(self, hosts: tuple[int, ...]) -> int:
+        """Be rank 0 of ranks on these hosts, until all have come; the port."""
+        listener = socket.create_server((HERE, 0))
+        port: int = listener.getsockname()[1]
+        own = world(0, hosts, "key", HubAddress(HERE, port, listener.detach()))
+        self._others = threading.Thread(target=meet, args=(own,))
+        self._others.start()
+        return port
+
+    def tell(self, *words: Any) -> None:
+        """Tell the process what it asks for."""
+        print(json.dumps(words), file=self._process.stdin, flush=True)
 
     def _port(self) -> int | None:
         """The port on which the process listens."""
@@ -88,14 +107,14 @@ class Process:
 
     def end(self) -> str:
         """What came of it."""
-        out = self._process.communicate(timeout=SECONDS)[0]
+        assert self._process.stdout
+        out = self._process.stdout.readline()
         if self._others is not None:
             self._others.join()
         return out.strip()
 
     def close(self) -> None:
         self._process.kill()
-        self._process.wait()
         self._process.communicate()
 
 
@@ -192,3 +211,129 @@ def test_where_no_descriptor_is_left_the_oldest_strangers_give_way() -> None:
                 strangers.append(connection)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def flood(connection: socket.socket, head: bytes = b"") -> None:
+    pour(connection, head + b"[" * LONG)
+
+
+def drip(connection: socket.socket, head: bytes) -> None:
+    """Send a byte now and then, as long as somebody listens."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    for at in range(len(head)):
+        connection.sendall(head[at : at + 1])
+        be_late(0.2)
+
+
+def listen_only(connection: socket.socket, head: bytes = b"") -> None:
+    """Say no more until the other side has enough."""
+    connection.sendall(head)
+    connection.settimeout(SECONDS)
+    while connection.recv(1 << 16):
+        pass
+
+
+Answer = Callable[[socket.socket, bytes], object]
+ANSWERS: dict[str, Answer] = {
+    "closes": lambda connection, opening: None,
+    "junk": lambda connection, opening: connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n"),
+    "floods": lambda connection, opening: flood(connection),
+    "floods later": lambda connection, opening: flood(connection, opening + struct.pack(">I", LONG)),
+    "lies": lambda connection, opening: connection.sendall(opening + struct.pack(">I", 100) + bytes(100)),
+    "says nothing": lambda connection, opening: listen_only(connection),
+    "says little": listen_only,
+    "drips": drip,
+}
+OPENINGS = {
+    "leader": OPENING + bytes(NONCE),
+    "task": pack("challenge", nonce="0" * 32),
+}
+
+
+@pytest.mark.parametrize("kind", CALLERS)
+def test_strangers_who_answer_cost_a_caller_little_and_it_goes_on(start: Callable[[str], Process], kind: str) -> None:
+    """Each on an address of its own, before that of whoever is looked for."""
+    process = start(kind)
+    answered: list[str] = []
+
+    def answer(name: str, listener: socket.socket) -> None:
+        with contextlib.suppress(OSError), listener.accept()[0] as connection:
+            answered.append(name)
+            ANSWERS[name](connection, OPENINGS[kind])
+
+    with contextlib.ExitStack() as opened:
+        if kind == "leader":
+            port = process.be_rank_0((0, 1))
+        else:
+            driver = opened.enter_context(Listener(1, SECRET, HERE, (io.StringIO(), io.StringIO())))
+            port = driver.port
+        addresses = []
+        for number, name in enumerate(ANSWERS, 2):
+            listener = opened.enter_context(socket.create_server((f"127.0.0.{number}", port)))
+            listener.settimeout(SECONDS)
+            thread = threading.Thread(target=answer, args=(name, listener))
+            thread.start()
+            opened.callback(thread.join)
+            addresses.append(f"127.0.0.{number}")
+        process.peak()
+        before, begun = process.peak(), time.monotonic()
+        process.tell([*addresses, HERE], port, "key")
+        assert process.end() == "met"
+        assert time.monotonic() - begun < len(ANSWERS) * PATIENCE + 10
+        assert answered == list(ANSWERS)
+        assert process.peak() - before < GROWTH
+
+
+def test_strangers_and_lying_peers_drawn_at_random_keep_nobody_out() -> None:
+    """A part of `make fuzz`: rank 0, the gate, Spark's driver and an agent on Ray."""
+    pytest.importorskip("ray", reason="needs ray: pip install 'ray[train]'")
+    from . import fuzz_sockets
+
+    drawn, problems = fuzz_sockets.run(100, 1)
+    assert not problems, "\n".join(problems[:5])
+    assert min(drawn.values()) > 10
+
+
+OTHER = "127.0.0.2"  # the address that is chosen
+OWN = network.own_addresses()[:2]  # others of this host, by which ranks look for rank 0
+
+
+def by_gate(monkeypatch: pytest.MonkeyPatch) -> list[socket.socket]:
+    monkeypatch.setenv("ENGINE_INTERFACE", OTHER)
+    gate = Gate(0, 0, socket.socket(), Talk("", "worker", "agent"))
+    gate._connection.close()
+    gate._listen()
+    assert gate._listener is not None
+    return [gate._listener]
+
+
+def by_hub(*hosts: str) -> list[socket.socket]:
+    port = machine.free_port(OTHER)
+    return _listening(HubAddress(hosts[0], port, others=hosts[1:]), 2, OTHER)
+
+
+def by_mpi(monkeypatch: pytest.MonkeyPatch) -> list[socket.socket]:
+    address = mpi._listen(world(0, (0, 1), "key", None), OTHER)
+    assert address.host == OTHER and address.descriptor is not None
+    return [socket.socket(fileno=address.descriptor)]
+
+
+CHOOSE: dict[str, tuple[Callable[[pytest.MonkeyPatch], list[socket.socket]], list[str]]] = {
+    "gate": (by_gate, [OTHER]),
+    "agent": (lambda patch: [agent._listen(OTHER)], [OTHER]),
+    "hub": (lambda patch: by_hub(OTHER), [OTHER]),
+    "hub of several names": (lambda patch: by_hub(HERE, OTHER), [OTHER]),
+    "hub on another network": (lambda patch: by_hub(*OWN), OWN),
+    "mpi": (by_mpi, [OTHER]),
+}
+
+
+@pytest.mark.parametrize("how", CHOOSE)
+def test_a_port_is_bound_to_the_address_that_is_chosen_alone(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`tests/checks` sees that there are no others. Ray and Spark have tests of their own."""
+    listen, addresses = CHOOSE[how]
+    if not addresses:
+        pytest.skip("this host has no address but the loopback")
+    with contextlib.ExitStack() as opened:
+        listeners = [opened.enter_context(each) for each in listen(monkeypatch)]
+        assert [each.getsockname()[0] for each in listeners] == addresses

@@ -28,6 +28,7 @@ from engine.launch.cpu_binding import Allotment
 from engine.launch.leftovers import ERROR
 from engine.launch.plan import Job, plan
 from engine.launch.verdict import End
+from engine.spark import job as jobs
 from engine.spark import listener as listening
 from engine.spark import slots
 from engine.spark.line import reach_driver
@@ -157,6 +158,28 @@ def test_an_unproven_message_of_sixty_megabytes_is_refused_by_its_length():
         channel = reach_driver([address], "secret", 0)
         assert channel is not None
         channel.close()
+
+
+@pytest.mark.parametrize(
+    ("master", "chosen", "bound", "first"),
+    [
+        ("local[2]", "10.1.2.3", "127.0.0.1", "127.0.0.1"),
+        ("spark://node:7077", "", None, "node-0"),
+        ("spark://node:7077", "0.0.0.0", None, "node-0"),
+        ("spark://node:7077", "127.0.0.2", "127.0.0.2", "node-0"),
+    ],
+)
+def test_the_driver_listens_where_sparks_own_ports_are(master: str, chosen: str, bound: str | None, first: str):
+    known = {"spark.driver.host": "node-0"} | ({"spark.driver.bindAddress": chosen} if chosen else {})
+    context = SimpleNamespace(master=master, getConf=lambda: SimpleNamespace(get=known.get))
+    session = SimpleNamespace(sparkContext=context)
+    assert jobs.listening_address(session) == bound
+    addresses = jobs.own_addresses(session, bound)
+    assert addresses[0] == first
+    if bound is not None:
+        assert addresses[-1] == bound and len(addresses) <= 2
+        with Listener(1, "secret", bound, (io.StringIO(), io.StringIO())) as listener:
+            assert listener._socket.getsockname()[0] == bound
 
 
 def test_idle_connections_keep_no_task_out():

@@ -1,0 +1,333 @@
+"""Fuzzer of what listens: `python -m tests.hosts.fuzz_sockets --count 10000 --seed 1`.
+
+`fuzz_messages` hands lies to those who read them; here they come over sockets and pipes, whole, in halves and byte by
+byte, of strangers and of proven peers, who then close, reset, say nothing or go on. Whoever listens has to live on, let
+in who belongs, and end with its own error where a proven peer is to blame.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import io
+import json
+import logging
+import os
+import random
+import socket
+import struct
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from engine import frames
+from engine.elastic.worker.messages import Talk, TalkError
+from engine.errors import RendezvousError
+from engine.host.network import Address
+from engine.host.patience import Patience
+from engine.launch import channel as channels
+from engine.launch.channel import Channel, ChannelError
+from engine.ray import porter
+from engine.rendezvous import Gathered, gather
+from engine.rendezvous.links import call
+from engine.rendezvous.messages import frame, ready_to_read
+from engine.rendezvous.talks import Steps, Talks
+from engine.spark.line import reach_driver
+from engine.spark.listener import Listener
+from engine.world import World
+
+from ..elastic.fake_driver import SECRET, FakeDriver
+from ..hostile_numbers import hostile_number
+from . import fuzz_messages
+from .meeting import BUILD, create, worlds
+
+HERE = "127.0.0.1"
+SECONDS = 20.0  # in which whoever belongs has come, and who is to end has ended
+WRONG = frame({"role": "leader", "nonce": "0" * 32}, bytes(32), "calls 0", "")
+SPARK = {
+    "hello": {"rank": 0, "host": "a"},
+    "output": {"stream": "stdout"},
+    "say": {"line": "x"},
+    "end": fuzz_messages.END,
+}
+GATE = {name: fuzz_messages.KINDS[name][0] for name in ("ready", "committed")}
+
+
+def lie(dice: random.Random, good: Any) -> Any:
+    """A message with a lie in it, or without."""
+    return fuzz_messages.changed(dice, copy.deepcopy(good)) if dice.random() < 0.8 else good
+
+
+def spoil(dice: random.Random, data: bytes) -> bytes:
+    """A frame whose head or whose bytes are others, or of which a part is missing."""
+    kind = dice.randrange(5)
+    if kind == 0:
+        return data[: dice.randrange(len(data) + 1)]
+    if kind == 1:
+        return struct.pack(">I", hostile_number(dice, len(data) - 4, 32)) + data[4:]
+    if kind == 2:
+        at = dice.randrange(len(data))
+        return data[:at] + dice.randbytes(1) + data[at + 1 :]
+    if kind == 3:
+        return dice.randbytes(dice.choice((1, 4, 100, 5000)))
+    return data * dice.choice((1, 2, 50))
+
+
+def send(dice: random.Random, connection: socket.socket, data: bytes) -> None:
+    """Send bytes at once or in parts, and end the connection in one way or another, or not."""
+    with contextlib.suppress(OSError):
+        step = dice.choice((1, 3, 1 << 20, 1 << 20))
+        for at in range(0, min(len(data), 200 * step), step):
+            connection.send(data[at : at + step])
+        end = dice.randrange(4)
+        if end == 0:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset
+        elif end == 1:
+            connection.shutdown(socket.SHUT_WR)
+        if end != 2:
+            connection.close()
+
+
+def connect(where: str | tuple[str, int]) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX if isinstance(where, str) else socket.AF_INET)
+    connection.settimeout(SECONDS)
+    connection.connect(where)
+    return connection
+
+
+class Strangers:
+    """Strangers at an address, some of whom stay."""
+
+    def __init__(self, dice: random.Random) -> None:
+        self._dice, self._held = dice, contextlib.ExitStack()
+
+    def come(self, where: str | tuple[str, int]) -> None:
+        for _ in range(self._dice.choice((1, 1, 3))):
+            with contextlib.suppress(OSError):
+                connection = self._held.enter_context(connect(where))
+                send(self._dice, connection, spoil(self._dice, WRONG))
+
+    def close(self) -> None:
+        self._held.close()
+
+
+def converse(steps: Steps[Any]) -> Any:
+    """What a conversation with another host returns, or its error."""
+    talks, found = Talks(), []
+
+    def keep() -> Steps[None]:
+        try:
+            found.append((yield from steps))
+        except (OSError, ValueError) as error:
+            found.append(error)
+
+    talks.begin(keep())
+    while not found:
+        ready_to_read([talks.fileno()], talks.wait())
+        talks.turn()
+    talks.close()
+    return found[0]
+
+
+# ---- the targets: each sends lies, and says what went wrong
+
+
+def hub(dice: random.Random) -> str:
+    """Rank 0 of two hosts, strangers, and a leader that lies or does not."""
+    job, results = worlds([[0], [1]]), {}
+
+    def meet(world: World, seconds: float) -> None:
+        try:
+            results[world.rank] = gather(world, 1, BUILD, seconds, create)
+        except Exception as error:
+            results[world.rank] = error
+
+    rank_0 = threading.Thread(target=meet, args=(job[0], SECONDS))
+    strangers = Strangers(dice)
+    place = job[0].hub
+    assert place is not None
+    rank_0.start()
+    try:
+        strangers.come((place.host, place.port))
+        if lies := dice.random() < 0.7:
+            _lead(dice, job[1], Address(place.host, place.port))
+            rank_0.join(0.2)
+        if rank_0.is_alive():
+            meet(job[1], 3.0 if lies else SECONDS)
+        rank_0.join(SECONDS + 15.0)
+    finally:
+        strangers.close()
+    for found in results.values():
+        found.close() if isinstance(found, Gathered) else None
+    if rank_0.is_alive():
+        return "rank 0 hangs"
+    allowed = (Gathered, RendezvousError) if lies else Gathered
+    return next((f"{type(each).__name__}: {each}" for each in results.values() if not isinstance(each, allowed)), "")
+
+
+def _lead(dice: random.Random, world: World, address: Address) -> None:
+    """Be a leader that proves itself, and lies then."""
+    good = {"role": "leader", "rank": 1, "size": 2, "processes": 1, "pid": 7, "name": "b"}
+    told = lie(dice, good)
+    greeting = told if isinstance(told, dict) else good
+    found = converse(call(address, world.proof, greeting, Patience(SECONDS), Patience(SECONDS)))
+    if isinstance(found, Exception):
+        return
+    link, _ = found
+    with contextlib.suppress(OSError):
+        for name in dice.choice((("come",), ("come", "crew"), ("come", "crew", "refused"), ("crew",), ())):
+            message = lie(dice, fuzz_messages.KINDS[name][0])
+            link.send(message if isinstance(message, dict) else good)
+    send(dice, link.connection, spoil(dice, WRONG) if dice.random() < 0.5 else b"")
+    link.close()
+
+
+def gate(dice: random.Random, driver: FakeDriver) -> str:
+    """The agent of a host: strangers, then a worker that lies, then one that does not."""
+    where = f"\0{driver.gatehouse.name}"
+    strangers = Strangers(dice)
+    try:
+        strangers.come(where)
+        with connect(where) as worker:
+            talk = _greet(worker, dice.randrange(1000))
+            for _ in range(dice.choice((1, 2, 5))):
+                kind = dice.choice(list(GATE))
+                told = lie(dice, GATE[kind])
+                data = talk.message(str(told.pop("kind", "")), **told) if isinstance(told, dict) else WRONG
+                with contextlib.suppress(OSError):
+                    worker.sendall(data if dice.random() < 0.7 else spoil(dice, data))
+            send(dice, worker, b"")
+        with connect(where) as worker:
+            worker.sendall(_greet(worker, 1000).message("here"))
+        return ""
+    except (OSError, TalkError) as error:
+        return f"a worker does not come through: {type(error).__name__}: {error}"
+    finally:
+        strangers.close()
+
+
+def _greet(worker: socket.socket, number: int) -> Talk:
+    talk = Talk(SECRET, "worker", "agent")
+    worker.sendall(talk.hello(number))
+    while not talk.proven:
+        data = worker.recv(1 << 16)
+        if not data:
+            raise ConnectionResetError("hung up on")
+        for _ in talk.feed(data):
+            pass
+    return talk
+
+
+def spark(dice: random.Random, listener: Listener) -> str:
+    """The driver of a job of Spark: strangers, then a task that lies, then one that does not."""
+    where = (HERE, listener.port)
+    strangers = Strangers(dice)
+    try:
+        strangers.come(where)
+        for lies in (True, False):
+            channel = reach_driver([where], SECRET, 0)
+            if channel is None:
+                return "a task does not come through"
+            with contextlib.closing(channel):
+                for _ in range(dice.choice((1, 2, 5)) if lies else 0):
+                    kind = dice.choice(list(SPARK))
+                    content = json.dumps([kind, lie(dice, SPARK[kind])]).encode()
+                    content = struct.pack(">I", len(content)) + content + dice.choice((b"", b"text\n", bytes(100)))
+                    assert channel.sealed is not None
+                    data = frames.wrap(channel.sealed.close(content))
+                    channel.out.write(data if dice.random() < 0.7 else spoil(dice, data))
+        return "" if listener._thread.is_alive() else "the listener's thread has ended"
+    finally:
+        strangers.close()
+
+
+def actor(dice: random.Random) -> str:
+    """The caller's end of an agent on Ray, whose actor brings lies in any parts."""
+    said = channels.GREETING if dice.random() < 0.8 else dice.randbytes(dice.choice((0, 10, 100_000)))
+    for _ in range(dice.choice((1, 3))):
+        head = json.dumps(["beat", lie(dice, {"at": 1.5, "worker": 3, "line": "x"})]).encode()
+        data = frames.wrap(struct.pack(">I", len(head)) + head)
+        said += data if dice.random() < 0.7 else spoil(dice, data)
+    size = dice.choice((100, 1 << 16))
+    parts: list[Any] = [(said[at : at + size], b"\x1b[2J\n", None) for at in range(0, min(len(said), 50 * size), size)]
+    parts.append(dice.choice(((b"", b"", 0), None, (b"",), (1, 2, 3), porter.RayError(""))))
+
+    def get(_: object) -> Any:
+        answer = parts.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    ray, porter.ray = porter.ray, SimpleNamespace(is_initialized=lambda: True, get=get)  # type: ignore[attr-defined]
+    agent = porter.RayAgent(0, f"n@{HERE}", "n")
+    agent._porter = SimpleNamespace(read=SimpleNamespace(remote=lambda: None))
+    (reading, from_agent), (errors, of_agent), (carrier, end) = (os.pipe() for _ in range(3))
+    channel = Channel(reading, os.dup(0), greeted=False)
+    failed: list[BaseException] = []
+
+    def fetch() -> None:
+        try:
+            agent._fetch(from_agent, of_agent, end)
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=fetch)
+    thread.start()
+    try:
+        with contextlib.suppress(ChannelError):
+            for message in channel.messages():
+                for name in ("at", "worker", "line"):
+                    with contextlib.suppress(ChannelError):
+                        message.number(name)
+        channel.close()
+        thread.join(SECONDS)
+        if thread.is_alive() or failed:
+            return f"the thread that fetches: {failed or 'hangs'}"
+        return "" if agent.how_it_ended() else "nobody knows how it ended"
+    finally:
+        porter.ray = ray  # type: ignore[attr-defined]
+        for descriptor in (errors, carrier):
+            os.close(descriptor)
+
+
+def run(count: int, seed: int) -> tuple[Counter[str], list[str]]:
+    """Draw examples, each by its own number; how many of each target there were, and what went wrong."""
+    drawn, problems = Counter[str](), []
+    streams = (io.StringIO(), io.StringIO())
+    with FakeDriver() as driver, Listener(1, SECRET, HERE, streams) as listener:
+        targets: dict[str, Callable[[random.Random], str]] = {
+            "hub": hub,
+            "gate": lambda dice: gate(dice, driver),
+            "spark": lambda dice: spark(dice, listener),
+            "ray": actor,
+        }
+        for number in range(count):
+            dice = random.Random(f"{seed} {number}")
+            name = dice.choice(list(targets))
+            drawn[name] += 1
+            begun = time.monotonic()
+            if problem := targets[name](dice):
+                problems.append(f"{seed} {number}: {name}: {problem}, after {time.monotonic() - begun:.1f} s")
+    return drawn, problems
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Fuzz what listens.")
+    parser.add_argument("--count", type=int, default=10_000, help="examples to draw")
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    logging.disable()  # of strangers who are turned away
+    begun = time.monotonic()
+    drawn, problems = run(given.count, given.seed)
+    print(*problems[:20], sep="\n")
+    print(f"{drawn.total()} examples, {time.monotonic() - begun:.0f} s; by target: {dict(sorted(drawn.items()))}")
+    return int(bool(problems))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
