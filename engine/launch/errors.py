@@ -11,7 +11,7 @@ class LaunchError(Exception):
     It is one line; where several hosts cannot take part, one more for each.
     """
 
-    def __init__(self, text: str = "") -> None:
+    def __init__(self, text: object = "") -> None:
         super().__init__(readable.plain_lines(str(text)))
 
 
