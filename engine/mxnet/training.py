@@ -8,10 +8,10 @@ from typing import Any
 import mxnet
 from mxnet import gluon
 
-from .. import groups, logs
+from .. import groups, logs, objects
 from ..compression import Compression, Scheme
 from ..errors import EngineError
-from ..frameworks.agreement import claim_name, expect_agreement
+from ..frameworks.agreement import Pairing, claim_name, expect_agreement, unique_names
 from ..frameworks.first_step import FirstStep
 from ..frameworks.options import Options
 from ..process_sets import ProcessSet, global_process_set
@@ -36,17 +36,28 @@ class Reduction:
             raise ValueError(f"the binding of MXNet has no {what}: leave it out, or train with engine.torch")
         self.included = options.process_set.included()  # else this rank trains by itself
         self.number, self.prefix = claim_name(options)
+        self._pairing = Pairing(options)
         self._marking: str | None = None  # the first gradients of a step
         if self.included:
             expect_agreement(options, {})
 
-    def reduce(self, name: str, gradients: Sequence[Any]) -> None:
-        """Reduce gradients in place, as one group, once MXNet has computed them. Collective."""
+    def reduce(self, gradients: Sequence[Any], names: Sequence[str]) -> None:
+        """Reduce gradients in place, as one group, once MXNet has computed them. Collective.
+
+        Ranks compare them by their names, dtypes and shapes when these names come for the first time, and all go
+        through them in one order.
+        """
         if not self.included or not gradients:
             return
         options = self.options
+        names = unique_names(names)
+        described = dict(zip(names, gradients, strict=True))
+        order = self._pairing.order(
+            names, lambda: {name: (objects.describe(name, each), 0) for name, each in described.items()}
+        )
+        name = f"{names[order[0]]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}"
         groups.grouped_allreduce_(
-            gradients,
+            [gradients[place] for place in order],
             options.op,
             f"{self.prefix}.{name}",
             options.prescale,
@@ -84,7 +95,9 @@ class Distributed:
     def _reduce(self, index: Any, grad: Any) -> None:
         """Reduce the gradients of one call, which has a list of them or one."""
         several = isinstance(index, list | tuple)
-        self._engine.reduce(str(index[0] if several else index), list(grad) if several else [grad])
+        known = self.idx2name  # type: ignore[attr-defined]
+        names = [str(known.get(each, each)) for each in (index if several else [index])]
+        self._engine.reduce(list(grad) if several else [grad], names)
 
     def unwrap(self) -> Any:
         """Give the optimizer its own class back. Returns it."""
@@ -231,6 +244,6 @@ class DistributedTrainer(gluon.Trainer):
             self._begun = True
             self._first = FirstStep(f"{self._reduction.prefix}.", self._reduction.options.process_set, BROADCAST)
             self._first.begin({each.name: each.list_data()[0] for each in trained})
-        self._reduction.reduce("group", [each.list_grad()[0] for each in trained])
+        self._reduction.reduce([each.list_grad()[0] for each in trained], [each.name for each in trained])
         if self._first is not None and self._first.tell():
             self._first = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import random
 from typing import Any
 
 import numpy as np
@@ -193,6 +194,64 @@ def test_what_makes_no_sense_is_refused_with_the_reason(rank: int) -> None:
     with pytest.raises(TypeError, match="takes a mapping"):
         hvd.broadcast_parameters(list(net.collect_params().values()))
     assert type(sgd) is mxnet.optimizer.SGD
+
+
+@on_ranks(2, 3, python=str(PYTHON))
+@pytest.mark.parametrize("kind", ["trainer", "optimizer"])
+def test_gradients_are_reduced_with_those_of_their_names(kind: str, rank: int, size: int) -> None:
+    """A list that was made from a set is in another order on each rank, also from step to step."""
+    import mxnet
+    from mxnet import autograd, gluon
+
+    import engine.mxnet as hvd
+
+    draw = random.Random(rank)
+    parameters = {name: gluon.Parameter(name, shape=(3,)) for name in "abcd"}
+    for each in parameters.values():
+        each.initialize(mxnet.init.Zero())
+    if kind == "trainer":
+        given = list(parameters.values())
+        draw.shuffle(given)
+        trainer = hvd.DistributedTrainer(given, "sgd", {"learning_rate": 1.0})
+    else:
+        names = dict(enumerate("abcd"))
+        optimizer = hvd.DistributedOptimizer(mxnet.optimizer.SGD(learning_rate=1.0, param_idx2name=names))
+        updater = mxnet.optimizer.get_updater(optimizer)
+    steps = 2
+    for _ in range(steps):
+        with autograd.record():
+            terms = [(k + 1) * (rank + 1) * each.data().sum() for k, each in enumerate(parameters.values())]
+            loss = mxnet.nd.add_n(*terms)
+        loss.backward()
+        if kind == "trainer":
+            trainer.step(1)
+            continue
+        order = list(range(4))
+        draw.shuffle(order)
+        each_of = [list(parameters.values())[k] for k in order]
+        updater(order, [each.grad() for each in each_of], [each.data() for each in each_of])
+    for k, (name, each) in enumerate(parameters.items()):
+        right = -steps * (k + 1) * (size + 1) / 2
+        assert each.data().asnumpy().tolist() == [right] * 3, name
+
+
+@on_ranks(2, 3, python=str(PYTHON))
+def test_parameters_that_one_rank_lacks_are_named(rank: int) -> None:
+    import mxnet
+    from mxnet import autograd, gluon
+
+    import engine.mxnet as hvd
+
+    names = "ab" if rank == 0 else "ac"
+    parameters = [gluon.Parameter(f"{name}_of_lacks", shape=(3,)) for name in names]
+    for each in parameters:
+        each.initialize(mxnet.init.Zero())
+    trainer = hvd.DistributedTrainer(parameters, "sgd")
+    with autograd.record():
+        loss = parameters[0].data().sum() + parameters[1].data().sum()
+    loss.backward()
+    with pytest.raises(engine.errors.MismatchError, match="'b_of_lacks'"):
+        trainer.step(1)
 
 
 @on_ranks(2, 3, python=str(PYTHON))
