@@ -108,6 +108,10 @@ class Scheme:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what `state_dict` has given on another rank; what this rank remembers for itself stays."""
 
+    def rounds(self) -> dict[str, int]:
+        """By name of a gradient a number on which its rounds depend, if any; ranks compare them in each step."""
+        return {}
+
     def reduce(self, name: str, gradient: Any) -> Generator[Any, Any, Any]:
         """Average a gradient. A generator: `average = yield tensor` averages a tensor over ranks.
 

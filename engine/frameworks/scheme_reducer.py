@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import itertools
 import math
+import zlib
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .. import collectives, groups, objects, place
 from ..compression import MARKERS, Scheme, resolve
@@ -102,7 +104,7 @@ class Rounds:
         first = next(iter(self._parameters.values()))[0]
         absent = set(missing)
         mine = np.array([index not in absent for index in self._parameters], np.uint8)
-        present = collectives.allreduce(mine, Max, f"{first}.present", process_set=self._process_set)
+        present = self._exchange(mine, first)
         running = []
         for index, there in zip(self._parameters, present, strict=True):
             name, parameter = self._parameters[index]
@@ -112,6 +114,30 @@ class Rounds:
                 running.append((name, parameter.grad, self._scheme.reduce(name, parameter.grad)))
         with self._reducer.no_gradients():
             self._in_step(running, first)
+
+    def _exchange(self, mine: NDArray[np.uint8], first: str) -> NDArray[np.uint8]:
+        """Which gradients some rank has.
+
+        Raises
+        ------
+        MismatchError
+            The rounds of the ranks would not be the same, as where only one of them has loaded a checkpoint.
+        """
+        rounds = self._scheme.rounds() if self._scheme is not None else {}
+        counts = {name: rounds.get(name, 0) for name, _ in self._parameters.values()}
+        own = np.frombuffer(zlib.crc32(repr(counts).encode()).to_bytes(4, "little"), np.uint8)
+        told = collectives.allreduce(
+            np.concatenate((mine, own, ~own)), Max, f"{first}.present", process_set=self._process_set
+        )
+        present, largest, least = np.split(told, [len(mine), len(mine) + len(own)])
+        if (largest != ~least).any():
+            described = {name: (f"{count} reductions", 0) for name, count in counts.items()}
+            title = (
+                f"what {type(self._scheme).__name__} remembers differs between ranks: load its state_dict() on all "
+                "ranks, or on none"
+            )
+            objects.compare(described, title, f"{first}.rounds", self._process_set)
+        return present
 
     def _in_step(self, running: list[tuple[str, Any, Generator[Any, Any, Any]]], first: str) -> None:
         """Run generators to their ends, and put what they return into the gradients."""

@@ -88,6 +88,10 @@ class PowerSGD(Scheme):
         generator = torch.Generator().manual_seed(zlib.crc32(name.encode()) + self._seed)
         return _State(matrix.new_zeros(matrix.shape[1], rank), None, generator)
 
+    def rounds(self) -> dict[str, int]:
+        """How often each gradient was reduced."""
+        return self._calls
+
     def state_dict(self) -> dict[str, Any]:
         """How often each gradient was reduced, and the last right factors; not the error feedback, each rank's own."""
         factors = {name: (each.right.cpu(), each.random.get_state()) for name, each in self._states.items()}

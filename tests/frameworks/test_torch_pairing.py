@@ -148,6 +148,22 @@ def test_gradients_are_reduced_with_those_of_their_names(number: int, kind: str)
         torch.testing.assert_close(moved, torch.full((4, 4), 2.0 * (1 + NAMES.index(name))), msg=f"{name}: {moved}")
 
 
+def test_a_scheme_whose_state_one_rank_alone_has_loaded_is_named() -> None:
+    """The factors of these gradients have their shape, so that no shape tells that rounds do not meet."""
+    model = model_of(own_order(1))
+    scheme = hvd.PowerSGD(rank=4, start_iter=1, min_compression_rate=0.0)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters(), compression=scheme
+    )
+    if engine.rank() == 1:
+        name = next(name for name in optimizer._engine.reducer.names if "c.weight" in name)
+        scheme.load_state_dict({"calls": {name: 1}, "factors": {}})
+    loss: Any = torch.stack([each.weight.sum() for each in model.values()]).sum()
+    text = toy.raises(MismatchError, loss.backward)
+    optimizer.unwrap()
+    assert "PowerSGD remembers differs" in text and "c.weight': rank 1 has 1 reductions" in text, text
+
+
 def tied(model: Any) -> Any:
     model["b"].weight = model["a"].weight
     return model
