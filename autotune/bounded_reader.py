@@ -30,6 +30,7 @@ _STRINGS = re.compile(r'"(?:[^"\\]+|\\.)*+"?', re.DOTALL)  # one that does not e
 _TOKENS = re.compile(_STRINGS.pattern + r"|[\[\]{},]", re.DOTALL)
 _NO_BRACKETS = re.compile(r"[^\[\]{}]+")
 _SURROGATES = re.compile("[\ud800-\udfff]")
+_DECIMAL = re.compile(r"[+-]?(?:[0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})(?:[eE][+-]?[0-9]{1,4})?")
 
 
 class ReadError(ValueError):
@@ -318,6 +319,15 @@ def natural(digits: str, most: int = (1 << 31) - 1) -> int | None:
         return None
     value = int(digits.lstrip("0") or "0")
     return value if value <= most else None
+
+
+def decimal(digits: str, most: float = LARGEST) -> float | None:
+    """Read a number in a text, as people write it; None if it is none, or beyond `most` or its negative.
+
+    Unlike `float` it takes neither `1_000`, `nan` and digits of other scripts, nor what becomes infinite.
+    """
+    value = float(digits) if _DECIMAL.fullmatch(digits) else most + abs(most)
+    return value if abs(value) <= most else None
 
 
 def shorten(text: str, longest: int = 60) -> str:

@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.bounded_reader import ReadError, read_bytes, shorten
+from autotune.bounded_reader import ReadError, decimal, read_bytes, shorten
 from autotune.journal import LIMIT, JournalError
 from autotune.space import Knobs
 
@@ -59,13 +59,13 @@ def _samples(path: Path) -> list[Sample]:
             raise JournalError(f"{path}, line 1: expected the columns {HEADER}; {', '.join(missing)} are missing")
         samples = []
         for row in rows:
-            try:
-                values = {name: float(row[name]) for name in HEADER.split(",")}
-            except (TypeError, ValueError):
-                where = f"{path}, line {rows.line_num}"
-                raise JournalError(f"{where}: expected a number in each column, not {shorten(str(row))}") from None
-            if not all(abs(value) < LARGEST for value in values.values()):
-                raise JournalError(f"{path}, line {rows.line_num}: expected finite numbers, not {shorten(str(row))}")
+            values: dict[str, float] = {}
+            for name in HEADER.split(","):
+                value = decimal((row[name] or "").strip(), LARGEST)
+                if value is None or value < 0:
+                    where = f"{path}, line {rows.line_num}"
+                    raise JournalError(f"{where}: expected a number in each column, not {shorten(str(row))}")
+                values[name] = value
             threshold = round(values["tensor_fusion_threshold"] * MEBIBYTE)
             knobs = {"fusion_threshold": threshold, "cycle_time_ms": values["cycle_time_ms"]}
             samples.append(Sample(rows.line_num, knobs, values["score"]))

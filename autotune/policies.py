@@ -13,10 +13,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from autotune.bounded_reader import decimal, natural, shorten
 from autotune.replay import tuner_of
 from autotune.score import location
 from autotune.space import Knobs, Space
-from autotune.trials import Phase, PolicyError, Settings, Trial
+from autotune.trials import LARGEST_SEED, MOST_TRIALS, Phase, PolicyError, Settings, Trial
 
 INTERFACE = ("ask", "tell", "done", "best")
 
@@ -118,19 +119,12 @@ def changed(opened: Mapping[str, Any], changes: Sequence[str], policy: str) -> d
                 raise PolicyError(f"--set {name} has no effect: the replay ends with the first search")
             raise PolicyError(f"--set {name}: the policy {policy!r} has no such setting; it has {names}")
         whole = name in ("seed", "max_trials") or allowed[name] == 1
-        value = _number(text, whole)
-        if not allowed[name] <= value < math.inf:
+        value = natural(text, MOST_TRIALS if name == "max_trials" else LARGEST_SEED) if whole else decimal(text)
+        if value is None or value < allowed[name]:
             kind = "a whole number" if whole else "a number"
-            raise PolicyError(f"--set {name} takes {kind} of at least {allowed[name]}, not {text!r}")
+            raise PolicyError(f"--set {name} takes {kind} of at least {allowed[name]}, not {shorten(text)!r}")
         (row if name in ("seed", "max_trials") else row["settings"])[name] = value
     return row
-
-
-def _number(text: str, whole: bool) -> float:
-    try:
-        return int(text) if whole else float(text)
-    except ValueError:
-        return math.nan
 
 
 def made(name: str, opened: Mapping[str, Any]) -> Policy:

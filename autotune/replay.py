@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from autotune.bounded_reader import whole
 from autotune.journal import JournalError, environment
 from autotune.policy import Tuner
 from autotune.space import Space
-from autotune.trials import Settings
+from autotune.trials import LARGEST_SEED, MOST_TRIALS, Settings
 
 TOLERANCE = 1e-6
 EXACT_IN = ("numpy", "scipy", "machine", "processor")
@@ -57,9 +58,8 @@ def tuner_of(row: dict[str, Any], journal: Any = None) -> Tuner:
         raise JournalError(f"line 1: settings {sorted(unknown)} are unknown; the policy has {sorted(known)}")
     try:
         space = Space.from_description(row["space"])
-        return Tuner(
-            space, row["default"], row["seed"], row["max_trials"], row["first"], Settings(**row["settings"]), journal
-        )
+        seed, trials = whole(row, "seed", 0, LARGEST_SEED), whole(row, "max_trials", 1, MOST_TRIALS)
+        return Tuner(space, row["default"], seed, trials, row["first"], Settings(**row["settings"]), journal)
     except (TypeError, ValueError) as error:
         raise JournalError(f"line 1: {error}") from error
 

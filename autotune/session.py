@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune import result_cache
-from autotune.bounded_reader import ReadError, parse_json
+from autotune.bounded_reader import ReadError, number, parse_json, whole
 
 if TYPE_CHECKING:
     from autotune.journal import Journal
@@ -109,6 +109,7 @@ class Session:
         tuner = _imported()
         from autotune.space import Space
         from autotune.transport_model import first_setting
+        from autotune.trials import LARGEST_SEED, MOST_TRIALS
         from autotune.trials import Settings as settings
 
         space = Space.from_description(message["space"])
@@ -122,10 +123,10 @@ class Session:
         self._tuner = tuner(
             space,
             default,
-            seed=message["seed"],
-            max_trials=message["max_trials"],
+            seed=whole(message, "seed", 0, LARGEST_SEED),
+            max_trials=whole(message, "max_trials", 1, MOST_TRIALS),
             first=first,
-            settings=settings(spent=float(message.get("spent", 0.0))),
+            settings=settings(spent=number(message, "spent", 0) if "spent" in message else 0.0),
             journal=self._note,
         )
         return self._ask()
@@ -221,9 +222,9 @@ def _open(path: Path, about: dict[str, Any]) -> Journal:
     """A log at that path or, since a log holds one search, at the first numbered name beside it that is free."""
     from autotune.journal import Journal
 
-    for number in range(1, LOGS):
+    for place in range(1, LOGS):
         try:
-            return Journal(path if number == 1 else path.with_name(f"{path.stem}.{number}{path.suffix}"), about)
+            return Journal(path if place == 1 else path.with_name(f"{path.stem}.{place}{path.suffix}"), about)
         except FileExistsError:
             continue
         except OSError as error:

@@ -70,6 +70,10 @@ class Settings:
     spent: float = 0.0
 
 
+MOST_TRIALS = 1 << 20  # of a search; some memory goes with each
+LARGEST_SEED = (1 << 63) - 1
+
+
 @dataclass(frozen=True)
 class Trial:
     """A setting to measure.

@@ -73,7 +73,7 @@ _BY_NAME: dict[str, type[EngineError]] = {
     name: kind for name, kind in globals().items() if isinstance(kind, type) and issubclass(kind, EngineError)
 }
 _TOLD = re.compile(rf"\b({'|'.join(_BY_NAME)}): (.*)", re.DOTALL)
-_RANK = re.compile(r"\brank (\d+)")
+_RANK = re.compile(r"\brank ([0-9]{1,9})\b")
 
 
 def of(exception: BaseException | None) -> EngineError | None:

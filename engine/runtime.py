@@ -18,6 +18,7 @@ from typing import Any
 
 from . import config, logs, readable
 from . import waiting_room as waiting
+from .bounded_reader import natural
 from .device import Device
 from .errors import (
     ConfigError,
@@ -237,7 +238,8 @@ def _expect_own_place() -> None:
     pid, _, held = os.environ[HOLDER].partition(" ")
     world = find_place(config.environment())
     own = held == f"{world.rank} {world.size} {world.job}"
-    if own and pid.isdecimal() and int(pid) != os.getpid() and look(int(pid)) is not None:
+    holder = natural(pid)
+    if own and holder and holder != os.getpid() and look(holder) is not None:
         raise EngineError(
             f"process {os.getpid()} was started by process {pid}, which is rank {world.rank} of {world.size} itself, "
             'and has its variables. Call engine.init() in that process alone, under if __name__ == "__main__":; a '

@@ -25,7 +25,7 @@ CRASHES = (signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.
 BYTES = 1 << 18  # most bytes of a file that are read
 
 _THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$")
-_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
+_FRAME = re.compile(r'^  File "(.*)", line ([0-9]{1,9}) in (.*)$')
 # Code that is not the user's: this package, the interpreter's library, what was installed, extensions.
 NOT_THE_USERS = (
     f"{Path(__file__).parents[1]}{os.sep}",

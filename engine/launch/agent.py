@@ -55,8 +55,11 @@ class Agent:
         head = order.head
         self.channel = channel
         self.job = Job(**head["job"] | {"directory": Path(head["job"]["directory"])})
-        self.crew = Crew(head["host"], tuple(head["sizes"]), tuple(head["ranks"]), head["name"])
+        self.crew = Crew(
+            order.number("host"), tuple(order.numbers("sizes")), tuple(order.numbers("ranks")), head["name"]
+        )
         self.head = head
+        self.grace = order.seconds("grace", 0)
         self.command = [str(word) for word in head["command"]]
         self.hub: socket.socket | None = None
         self.pages: dict[int, int] = {}
@@ -122,7 +125,7 @@ class Agent:
         guardian = Guardian(self.job.name, lambda: None, str(self.crew.host))
         processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
         with caught(SIGNALS, lambda *_: None) as wakeup:
-            supervisor = Supervisor(guardian, wakeup, (self.channel.out,), self.head["grace"], self._say, self._ended)
+            supervisor = Supervisor(guardian, wakeup, (self.channel.out,), self.grace, self._say, self._ended)
             supervisor.hold()
             supervisor.hear(self.channel.reading, self._hear)
             self._supervisor = supervisor

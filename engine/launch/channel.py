@@ -18,12 +18,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import frames
+from ..bounded_reader import LARGEST
+from ..forms import MOST
 from ..host.patience import Patience
 from ..host.sockets import retry_short
 from .outgoing import Outgoing
 
 GREETING = b"\0enginerun agent 2\n"
 LIMIT = 64 << 20  # bytes of a message
+CODES = (-(1 << 8), 1 << 8)  # exit codes, and signals as negative ones
+PIDS = (1, 1 << 31)
+WORLDS = (0, 1 << 60)  # numbers of which a job never has too many: worlds, workers, commits, ticks
 HEAD_LIMIT = 16 << 20  # bytes of its head; that of the first order holds an environment and a command
 NOISE = 1 << 16  # bytes before the greeting that are kept for the report of a failed start
 READ_BYTES = 1 << 18
@@ -98,21 +103,31 @@ class Message:
     head: dict[str, Any]
     body: bytes = b""
 
-    def number(self, name: str) -> int:
-        """A field that is a whole number.
+    def number(self, name: str, least: int = 0, most: int = MOST) -> int:
+        """A field that is a whole number from `least` to `most`.
 
         Raises
         ------
         ChannelError
             It is missing, or something else; so for the others.
         """
-        return int(self._field(name, "a whole number", int))
+        value = self._field(name, "a whole number", int)
+        if not least <= value <= most:
+            raise ChannelError(f"a message {self.kind!r} has {name} = {value}, and not from {least} to {most}")
+        return int(value)
 
-    def seconds(self, name: str) -> float:
+    def numbers(self, name: str, least: int = 0, most: int = MOST) -> list[int]:
+        """A field that is a list of whole numbers."""
+        values = self._field(name, "a list", list)
+        if not all(type(value) is int and least <= value <= most for value in values):
+            raise ChannelError(f"a message {self.kind!r} has a list {name} of others than numbers {least} to {most}")
+        return list(values)
+
+    def seconds(self, name: str, least: float = -LARGEST, most: float = LARGEST) -> float:
         """A field that is a time."""
         value = self._field(name, "a number", int, float)
-        if not abs(value) < 1e18:
-            raise ChannelError(f"a message {self.kind!r} has {name} = {value!r}, which is no time")
+        if not least <= value <= most:
+            raise ChannelError(f"a message {self.kind!r} has {name} = {value!r}, which is no such time")
         return float(value)
 
     def text(self, name: str) -> str:

@@ -16,11 +16,12 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from .. import readable
+from ..forms import MOST_PORTS
 from ..host import machine, network, private_files, processes
 from ..host.patience import Patience
 from ..host.signals import read_signals
 from . import remote_files
-from .channel import ChannelError, Message
+from .channel import CODES, PIDS, ChannelError, Message
 from .console import Console
 from .errors import LaunchError
 from .hosts import LOOPBACK
@@ -164,7 +165,7 @@ class Conductor:
     @property
     def shares(self) -> dict[str, tuple[int, int]]:
         """By name, the ranks of each host and the processors that its agent has found, once agents are ready."""
-        return {host.name: (len(host.place.ranks), int(self._ready[host.number]["processors"])) for host in self._hosts}
+        return {host.name: (len(host.place.ranks), self._ready[host.number]["processors"]) for host in self._hosts}
 
     def runs(self, rank: int) -> bool:
         """Whether a rank has been started and has not ended."""
@@ -323,7 +324,9 @@ class Conductor:
         elif kind == "say":
             self._relay(host, str(head["line"]))
         elif kind == "ready":
-            host.ready, self._ready[host.number] = True, head
+            ports = {name: message.number(name, 0, MOST_PORTS) for name in ("hub", "port")}
+            host.ready = True
+            self._ready[host.number] = head | ports | {"processors": message.number("processors", 1)}
         elif kind == "started":
             self._show_start(host, message)
         elif kind == "failed":
@@ -339,7 +342,7 @@ class Conductor:
             bound = "any CPU" if cpus is None else f"CPUs {readable.cpus(cpus)}"
             rank = _rank(host, message)
             files = self._job.directory / f"rank.{rank}"
-            self._say(f"rank {rank}: pid {message.number('pid')} on {host.name}, {bound}, files in {files}")
+            self._say(f"rank {rank}: pid {message.number('pid', *PIDS)} on {host.name}, {bound}, files in {files}")
 
     def _failed(self, host: RemoteHost, text: str) -> None:
         """An agent cannot start its ranks, as is known of all agents before the first starts one, or only then."""
@@ -350,10 +353,10 @@ class Conductor:
 
     def _ended(self, host: RemoteHost, message: Message) -> None:
         """A rank has ended: note when, by the launcher's clock."""
-        rank, code, now = _rank(host, message), message.number("code"), time.time()
-        host.ahead = now - float(message.head["now"])
+        rank, code, now = _rank(host, message), message.number("code", *CODES), time.time()
+        host.ahead = now - message.seconds("now")
         by_launcher = bool(message.head["by_launcher"]) and (self._ending or self._signum is not None)
-        self._ends[rank] = End(rank, code, now - float(message.head["age"]), by_launcher)
+        self._ends[rank] = End(rank, code, now - message.seconds("age"), by_launcher)
         host.alive.discard(rank)
         for name in ("stdout", "stderr"):
             self.displays[rank, name].flush()

@@ -26,7 +26,7 @@ def devices_here(visible: str | None, devices: Path = Path("/dev")) -> tuple[str
     """
     if visible is not None:
         return tuple(part.strip() for part in visible.split(",") if part.strip())
-    numbers = (re.fullmatch(r"nvidia(\d+)", path.name) for path in devices.glob("nvidia*"))
+    numbers = (re.fullmatch(r"nvidia([0-9]{1,9})", path.name) for path in devices.glob("nvidia*"))
     return tuple(sorted((found[1] for found in numbers if found), key=int))
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import readable
-from ..forms import argument, seconds
+from ..forms import MOST_PORTS, argument, seconds
 from ..host import linux, machine, network, processes
 from ..host.patience import Patience
 from . import check_build
@@ -99,7 +99,9 @@ def connect(targets: Mapping[str, Sequence[Any]], limit: float = CONNECT) -> dic
     for name, (address, port) in targets.items():
         left = max(0.1, end - time.monotonic())
         try:
-            with socket.create_connection((address, int(port)), left) as connection:
+            if type(port) is not int or not 0 < port <= MOST_PORTS:
+                raise ChannelError(f"the launcher speaks of a port {port!r} of {name!r}")
+            with socket.create_connection((address, port), left) as connection:
                 found[name] = network.address_of(connection.getsockname()).host, ""
         except TimeoutError:
             found[name] = "", f"no answer from {address}; let TCP between the hosts pass on all ports"
@@ -212,6 +214,8 @@ class Examination:
         if message.kind == "failed":
             host.trouble = str(message.head["text"])
         else:
+            if message.kind == "examined":
+                message.number("port", 0, MOST_PORTS)
             self._answers[host.name] = message
 
     def _lost(self, host: RemoteHost, how: str) -> None:
@@ -235,7 +239,7 @@ class Examination:
                 self._addresses[host.name] = own or used.get(host.name, {}).get(first.name, ("", ""))[0]
 
     def _target(self, name: str) -> tuple[str, int]:
-        return self._addresses.get(name, ""), int(self._facts[name]["port"])
+        return self._addresses.get(name, ""), self._facts[name]["port"]
 
     def _try(self, targets: Mapping[str, tuple[str, int]]) -> dict[str, dict[str, tuple[str, str]]]:
         """Have every host connect to the others of those whose address is known."""

@@ -23,7 +23,7 @@ from ..host.network import Address
 from ..host.patience import STEP
 from ..host.signals import read_signals
 from . import remote_files
-from .channel import ChannelError, Message
+from .channel import CODES, PIDS, WORLDS, ChannelError, Message
 from .cluster import Cluster
 from .console import Console
 from .discovery import Discovery, Fixed, Names, Script, changes
@@ -356,7 +356,7 @@ class Driver:
 
     def _said(self, host: str, message: Message) -> None:
         """A worker has said something at the gate."""
-        number, worker = message.number("worker"), self._worker(host, message)
+        number, worker = message.number("worker", *WORLDS), self._worker(host, message)
         try:
             said = check(message.head.get("message"))
         except SaidError as error:
@@ -372,7 +372,7 @@ class Driver:
         self._feed(event_of(number, said))
 
     def _ended(self, host: str, message: Message) -> None:
-        number, code = message.number("worker"), message.number("code")
+        number, code = message.number("worker", *WORLDS), message.number("code", *CODES)
         killed, started = message.truth("killed"), message.truth("started")
         worker = self._worker(host, message)
         display = self.slots.displays[worker.number, "stderr"]
@@ -400,9 +400,10 @@ class Driver:
         if self._options.verbose:
             cpus = message.head["cpus"]
             bound = "any CPU" if cpus is None else f"CPUs {readable.cpus(cpus)}"
-            worker = self._worker(host, message)
+            worker, number = self._worker(host, message), message.number("worker", *WORLDS)
+            pid = message.number("pid", *PIDS)
             self._say(
-                f"worker {message.number('worker')} in {worker.slot}: pid {message.number('pid')}, {bound}, files in "
+                f"worker {number} in {worker.slot}: pid {pid}, {bound}, files in "
                 f"{self._job.directory / f'rank.{worker.number}'}"
             )
 
@@ -454,7 +455,7 @@ class Driver:
 
     def _worker(self, host: str, message: Message) -> _Worker:
         """The worker that a message is about, which must be one of its host."""
-        worker = self._workers.get(message.number("worker"))
+        worker = self._workers.get(message.number("worker", *WORLDS))
         if worker is None or worker.slot.host != host:
             raise ChannelError(f"it speaks of worker {message.head['worker']}, which is not one of its workers")
         return worker

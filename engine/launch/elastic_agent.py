@@ -20,7 +20,7 @@ from ..host.signals import caught
 from ..metrics import page
 from . import spawn
 from .agent import Agent, Relay
-from .channel import Channel, ChannelError, Message
+from .channel import WORLDS, Channel, ChannelError, Message
 from .cpu_binding import Allotment, allot
 from .elastic_said import SaidError, check
 from .errors import LaunchError
@@ -91,12 +91,14 @@ class ElasticAgent(Agent):
         self._killed: set[int] = set()
         self._gatehouse: Gatehouse | None = None
         self._unguarded = False
+        self._most, self._slots = order.number("most", 1), order.number("slots")
+        self._lease = None if self.head["lease"] is None else order.seconds("lease", 0)
 
     def run(self, head: dict[str, Any]) -> None:
         """Start workers as the launcher asks for them, until it says that all is over, or is gone."""
-        self._descriptors = spawn.raise_descriptor_limit(int(self.head["most"]))
+        self._descriptors = spawn.raise_descriptor_limit(self._most)
         self.files.settle()
-        self._guardian = Guardian(self.job.name, lambda: None, str(self.crew.host), self.head["lease"])
+        self._guardian = Guardian(self.job.name, lambda: None, str(self.crew.host), self._lease)
         self._beat()  # before anything of a worker: the launcher counts on the lease from when it has heard this
         processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
         with caught(SIGNALS, lambda *_: None) as wakeup:
@@ -112,10 +114,10 @@ class ElasticAgent(Agent):
             keeper.hold()
             keeper.hear(self.channel.reading, self._hear)
             self._supervisor = self._keeper = keeper
-            if self.head["lease"] is not None:
+            if self._lease is not None:
                 self._watch_guardian()
-            several, most = bool(self.head["several"]), int(self.head["most"])
-            gatehouse = Gatehouse(self.job.secret, several, most, keeper, self._passed, self._say)
+            several = bool(self.head["several"])
+            gatehouse = Gatehouse(self.job.secret, several, self._most, keeper, self._passed, self._say)
             self._gatehouse = gatehouse
             try:
                 self._hear()  # what has come with the word to start
@@ -160,18 +162,18 @@ class ElasticAgent(Agent):
         if kind == "launch":
             self._launch(message)
         elif kind == "kill":
-            self._killed.add(message.number("worker"))
-            keeper.kill_one(message.number("worker"))
+            self._killed.add(message.number("worker", *WORLDS))
+            keeper.kill_one(message.number("worker", *WORLDS))
         elif kind == "tell" and self._gatehouse is not None:
-            self._gatehouse.send(message.number("worker"), str(head["kind"]), **head["fields"])
+            self._gatehouse.send(message.number("worker", *WORLDS), str(head["kind"]), **head["fields"])
         elif kind in ("hold", "go_on"):
             keeper.hold_back(kind == "hold")
         elif kind == "beat":
             self._beat()
             self.copies.send(self.channel)
         elif kind == "heard":
-            if self.head["lease"] is not None:
-                self._guardian.renew(float(head["at"]) + self.head["lease"])
+            if self._lease is not None:
+                self._guardian.renew(message.seconds("at", 0) + self._lease)
         elif kind == "signal" and message.number("number") in ENDING_SIGNALS:
             keeper.end_by(message.number("number"))
         elif kind == "signal" and message.number("number") in PASSED_SIGNALS:
@@ -190,7 +192,7 @@ class ElasticAgent(Agent):
 
     def _launch(self, message: Message) -> None:
         """Start a worker. That it cannot be started is told as its end."""
-        worker = message.number("worker")
+        worker = message.number("worker", *WORLDS)
         try:
             self._start_worker(worker, message)
         except LaunchError as error:
@@ -261,7 +263,7 @@ class ElasticAgent(Agent):
         """CPUs for all slots that the host has now. Workers in slots that it gets later may run on any CPU."""
         return allot(
             machine.facts(),
-            max(1, int(self.head["slots"])),
+            max(1, self._slots),
             self.environment,
             binding=self.head["binding"],
             cpus_per_rank=self.head["cpus_per_rank"],

@@ -20,7 +20,7 @@ from .verdict import claim_of, traceback_span
 # Exceptions with which a worker ends because of something that it was told.
 _TOLD = ("CalledOff", "ElasticTimeoutError", "HostsUpdatedInterrupt", "JobOver", "RendezvousError")
 _PACKAGE = Path(__file__).parents[1]
-_LINE = re.compile(r'^\s+File "(?P<file>.+)", line (?P<line>\d+)')
+_LINE = re.compile(r'^\s+File "(?P<file>.+)", line (?P<line>[0-9]{1,9})')
 _NO_PROGRAM = re.compile(r"^\S+: (can't open file .+|No module named [\w.]+)$")  # as Python says it of its arguments
 _TYPE = re.compile(r"^(?:[\w.]+\.)?(?P<name>\w+)(?::|$)")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..elastic import events
+from ..forms import LARGEST, MOST_PORTS
 
 _NUMBER, _TEXT = (int,), (str,)
 _MAYBE_NUMBER = (int, type(None))
@@ -55,7 +56,10 @@ def check(said: Any) -> dict[str, Any]:
     if fields is None:
         raise SaidError(f"it says {kind!r}, which is not known here; install the same version")
     for name, kinds in fields.items():
-        if name not in said or type(said[name]) not in kinds or (name == "port" and not 0 <= said[name] < 1 << 16):
+        most = MOST_PORTS if name == "port" else LARGEST
+        value = said.get(name)
+        bounded = type(value) is not int or 0 <= value <= most
+        if name not in said or type(value) not in kinds or not bounded:
             raise SaidError(f"it says {kind!r} with {name} = {said.get(name)!r}; install the same version")
     if kind == "ready" and said["why"] not in events.Why.__members__:
         raise SaidError(f"it says {kind!r} because of {said['why']!r}; install the same version")

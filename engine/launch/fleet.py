@@ -12,7 +12,7 @@ from typing import Any
 from ..host import network
 from ..host.patience import Patience
 from . import remote_files
-from .channel import Message
+from .channel import PIDS, WORLDS, Message
 from .cluster import Cluster
 from .conductor import FAREWELL, order
 from .discovery import Names
@@ -287,9 +287,10 @@ class Fleet:
             message.seconds("at")  # the relay has answered it
         else:
             if message.kind == "started":
-                self._running[host][message.number("worker")] = [message.number("pid"), message.number("born")]
+                worker = message.number("worker", *WORLDS)
+                self._running[host][worker] = [message.number("pid", *PIDS), message.number("born", *WORLDS)]
             elif message.kind == "end":
-                self._running[host].pop(message.number("worker"), None)
+                self._running[host].pop(message.number("worker", *WORLDS), None)
             self._told(host, message)
 
     def _ready(self, agent: RemoteHost, message: Message) -> None:

@@ -17,6 +17,8 @@ from ..host.processes import look
 from ..metrics import page
 from .channel import Channel, ChannelError, Message
 
+CLOCKS = (0, 1 << 63)  # nanoseconds that a clock may tell
+
 
 class Pages:
     """The pages of an agent's ranks, as it tells of them.
@@ -83,7 +85,7 @@ class Copies:
         """
         changed, states = _numbers(message)
         clocks = _clocks()
-        ahead, ahead_unix = (clocks[name] - message.number(name) for name in ("monotonic", "unix"))
+        ahead, ahead_unix = (clocks[name] - message.number(name, *CLOCKS) for name in ("monotonic", "unix"))
         if not {*changed, *states} <= self._descriptors.keys():
             raise ChannelError(f"it speaks of ranks {sorted({*changed, *states})}, which are not all its ranks")
         if not max(abs(ahead), abs(ahead_unix)) < 1 << 62:
@@ -106,12 +108,13 @@ class Copies:
 
 def _numbers(message: Message) -> tuple[list[int], dict[int, str]]:
     """Of which ranks a message has pages, each once; and the states of processes, by rank."""
-    changed: Any = message.head.get("changed")
+    changed = message.numbers("changed")
     states: Any = message.head.get("states")
     try:
-        if len({*map(int, changed)}) == len(changed):
-            return [*map(int, changed)], {int(rank): str(state) for rank, state in states}
-    except (TypeError, ValueError, OverflowError):
+        found = {rank: str(state) for rank, state in states}
+        if len({*changed}) == len(changed) and all(type(rank) is int for rank in found):
+            return changed, found
+    except (TypeError, ValueError):
         pass
     raise ChannelError("what it tells of its pages of counters is damaged; install the same version")
 

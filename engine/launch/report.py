@@ -29,7 +29,7 @@ _FRAME = re.compile(
 )
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 _MISMATCH = re.compile(r"(?:[\w.]+\.)?MismatchError: ")
-_SENT = re.compile(r"\b(?:rank (\d+)|ranks [\d, .-]+) sent ")
+_SENT = re.compile(r"\b(?:rank ([0-9]{1,9})|ranks [\d, .-]+) sent ")
 
 
 def read_tail(path: Path) -> list[str]:

@@ -24,9 +24,9 @@ CAUSES = {kind.__name__: cause for cause, kind in BY_CAUSE.items()}
 ABSENT = "absent"  # of a rank that has not come while the others gathered
 UNREACHED = ("died", "lost", ABSENT)  # what ranks say of each other that are cut off
 _EXCEPTION = re.compile(rf"^(?:[\w.]+\.)?({'|'.join(CAUSES)}|WorldError)\b:?\s*(.*)")
-_RANK = re.compile(r"\brank (\d+)\b")
+_RANK = re.compile(r"\brank ([0-9]{1,9})\b")
 _ABSENCE = re.compile(
-    r"^(?:[\w.]+\.)?RendezvousError: (?:rank \d+: )?((local rank|ranks?) (\d+)[^:]* did not come within .*)"
+    r"^(?:[\w.]+\.)?RendezvousError: (?:rank \d+: )?((local rank|ranks?) ([0-9]{1,9})\b[^:]* did not come within .*)"
 )
 _LINKS = ("During handling of the above exception", "The above exception was the direct cause")
 _TRACEBACK = re.compile(r"^(?:  [+|] )?(?:Exception Group )?Traceback \(most recent call last\):")

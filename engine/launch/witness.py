@@ -12,9 +12,10 @@ import os
 import select
 import signal
 from pathlib import Path
+from typing import Any
 
 from ..host import processes
-from .channel import Channel, Message
+from .channel import PIDS, Channel, ChannelError, Message
 from .guardian import end_all, runs
 
 LOOK = 0.02  # seconds from one look to the next
@@ -36,7 +37,7 @@ def testify(channel: Channel, order: Message) -> None:
         when it began, in ticks since boot.
     """
     head = order.head
-    known = [(int(pid), int(born)) for pid, born in head["workers"]]
+    known = [_process(told) for told in head["workers"]]
     if not processes.visible() or where() != head["where"]:
         channel.send("blind")
     else:
@@ -47,6 +48,15 @@ def testify(channel: Channel, order: Message) -> None:
     channel.out.drain()
     for _ in channel.messages():
         pass
+
+
+def _process(told: Any) -> tuple[int, int]:
+    """A worker's number and beginning; a pid of 0 or below would be that of a group, or of all."""
+    if isinstance(told, list) and len(told) == 2 and all(type(each) is int for each in told):
+        pid, born = told
+        if PIDS[0] <= pid <= PIDS[1] and born >= 0:
+            return pid, born
+    raise ChannelError(f"the launcher speaks of a worker {told!r}, which is no process")
 
 
 def _end(workers: list[tuple[int, int]]) -> bool:

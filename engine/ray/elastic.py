@@ -142,9 +142,8 @@ class ElasticRayExecutor:
         least = next((each for each in (min_np, min_workers) if each is not None), min_num_proc)
         most = next((each for each in (max_np, max_workers) if each is not None), max_num_proc)
         names = interfaces(nics)
-        cooldown = None if cooldown_range is None else (float(cooldown_range[0]), float(cooldown_range[1]))
         return ElasticSettings(
-            least, most, reset_limit, elastic_timeout, timeout_s, cooldown, names, discovery, int(verbose)
+            least, most, reset_limit, elastic_timeout, timeout_s, cooldown_range, names, discovery, int(verbose)
         )
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from .. import readable
-from ..forms import MOST, Whole
+from ..forms import LARGEST, Form, Whole, seconds
 from ..launch.plan import MOST_RANKS
 from ..logs import logger
 
@@ -30,6 +30,10 @@ class Settings:
     timeout_s: float = 30
     placement_group_timeout_s: float = 100
     nics: Collection[str] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("timeout_s", "placement_group_timeout_s"):
+            _check(self, name, seconds())
 
 
 class Hosts(Protocol):
@@ -78,6 +82,13 @@ class ElasticSettings:
     verbose: int = 1
 
     def __post_init__(self) -> None:
+        for name in ("elastic_timeout", "timeout_s"):
+            _check(self, name, seconds())
+        for name in ("min_num_proc", "max_num_proc"):
+            _check(self, name, Whole(0))
+        _check(self, "reset_limit", Whole(0, LARGEST))
+        if self.cooldown_range is not None:
+            _check(self, "cooldown_range", _two_durations)
         most = self.max_num_proc
         if self.min_num_proc < 1 or (most is not None and most < self.min_num_proc):
             raise ValueError(
@@ -88,12 +99,36 @@ class ElasticSettings:
             raise ValueError(f"max_num_proc is {most}: a job has {MOST_RANKS} ranks at most")
 
 
+def _check(settings: object, name: str, form: Form) -> None:
+    """Hold a setting that is not None against its form. A ValueError says what it is and may be."""
+    value = getattr(settings, name)
+    try:
+        if value is not None:
+            object.__setattr__(settings, name, form(value))
+    except ValueError as error:
+        raise ValueError(f"{name} is {readable.quoted(value)}; expected {error}") from None
+
+
+def _two_durations(given: object) -> tuple[float, float]:
+    """The form of `cooldown_range`."""
+    if isinstance(given, tuple | list) and len(given) == 2:
+        return seconds()(given[0]), seconds()(given[1])
+    raise ValueError("two numbers of seconds")
+
+
 def read_ranks(name: str, number: object) -> int:
     """Check a number of ranks or hosts that a caller has given. A ValueError says what it is and may be."""
     try:
         return Whole(1, MOST_RANKS)(number)
     except ValueError as error:
         raise ValueError(f"{name} is {readable.quoted(number)}; expected {error}") from None
+
+
+def _read_count(name: str, number: object) -> int:
+    try:
+        return Whole(1)(number)
+    except ValueError as error:
+        raise ValueError(f"{name} is {readable.quoted(number)}: give {error}") from None
 
 
 def set_aside(cpus: int, use_gpu: bool, gpus: int | None, whose: str) -> dict[str, float]:
@@ -113,9 +148,8 @@ def set_aside(cpus: int, use_gpu: bool, gpus: int | None, whose: str) -> dict[st
     ValueError
         Not whole numbers of at least 1, since no two ranks can share a GPU in NCCL; or GPUs without `use_gpu`.
     """
-    for name, number in ((f"cpus_per_{whose}", cpus), (f"gpus_per_{whose}", gpus)):
-        if number is not None and not (1 <= number <= MOST and number == int(number)):
-            raise ValueError(f"{name} is {readable.quoted(number)}: give a whole number from 1 to {MOST}")
+    cpus = _read_count(f"cpus_per_{whose}", cpus)
+    gpus = None if gpus is None else _read_count(f"gpus_per_{whose}", gpus)
     if gpus and not use_gpu:
         raise ValueError(f"gpus_per_{whose} is {gpus} and use_gpu is False: set use_gpu=True")
     return {"CPU": cpus, "GPU": gpus or 1} if use_gpu else {"CPU": cpus}

@@ -18,7 +18,9 @@ import time
 from dataclasses import replace
 from typing import Any
 
+from ..bounded_reader import parse_json, text, whole
 from ..errors import ConfigError, RendezvousError
+from ..forms import MOST_PORTS
 from ..host import network
 from ..host.patience import Patience
 from ..hub_address import HubAddress
@@ -64,11 +66,12 @@ def agree(world: World, seconds: float, interface: str | None) -> World | None:
             hub = _listen(world, interface)
         told = {"job": secrets.token_hex(8), "secret": secrets.token_hex(32), "hosts": (hub.host, *hub.others)}
         message = json.dumps({**told, "port": hub.port}).encode()
-    told = json.loads(_broadcast(mpi, message, world, seconds))
+    told = parse_json(_broadcast(mpi, message, world, seconds), "what rank 0 has told over MPI")
+    job, secret, port = text(told, "job"), text(told, "secret"), whole(told, "port", 1, MOST_PORTS)
     if hub is None:
-        first, *others = told["hosts"]
-        hub = HubAddress(first, told["port"], others=tuple(others))
-    return replace(world, job=f"mpi={told['job']}", secret=world.secret or told["secret"], hub=hub)
+        first, *others = (str(host) for host in told["hosts"])
+        hub = HubAddress(first, port, others=tuple(others))
+    return replace(world, job=f"mpi={job}", secret=world.secret or secret, hub=hub)
 
 
 def begin(world: World, seconds: float) -> Any:

@@ -10,20 +10,22 @@ import time
 from itertools import islice
 
 from .. import frames, readable
+from ..bounded_reader import number, text, whole
 from ..errors import CalledOff, RendezvousError
 from ..host.patience import Patience
 from ..host.sockets import retry_short, send_all
 from ..world import World
+from .between import SECONDS, refused
 from .call_off import CallOff
 from .messages import (
     GRACE,
-    KINDS,
     LIMIT,
     TELLING,
     Gathered,
     Hello,
     address,
     close_all,
+    expect_welcome,
     frame,
     own_pidfd,
     peer_uid,
@@ -113,15 +115,17 @@ class Joining:
             if challenge is None or not received:
                 return None
             challenged = frames.parse_object(challenge[1])
-            self.leader = f"rank {challenged['rank']}"
+            leader, pid = whole(challenged, "rank", 0, self.hello.size - 1), whole(challenged, "pid", 1, 1 << 31)
+            seconds = number(challenged, "seconds", 0, SECONDS)
+            self.leader = f"rank {leader}"
             self.introduced = True
-            hello = frame(self.hello.told(), self.key, "hello", challenged["nonce"])
+            hello = frame(self.hello.told(), self.key, "hello", text(challenged, "nonce"))
             try:
                 sent = retry_short(socket.send_fds, connection, [hello], [self.pidfd])
                 send_all(connection, hello[sent:], GRACE)
             except OSError:
                 return None
-            patience = Patience(float(challenged["seconds"]) + GRACE)
+            patience = Patience(seconds + GRACE)
             try:
                 answer = self._message(connection, buffer, received, patience, LIMIT)
             except Exception as error:
@@ -133,7 +137,7 @@ class Joining:
                     end = "died before all ranks had come"
                 else:
                     end = "went on without this process: either all its ranks had come, or it fell silent"
-                raise RendezvousError(f"{self.leader} (pid {challenged['pid']}) {end}")
+                raise RendezvousError(f"{self.leader} (pid {pid}) {end}")
             return self._verdict(connection, answer)
         finally:
             close_all(received)
@@ -153,8 +157,8 @@ class Joining:
                 "both?"
             )
         message = frames.parse_object(payload)
-        if "refused" in message:
-            raise KINDS[message["refused"]](message["message"])
+        refused(message)
+        expect_welcome(message, self.hello.size)
         descriptors: list[int] = []
         try:
             while len(descriptors) < message["descriptors"]:

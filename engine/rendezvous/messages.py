@@ -8,6 +8,7 @@ import hashlib
 import hmac
 import json
 import os
+import re
 import secrets
 import select
 import socket
@@ -19,6 +20,7 @@ from itertools import chain
 from typing import Any
 
 from .. import frames, readable
+from ..bounded_reader import shorten, whole
 from ..errors import CalledOff, IncompatibleRanksError, RendezvousError
 from ..host import linux
 from ..host.sockets import retry_short
@@ -29,7 +31,9 @@ from .layout import Layout
 GROUP = 250  # descriptors per message
 LIMIT = 1 << 20  # bytes of a message
 MAC = 32
+MOST_SOCKETS = 1 << 10  # of a lane
 MOST_PROCESSORS = 1 << 12  # of a host
+_DIGITS = re.compile(f"[0-9a-f]{{1,{MOST_PROCESSORS // 4}}}")
 LONGEST_FAILURE = 1500  # characters of it that a hello has room for
 GRACE = 5.0  # seconds beyond rank 0's deadline in which its verdict must arrive
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)  # what reading a lie may raise
@@ -112,7 +116,7 @@ class Hello:
         try:
             rank, size, pid, worlds = (told.get(name, 1) for name in ("rank", "size", "pid", "worlds"))
             build, levels, nonce = dict(told["build"]), list(told["levels"]), told["nonce"]
-            failure, mask = told.get("failure", ""), int(told["processors"], 16)
+            failure, mask = told.get("failure", ""), _mask(told["processors"])
         except (KeyError, TypeError, ValueError, AttributeError):
             raise ValueError("not a hello") from None
         known = all(type(number) is int and 0 <= number < 1 << 31 for number in (rank, size, pid, worlds))
@@ -123,6 +127,44 @@ class Hello:
             raise ValueError("not a hello")
         processors = [number for number in range(mask.bit_length()) if mask >> number & 1]
         return cls(rank, size, pid, processors, build, levels, worlds, failure, nonce)
+
+
+def expect_welcome(message: Mapping[str, Any], size: int) -> None:
+    """Hold what a leader tells a rank of its host against the size of the world, before descriptors are counted by it.
+
+    Raises
+    ------
+    ValueError
+        No leader of this version says that.
+    """
+    for name in ("crew", "trunks", "lanes"):
+        ranks: Any = message.get(name)
+        if not _are_numbers(ranks, size) or len(set(ranks)) != len(ranks):
+            raise ValueError(f"a welcome with {name} {shorten(repr(ranks))}")
+    sockets, host = whole(message, "sockets", 1, MOST_SOCKETS), whole(message, "host", 0, size - 1)
+    expected = 2 + len(message["crew"]) + len(message["trunks"]) + sockets * len(message["lanes"])
+    whole(message, "descriptors", expected, expected)
+    whole(message, "generation")
+    told: list[Any] = [message.get(name) for name in ("pids", "processors", "hosts")]
+    pids, processors, hosts = told
+    alike = _are_numbers(pids, 1 << 31) and isinstance(processors, list) and len(pids) == len(processors) == size
+    if not alike or not all(_are_numbers(each, MOST_PROCESSORS) for each in processors):
+        raise ValueError(f"a welcome that does not tell of {size} processes")
+    if not _are_numbers(hosts, size) or len(hosts) not in (0, size) or (host > 0 and host not in hosts):
+        raise ValueError(f"a welcome with hosts {shorten(repr(hosts))}")
+    if not isinstance(message.get("kernels"), str | None):
+        raise ValueError("a welcome without kernels")
+
+
+def _are_numbers(found: Any, end: int) -> bool:
+    return isinstance(found, list) and all(type(each) is int and 0 <= each < end for each in found)
+
+
+def _mask(digits: Any) -> int:
+    """Processors as bits of a number, written in base 16."""
+    if not isinstance(digits, str) or not _DIGITS.fullmatch(digits):
+        raise ValueError("no mask of processors")
+    return int(digits, 16)
 
 
 def introduce(

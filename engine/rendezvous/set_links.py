@@ -8,9 +8,11 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+from ..bounded_reader import text, whole
 from ..errors import RendezvousError
+from ..frames import parse
 from ..host import network
-from ..host.network import Address
+from ..host.network import Address, read_address
 from ..host.patience import Patience
 from ..world import World
 from .between import Door
@@ -115,7 +117,7 @@ class _Meeting:
         """Call and answer until all connections are open, or the world has ended."""
         for name in sorted(self.wanted):
             if not self._answers(name[1]):
-                self.talks.begin(self._call(name, Address(*json.loads(told[name[1]])), patience))
+                self.talks.begin(self._call(name, read_address(parse(told[name[1]])), patience))
         while missing := self.wanted - self.links.keys():
             if ended():
                 raise RendezvousError("the world has ended")
@@ -145,7 +147,7 @@ class _Meeting:
             return
 
     def _welcome(self, link: Link, greeting: dict[str, Any]) -> None:
-        found = str(greeting.get("kind")), int(greeting.get("rank", -1)), int(greeting.get("number", -1))
+        found = text(greeting, "kind"), whole(greeting, "rank"), whole(greeting, "number")
         if greeting.get("to") != self.me or found not in self.wanted or found in self.links:
             link.close()
             return

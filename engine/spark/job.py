@@ -228,7 +228,7 @@ class _Job:
             return found
         said = re.search(f"{re.escape(FIRST)}(.*?){re.escape(LAST)}", readable.exception_text(error), re.DOTALL)
         if said is not None:
-            number = re.search(r"rank (\d+)", said[1])
+            number = re.search(r"rank ([0-9]{1,9})\b", said[1])
             return JobError(said[1], int(number[1]) if number else None)
         if found is not None:
             return JobError(f"{found}\nSpark: {reason(error)}", found.rank)

@@ -8,6 +8,10 @@ import socket
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from .. import frames
+from ..bounded_reader import text as words
+from ..bounded_reader import whole
+from ..forms import MOST_PORTS
 from ..host import machine
 from ..launch.plan import Crew
 
@@ -46,7 +50,10 @@ class Card:
     @classmethod
     def read(cls, text: str) -> Card:
         """The card that `text` has written."""
-        return cls(**json.loads(text))
+        told = frames.parse_object(text.encode())
+        host, name, address = (words(told, field) for field in ("host", "name", "address"))
+        hub, port = (whole(told, field, 0, MOST_PORTS) for field in ("hub", "port"))
+        return cls(host, name, address, hub, port)
 
 
 def host_here() -> str:

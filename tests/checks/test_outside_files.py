@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+ROOMS = ("engine", "autotune")
 # What else reads whole files or parses JSON, and of whom it is.
 OWN = {
     # of the kernel, of this process, or of the package itself
@@ -13,9 +15,9 @@ OWN = {
     "engine/host/processes.py", "engine/launch/witness.py", "engine/metrics/dashboards.py",
     "engine/metrics/export/atomic_file.py", "engine/metrics/report/find_jobs.py", "engine/ray/porter.py",
     # of ranks of the same job, which have proven the secret; its own directory, made for it alone
-    "engine/launch/remote_files.py", "engine/ray/elastic.py", "engine/rendezvous/by_mpi.py",
-    "engine/rendezvous/set_links.py", "engine/runner/function.py", "engine/runner/job.py", "engine/runner/rank.py",
-    "engine/spark/elastic.py", "engine/spark/launcher.py", "engine/spark/places.py", "engine/spark/record.py",
+    "engine/launch/remote_files.py", "engine/ray/elastic.py",
+    "engine/runner/function.py", "engine/runner/job.py", "engine/runner/rank.py",
+    "engine/spark/elastic.py", "engine/spark/launcher.py", "engine/spark/record.py",
     "engine/spark/writer.py", "engine/tensorflow/variables.py", "engine/tuning/journals.py",
     # of a store, whose pickles are loaded, too; the user's own program and model
     "engine/keras/models.py", "engine/launch/shadow.py", "engine/spark/estimator.py", "engine/spark/manifest.py",
@@ -35,8 +37,49 @@ def _reads(node: ast.AST) -> bool:
     return node.func.attr in ("read_text", "read_bytes") or (of_json and node.func.attr in ("load", "loads"))
 
 
+# Where `int` or `float` takes a field by its name, and of whom it is.
+OWN_NUMBERS = {
+    "engine/launch/job.py": "a setting, which was checked",
+    "engine/ray/elastic.py": "an argument, which was checked",
+    "engine/ray/slots.py": "free resources, as Ray counts them",
+    "engine/spark/columns.py": "a column's bound, which Spark has computed",
+    "engine/trace/summary.py": "a row of the summary itself",
+    "engine/tuning/trial_loop.py": "the engine's own knobs",
+}
+UNBOUNDED = re.compile(r"\((?:\?P<\w+>)?(?:\\d|\[0-9\])[+*]\)")  # digits, of any number, that a pattern captures
+
+
+def _takes_field(node: ast.AST) -> bool:
+    """Whether a call makes a number of a field: `int(told["rank"])`, `float(told.get("age", 0))`."""
+    if not isinstance(node, ast.Call) or ast.unparse(node.func) not in ("int", "float"):
+        return False
+    return any(
+        (isinstance(inner, ast.Subscript) and isinstance(inner.slice, ast.Constant) and type(inner.slice.value) is str)
+        or (isinstance(inner, ast.Call) and ast.unparse(inner.func).endswith(".get"))
+        for argument in node.args
+        for inner in ast.walk(argument)
+    )
+
+
+def test_numbers_in_messages_files_and_variables_are_read_within_limits() -> None:
+    """By `whole` and `number`, by a `Message`, or by a form: `int` and `float` take texts, `nan` and truths."""
+    sources = {str(path.relative_to(ROOT)): path.read_text() for room in ROOMS for path in (ROOT / room).rglob("*.py")}
+    found = {name for name, text in sources.items() if any(map(_takes_field, ast.walk(ast.parse(text))))}
+    assert found == OWN_NUMBERS.keys()
+    assert {name for name, text in sources.items() if UNBOUNDED.search(text)} == set()
+
+
+def test_an_unbounded_number_is_known_as_one() -> None:
+    for text in ('int(told["rank"])', 'float(told.get("age", 0))', 'int(os.environ["X"], 16)', 'int(str(a.b["c"]))'):
+        assert _takes_field(ast.parse(text, mode="eval").body), text
+    for text in ("int(told[0])", 'whole(told, "rank")', "int(text)"):
+        assert not _takes_field(ast.parse(text, mode="eval").body), text
+    assert all(map(UNBOUNDED.search, (r"rank (\d+)", r"(?P<slots>\d+)", r"x([0-9]+)")))
+    assert not any(map(UNBOUNDED.search, (r"rank ([0-9]{1,9})", r"rank \d+", r"(\w+)")))
+
+
 def test_files_of_others_are_read_within_limits() -> None:
-    sources = [path for room in ("engine", "autotune") for path in (ROOT / room).rglob("*.py")]
+    sources = [path for room in ROOMS for path in (ROOT / room).rglob("*.py")]
     found = {
         str(path.relative_to(ROOT))
         for path in sources

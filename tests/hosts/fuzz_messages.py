@@ -20,6 +20,7 @@ from functools import cache
 from typing import Any
 
 from engine import frames
+from engine.elastic.worker.gate import _lists_of, _place_of
 from engine.errors import RendezvousError
 from engine.host.network import Address
 from engine.host.patience import Patience
@@ -27,7 +28,7 @@ from engine.launch.channel import ChannelError, Decoder
 from engine.launch.elastic_said import SaidError, check, event_of
 from engine.rendezvous.between import Terms
 from engine.rendezvous.hub import Host, Hub
-from engine.rendezvous.messages import Hello
+from engine.rendezvous.messages import Hello, expect_welcome
 from engine.spark.record import Record
 from engine.world import World
 
@@ -74,6 +75,14 @@ TERMS = Terms([0, 1], ["a", "b"], [None, Address("127.0.0.1", 5)], [1, 2], [[0],
 END = {  # as `Record.head` has it
     "rank": 1, "host": "a", "code": 1, "age": 0.5, "by_launcher": False, "files": {"failure.json": 4, "stderr": 6},
 }  # fmt: skip
+WELCOME = {
+    "pids": [11, 12, 13], "processors": [[0], [1, 2], []], "hosts": [0, 0, 1], "host": 0, "kernels": None,
+    "generation": 4, "crew": [0, 1], "trunks": [2], "lanes": [2], "sockets": 2, "descriptors": 7,
+}  # fmt: skip
+PLACE = {
+    "world": 3, "rank": 1, "size": 2, "local_rank": 0, "local_size": 1, "cross_rank": 1, "cross_size": 2,
+    "slot": ["b", 0],
+}  # fmt: skip
 READY = {
     "kind": "ready", "world": 0, "why": "NEW", "text": "", "culprit": None, "commit": None, "stalled": False,
     "build": {"version": "1"}, "port": 0,
@@ -101,10 +110,23 @@ def send(message: Any) -> None:
     head = json.dumps(message).encode()
     content = len(head).to_bytes(4, "big") + head
     for each in Decoder().feed(frames.wrap(content)):
-        for read in (each.number, each.seconds, each.text, each.truth):
+        for read in (each.number, each.numbers, each.seconds, each.text, each.truth):
             for name in ("at", "worker", "line"):
                 with contextlib.suppress(ChannelError):
                     read(name)
+
+
+def meet(message: Any) -> None:
+    """A leader tells a rank of its host what its world is."""
+    if isinstance(message, dict):
+        expect_welcome(message, 3)
+        assert message["descriptors"] < 1 << 12
+
+
+def place(message: Any) -> None:
+    """An agent gives a worker its place."""
+    if isinstance(message, dict):
+        _lists_of(message, _place_of(message.get("place")).size)
 
 
 def leave(message: Any) -> None:
@@ -121,6 +143,8 @@ KINDS: dict[str, tuple[Any, Callable[[Any], object], tuple[type[Exception], ...]
     "terms": (asdict(TERMS), Terms.read, (ValueError,)),
     "ready": (READY, say, (SaidError,)),
     "committed": ({"kind": "committed", "world": 1, "commit": 3}, say, (SaidError,)),
+    "welcome": (WELCOME, meet, (ValueError,)),
+    "place": ({"place": PLACE, "members": [4, 7], "hosts": ["a", "b"]}, place, (ValueError,)),
     "channel": (["beat", {"at": 1.5, "worker": 3, "line": "x"}], send, (ChannelError,)),
     "end": (END, leave, (ValueError,)),
 }  # fmt: skip

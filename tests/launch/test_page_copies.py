@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from engine.launch.channel import Channel, ChannelError, Message
-from engine.launch.page_copies import Copies, Pages
+from engine.launch.page_copies import CLOCKS, Copies, Pages
 from engine.metrics import page
 
 from ..metrics.written_pages import content, words_of
@@ -50,7 +50,8 @@ def read(descriptor: int) -> page.Snapshot:
 
 def on_a_host_that_booted_earlier(message: Message) -> Message:
     """A message as it would be if its host's monotonic clock were ten days ahead, and unix time an hour behind."""
-    ahead = {"monotonic": message.number("monotonic") + 10 * DAY, "unix": message.number("unix") - 3600 * 10**9}
+    monotonic, unix = (message.number(name, *CLOCKS) for name in ("monotonic", "unix"))
+    ahead = {"monotonic": monotonic + 10 * DAY, "unix": unix - 3600 * 10**9}
     return Message(message.kind, message.head | ahead, message.body)
 
 

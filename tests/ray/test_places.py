@@ -22,11 +22,12 @@ from engine.host import network
 from engine.launch import JobError, LaunchError
 from engine.launch.channel import READ_BYTES
 from engine.launch.plan import Job
-from engine.ray import RayExecutor, actor, failures, porter
+from engine.ray import ElasticRayExecutor, RayExecutor, actor, failures, porter
 from engine.ray.actor import Standing
 from engine.ray.failures import culprit
 from engine.ray.placement import Request
 from engine.ray.seating import in_order, layout_of, seat, visible
+from engine.ray.settings import set_aside
 from engine.ray.slots import Slots
 
 from ..waiting import until
@@ -141,6 +142,22 @@ def test_a_bundle_for_each_rank_or_for_each_host() -> None:
     each = Request(4, {"CPU": 2, "GPU": 1})
     assert each.bundles == [{"CPU": 2, "GPU": 1}] * 4 and str(each) == "4 ranks, each with 2 CPU and 1 GPU"
     assert Request(4, {"CPU": 2}, hosts=2).bundles == [{"CPU": 4}] * 2
+
+
+@pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), "ten", "1_0", True, [], 1e300, 1 << 200])
+def test_what_is_no_number_of_the_settings_is_refused(value: Any) -> None:
+    for name in ("timeout_s", "placement_group_timeout_s"):
+        with pytest.raises(ValueError, match=f"^{name} is .*; expected a number of seconds"):
+            RayExecutor.create_settings(**{name: value})
+    for name in ("timeout_s", "elastic_timeout", "min_num_proc", "max_num_proc", "reset_limit"):
+        with pytest.raises(ValueError, match=f"^{name} is "):
+            ElasticRayExecutor.create_settings(**{name: value})
+    for pair in ((value, 5), (5, value), (5,), value):
+        with pytest.raises(ValueError, match=r"^cooldown_range is "):
+            ElasticRayExecutor.create_settings(cooldown_range=pair)
+    for whose in ("worker", "slot"):
+        with pytest.raises(ValueError, match=f"cpus_per_{whose} is .*give a whole number from 1"):
+            set_aside(value, False, None, whose)
 
 
 @pytest.mark.parametrize(

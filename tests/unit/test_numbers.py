@@ -10,12 +10,19 @@ from typing import Any
 
 import pytest
 
-from engine import config, world
+from autotune import horovod_csv, policies
+from autotune.journal import JournalError
+from autotune.trials import PolicyError
+from engine import bounded_reader, config, world
+from engine.bounded_reader import ReadError
 from engine.elastic.worker import gate
 from engine.errors import ConfigError
 from engine.forms import LARGEST, MOST, Bytes, Number, Whole, bit_rate, short_time
+from engine.launch import elastic_said, witness
+from engine.launch.channel import CODES, PIDS, ChannelError, Message
 from engine.launch.errors import LaunchError
 from engine.launch.options import parse
+from engine.rendezvous import messages
 
 from ..hostile_numbers import NO_NUMBERS, NO_VALUES
 
@@ -169,3 +176,161 @@ def test_rates_and_times_with_units_are_bounded(form: Any, unit: str) -> None:
     for number in NO_NUMBERS:
         with pytest.raises(ValueError, match="with its unit"):
             form(number + unit)
+
+
+# ---- numbers of peers, which JSON has brought
+
+NO_FIELDS = (-1, 1 << 62, 1 << 200, 1.5, 1.0, 1e300, float("nan"), float("inf"), True, "1", "1_0", None, [], {}, [1])
+"""Fields of a message that are no number of anything."""
+
+
+@pytest.mark.parametrize("value", NO_FIELDS, ids=lambda value: str(value)[:20])
+def test_what_is_no_number_of_a_message_is_refused(value: Any) -> None:
+    message = Message("kind", {"it": value, "list": [3, value], "self": value})
+    for limits in ((), PIDS, CODES):
+        if (value, limits) != (-1, CODES):  # killed by SIGHUP
+            with pytest.raises(ChannelError, match="it = "):
+                message.number("it", *limits)
+    with pytest.raises(ChannelError, match="list"):
+        message.numbers("list")
+    with pytest.raises(ChannelError, match="absent"):
+        message.number("absent")
+    if not isinstance(value, float | int) or isinstance(value, bool) or not -1e18 <= value <= 1e18:
+        with pytest.raises(ChannelError):
+            message.seconds("it")
+
+
+def test_numbers_of_messages_are_taken_up_to_their_limits() -> None:
+    message = Message("kind", {"it": 5, "list": [0, 5], "code": -9, "age": 0.25})
+    assert message.number("it", 5, 5) == 5 and message.numbers("list", 0, 5) == [0, 5]
+    assert message.number("code", *CODES) == -9 and message.seconds("age", 0, 1) == 0.25
+    for least, most in ((6, 9), (0, 4)):
+        with pytest.raises(ChannelError, match=f"from {least} to {most}"):
+            message.number("it", least, most)
+
+
+def welcome() -> dict[str, Any]:
+    """What a leader tells a rank of a world of 3 on two hosts, with two sockets for each lane."""
+    return {
+        "pids": [11, 12, 13],
+        "processors": [[0], [1, 2], []],
+        "hosts": [0, 0, 1],
+        "host": 0,
+        "kernels": None,
+        "generation": 4,
+        "crew": [0, 1],
+        "trunks": [2],
+        "lanes": [2],
+        "sockets": 2,
+        "descriptors": 7,
+    }
+
+
+@pytest.mark.parametrize("name", welcome())
+def test_what_no_leader_tells_is_refused(name: str) -> None:
+    messages.expect_welcome(welcome(), 3)
+    others = {"kernels": [1, [], True], "generation": [-1, 1.5, None, "4"]}
+    lists = ([3], [-1], [0, 0], [1.5], ["0"], [True], {}, None, [[-1], [1], [0]], [[1 << 20], [0], [0]], [11, 12])
+    for value in others.get(name, (*NO_FIELDS, *lists)):
+        if value not in ([], [1]) or name not in ("crew", "trunks", "lanes", "hosts"):
+            with pytest.raises((ValueError, TypeError)):
+                messages.expect_welcome({**welcome(), name: value}, 3)
+    if name != "kernels":
+        with pytest.raises((ValueError, TypeError)):
+            messages.expect_welcome({each: value for each, value in welcome().items() if each != name}, 3)
+
+
+@pytest.mark.parametrize("digits", ["", "-1", "0x1", "1_0", "G", "\u0661", "+1", " 1", "f" * 1025, 1, None, b"1"])
+def test_what_is_no_mask_of_processors_is_refused(digits: Any) -> None:
+    told = messages.Hello(0, 1, 5, [0, 3], {"version": 1}, []).told()
+    assert messages.Hello.read(told).processors == [0, 3]
+    with pytest.raises(ValueError, match="not a hello"):
+        messages.Hello.read({**told, "processors": digits})
+
+
+def place() -> dict[str, Any]:
+    """A worker's place in a world, as its agent tells it."""
+    return {
+        "world": 3,
+        "rank": 1,
+        "size": 2,
+        "local_rank": 0,
+        "local_size": 1,
+        "cross_rank": 1,
+        "cross_size": 2,
+        "slot": ["b", 0],
+    }
+
+
+@pytest.mark.parametrize("name", place())
+def test_what_is_no_place_of_a_worker_is_refused(name: str) -> None:
+    assert gate._place_of(place()).rank == 1
+    for value in (*NO_FIELDS, ["b", "0"], ["b"], ["b", 0, 1]):
+        if name != "world" or value != 1 << 62:
+            with pytest.raises(ReadError):
+                gate._place_of({**place(), name: value})
+
+
+def test_lists_of_a_world_have_an_entry_for_each_rank() -> None:
+    good = {"members": [4, 7], "hosts": ["a", "b"]}
+    assert gate._lists_of(good, 2) == {"members": (4, 7), "hosts": ("a", "b")}
+    for name, value in (("members", [4]), ("members", [4, "7"]), ("members", None), ("hosts", ["a", 1]), ("hosts", {})):
+        with pytest.raises(ReadError, match=name):
+            gate._lists_of({**good, name: value}, 2)
+
+
+@pytest.mark.parametrize("told", [[0, 5], [-1, 5], [1 << 40, 5], [7, -5], ["7", 5], [7.0, 5], [7], 7, None, [True, 5]])
+def test_what_is_no_process_is_not_killed(told: Any) -> None:
+    """A pid of -1 stands for every process of the user."""
+    assert witness._process([7, 5]) == (7, 5)
+    with pytest.raises(ChannelError, match="which is no process"):
+        witness._process(told)
+
+
+def test_numbers_of_workers_at_the_gate_are_bounded() -> None:
+    said = {"kind": "committed", "world": 1, "commit": 2}
+    assert elastic_said.check(said) == said
+    for value in (-1, 1 << 62, 1 << 200, 1.5, True, "1", None):
+        for name in ("world", "commit"):
+            with pytest.raises(elastic_said.SaidError, match=name):
+                elastic_said.check({**said, name: value})
+
+
+# ---- numbers of files
+
+
+@pytest.mark.parametrize("text", [*NO_NUMBERS, "1e999", "0x1p3", "", "1.2.3"])
+def test_what_is_no_number_in_a_file_is_none(text: str) -> None:
+    if text not in ("-1", "-0.5", "9" * 19, str(1 << 63), str(1 << 64)):
+        assert bounded_reader.decimal(text) is None
+    assert bounded_reader.natural(text) is None
+
+
+def test_numbers_in_a_file_are_what_they_are() -> None:
+    for text in ("0", "5", "5.", ".5", "-5.25", "+1e3", "1E-3", "9" * 18):
+        assert bounded_reader.decimal(text) == float(text)
+    assert bounded_reader.decimal("5", 4) is None and bounded_reader.decimal("-5", 4) is None
+
+
+@pytest.mark.parametrize("name", ["cycle_time_ms", "tensor_fusion_threshold", "score"])
+def test_what_is_no_number_of_horovods_log_is_refused_with_its_line(name: str, tmp_path: Any) -> None:
+    log = tmp_path / "log.csv"
+    row = dict.fromkeys(horovod_csv.HEADER.split(","), "1")
+    for text in NO_NUMBERS:
+        if "," not in text and "\0" not in text:
+            log.write_text(f"{horovod_csv.HEADER}\n{','.join((row | {name: text}).values())}\n")
+            with pytest.raises(JournalError, match="line 2: expected a number in each column"):
+                horovod_csv.read(log)
+    log.write_text(f"{horovod_csv.HEADER}\n{','.join(row.values())}\n")
+    assert horovod_csv.read(log)[0].knobs == {"fusion_threshold": 1 << 20, "cycle_time_ms": 1.0}
+
+
+@pytest.mark.parametrize("name", ["seed", "max_trials", "horizon", "regret_budget", "proof"])
+def test_what_is_no_number_of_a_replay_is_refused(name: str) -> None:
+    row = {"seed": 1, "max_trials": 4, "settings": {}}
+    for text in NO_NUMBERS:
+        if name != "seed" or text != "9" * 19:
+            with pytest.raises(PolicyError, match=f"--set {name} takes a"):
+                policies.changed(row, [f"{name}={text}"], "tuner")
+    changed = policies.changed(row, [f"{name}=7"], "tuner")
+    assert 7 in (changed.get(name), changed["settings"].get(name))

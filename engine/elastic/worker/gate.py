@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from ...bounded_reader import ReadError, shorten, whole
 from ...errors import ConfigError, EngineError, ForkedError, RendezvousError
-from ...forms import LARGEST, Whole
+from ...forms import LARGEST, MOST, Whole
 from ...host import network
 from ...host.patience import Patience
 from ...host.sockets import retry_short
@@ -327,13 +328,14 @@ class Gate:
         self.several = bool(message["several"])
 
     def _place(self, message: dict[str, Any]) -> None:
-        self._heard.append(message)
+        place = _place_of(message.get("place"))
+        self._heard.append({**message, "place": place, **_lists_of(message, place.size)})
 
     def _voided(self, message: dict[str, Any]) -> None:
-        self._void = max(self._void, int(message["world"]))
+        self._void = max(self._void, whole(message, "world", 0, LARGEST))
 
     def _update(self, message: dict[str, Any]) -> None:
-        self._updated = max(self._updated, int(message["world"]))
+        self._updated = max(self._updated, whole(message, "world", 0, LARGEST))
 
     def _ended(self, message: dict[str, Any]) -> None:
         why = str(message["why"])
@@ -358,17 +360,15 @@ class Gate:
         self._heard.clear()
         if message is None:
             return None
-        fields = dict(message["place"])
-        place = Place(**fields | {"slot": Slot(*fields["slot"])})
-        listener = None
+        place, listener = message["place"], None
         if message["hub"] and place.rank == 0 and self._listener is not None:
             listener = self._listener.detach()
             self._listener = None
         self._close_listener()
         return Assigned(
             place=place,
-            members=tuple(message["members"]),
-            hosts=tuple(message["hosts"]),
+            members=message["members"],
+            hosts=message["hosts"],
             hub=str(message["hub"]),
             reason=str(message["reason"]),
             listener=listener,
@@ -402,6 +402,31 @@ _HEARD: dict[str, Callable[[Any, dict[str, Any]], None]] = {
     "update": Gate._update,
     "end": Gate._ended,
 }
+
+
+_COUNTS = ("size", "local_size", "cross_size")
+_NUMBERS = ("rank", "local_rank", "cross_rank")
+
+
+def _place_of(told: Any) -> Place:
+    """The place that the agent tells. A ReadError says what no agent tells."""
+    counts = {name: whole(told, name, 1, MOST) for name in _COUNTS}
+    numbers = {name: whole(told, name, 0, counts[of] - 1) for name, of in zip(_NUMBERS, _COUNTS, strict=True)}
+    slot = told.get("slot")
+    if not isinstance(slot, list) or len(slot) != 2 or type(slot[0]) is not str or type(slot[1]) is not int:
+        raise ReadError(f"'slot' is {shorten(repr(slot))}, and a host and a number are expected")
+    return Place(world=whole(told, "world", 0, LARGEST), **counts, **numbers, slot=Slot(*slot))
+
+
+def _lists_of(message: dict[str, Any], size: int) -> dict[str, Any]:
+    """The workers and hosts of a world, by rank. A ReadError says what no agent tells."""
+    lists: dict[str, Any] = {}
+    for name, kind in (("members", int), ("hosts", str)):
+        found = message.get(name)
+        if not isinstance(found, list) or len(found) != size or not all(type(each) is kind for each in found):
+            raise ReadError(f"{name!r} is {shorten(repr(found))}, and one is expected for each of {size} ranks")
+        lists[name] = tuple(found)
+    return lists
 
 
 def _text(environ: Mapping[str, str], name: str) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ... import readable
+from ...bounded_reader import natural
 from ...forms import Number, argument
 from ...host.signals import caught
 from .find_jobs import Attached, RunningJob, find
@@ -105,7 +106,7 @@ def choose(jobs: Sequence[RunningJob], wanted: str | None) -> RunningJob:
                 "enginerun, a job is seen if it was started with ENGINE_METRICS=1"
             )
     else:
-        fitting = [job for job in jobs if job.run == wanted or (wanted.isdecimal() and int(wanted) in job.members)]
+        fitting = [job for job in jobs if job.run == wanted or natural(wanted) in job.members]
         fitting = fitting or [job for job in jobs if job.run.startswith(wanted)]
         if not fitting:
             known = f"; there {'are' if len(jobs) > 1 else 'is'}:\n{_listed(jobs)}" if jobs else ""

@@ -15,7 +15,9 @@ import torch
 
 from ... import place
 from ...errors import EngineError
+from ...forms import MOST_PORTS, Whole
 from ...frameworks.optimizer import Distributed
+from ...setting import read
 from ..optimizer import DistributedOptimizer
 from ..state import broadcast_parameters
 from .world import export_place
@@ -79,7 +81,7 @@ def _environment_of(base: Any) -> Any:
 
         creates_processes_externally = True
         main_address = property(lambda _: os.environ["MASTER_ADDR"])
-        main_port = property(lambda _: int(os.environ["MASTER_PORT"]))
+        main_port = property(lambda _: read(Whole(1, MOST_PORTS), os.environ["MASTER_PORT"], "MASTER_PORT"))
 
         def world_size(self) -> int:
             return place.size()
