@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import select
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from .metrics.export.in_process import InProcess
 from .native import core, setup
 from .process_sets import ProcessSet, Registry
 from .rendezvous import CallOff, Gathered, gather, mpi_lanes
+from .rendezvous.by_mpi import OtherFailedError
 from .rendezvous.layout import Layout
 from .rendezvous.messages import GRACE
 from .rendezvous.set_links import SetLinks
@@ -259,7 +261,7 @@ def _engine(prepared: Prepared, gathered: Gathered) -> tuple[core.Engine, SetLin
         several = len(gathered.layout.crews) > 1
         set_links = SetLinks(world, gathered, settings.start_timeout) if several else None
         over_mpi = several and settings.lanes == "mpi"
-        mpi = mpi_lanes.library(world, gathered.generation, settings.start_timeout) if over_mpi else None
+        mpi = _mpi(prepared, gathered, control) if over_mpi else None
         spin = spin_us(gathered) if settings.spin_us is None else settings.spin_us
         pause = yield_us(gathered) if settings.spin_us is None else 0.0
         return _made_engine(prepared, gathered, spin, pause, mpi), set_links
@@ -272,6 +274,22 @@ def _engine(prepared: Prepared, gathered: Gathered) -> tuple[core.Engine, SetLin
     finally:
         if control >= 0:
             os.close(control)
+
+
+def _mpi(prepared: Prepared, gathered: Gathered, control: int) -> dict[str, Any] | None:
+    """What lanes over MPI need; None if another rank gives up meanwhile: an engine without them hears why."""
+    world = prepared.world
+    trunks = select.poll()
+    for trunk in gathered.trunks.values():
+        trunks.register(trunk, select.POLLRDHUP)
+
+    def other_failed() -> bool:
+        return bool(trunks.poll(0)) or setup.is_aborted(control, world.rank, world.size, gathered.hosts)
+
+    try:
+        return mpi_lanes.library(world, gathered.generation, prepared.settings.start_timeout, other_failed)
+    except OtherFailedError:
+        return None
 
 
 def _made_engine(

@@ -15,6 +15,9 @@ def abort_segment(control: int, rank: int, size: int, hosts: Sequence[int], reas
     """Fail a world in the name of rank `rank`, which has met the others and cannot make its engine. `hosts` has the
     number of each rank's host, and is empty with one host. The descriptor stays the caller's."""
 
+def is_aborted(control: int, rank: int, size: int, hosts: Sequence[int]) -> bool:
+    """Whether the world of a segment has failed already. Parameters as of `abort_segment`."""
+
 def create_arena() -> int:
     """Make the empty memfd in which shared tensors are allocated."""
 

@@ -3,6 +3,7 @@ from engine_ext.kernels.kernels cimport (
     ENGINE_ADASUM, ENGINE_ALL_DTYPES, ENGINE_DTYPE_NAMES, ENGINE_LEVELS, ENGINE_OP_NAMES, engine_kernels_best,
     engine_kernels_get, engine_kernels_level, engine_kernels_name,
 )
+from engine_ext.platform.atomics cimport load_acquire
 from engine_ext.shared.layout cimport CAUSE_RAISED, ENGINE_PROTOCOL, MAX_RANKS, NAMES_TEXT, engine_layout
 from engine_ext.shared.segment cimport Segment, abort_world, segment_create, segment_map, segment_unmap
 
@@ -69,15 +70,32 @@ def create_arena():
     return fd
 
 
+def is_aborted(int control, int rank, int size, hosts):
+    """Whether the world of a segment has failed already."""
+    cdef Segment segment
+    cdef int status = map_for(&segment, control, rank, size, hosts)
+    if status < 0:
+        raise OSError(-status, os.strerror(-status))
+    try:
+        return load_acquire(segment.abort) != 0
+    finally:
+        segment_unmap(&segment)
+
+
+cdef int map_for(Segment* segment, int control, int rank, int size, object hosts) except? -1:
+    """Map a segment for a process that makes no engine: 0, or an error number."""
+    cdef int[MAX_RANKS] host_of
+    cdef int r
+    for r in range(size if hosts else 0):
+        host_of[r] = hosts[r]
+    return segment_map(segment, control, 0, rank, size, host_of if hosts else NULL)
+
+
 def abort_segment(int control, int rank, int size, hosts, str reason):
     """Fail a world in the name of a rank that has met the others and cannot make its engine."""
     cdef Segment segment
-    cdef int[MAX_RANKS] host_of
-    cdef int r, status
     cdef bytes text = reason.encode("utf-8", "replace")
-    for r in range(size if hosts else 0):
-        host_of[r] = hosts[r]
-    status = segment_map(&segment, control, 0, rank, size, host_of if hosts else NULL)
+    cdef int status = map_for(&segment, control, rank, size, hosts)
     if status < 0:
         raise OSError(-status, os.strerror(-status))
     abort_world(&segment, rank, CAUSE_RAISED, text)

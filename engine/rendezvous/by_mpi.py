@@ -15,6 +15,7 @@ import secrets
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +30,7 @@ from ..world import World
 BYTES = 4096  # of the message, which is padded: no rank but the first knows its length
 ADDRESSES = 16  # of rank 0's host that are told at most
 FAREWELL = 5.0  # seconds that the end of MPI may take in a process that ends
+LOOK = 0.1  # seconds between two looks at whether another rank has given up
 _PAUSE = 0.001  # seconds between two looks at a broadcast that is under way
 
 
@@ -74,8 +76,19 @@ def agree(world: World, seconds: float, interface: str | None) -> World | None:
     return replace(world, job=f"mpi={job}", secret=world.secret or secret, hub=hub)
 
 
-def begin(world: World, seconds: float) -> Any:
+class OtherFailedError(Exception):
+    """Another rank gives up, and takes no part any more."""
+
+
+def nobody_failed() -> bool:
+    """No other rank has given up, as far as is known."""
+    return False
+
+
+def begin(world: World, seconds: float, other_failed: Callable[[], bool] = nobody_failed) -> Any:
     """Initialise MPI, if nobody has, and check that it is the launcher's. Collective; errors as of `agree`.
+
+    `other_failed`: asked while others are waited for; if it says so, an `OtherFailedError` is raised.
 
     Returns
     -------
@@ -95,7 +108,7 @@ def begin(world: World, seconds: float) -> Any:
     if MPI.Is_finalized():
         raise ConfigError(f"MPI has been finalised in this process, and ranks cannot agree over it. {_WITHOUT}")
     if not MPI.Is_initialized():
-        _initialise(ctypes.CDLL(MPI.__file__), MPI.THREAD_MULTIPLE, world, seconds)
+        _initialise(ctypes.CDLL(MPI.__file__), MPI.THREAD_MULTIPLE, world, seconds, other_failed)
         MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
     rank, size = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
     if (rank, size) != (world.rank, world.size):
@@ -110,8 +123,25 @@ def begin(world: World, seconds: float) -> Any:
 _WITHOUT = "Or set ENGINE_SECRET and ENGINE_HUB in every process, and MPI is not asked."
 
 
-def _initialise(library: ctypes.CDLL, level: int, world: World, seconds: float) -> None:
+_begun: list[threading.Event] = []  # set when the MPI_Init that is under way has ended, for a second try of init
+
+
+def _initialise(
+    library: ctypes.CDLL, level: int, world: World, seconds: float, other_failed: Callable[[], bool]
+) -> None:
     """Call MPI_Init_thread in a thread, which calls MPI_Finalize when the process ends, as MPI asks of it."""
+    if not _begun:
+        _begun.append(_begin_to_live(library, level))
+    patience = Patience(seconds)
+    while not _begun[0].wait(min(patience.wait(), LOOK)):
+        if other_failed():
+            raise OtherFailedError
+        if not patience.left():
+            raise _late(world, seconds, "MPI_Init has not ended")
+
+
+def _begin_to_live(library: ctypes.CDLL, level: int) -> threading.Event:
+    """Start the thread; the event is set when MPI is initialised."""
     begun, leave, ended = threading.Event(), threading.Event(), threading.Event()
 
     def live() -> None:
@@ -129,11 +159,8 @@ def _initialise(library: ctypes.CDLL, level: int, world: World, seconds: float) 
             ended.wait(FAREWELL)
 
     threading.Thread(target=live, name="engine-mpi", daemon=True).start()
-    patience = Patience(seconds)
-    while not begun.wait(patience.wait()):
-        if not patience.left():
-            raise _late(world, seconds, "MPI_Init has not ended")
-    atexit.register(end)
+    atexit.register(lambda: begun.is_set() and end())
+    return begun
 
 
 def _listen(world: World, interface: str | None) -> HubAddress:
@@ -160,12 +187,21 @@ def _broadcast(mpi: Any, message: bytes, world: World, seconds: float) -> bytes:
     return bytes(buffer)
 
 
-def wait(request: Any, world: World, seconds: float, what: str) -> None:
-    """Wait for what all ranks take part in. A RendezvousError says `what` is if they do not in time."""
-    patience = Patience(seconds)
+def wait(
+    request: Any, world: World, seconds: float, what: str, other_failed: Callable[[], bool] = nobody_failed
+) -> None:
+    """Wait for what all ranks take part in. A RendezvousError says `what` is if they do not in time.
+
+    `other_failed`: as of `begin`.
+    """
+    patience, soon = Patience(seconds), Patience(LOOK)
     while not request.Test():
         if not patience.left():
             raise _late(world, seconds, what)
+        if not soon.left():
+            soon.begin(LOOK)
+            if other_failed():
+                raise OtherFailedError
         time.sleep(_PAUSE)
 
 

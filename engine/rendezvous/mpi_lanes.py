@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 from ..errors import ConfigError
 from ..world import World
-from .by_mpi import begin, wait
+from .by_mpi import begin, nobody_failed, wait
 
 FUNCTIONS = ("isend", "irecv", "test", "cancel", "iallreduce")
 _TAGS = 1 << 15  # that every MPI has
@@ -16,7 +17,12 @@ _kept: list[Any] = []  # our communicator, for all worlds of the process: to mak
 _left: list[Any] = []  # those of worlds: a sum that such a world did not end may go on in its own
 
 
-def library(world: World, generation: int, seconds: float) -> dict[str, Any]:
+_unfinished: list[tuple[Any, Any]] = []  # communicators and requests of a start that has failed: the next takes them
+
+
+def library(
+    world: World, generation: int, seconds: float, other_failed: Callable[[], bool] = nobody_failed
+) -> dict[str, Any]:
     """What the engine needs to call MPI. Collective.
 
     Parameters
@@ -27,6 +33,8 @@ def library(world: World, generation: int, seconds: float) -> dict[str, Any]:
         Of the world: it has message tags of its own.
     seconds : float
         To wait for the other ranks.
+    other_failed : callable
+        Asked meanwhile: whether some rank that has come gives up, and takes no part in this.
 
     Returns
     -------
@@ -41,8 +49,10 @@ def library(world: World, generation: int, seconds: float) -> dict[str, Any]:
         There is no mpi4py, no MPI, or one that may be called by one thread alone.
     RendezvousError
         Some rank did not take part in time.
+    OtherFailedError
+        `other_failed` has said so.
     """
-    mpi = begin(world, seconds)
+    mpi = begin(world, seconds, other_failed)
     if mpi is None:
         raise ConfigError(
             "lanes over MPI (ENGINE_LANES=mpi) need mpi4py: `pip install mpi4py`, and `mpirun` as launcher"
@@ -54,8 +64,8 @@ def library(world: World, generation: int, seconds: float) -> dict[str, Any]:
             "MPI_THREAD_MULTIPLE, as mpi4py does unless mpi4py.rc says otherwise"
         )
     if not _kept:
-        _kept.append(_duplicate(mpi, world, seconds))
-    _left.append(_duplicate(mpi, world, seconds))
+        _kept.append(_duplicate(mpi, world, seconds, other_failed))
+    _left.append(_duplicate(mpi, world, seconds, other_failed))
     functions = ctypes.CDLL(mpi.__file__)
     addresses = {
         name: ctypes.cast(getattr(functions, f"MPI_{name.capitalize()}"), ctypes.c_void_p).value for name in FUNCTIONS
@@ -74,10 +84,14 @@ def library(world: World, generation: int, seconds: float) -> dict[str, Any]:
     }
 
 
-def _duplicate(mpi: Any, world: World, seconds: float) -> Any:
+def _duplicate(mpi: Any, world: World, seconds: float, other_failed: Callable[[], bool]) -> Any:
     """A communicator of all ranks, whose errors are returned. Collective."""
-    comm, request = mpi.COMM_WORLD.Idup()
-    wait(request, world, seconds, "not all ranks have made a communicator")
+    comm, request = _unfinished.pop() if _unfinished else mpi.COMM_WORLD.Idup()
+    try:
+        wait(request, world, seconds, "not all ranks have made a communicator", other_failed)
+    except BaseException:
+        _unfinished.append((comm, request))  # MPI pairs it with the next one of the ranks that have made none
+        raise
     comm.Set_errhandler(mpi.ERRORS_RETURN)
     return comm
 

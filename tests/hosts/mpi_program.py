@@ -27,6 +27,7 @@ import numpy as np  # noqa: E402
 
 import engine  # noqa: E402
 from engine import runtime  # noqa: E402
+from engine.rendezvous import mpi_lanes  # noqa: E402
 
 from ..parallel.test_hosts import results  # noqa: E402
 from ..waiting import let_pass  # noqa: E402
@@ -149,6 +150,32 @@ def refused() -> None:
         raise AssertionError("lanes over an MPI that is not fit for them")
 
 
+def half() -> None:
+    """A step of what lanes need fails on the last rank alone; all hear why at once, and meet in a second try."""
+    step = sys.argv[2]
+    kept = getattr(mpi_lanes, step)
+
+    def fail(*_: object) -> None:
+        raise OSError("a step is broken")
+
+    if RANK == SIZE - 1:
+        setattr(mpi_lanes, step, fail)
+    begun = time.monotonic()
+    try:
+        engine.init(lanes="mpi", start_timeout=90)
+    except (engine.errors.EngineError, OSError) as error:
+        (HERE / f"error.{RANK}").write_text(f"{time.monotonic() - begun:.1f} s: {error}")
+    else:
+        raise AssertionError("init has not failed")
+    setattr(mpi_lanes, step, kept)
+    engine.init(lanes="mpi", start_timeout=90)
+    large = np.full(LARGE, RANK + 1.0, np.float32)
+    assert (engine.allreduce(large, engine.Sum) == SIZE * (SIZE + 1) // 2).all()
+    assert runtime.engine().messages > 0
+    engine.shutdown()
+    (HERE / f"done.{RANK}").touch()
+
+
 def timed() -> None:
     """Seconds of a large allreduce, the engine's and MPI's own, by turns; the least of each."""
     from mpi4py import MPI
@@ -178,4 +205,4 @@ def timed() -> None:
 
 
 if __name__ == "__main__":
-    {each.__name__: each for each in (bits, sums, sets, killed, stopped, timed, refused)}[sys.argv[1]]()
+    {each.__name__: each for each in (bits, sums, sets, killed, stopped, half, timed, refused)}[sys.argv[1]]()

@@ -78,6 +78,20 @@ def test_a_rank_that_stands_still_for_a_while_is_waited_for(mpi: Path, tmp_path:
     assert all((tmp_path / f"done.{rank}").exists() for rank in range(2))
 
 
+@pytest.mark.parametrize("step", ["library", "begin", "_duplicate", "_handle"])
+def test_what_fails_on_one_rank_is_told_to_all_at_once_and_can_be_tried_again(
+    step: str, mpi: Path, tmp_path: Path
+) -> None:
+    """The others wait in MPI for that rank, and would for 90 s."""
+    code, said = mpirun(mpi, tmp_path, 3, "half", step)
+    assert code == 0, said
+    for rank in range(3):
+        seconds, _, text = (tmp_path / f"error.{rank}").read_text().partition(" s: ")
+        assert "a step is broken" in text and float(seconds) < 30, (rank, seconds, text)
+        assert rank == 2 or "rank 2" in text, text
+        assert (tmp_path / f"done.{rank}").exists()
+
+
 @pytest.mark.parametrize("between", ["auto", "mpi"])
 def test_a_killed_rank_is_named_unless_the_launcher_is_first(mpi: Path, tmp_path: Path, between: str) -> None:
     """mpirun ends all ranks when it hears of a death."""
