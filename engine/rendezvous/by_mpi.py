@@ -152,6 +152,8 @@ def _begin_to_live(library: ctypes.CDLL, level: int) -> threading.Event:
         ended.set()
 
     def end() -> None:
+        if not begun.is_set():  # ranks that have not come keep it from MPI_Finalize, too
+            return
         finalised = ctypes.c_int()
         library.MPI_Finalized(ctypes.byref(finalised))
         if not finalised.value:
@@ -159,7 +161,7 @@ def _begin_to_live(library: ctypes.CDLL, level: int) -> threading.Event:
             ended.wait(FAREWELL)
 
     threading.Thread(target=live, name="engine-mpi", daemon=True).start()
-    atexit.register(lambda: begun.is_set() and end())
+    atexit.register(end)
     return begun
 
 
