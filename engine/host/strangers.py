@@ -7,6 +7,7 @@ address that has most of them gives way: a crowd from one address displaces itse
 from __future__ import annotations
 
 import errno
+import os
 import resource
 import socket
 from collections import Counter
@@ -15,12 +16,12 @@ from typing import Any, Generic, TypeVar
 
 from .sockets import retry_short
 
-SPARE = 16  # descriptors that strangers leave free for the program, and for what comes with a proof
+SPARE = 16  # descriptors that strangers of the network leave free for the program
 NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 Connection = TypeVar("Connection")
 
 
-def accept(listener: socket.socket, give_way: Callable[[], bool]) -> tuple[socket.socket, Any]:
+def accept(listener: socket.socket, give_way: Callable[[], bool], spare: int = SPARE) -> tuple[socket.socket, Any]:
     """Accept a connection. While the process is short of descriptors, strangers give way to it.
 
     Parameters
@@ -28,6 +29,9 @@ def accept(listener: socket.socket, give_way: Callable[[], bool]) -> tuple[socke
     listener : socket.socket
     give_way : callable
         Closes the oldest connection that has proven nothing; returns False if there is none.
+    spare : int
+        Descriptors that strangers leave free. 0 where all are of this user, and do not come back if they had to give
+        way: a process that has few descriptors may have enough for all who belong.
 
     Returns
     -------
@@ -47,9 +51,32 @@ def accept(listener: socket.socket, give_way: Callable[[], bool]) -> tuple[socke
             if error.errno not in NO_DESCRIPTORS or not give_way():
                 raise
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)  # the system gives the lowest number that is free
-    if limit != resource.RLIM_INFINITY and connection.fileno() >= limit - SPARE:
+    if limit != resource.RLIM_INFINITY and connection.fileno() >= limit - spare:
         give_way()
     return connection, name
+
+
+def reserve(give_way: Callable[[], bool], count: int = 1) -> None:
+    """See to it that descriptors are free, as far as strangers hold any.
+
+    Parameters
+    ----------
+    give_way : callable
+        As of `accept`.
+    count : int
+        Descriptors that are needed: one that comes with a message is dropped by the system if there is no room for it.
+    """
+    held: list[int] = []
+    try:
+        while len(held) < count:
+            try:
+                held.append(os.open("/", os.O_PATH | os.O_CLOEXEC))
+            except OSError as error:
+                if error.errno not in NO_DESCRIPTORS or not give_way():
+                    return
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
 
 
 class Strangers(Generic[Connection]):

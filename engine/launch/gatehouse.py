@@ -118,7 +118,7 @@ class Gatehouse:
 
     def _accept(self) -> None:
         try:
-            connection, _ = accept(self._listener, self._give_way)
+            connection, _ = accept(self._listener, self._give_way, spare=0)
         except OSError as error:
             if error.errno in NO_DESCRIPTORS:  # the listener stays readable until there are some
                 self._say(f"no worker can come to the gate: {linux.refusal('accept', error)}")

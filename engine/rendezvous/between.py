@@ -86,7 +86,7 @@ class Door:
         while True:
             yield Wait(connection=listener)
             try:
-                connection, name = accept(listener, self._give_way)
+                connection, name = accept(listener, self.give_way)
             except OSError as error:
                 if error.errno in EXHAUSTED:
                     raise RendezvousError(f"no other host can be heard: {linux.refusal('accept', error)}") from None
@@ -96,7 +96,7 @@ class Door:
             self._strangers[number] = steps = self._hear(number, connection, host)
             self._talks.begin(steps)
 
-    def _give_way(self) -> bool:
+    def give_way(self) -> bool:
         """Hang up on the stranger that gives way next; False if there is none."""
         displaced = self._crowd.displace()
         self._end_stranger(displaced)
@@ -329,6 +329,10 @@ class Between:
             )
         self.open[lane] = link
         link.send({})
+
+    def give_way(self) -> bool:
+        """Hang up on a stranger, whose descriptor a rank of this host needs; False if there is none."""
+        return self.door is not None and self.door.give_way()
 
     def refuse(self, error: RendezvousError) -> None:
         """Tell the other leaders why this start fails."""

@@ -18,7 +18,7 @@ from ..errors import CalledOff, RendezvousError
 from ..host import linux
 from ..host.patience import Patience
 from ..host.sockets import retry_short, send_all
-from ..host.strangers import Strangers, accept
+from ..host.strangers import SPARE, Strangers, accept, reserve
 from ..world import World
 from .between import EXHAUSTED, Between, kind_of
 from .call_off import CallOff
@@ -203,7 +203,7 @@ class Hosting:
 
     def _accept(self, listener: socket.socket) -> None:
         try:
-            connection, _ = accept(listener, self._give_way)
+            connection, _ = accept(listener, self._give_way, spare=0)
         except (BlockingIOError, ConnectionAbortedError):
             return
         except OSError as error:
@@ -233,7 +233,9 @@ class Hosting:
         self.selector.register(connection, selectors.EVENT_READ, visitor)
 
     def _give_way(self) -> bool:
-        """Drop the oldest stranger; False if there is none."""
+        """Drop a stranger of the network, or the oldest of this host; False if there is none."""
+        if self.between is not None and self.between.give_way():
+            return True
         displaced = self.strangers.displace()
         if displaced is not None:
             self._drop(displaced)
@@ -245,6 +247,10 @@ class Hosting:
         visitor.close()
 
     def _receive(self, visitor: _Visitor) -> None:
+        if visitor.hello is None:
+            reserve(self._give_way)
+            if visitor.connection.fileno() < 0:
+                return
         try:
             data = receive(visitor.connection, 1 << 16, visitor.descriptors)
         except BlockingIOError:
@@ -340,6 +346,7 @@ class Hosting:
 
     def _agree(self, hellos: list[Hello]) -> tuple[int, int]:
         """Make the memory, once it is known that the ranks can work together; its descriptors."""
+        reserve(self._give_way, SPARE)
         if self.between is None:
             compare(hellos, {})
             return self.create()

@@ -109,6 +109,10 @@ class Hub(Between):
         self.own.ready = True
         self._finish()
 
+    def give_way(self) -> bool:
+        """Hang up on a stranger, whose descriptor a rank of this host needs; False if there is none."""
+        return super().give_way() or (self.inner is not None and self.inner.give_way())
+
     def close(self) -> None:
         """Close all that nobody has taken."""
         super().close()

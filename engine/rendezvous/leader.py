@@ -19,6 +19,7 @@ from .messages import GRACE, Hello, ready_to_read
 from .talks import Steps, Wait
 
 _TRIED = 4  # addresses of the hub that a message names
+_ANSWERING = 4 * GRACE  # seconds, at most, for an answer of whoever has opened the conversation
 _SOON = 5.0  # seconds after which a leader that has not reached the hub says so
 
 
@@ -171,7 +172,7 @@ class Leader(Between):
                     self.timeout,
                     "\n  ".join(self._told_tries()),
                 )
-            answering *= 2  # rank 0 may be slow, and a stranger silent
+            answering = min(2 * answering, _ANSWERING)  # rank 0 may be slow, and a stranger silent
             yield Wait(Patience(pause))
             pause = min(pause * 1.5, 0.25)
 

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ from ..waiting import until
 from .meeting import BUILD, create
 
 HERE, SECRET, KEY, LAYOUT = "127.0.0.1", "a secret of tests", bytes(32), Layout((0, 1))
+CREW = (*(0,) * 10, 1)  # the hosts of ranks
 SECONDS = 60.0
 PATIENCE = 1.0  # seconds for whoever answers a call
 Say = Callable[[Any], None]  # where it listens: a name, or a port
@@ -73,6 +75,14 @@ def hub(say: Say) -> str:
     port = listener.getsockname()[1]
     say([port, key])
     return meet(world(0, (0, 1), key, HubAddress(HERE, port, listener.detach())))
+
+
+def crew(say: Say) -> str:
+    """Rank 0 of two hosts, the leader of so many ranks that strangers at the port have to leave them descriptors."""
+    key, listener = uuid.uuid4().hex, socket.create_server((HERE, 0))
+    port = listener.getsockname()[1]
+    say([port, key])
+    return meet(world(0, CREW, key, HubAddress(HERE, port, listener.detach())))
 
 
 def host(say: Say) -> str:
@@ -141,7 +151,7 @@ def metrics(say: Say) -> str:
 
 
 LISTENERS: dict[str, Callable[[Say], str]] = {
-    each.__name__: each for each in (hub, host, lanes, sets, gate, spark, offers, metrics)
+    each.__name__: each for each in (hub, crew, host, lanes, sets, gate, spark, offers, metrics)
 }
 
 
@@ -210,6 +220,11 @@ def come(kind: str, told: list[Any]) -> None:
     where, *more = told
     if kind in ("hub", "host"):
         assert meet(world(1, (0, 1) if kind == "hub" else (0, 0), more[0], HubAddress(HERE, where))) == "met"
+    elif kind == "crew":
+        with ThreadPoolExecutor(len(CREW)) as pool:
+            ranks = [world(rank, CREW, more[0], HubAddress(HERE, where)) for rank in range(1, len(CREW))]
+            found = [*pool.map(meet, ranks)]
+        assert found == ["met"] * len(ranks), found
     elif kind == "lanes":
         assert meet(world(2, (0, 1, 2), more[0], HubAddress(HERE, more[1]))) == "met"
     else:

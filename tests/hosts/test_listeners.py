@@ -38,7 +38,7 @@ from .listeners_program import CALLERS, HERE, LISTENERS, PATIENCE, SECONDS, SECR
 LONG = 60 << 20  # bytes that a stranger says it will send, and sends
 UNREAD = 16 << 20  # of them that the kernel may hold for who does not read
 GROWTH = 3 << 10  # KiB by which a process may grow
-ROOM = 24  # descriptors that the process has left
+ROOM, ROOMS = 24, {"crew": 40}  # descriptors that the process has left
 IDLE = 40  # strangers that say nothing
 PROGRAM = "tests.hosts.listeners_program"
 
@@ -54,7 +54,7 @@ class Process:
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
-        command = [sys.executable, "-m", PROGRAM, kind, "--room", str(ROOM)]
+        command = [sys.executable, "-m", PROGRAM, kind, "--room", str(ROOMS.get(kind, ROOM))]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._others: threading.Thread | None = None
         assert self._process.stdout

@@ -14,6 +14,9 @@ from typing import Any
 import pytest
 
 from engine.errors import IncompatibleRanksError, RendezvousError
+from engine.host.network import Address
+from engine.host.patience import Patience
+from engine.hub_address import HubAddress
 from engine.rendezvous import Gathered, hosting, hub, leader
 from engine.rendezvous.layout import Layout
 from engine.rendezvous.links import Link
@@ -242,6 +245,26 @@ def test_a_hub_that_is_slow_to_answer_is_waited_for(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(hub.Hub, "_welcome", slow)
     results = meet(list(worlds([[0], [1], [2]]).values()))
     assert all(isinstance(result, Gathered) for result in results.values()), results
+
+
+def test_a_stranger_who_says_nothing_costs_seconds_however_late_rank_0_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each round tries each address, and gives none of them longer than 20 s."""
+    asked: list[tuple[str, float]] = []
+
+    def call(address: Address, *arguments: Any) -> Steps[None]:
+        asked.append((address.host, arguments[-1].left()))
+        raise TimeoutError
+        yield
+
+    monkeypatch.setattr(leader, "call", call)
+    world = World(1, 2, 0, 1, "key", "s", "test", HubAddress("127.0.0.2", 9, others=("127.0.0.1",)), "1")
+    made = leader.Leader(world, Patience(600.0), 600.0, None, 1)
+    steps = made._reach_hub()
+    for _ in range(10):
+        next(steps)
+    made.close()
+    assert [host for host, _ in asked] == ["127.0.0.2", "127.0.0.1"] * 10
+    assert 5.0 < max(seconds for _, seconds in asked) <= 20.0
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["", "calls_a_closed_door"])
