@@ -118,10 +118,15 @@ def name_limit(error: OSError) -> str:
 
 def explain(error: OSError) -> str:
     """The system's text for an error, the file that it is about, and the limit that was met, if it was one."""
-    text = error.strerror or str(error) or type(error).__name__
     file = f" ({error.filename})" if error.filename is not None else ""
+    return explain_briefly(error, file)
+
+
+def explain_briefly(error: OSError, about: str = "") -> str:
+    """The same where the file is named already; `about` stands behind the system's text."""
+    text = error.strerror or str(error) or type(error).__name__
     limit = name_limit(error)
-    return f"{text}{file}" + (f": raise {limit}" if limit else "")
+    return f"{text}{about}" + (f": raise {limit}" if limit else "")
 
 
 def reserve_descriptors(count: int) -> None:

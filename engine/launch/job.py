@@ -325,7 +325,9 @@ class JobRun:
         """Find the exit code and what to tell the user."""
         verdict = None if isinstance(outcome, Result) else investigate(outcome.ends, directory, self._clocks)
         lines = [lack for each in self._displays if (lack := each.lack())]
-        lines += [f"{path} is not complete: {problem.strerror}" for path, problem in self.problems.items()]
+        lines += [
+            f"{path} is not complete: {linux.explain_briefly(problem)}" for path, problem in self.problems.items()
+        ]
         if self._out.broken or self._err.broken:
             lines.append("the output could not all be shown, because nobody reads it or the disk is full")
         flights = flight_records(directory)

@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
-from ..host import private_files
+from ..host import linux, private_files
 from .console import Console
 from .errors import LaunchError
 from .writer import Writer
@@ -204,7 +204,7 @@ class Display:
     def lack(self) -> str:
         """Say what the file lacks, once its writer has finished; empty if it is complete."""
         if self.problem is not None:
-            return f"{self.path} is not complete: {self.problem.strerror}"
+            return f"{self.path} is not complete: {linux.explain_briefly(self.problem)}"
         if (lost := self.taken - self._kept) > 0:
             return f"{lost} bytes of {self._whose} were lost: {self.path} did not take them"
         return ""
@@ -352,5 +352,6 @@ def open_displays(
         path = directory / f"rank.{rank}" / name
         displays[name] = display = Display(rank, name, path, console, files, timestamps=timestamps)
         if display.problem is not None:
-            raise LaunchError(f"cannot write {str(path)!r}: {display.problem.strerror}; choose another --output-dir")
+            why = linux.explain_briefly(display.problem)
+            raise LaunchError(f"cannot write {str(path)!r}: {why}; choose another --output-dir")
     return displays

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..host import private_files
+from ..host import linux, private_files
 from ..host.patience import Patience
 from . import leftovers
 from .channel import Channel, ChannelError, Message
@@ -133,7 +133,7 @@ class Directory:
             if not self._shared:
                 _write_part(message, path)
         except OSError as error:
-            raise LaunchError(f"cannot write {str(path)!r}: {error.strerror}") from error
+            raise LaunchError(f"cannot write {str(path)!r}: {linux.explain_briefly(error)}") from error
 
     def settle(self) -> None:
         """What was handed over is complete, and can be read by the name that ranks look for."""

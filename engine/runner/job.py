@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..host import private_files, processes
+from ..host import linux, private_files, processes
 from ..launch.errors import LaunchError
 from ..launch.job import JobRun
 from ..launch.leftovers import ERROR, RESULT
@@ -53,7 +53,7 @@ def launch(caller: int, home: Path, options: Callable[[], Options]) -> None:
             job = JobRun(chosen, lambda directory: _collect(directory, home, incomplete))
             outcome |= {"code": job.run(), "directories": job.directories, "report": job.report}
             for path, problem in job.problems.items():
-                incomplete.setdefault(_collected(Path(path)), problem.strerror or str(problem))
+                incomplete.setdefault(_collected(Path(path)), linux.explain_briefly(problem))
             if job.verdict is not None:
                 outcome["rank"] = job.verdict.culprit
                 outcome["host"] = (job.hosts or {}).get(job.verdict.culprit)
@@ -74,7 +74,7 @@ def _collect(directory: Path, home: Path, incomplete: dict[str, str]) -> None:
                     raise PermissionError(errno.EPERM, "it is no file of this user")
                 shutil.move(path, home / _collected(path))
             except OSError as error:
-                incomplete[_collected(path)] = error.strerror or str(error)
+                incomplete[_collected(path)] = linux.explain_briefly(error)
 
 
 def _collected(path: Path) -> str:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import readable
 from ..host import private_files
+from ..host.linux import explain_briefly
 from ..host.machine import absolute_path, boot
 from ..logs import logger
 from .flight import WORLD
@@ -159,7 +160,7 @@ class Timeline:
                 raise
             return descriptor
         except OSError as error:
-            why = error.strerror or str(error)
+            why = explain_briefly(error)
             if isinstance(error, BlockingIOError):
                 why = "another running job writes to this file; choose another path"
             elif isinstance(error, NotADirectoryError):

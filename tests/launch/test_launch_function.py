@@ -173,11 +173,11 @@ def test_a_result_that_could_not_be_written_here_is_told(apart, capfd):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
     try:
-        with pytest.raises(JobError, match=r"^the result of rank 1 did not arrive whole, .*: File too large; make "):
+        with pytest.raises(JobError, match=r"^the result of rank 1 did not arrive whole, .*: File too large: raise 'u"):
             engine.run(called.large_on, (1, 3_000_000), hosts="a:1,b:1", **apart)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert f"/rank.1/{RESULT} is not complete: File too large" in capfd.readouterr().err
+    assert f"/rank.1/{RESULT} is not complete: File too large: raise 'ulimit -f'" in capfd.readouterr().err
 
 
 def test_another_python_of_the_hosts_makes_the_call(tmp_path):

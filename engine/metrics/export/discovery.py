@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from ...host import linux
 from ..errors import MetricsError
 from . import atomic_file
 
@@ -57,8 +58,9 @@ def place(path: Path, run: str) -> Path:
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
+            why = linux.explain_briefly(error)
             raise MetricsError(
-                f"no file for Prometheus's file_sd in {str(path)!r}: {error.strerror}; name a directory or a *.json"
+                f"no file for Prometheus's file_sd in {str(path)!r}: {why}; name a directory or a *.json"
             ) from error
         found = path / f"{run}.json"
     if problem := atomic_file.check_directory(found):

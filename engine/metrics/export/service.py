@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from ...config import Config
+from ...host import linux
 from ..elastic_job import ElasticJob
 from ..errors import MetricsError
 from ..run_names import clean_name, default_name
@@ -136,7 +137,7 @@ class Service:
                 atomic_file.replace(self._announced, self._document)
             except OSError as error:
                 raise MetricsError(
-                    f"cannot write {str(self._announced)!r} for Prometheus's file_sd: {error.strerror}"
+                    f"cannot write {str(self._announced)!r} for Prometheus's file_sd: {linux.explain_briefly(error)}"
                 ) from error
         if self._endpoint is not None:
             self._endpoint.start()

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from ...host import linux
 from ..errors import MetricsError
 from . import atomic_file
 
@@ -67,7 +68,7 @@ class Textfile:
             atomic_file.replace(self.path, self._text())
         except OSError as error:
             if not self._troubled:
-                self._say(f"metrics: cannot write {str(self.path)!r}: {error.strerror}; goes on trying")
+                self._say(f"metrics: cannot write {str(self.path)!r}: {linux.explain_briefly(error)}; goes on trying")
             self._troubled = True
         else:
             self._troubled = False
