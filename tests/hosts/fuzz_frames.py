@@ -267,7 +267,7 @@ def main() -> int:
     told, worlds, kinds, begun = 0, 0, Counter[str](), time.monotonic()
     while told < given.frames and not (given.seconds and time.monotonic() - begun > given.seconds):
         seed = given.seed * 1_000_000 + worlds
-        print(f"world {seed}", file=sys.stderr, flush=True) if worlds % 100 == 0 else None
+        print(f"world {seed}, after {told} hostile frames", file=sys.stderr, flush=True) if worlds % 100 == 0 else None
         some, kind, problems = one_world(random.Random(seed))
         told, worlds, kinds = told + some, worlds + 1, kinds + kind
         if problems:
