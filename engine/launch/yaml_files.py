@@ -32,7 +32,7 @@ def compose(text: str) -> Any:
 
 
 def load(text: str) -> Any:
-    """Read a text as Python's values.
+    """Read a text as Python's values, in which numbers are texts.
 
     Raises
     ------
@@ -83,4 +83,7 @@ def _loader() -> Any:
             finally:
                 self.level -= 1
 
+    # YAML reads 010 as 8, 1:30 as 90 and 1_000 as 1000: a number stays the text that it is, and its form reads it.
+    for kind in ("int", "float"):
+        Limited.add_constructor(f"tag:yaml.org,2002:{kind}", lambda loader, node: str(loader.construct_scalar(node)))
     return Limited

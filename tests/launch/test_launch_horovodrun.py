@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import re
 import sys
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from engine import readable
 from engine.compat import switch
 from engine.launch import horovod_options
 from engine.launch.check_build import table
@@ -221,6 +223,23 @@ def test_a_bad_file_of_settings_is_refused(tmp_path, name, text, message):
         parse(["-np", "2", "--config-file", str(path), "true"])
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("number", ["1_000", "010", "1:30", "0x10", "0b11", ".inf", ".nan", "-1", "1e400", "9" * 400])
+def test_a_number_of_a_yaml_file_is_what_is_written_there(tmp_path, number):
+    """YAML itself would read 8, 90 and 1000."""
+    pytest.importorskip("yaml", reason="needs PyYAML")
+    path = tmp_path / "c.yaml"
+    path.write_text("num-proc: 3\nparams:\n  cycle-time-ms: 2.5\n")
+    options = parse(["--config-file", str(path), "true"])
+    assert (options.size, options.settings["ENGINE_CYCLE_TIME_MS"]) == (3, "2.5")
+    for line in (f"cycle-time-ms: {number}", f"start-timeout: {number}"):
+        path.write_text(f"{line}\n")
+        if number != "010":  # ten, as everywhere
+            with pytest.raises(LaunchError, match=re.escape(readable.quoted(number)[:30])):
+                parse(["-np", "2", "--config-file", str(path), "true"])
+    path.write_text("cycle-time-ms: 010\n")
+    assert parse(["-np", "2", "--config-file", str(path), "true"]).settings["ENGINE_CYCLE_TIME_MS"] == "010"
 
 
 def test_yaml_needs_its_library(tmp_path, monkeypatch):
