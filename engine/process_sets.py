@@ -55,6 +55,26 @@ def _distinct(ranks: Iterable[int]) -> tuple[int, ...]:
     return tuple(numbers)
 
 
+def _check_ranks(ranks: tuple[int, ...], size: int, others: Mapping[tuple[int, ...], ProcessSet]) -> None:
+    """Raise ValueError unless a set may have these ranks, beside others by theirs."""
+    if not ranks or not (ranks[0] >= 0 and ranks[-1] < size):
+        raise ValueError(f"a process set has at least one of the ranks 0 to {size - 1}, not {list(ranks)}")
+    if ranks in others:
+        raise ValueError(f"there is a process set with the ranks {list(ranks)} already: {others[ranks]!r}")
+
+
+def check_sets(sets: Iterable[ProcessSet], size: int) -> None:
+    """Raise ValueError for sets that no world of that size can have, before its ranks meet: each hears it by itself.
+
+    Sets of communicators are checked when their ranks are known.
+    """
+    others: dict[tuple[int, ...], ProcessSet] = {tuple(range(size)): global_process_set}
+    for each in sets:
+        if each._communicator is None:
+            _check_ranks(each._ranks, size, others)
+            others[each._ranks] = each
+
+
 class Numbers:
     """Numbers of things of which the ranks of a process set make equally many, each kind counted by itself."""
 
@@ -79,8 +99,8 @@ class ProcessSet:
 
     Attributes
     ----------
-    ranks : tuple of int
-        Sorted; known from the start, or with a communicator once the engine runs.
+    ranks : list of int
+        Sorted; known from the start, or with a communicator once the engine runs. A new list each time.
     process_set_id : int or None
         A number, equal on all ranks; 0 for the global set, None before it was added and after it was removed.
     numbers : Numbers
@@ -104,9 +124,9 @@ class ProcessSet:
             self._ranks = _distinct(ranks_or_comm)
 
     @property
-    def ranks(self) -> tuple[int, ...]:
-        """Ranks of the world in the set, sorted."""
-        return self._ranks
+    def ranks(self) -> list[int]:
+        """Ranks of the world in the set, sorted: a list, as Horovod's, since scripts compare it with one."""
+        return list(self._ranks)
 
     def included(self) -> bool:
         """Whether this process is in the set."""
@@ -296,13 +316,8 @@ class Registry:
         if communicator is not None:
             ranks = _distinct(communicator.allgather(self._world.rank))
         self._agree("add", ranks, process_set)
-        if not ranks or not (ranks[0] >= 0 and ranks[-1] < self._world.size):
-            raise ValueError(
-                f"a process set has at least one of the ranks 0 to {self._world.size - 1}, not {list(ranks)}"
-            )
-        for other in (*(() if moved else (global_process_set,)), *self._sets.values()):
-            if other._ranks == ranks:
-                raise ValueError(f"there is a process set with the ranks {list(ranks)} already: {other!r}")
+        others = (*(() if moved else (global_process_set,)), *self._sets.values())
+        _check_ranks(ranks, self._world.size, {each._ranks: each for each in others})
         engine = self._form(process_set, ranks)
         if engine is not None:
             self._device.admit(engine, self._next)

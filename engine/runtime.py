@@ -36,7 +36,7 @@ from .host.processes import look
 from .metrics.export.in_process import InProcess, listen
 from .metrics.names import STATES
 from .native import core
-from .process_sets import WAITING, ProcessSet, uninitialized
+from .process_sets import WAITING, ProcessSet, check_sets, uninitialized
 from .rendezvous import CallOff, by_mpi
 from .running import Prepared, Running, await_all, prepare, start, tell_failure
 from .waiting_room import GATE, WaitingRoom
@@ -267,6 +267,7 @@ def _prepare(settings: Mapping[str, Any], process_sets: ProcessSets) -> _Prepare
         world = _detect(environ, chosen)
         logs.configure(chosen.log_level, world.rank)
         sets = _given_sets(process_sets)
+        check_sets(sets, world.size)
         serving = listen(chosen, world.local_rank)
         return _Prepared(prepare(world, given, _generation + 1, environ, sets), environ, sets, serving)
     except Exception as error:
@@ -375,7 +376,7 @@ def enter(world: World, called_off: CallOff | None = None) -> None:
         if room.serving is not None and world.local_rank != 0:
             room.serving.stop()  # Whoever serves this host next finds the port free.
             room.serving = None
-        room.told.optimizers, room.told.sets = moving.count(), [each.ranks for each in room.sets]
+        room.told.optimizers, room.told.sets = moving.count(), [each._ranks for each in room.sets]
         running = start(prepared, called_off)
         try:
             everybody = waiting.meet(running.engine, room.told, called_off)

@@ -84,16 +84,16 @@ class WaitingRoom:
         self.world = world
         global_process_set._await(world.rank, tuple(range(world.size)))
         for each in self.sets:
-            each._await(world.rank, each.ranks)
+            each._await(world.rank, each._ranks)
 
     def add(self, chosen: ProcessSet | Iterable[int]) -> ProcessSet:
         """Take note of a process set, to be formed in the next world."""
         added = chosen if isinstance(chosen, ProcessSet) else ProcessSet(chosen)
-        if not added.ranks:
+        if not added._ranks:
             raise ValueError("a process set of an elastic job is given by its ranks, at least one")
-        if any(added is each or added.ranks == each.ranks for each in self.sets):
+        if any(added is each or added._ranks == each._ranks for each in self.sets):
             raise ValueError(f"there is a process set with the ranks {list(added.ranks)} already")
-        added._await(self.world.rank, added.ranks)
+        added._await(self.world.rank, added._ranks)
         self.sets.append(added)
         return added
 
@@ -236,12 +236,12 @@ def _may_search(everybody: Sequence[Told], settings: config.Config, size: int) -
 def _in_order(sets: Sequence[ProcessSet], everybody: Sequence[Told]) -> list[ProcessSet]:
     """Process sets in an order that is the same on all ranks, as far as all have them: that of rank 0's."""
     first = {ranks: place for place, ranks in enumerate(everybody[0].sets)}
-    return sorted(sets, key=lambda each: first.get(each.ranks, len(first)))
+    return sorted(sets, key=lambda each: first.get(each._ranks, len(first)))
 
 
 def _missing(process_set: ProcessSet, world: World, everybody: Sequence[Told]) -> str:
     """Why a set of an earlier world cannot be formed in a new one; empty: it can."""
-    ranks = process_set.ranks
+    ranks = process_set._ranks
     text = f"{process_set} is not in world {world.number}, which has {world.size} ranks"
     if ranks[-1] >= world.size:
         return f"{text}: it comes back in a world that has all of its ranks"

@@ -1,9 +1,12 @@
-"""The names of `horovod.common.basics`."""
+"""The names of `horovod.common.basics`, and the object of that class that modules named `mpi_ops` have."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import Any
+
+from .. import runtime
+from ..process_sets import global_process_set
 
 __all__ = ["HorovodBasics"]
 
@@ -33,3 +36,11 @@ class HorovodBasics:
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *_BASICS]
+
+    def _get_process_set_ids_and_ranks(self) -> dict[int, list[int]]:
+        """Ranks of every process set of this world by its number; scripts look through it which sets there are."""
+        sets = runtime.current().sets
+        return {0: global_process_set.ranks, **{each.process_set_id: each.ranks for each in sets.added}}
+
+
+_basics = HorovodBasics()

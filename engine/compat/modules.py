@@ -55,6 +55,8 @@ for _name in ("horovod.keras", "horovod.tensorflow.keras"):
     MODULES[f"{_name}.elastic"] = ("..keras.elastic",)
 MODULES["horovod.tensorflow"] = ("..tensorflow", ".util")  # which has `gpu_available`
 MODULES["horovod.tensorflow.elastic"] = ("..tensorflow.elastic",)
+for _name in ("mxnet", "tensorflow", "torch"):
+    MODULES[f"horovod.{_name}.mpi_ops"] += (".basics",)
 for _name in ("", ".sampler", ".state"):
     MODULES[f"horovod.torch.elastic{_name}"] = ("..torch.elastic",)
 

@@ -328,6 +328,9 @@ assert engine.torch.optimizer.__name__ == "engine.torch.optimizer"  # nothing of
 
 basics = HorovodBasics(__file__, "mpi_lib_v2")
 basics.init()
+from horovod.torch.mpi_ops import _basics
+assert _basics._get_process_set_ids_and_ranks() == {0: [0]} and _basics.size() == 1
+assert hvd.global_process_set.ranks == [0]
 assert (basics.rank(), basics.size(), basics.is_initialized()) == (0, 1, True)
 assert basics.nccl_built() == engine.nccl_built() and "mpi_built" in dir(basics)
 basics.shutdown()
@@ -369,7 +372,7 @@ import horovod.tensorflow as hvd
 import engine.keras, engine.tensorflow
 assert "torch" not in sys.modules
 assert hvd.allreduce is engine.tensorflow.allreduce
-from horovod.tensorflow.mpi_ops import size_op
+from horovod.tensorflow.mpi_ops import _basics, size_op
 from horovod.tensorflow.compression import Compression
 assert hvd.SyncBatchNormalization is engine.tensorflow.SyncBatchNormalization
 import horovod.tensorflow.keras as first, horovod.keras as second

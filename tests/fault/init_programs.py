@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from engine.rendezvous import hosting, joining, messages
 from engine.trace import timeline
 from engine.tuning import trial_loop
 
+from ..waiting import be_late
 from .programs import touch, wait_for
 
 BEFORE = {
@@ -160,13 +162,17 @@ def different_sets() -> Any:
     return attempt(lambda: engine.init([[0]] if int(os.environ["ENGINE_RANK"]) == 0 else []))
 
 
-def wrong_set() -> tuple[Any, bool, list[int]]:
-    """The second set is wrong on all ranks, then right."""
-    first = engine.ProcessSet([0])
-    error = attempt(lambda: engine.init([first, [0, 7]]))
+def wrong_set() -> tuple[list[Any], bool, bool]:
+    """Sets are wrong on all ranks, of which one comes late; then they are right."""
+    errors = []
+    for wrong in ([[0], [0, 7]], [[0], [1, 0]], [[0], [0]], [[]]):
+        if int(os.environ["ENGINE_RANK"]) == len(errors) % 2:
+            be_late(0.3)
+        errors.append(attempt(partial(engine.init, wrong)))
     initialized = engine.is_initialized()
+    first = engine.ProcessSet([0])
     engine.init([first, [1]])
-    return error, initialized, sorted(set(first.ranks) | {1})
+    return errors, initialized, first.ranks == [0] and engine.global_process_set.ranks == [0, 1]
 
 
 def stuck_sets(timeout: float) -> float:

@@ -43,9 +43,11 @@ def test_ranks_that_give_different_process_sets_are_told_before_they_start() -> 
         assert error.startswith("IncompatibleRanksError") and "process_sets ProcessSet([0])" in error, errors
 
 
-def test_init_with_a_wrong_process_set_leaves_nothing_and_can_be_corrected() -> None:
-    for error, initialized, ranks in run_ranks(2, init_programs.wrong_set).values:
-        assert "ValueError" in error and not initialized and ranks == [0, 1]
+def test_init_with_a_wrong_process_set_raises_the_same_on_all_ranks_and_can_be_corrected() -> None:
+    """Each rank finds the fault by itself: before, one that heard of another's failure first raised that."""
+    for errors, initialized, right in run_ranks(2, init_programs.wrong_set).values:
+        assert all(error.startswith("ValueError: ") for error in errors) and len(errors) == 4, errors
+        assert not initialized and right
 
 
 def test_process_sets_that_wait_share_one_shutdown_timeout() -> None:

@@ -89,8 +89,8 @@ def test_every_collective_in_every_set(parts: Parts, rank: int, size: int) -> No
     everything(parts, "global", engine.global_process_set)
     choices: list[Sequence[int]] = [range(0, size, 2), range(1, size, 2), range(size - 1), [size - 1, 0]]
     for choice in choices:
-        ranks = tuple(sorted(set(choice)))
-        if ranks and ranks != tuple(range(size)) and all(ranks != each.ranks for each in sets):
+        ranks = sorted(set(choice))
+        if ranks and ranks != list(range(size)) and all(ranks != each.ranks for each in sets):
             sets.append(engine.add_process_set(ranks))
     with parts.part("numbers"):
         assert [each.process_set_id for each in sets] == list(range(1, len(sets) + 1))
