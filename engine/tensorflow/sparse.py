@@ -47,7 +47,8 @@ def allreduce(
     Returns
     -------
     tf.IndexedSlices
-        Each row once, equal on all ranks.
+        Each row once, equal on all ranks. An average of integers is one of floats, as Horovod's: float32 for integers
+        of 8 and 16 bits, float64 for wider ones.
 
     Raises
     ------
@@ -65,13 +66,16 @@ def allreduce(
     except Exception as error:
         announce(process_set, "allgather", name, error)
         raise
-    dtype = slices.values.dtype
-    indices, values = _added(tf.convert_to_tensor(slices.indices), tf.convert_to_tensor(slices.values))
+    values = tf.convert_to_tensor(slices.values)
+    if op is Average and values.dtype.is_integer:
+        values = tf.cast(values, tf.float32 if values.dtype.size < 4 else tf.float64)
+    dtype = values.dtype
+    indices, values = _added(tf.convert_to_tensor(slices.indices), values)
     values = _times(values, prescale)
     context = None
     if own is not None:
         values, context = own.compress(values)
-    if wire in ("float16", "bfloat16") and dtype in (tf.float32, tf.float64):
+    if wire in ("float16", "bfloat16") and slices.values.dtype in (tf.float32, tf.float64):
         values = tf.cast(values, wire)
     call = Call("allgather", name, number, group=True, optimizer=optimizer)
     (indices, values), rows = _op.gather(call, [indices, values])
@@ -81,7 +85,7 @@ def allreduce(
         values = own.decompress(values, context)
     indices, values = _added(indices, values)
     if op is Average:
-        values = _divided(values, tf.shape(rows)[1])
+        values = values / tf.cast(tf.shape(rows)[1], values.dtype)
     return tf.IndexedSlices(_times(values, postscale), indices, slices.dense_shape)
 
 
@@ -94,10 +98,8 @@ def _added(indices: Any, values: Any) -> tuple[Any, Any]:
 
 
 def _times(values: Any, factor: float) -> Any:
-    return values if factor == 1.0 else values * tf.cast(factor, values.dtype)
-
-
-def _divided(values: Any, ranks: Any) -> Any:
-    if values.dtype.is_floating:
-        return values / tf.cast(ranks, values.dtype)
-    return tf.truncatediv(values, tf.cast(ranks, values.dtype))
+    if factor == 1.0:
+        return values
+    if values.dtype.is_integer:  # in which a factor of 0.5 would be 0
+        return tf.saturate_cast(tf.cast(values, tf.float64) * factor, values.dtype)
+    return values * tf.cast(factor, values.dtype)
