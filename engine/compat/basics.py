@@ -40,7 +40,7 @@ class HorovodBasics:
     def _get_process_set_ids_and_ranks(self) -> dict[int, list[int]]:
         """Ranks of every process set of this world by its number; scripts look through it which sets there are."""
         sets = runtime.current().sets
-        return {0: global_process_set.ranks, **{each.process_set_id: each.ranks for each in sets.added}}
+        return {each.process_set_id or 0: each.ranks for each in (global_process_set, *sets.added)}
 
 
 _basics = HorovodBasics()

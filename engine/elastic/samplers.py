@@ -80,16 +80,19 @@ class _Sampler:
             self._begin(self.epoch, 0)
         self._resumed = False
         self._cut()
-        if not len(self):
+        if not self._left():
             logs.logger.warning(
-                "%s: an iteration of epoch %d yields nothing on rank %d: %d of %d samples count as trained. Call "
-                "set_epoch() with the number of the next epoch",
+                "%s: this iteration yields nothing, as nothing is left of epoch %d: %d of %d samples count as trained. "
+                "Call set_epoch() with the number of the next epoch; one more iteration begins this one again",
                 type(self).__name__,
                 self.epoch,
-                self.rank,
                 self._done,
                 self._length,
             )
+
+    def _left(self) -> bool:
+        """Whether any rank has samples of the epoch left: with the tail `"uneven"` this one may have none."""
+        raise NotImplementedError
 
     def state_dict(self) -> dict[str, int]:
         """What another rank, or a later run, needs to go on from here: the order of the epoch is part of it."""
@@ -187,6 +190,9 @@ class ElasticSampler(_Sampler):
 
     def __len__(self) -> int:
         return self._rest.count(self.rank)
+
+    def _left(self) -> bool:
+        return self._rest.most > 0
 
     def __iter__(self) -> Iterator[int]:
         """The samples of this rank that were not trained. An iteration begins behind what was recorded before.
@@ -295,6 +301,9 @@ class ElasticBatchSampler(_Sampler):
     def __len__(self) -> int:
         batches = self._batches.left(self._first)
         return batches - bool(batches and not self._part(batches - 1))  # only the last part of a rank may be empty
+
+    def _left(self) -> bool:
+        return self._batches.left(self._first) > 0
 
     def __iter__(self) -> Iterator[list[int]]:
         """This rank's parts of the batches that were not trained: it begins behind what was recorded before.

@@ -356,12 +356,10 @@ cdef int describe_closed(const engine_call* call, char* text) noexcept nogil:
         snprintf(text, TEXT_BYTES, "ForkedError: the engine was used in a forked child of its process, which is no rank. Use the "
                  "engine in the parent only, or start the child with the 'spawn' method")
         return ENGINE_CALL_FORKED
-    if call.set:
-        snprintf(text, TEXT_BYTES, "NotInitializedError: this rank has no such process set: it was never added, or was removed, "
-                 "or this rank is not in it")
-    else:
-        snprintf(text, TEXT_BYTES, "NotInitializedError: there is no engine: call engine.init() first; after engine.shutdown() "
-                 "call it again")
+    snprintf(text, TEXT_BYTES, "NotInitializedError: %s. In an elastic job nothing communicates before the function that "
+             "elastic.run wraps is called: move this call into that function",
+             b"this rank has no such process set: it was never added, or was removed, or this rank is not in it" if call.set else
+             b"there is no engine: call engine.init() first; after engine.shutdown() call it again")
     return ENGINE_CALL_NOT_INITIALIZED
 
 

@@ -520,7 +520,8 @@ static void compute_place(void *created, TF_Context *context) {
   int32_t rank, size;
   if (engine == NULL || engine->place((int32_t)*set, &rank, &size) != ENGINE_CALL_OK) {
     fail(context, TF_FAILED_PRECONDITION,
-         "NotInitializedError: this rank is in no such process set: call engine.init(), or ask for a set that it is in");
+         "NotInitializedError: this rank is in no such process set: call engine.init(), or ask for a set that it is in. In an "
+         "elastic job call this in the function that elastic.run wraps");
     return;
   }
   put_number(context, 0, rank);

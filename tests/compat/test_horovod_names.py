@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 import subprocess
@@ -12,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from engine.compat import install, modules
+from engine.frameworks import basics
 
 NAMES = Path(__file__).with_name("horovod_names.txt").read_text().split()
 PAGE = Path(__file__).parents[2] / "docs" / "migration.md"
-NEEDS = {"keras": "keras", "ray": "ray", "spark": "pyspark", "tensorflow": "tensorflow", "torch": "torch"}
+NEEDS = {"spark": "pyspark"} | {name: name for name in ("keras", "mxnet", "ray", "tensorflow", "torch")}
 
 
 def needed(name: str) -> list[str]:
@@ -62,6 +64,14 @@ def test_every_name_that_horovods_tests_and_examples_use_is_there_or_on_the_page
         [sys.executable, "-c", code], cwd=PAGE.parents[1], capture_output=True, text=True, timeout=450, check=False
     )
     assert "lacking []" in done.stdout, done.stdout + done.stderr
+
+
+def test_mxnets_binding_exports_every_name_that_horovods_tests_and_examples_use() -> None:
+    """Read from the source: MXNet needs another Python."""
+    tree = ast.parse((PAGE.parents[1] / "engine" / "mxnet" / "__init__.py").read_text())
+    (own,) = [ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.Assign)]
+    used = {name.split(".")[2] for name in NAMES if name.startswith("horovod.mxnet.")}
+    assert len(used) > 20 and not used - {*own, *basics.__all__}
 
 
 def test_the_list_has_what_examples_import() -> None:

@@ -210,9 +210,20 @@ def test_an_epoch_that_was_over_before_a_failure_is_not_trained_twice(
         each.load_state_dict(saved)
         each.set_epoch(0)  # as a program does that is called again, in the epoch that the state has
         assert list(each) == []
-        assert "yields nothing on rank 0: 8 of 8 samples count as trained" in caplog.text
+        assert "nothing is left of epoch 0: 8 of 8 samples count as trained" in caplog.text
         assert sorted(each) == sorted(steps), "the program went on, and wants another epoch"
         caplog.clear()
+
+
+@pytest.mark.parametrize("kind", ["samples", "batches"])
+def test_a_rank_without_a_share_of_what_is_left_does_not_warn(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Two samples are left, and others have them."""
+    make: Any = ElasticSampler if kind == "samples" else (lambda data, **more: ElasticBatchSampler(data, 4, **more))
+    ranks = [make(range(10), tail="uneven", rank=rank, size=4) for rank in range(4)]
+    for sampler in ranks:
+        sampler.load_state_dict({"epoch": 0, "done": 8, "length": 10})
+    assert [len(list(sampler)) for sampler in ranks] == [1, 1, 0, 0]
+    assert not caplog.records
 
 
 def test_what_is_left_of_an_epoch_is_not_begun_again() -> None:

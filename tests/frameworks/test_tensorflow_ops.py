@@ -20,6 +20,7 @@ import engine
 import engine.tensorflow as hvd
 from engine import config
 from engine.tensorflow import op
+from engine.tensorflow.call import Call
 
 from .tensorflow_ranks import MODES, PYTHON, SIZES, on_op_ranks, tensors
 
@@ -133,6 +134,29 @@ def test_slices_are_added_up(mode: str, rank: int, size: int) -> None:
     np.testing.assert_allclose(tf.convert_to_tensor(mean).numpy(), want / size, rtol=1e-3)
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "int32", "int64"])
+def test_an_average_of_integers_in_slices_is_exact_and_of_floats(dtype: str, rank: int, size: int) -> None:
+    """Rows that would wrap or be cut off if they were added up, or divided, in their own dtype."""
+    values = tf.constant([[100, 3], [100, 2 * rank], [7 + rank, 1]], dtype)
+    slices = tf.IndexedSlices(values, tf.constant([5, 5, rank]), tf.constant([6, 2]))
+    want = np.zeros([6, 2])
+    want[5] = [200, 3 + size - 1]
+    want[range(size)] += [[(7 + each) / size, 1 / size] for each in range(size)]
+    alone = hvd.allreduce(slices, op=engine.Average)
+    (grouped,) = hvd.grouped_allreduce([slices], op=engine.Average, compression=engine.Compression.fp16)
+    for mean in (alone, grouped):
+        assert mean.values.dtype == tf.truediv(values, values).dtype
+        np.testing.assert_allclose(tf.convert_to_tensor(mean).numpy(), want, rtol=1e-6)
+
+
+def test_a_factor_on_integers_in_slices_truncates_the_product(size: int) -> None:
+    slices = tf.IndexedSlices(tf.constant([[9, -9]], tf.int64), tf.constant([1]), tf.constant([3, 2]))
+    total = hvd.allreduce(slices, op=engine.Sum, prescale_factor=0.5)
+    assert total.values.numpy().tolist() == [[4 * size, -4 * size]]
+    total = hvd.allreduce(slices, op=engine.Sum, postscale_factor=0.5)
+    assert total.values.numpy().tolist() == [[9 * size // 2, -(9 * size // 2)]]
+
+
 @pytest.mark.parametrize("op", ["Min", "Max", "Product", "Adasum"])
 def test_an_operation_that_slices_have_not_is_refused(op: str) -> None:
     """With an exception that those who expect Horovod's catch, too."""
@@ -155,6 +179,18 @@ def test_shapes_that_are_known_while_tracing() -> None:
 
     program(tf.ones([engine.size(), 8]))
     assert known == [[None, 8], [None, 8], [None, 8], [None, 8], [None], []]
+
+
+def test_without_an_engine_the_text_says_where_an_elastic_job_has_one() -> None:
+    """What a compiled program raises, whether it communicates or asks for the rank."""
+    absent = 12345  # the number of no process set
+    call = Call("allreduce", None, absent)
+    programs: list[Any] = [lambda: op.place(absent), lambda: op.reduce(call, [tf.ones([1])])]
+    told = r"NotInitializedError: .*that elastic\.run wraps"
+    for program in (*programs, *map(tf.function, programs)):
+        if op.native:
+            with pytest.raises(tf.errors.FailedPreconditionError, match=told):
+                program()
 
 
 def test_none_is_folded_merged_or_dropped() -> None:
