@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
@@ -90,7 +91,11 @@ class Module(ModuleType):
         for module in self.shown:
             if hasattr(module, name):
                 return getattr(module, name)
-        reason = ABSENT.get(f"{self.__name__}.{name}", SEE)
+        whole = f"{self.__name__}.{name}"
+        if self.__name__ != ROOT and whole in MODULES:  # Horovod's packages have imported the modules below them.
+            with suppress(ImportError):
+                return import_module(whole)
+        reason = ABSENT.get(whole, SEE)
         raise AttributeError(f"module {self.__name__!r} has no {name!r}: {reason}", name=name, obj=self)
 
     def __dir__(self) -> list[str]:

@@ -295,6 +295,8 @@ import engine, engine.data, engine.torch
 
 assert hvd.allreduce is engine.torch.allreduce and hvd.Sum is engine.Sum
 assert hvd is sys.modules["horovod.torch"] and hvd is not engine.torch
+assert hvd.mpi_ops.allreduce is engine.torch.allreduce  # Horovod's package has imported it
+assert not hasattr(horovod, "spark") and not hasattr(hvd, "gradient")
 for name in "mpi_ops compression optimizer functions sync_batch_norm".split():
     module = importlib.import_module(f"horovod.torch.{name}")
     assert module.DistributedOptimizer is engine.torch.DistributedOptimizer, name
