@@ -196,7 +196,7 @@ class TorchReducer(Reducer):
             gradient = flat.as_strided(shape, torch.empty(shape, device="meta", memory_format=form).stride())
         else:
             gradient = flat.view(shape)
-        wanted = getattr(parameter, "grad_dtype", parameter.dtype)  # since torch 2.10; None: any
+        wanted = _gradient_dtype(parameter)
         return gradient if wanted is None else gradient.to(wanted)
 
     def is_floating(self, parameter: torch.Tensor) -> bool:
@@ -210,7 +210,7 @@ class TorchReducer(Reducer):
         return Room(self._parameters[index].device)
 
     def full_like(self, parameter: torch.Tensor, value: float) -> torch.Tensor:
-        return torch.full_like(parameter, value)
+        return torch.full_like(parameter, value, dtype=_gradient_dtype(parameter))
 
     def store(self, target: torch.Tensor, source: torch.Tensor) -> None:
         target.copy_(source)
@@ -350,3 +350,9 @@ def keep_hooks_of_swapped() -> None:
 
     swap_tensors.keeps_hooks = True  # type: ignore[attr-defined]
     torch.utils.swap_tensors = swap_tensors
+
+
+def _gradient_dtype(parameter: torch.Tensor) -> torch.dtype | None:
+    """The dtype that gradients of a parameter have; None: any."""
+    wanted: torch.dtype | None = getattr(parameter, "grad_dtype", parameter.dtype)  # since torch 2.10
+    return wanted

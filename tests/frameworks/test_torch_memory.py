@@ -374,6 +374,23 @@ def test_test_a_rank_without_a_gradient_takes_the_dtype_of_the_others(wrap: Wrap
             optimizer.unwrap()
 
 
+def test_test_a_rank_without_a_gradient_brings_zeros_of_the_wanted_dtype_to_a_scheme() -> None:
+    if not hasattr(torch.Tensor, "grad_dtype"):
+        return
+    for rank in range(engine.size()):
+        parameter = nn.Parameter(torch.ones(4, 4, dtype=torch.bfloat16))
+        parameter.grad_dtype = torch.float32
+        scheme = engine.torch.PowerSGD(rank=4, start_iter=1, min_compression_rate=0.0)
+        optimizer = engine.DistributedOptimizer(torch.optim.SGD([parameter], lr=0.0), compression=scheme)
+        for step in range(3):
+            only_on((rank + step) % engine.size(), parameter, torch.float32)
+            optimizer.synchronize()
+            assert parameter.grad is not None and parameter.grad.dtype is torch.float32, (rank, step, parameter.grad)
+            torch.testing.assert_close(parameter.grad, torch.full((4, 4), 2 / engine.size()))
+            optimizer.zero_grad()
+        optimizer.unwrap()
+
+
 def change_dtype(parameter: nn.Parameter) -> None:
     parameter.data = parameter.data.double()
 
