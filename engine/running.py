@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import platform
 import select
@@ -40,6 +41,7 @@ from .world import World
 DEFAULT_SPIN_US = 25.0
 DEFAULT_YIELD_US = 50.0
 _SHORTEST, _LONGEST = 0.0002, 0.02  # seconds between two looks at whether all have come
+LONGEST_SETS = 400  # characters of process sets that ranks tell each other
 SPARE = 24  # descriptors of the engine's own files and sockets, about
 
 
@@ -187,8 +189,16 @@ def prepare(
     page = _page(environ) if own_page.wanted(settings) else -1
     host_name = environ.get("ENGINE_HOST_NAME") or platform.node()
     timeline = None if settings.timeline is None else _timeline(settings.timeline, world, settings)
-    build = setup.segment_info() | ({"process_sets": " ".join(map(repr, sets))} if sets else {})
+    build = setup.segment_info() | ({"process_sets": _described(sets)} if sets else {})
     return Prepared(world, given, settings, generation, build, host_name, known, page, timeline)
+
+
+def _described(sets: Sequence[ProcessSet]) -> str:
+    """Describe process sets in a text that differs where they do, and is short enough for what a rank says first."""
+    text = " ".join(map(repr, sets))
+    if len(text) <= LONGEST_SETS:
+        return text
+    return f"{text[:LONGEST_SETS]}... ({len(sets)} sets, digest {hashlib.sha256(text.encode()).hexdigest()[:16]})"
 
 
 def tell_failure(world: World, generation: int, error: Exception) -> None:

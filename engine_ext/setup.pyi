@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 def segment_info() -> dict[str, str | int]:
-    """What two ranks must share to work together: `protocol`, `layout`, `kernels`."""
+    """What two ranks must share to work together: `protocol`, `layout`, `sources`, `kernels`."""
 
 def codes() -> dict[str, tuple[str, ...]]:
     """What numbers are called, in their order: all that a page of counters tells, and `dtypes` and `reductions`."""

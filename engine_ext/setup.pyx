@@ -14,6 +14,9 @@ from engine_ext.errors import EngineError
 cdef extern from "platform/memory.h" nogil:
     int engine_memory_file(const char* name)
 
+cdef extern from "fingerprint.h" nogil:
+    const char* ENGINE_SOURCES      # digest of all native sources: tools/native_fingerprint.py
+
 cdef int chosen_level = -1      # of the kernels; -1: the best
 
 
@@ -41,7 +44,9 @@ cdef int kernel_level() noexcept:
 def segment_info():
     """What two ranks must share to work together."""
     kernels = engine_kernels_name(kernel_level()).decode()
-    return {"protocol": ENGINE_PROTOCOL, "layout": f"{engine_layout():016x}", "kernels": kernels}
+    return {
+        "protocol": ENGINE_PROTOCOL, "layout": f"{engine_layout():016x}", "sources": ENGINE_SOURCES.decode(), "kernels": kernels,
+    }
 
 
 def codes():

@@ -32,7 +32,7 @@ def sources(build: Path) -> dict[Path, list[str]]:
     if not generated:
         sys.exit(f"{build} holds no generated sources: build the engine first")
     # pyconfig.h is this machine's; both are 64-bit and little-endian, so its sizes hold.
-    headers = [f"-I{sysconfig.get_path('include')}", "-w"]
+    headers = [f"-I{sysconfig.get_path('include')}", f"-I{build}/engine_ext", "-w"]
     return dict.fromkeys(sorted(own), OURS) | dict.fromkeys(generated, headers)
 
 

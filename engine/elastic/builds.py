@@ -8,6 +8,10 @@ Build = Mapping[str, str | int]
 """What ranks must have in common, by name; settings under the names of their variables."""
 
 
+SOURCES = ("protocol", "layout", "sources")
+"""What two builds of one version may differ in: those of the native engine's sources."""
+
+
 class Builds:
     """What the members of a job have in common: that of the first world whose members have met."""
 
@@ -22,7 +26,7 @@ class Builds:
         """In what a newcomer differs from the job, and what mends it; empty if nothing is known to differ."""
         return "; ".join(
             f"it has {name} {value}, the job has {self._common[name]}: "
-            + ("set it alike" if name.isupper() else "install the same version")
+            + ("set it alike" if name.isupper() else "install the same " + ("build" if name in SOURCES else "version"))
             for name, value in build.items()
             if value != self._common.get(name, value)
         )

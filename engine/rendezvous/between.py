@@ -196,7 +196,8 @@ class Terms:
                 len(told["hosts"]) == len(told["pids"]) == len(told["processors"])
                 and len(doors) == hosts
                 and all(isinstance(name, str) for name in told["names"])
-                and all(type(host) is int and 0 <= host < hosts for host in told["hosts"])
+                and all(type(host) is int for host in told["hosts"])
+                and {*told["hosts"]} == {*range(hosts)}
                 and all(type(number) is int and 0 <= number < 1 << 31 for number in (*told["pids"], told["generation"]))
                 and all(type(number) is int and number >= 0 for each in told["processors"] for number in each)
                 and isinstance(told["kernels"], str | None)

@@ -206,6 +206,8 @@ class Hub(Between):
             self._hurry()
         elif "crew" in message:
             host.hellos = [Hello.read(hello) for hello in message["crew"]]
+            if sorted(hello.rank for hello in host.hellos) != sorted(host.pids):
+                raise ValueError("ranks that have not come there")
             host.door = network.read_address(message["door"])
             self._decide()
         elif "ready" in message:

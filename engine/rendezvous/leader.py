@@ -121,6 +121,9 @@ class Leader(Between):
                     terms = Terms.read(message["layout"])
                     if len(terms.hosts) != self.world.size:
                         raise ValueError(f"terms of {len(terms.hosts)} ranks")
+                    own = [rank for rank, host in enumerate(terms.hosts) if host == terms.hosts[self.world.rank]]
+                    if own != sorted(self.pids):
+                        raise ValueError(f"{readable.ranks(own)} on {self.name}")
                 except ValueError as error:
                     raise self._not_a_hub(error) from None
                 self._open_lanes(terms, link)

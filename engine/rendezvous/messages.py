@@ -21,6 +21,7 @@ from typing import Any
 
 from .. import frames, readable
 from ..bounded_reader import shorten, whole
+from ..elastic.builds import SOURCES
 from ..errors import CalledOff, IncompatibleRanksError, RendezvousError
 from ..host import linux
 from ..host.sockets import retry_short
@@ -192,6 +193,7 @@ def common_kernels(hellos: Sequence[Hello]) -> str | None:
 
 
 _MEND = {name: f"set the same {variable(name)}" for name in SETTINGS}
+_MEND |= dict.fromkeys(SOURCES, "their engines are built from different sources: install the same build on both")
 _MEND["process_sets"] = "give the same to engine.init() on every rank"
 
 

@@ -484,7 +484,7 @@ def test_a_newcomer_of_another_build_is_turned_away_alone() -> None:
     (said,) = driver.taken(events.Say)
     assert said.text == (
         "worker 2 in slot 0 of b is turned away, and its host blacklisted: it has protocol 8, the job has 7: install "
-        "the same version; it has ENGINE_LANES mpi, the job has tcp: set it alike"
+        "the same build; it has ENGINE_LANES mpi, the job has tcp: set it alike"
     )
     driver.tell(events.Ended(2, 0, "ended with exit code 0")).at(30)
     assert not driver.taken(events.Update) and driver.phase is Phase.RUNNING

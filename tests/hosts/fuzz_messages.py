@@ -93,7 +93,7 @@ def hear(message: Any) -> None:
     """A leader speaks to the hub."""
     if isinstance(message, dict):  # else `Link.message` has refused it
         made = hub()
-        made.hosts.append(host := Host(1, 17, "b", 1))
+        made.hosts.append(host := Host(1, 17, "b", 1, pids={1: 17}))
         try:
             made._hear_proven(host, message)
         finally:

@@ -19,14 +19,16 @@ from typing import Any
 
 import pytest
 
+from engine import frames, running
 from engine.errors import IncompatibleRanksError, RendezvousError
+from engine.process_sets import ProcessSet
 from engine.rendezvous import Gathered, gather, hosting
-from engine.rendezvous.messages import GRACE, address, ready_to_read
+from engine.rendezvous.messages import GRACE, MOST_PROCESSORS, address, frame, introduce, ready_to_read
 from engine.world import World
 
 from ..waiting import measured, until
 
-BUILD: dict[str, str | int] = {"protocol": 1, "layout": "abc", "kernels": "avx2"}
+BUILD: dict[str, str | int] = {"protocol": 1, "layout": "abc", "sources": "f00d", "kernels": "avx2"}
 
 
 @pytest.fixture
@@ -143,13 +145,28 @@ def test_without_rank_0_the_others_say_so(job: Callable[..., World]) -> None:
 
 
 def test_ranks_of_different_builds_are_all_refused_with_a_table(job: Callable[..., World]) -> None:
-    newer: dict[str, str | int] = {**BUILD, "protocol": 2, "kernels": "plain"}
+    newer: dict[str, str | int] = {**BUILD, "protocol": 2, "sources": "5eed", "kernels": "plain"}
     results = meet((job(0, 3), BUILD), (job(1, 3), newer), (job(2, 3), BUILD))
     assert all(type(result) is IncompatibleRanksError for result in results)
     assert len({str(result) for result in results}) == 1
-    assert "rank 1 has protocol 2, rank 0 has protocol 1: install the same version" in str(results[0])
+    mend = "their engines are built from different sources: install the same build on both"
+    assert f"rank 1 has protocol 2, rank 0 has protocol 1: {mend}" in str(results[0])
+    assert f"rank 1 has sources 5eed, rank 0 has sources f00d: {mend}" in str(results[0])
     assert "rank 1 has kernels plain, rank 0 has kernels avx2: set the same ENGINE_KERNELS" in str(results[0])
     assert "rank 2" not in str(results[0])
+
+
+def test_process_sets_of_any_number_are_compared_in_a_greeting_that_is_short(job: Callable[..., World]) -> None:
+    many = [ProcessSet([one, other]) for one in range(64) for other in range(one)]
+    build = BUILD | {"process_sets": running._described(many)}
+    another = BUILD | {"process_sets": running._described([*many[:-1], ProcessSet([0, 1])])}
+    results = meet((job(0, 2), build), (job(1, 2), build))
+    assert all(isinstance(result, Gathered) for result in results), results
+    results = meet((job(0, 2), build), (job(1, 2), another))
+    assert all("(2016 sets, digest " in str(result) for result in results), results
+    worst = introduce(job(1, 2), 1, another, ["plain", "avx2", "avx512"], "\\u1234" * 1000)
+    worst.processors = [MOST_PROCESSORS - 1]
+    assert len(frame(worst.told(), b"", "hello", "")) < frames.UNPROVEN
 
 
 def test_two_processes_of_one_rank_are_refused(job: Callable[..., World]) -> None:
