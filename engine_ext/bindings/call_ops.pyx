@@ -3,7 +3,7 @@
 What the ranks compare is filled in by the same functions, so that a rank whose call came from Python and one whose call came
 from compiled code meet. Nothing here holds the GIL or raises: a text begins with the class of the error.
 """
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport INT32_MAX, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
@@ -183,6 +183,8 @@ cdef bint take_splits(const State* e, const engine_call* call, const View* view,
     for r in range(e.segment.size):
         if call.splits == NULL or call.splits[r] < 0 or call.splits[r] > left:
             return refuse(text, b"splits are a number of rows for each rank, in all no more than the tensor has")
+        if call.splits[r] > INT32_MAX:
+            return refuse(text, b"splits are 2147483647 rows for each rank at most, since received_splits is int32")
         left -= call.splits[r]
     op.splits = <int64_t*>malloc(<size_t>e.segment.size * sizeof(int64_t))
     if op.splits == NULL:

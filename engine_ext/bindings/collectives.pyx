@@ -3,7 +3,7 @@
 Each of these raises what is wrong with the arguments, and makes an operation that keeps alive whatever memory it points to. The
 caller submits it (submit.pyx).
 """
-from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint64_t
 from libc.stdlib cimport malloc
 
 from engine_ext.bindings.arguments cimport (
@@ -23,6 +23,7 @@ from engine_ext.platform.atomics cimport load32_relaxed
 from engine_ext.shared.layout cimport (
     KIND_ALLGATHER, KIND_ALLREDUCE, KIND_ALLTOALL, KIND_BARRIER, KIND_BROADCAST, KIND_REDUCESCATTER,
 )
+from engine_ext.shared.rows cimport bounded_product
 from engine_ext.transport.arena cimport arena_locate
 
 from operator import index
@@ -51,7 +52,7 @@ cdef uint64_t row_bytes(const View* view) noexcept nogil:
     cdef uint64_t nbytes = <uint64_t>view.itemsize
     cdef int d
     for d in range(1, view.ndim):
-        nbytes *= <uint64_t>view.dims[d]
+        nbytes = bounded_product(nbytes, <uint64_t>view.dims[d])
     return nbytes
 
 
@@ -246,6 +247,9 @@ cdef Op* alltoall_op(State* e, object tensor, object splits, object room) except
         raise ArgumentError(f"splits says how many rows go to each of {size} ranks, but has {len(counts)} numbers")
     if min(counts) < 0 or sum(counts) > source.dims[0]:
         raise ArgumentError(f"splits {counts} cannot be taken from the {source.dims[0]} rows of the tensor")
+    if max(counts) > INT32_MAX:
+        raise ArgumentError(f"splits {counts}: each rank gets {INT32_MAX} rows at most, since received_splits is int32; make "
+                            "rows longer, or call it several times")
     brought = tensor_op(KIND_ALLTOALL, &source, NULL, (tensor, keeper, room))
     brought.meta.dims[0] = 0
     brought.row_bytes = row_bytes(&source)

@@ -8,14 +8,17 @@ from libc.string cimport memcpy
 
 from engine_ext.bindings.ownership cimport abandon
 from engine_ext.bindings.submit cimport submit
+from engine_ext.control.fusion cimport MOST_LEFT_OUT, TOLD_TOO_MANY
 from engine_ext.control.state cimport State
 from engine_ext.control.table cimport bit
 from engine_ext.operations.kinds cimport kind_name
 from engine_ext.operations.op cimport Op, free_op, new_op
 from engine_ext.platform.atomics cimport load32_relaxed, load_acquire, load_relaxed
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
-from engine_ext.shared.layout cimport FAILURE_BYTES, FAULT_CALL, KINDS, KIND_BARRIER, NAME_BYTES, STUCK_SHIFT, UNNAMED
-from engine_ext.shared.segment cimport visible
+from engine_ext.shared.layout cimport (
+    CAUSE_RAISED, COORDINATOR, FAILURE_BYTES, FAULT_CALL, KINDS, KIND_BARRIER, NAME_BYTES, STUCK_SHIFT, UNNAMED,
+)
+from engine_ext.shared.segment cimport abort_world, visible
 
 import logging
 
@@ -57,13 +60,18 @@ cdef int catch_up(State* e, const int64_t* counts) except -1:
     cdef int kind
     for kind in range(KINDS):
         if kind != KIND_BARRIER and load_relaxed(&e.unnamed[kind]) < <uint64_t>counts[kind]:
-            skip(e, kind, <uint64_t>counts[kind], "came to a barrier without it", False)
+            skip(e, kind, <uint64_t>counts[kind], "came to a barrier without it", False, COORDINATOR)
     return 0
 
 
-cdef int skip(State* e, int kind, uint64_t count, str why, bint waits) except -1:
-    """Submit failures for unnamed operations that this rank has left out, until it has submitted `count` of that kind."""
-    cdef str where = place()
+cdef int skip(State* e, int kind, uint64_t count, str why, bint waits, int told_by) except -1:
+    """Submit failures for unnamed operations that this rank has left out, until it has submitted `count` of that kind. If so many
+    cannot be, the rank that has told it ends the world."""
+    cdef str where
+    if count > load_relaxed(&e.unnamed[kind]) + MOST_LEFT_OUT:
+        abort_world(&e.segment, told_by, CAUSE_RAISED, TOLD_TOO_MANY)
+        return 0
+    where = place()
     LOGGER.warning(
         "rank %d has submitted %d unnamed operations of kind %s, other ranks %d: it %s, at %s. What it has left out fails on "
         "every rank", e.segment.numbers[e.segment.rank], load_relaxed(&e.unnamed[kind]), kind_name(kind).decode(),
@@ -94,7 +102,8 @@ cdef int release(State* e, int rank, Op* op) except -1:
     cdef uint64_t number = stuck & ((<uint64_t>1 << STUCK_SHIFT) - 1)
     cdef int kind = <int>(stuck >> STUCK_SHIFT) - 1
     if stuck and not load32_relaxed(&e.many_threads) and kind != KIND_BARRIER and load_relaxed(&e.unnamed[kind]) <= number:
-        skip(e, kind, number + 1, f"waits for {name_of(e, op)}, which rank {e.segment.numbers[rank]} has not submitted", True)
+        skip(e, kind, number + 1, f"waits for {name_of(e, op)}, which rank {e.segment.numbers[rank]} has not submitted", True,
+             rank)
     return 0
 
 

@@ -204,7 +204,7 @@ cdef class GradientHook:
             if arena_locate(&self.engine.state.arena, view.data, 1) >= 0:
                 self.group.expect_untied(self, &view)
             memcpy(self.place, view.data, view.nbytes)          # still in the cache
-            self.give_view(parameter)
+            self.give_view(parameter, keeper is None)
             view.data, gradient = self.place, self.view
         if not fits:
             self.op.meta, self.op.agreed, self.usual = self.meta, 0, False
@@ -227,12 +227,12 @@ cdef class GradientHook:
             self.get_ready(gradient, &view)
         return self.submit()
 
-    cdef int give_view(self, parameter) except -1:
+    cdef int give_view(self, parameter, bint cheap) except -1:
         """Make the gradient a tensor over the view. `given` is not that any more if a program has assigned to its `data`, as
-        torch does when a module is converted."""
+        torch does when a module is converted. It is looked at where that is `cheap`; a new tensor costs less than a capsule."""
         cdef View now
         cdef bint there = False
-        if self.given is not None:
+        if self.given is not None and cheap:
             try:
                 view_anywhere(self.given, &now)
                 there = now.data == self.place and self.fits(&now)

@@ -17,6 +17,7 @@ from engine_ext.platform.hash cimport fnv, fnv_begin
 from engine_ext.shared.layout cimport (
     DIM_DIGEST, DIM_FAULT, DIM_MOVED, DIM_SPARSE, FAULTS, FAULT_NONE, LAYOUT_SPARSE, MAX_DIMS, MAX_GROUP, MAX_RANKS,
 )
+from engine_ext.shared.rows cimport bounded_product, bounded_sum
 
 from engine_ext.errors import ArgumentError, UnsupportedTensorError
 
@@ -56,13 +57,15 @@ cdef void group_count(Op* op, Py_ssize_t k, const View* view) noexcept nogil:
     """Make what is viewed member `k`, and count it to what the ranks compare. The members are counted in order."""
     cdef Member* member = &op.members[k]
     cdef uint64_t digest, count = 1
+    cdef int64_t* total
     cdef int first = operation_of(&op.meta).uneven, d       # of the dimensions that must be equal on all ranks
     member.source, member.nbytes, member.dtype = view.data, view.nbytes, view.dtype
     for d in range(1, view.ndim):
-        count *= <uint64_t>view.dims[d]
-    member.row_bytes, member.rows = count * <uint64_t>view.itemsize, view.dims[0] if view.ndim else 1
+        count = bounded_product(count, <uint64_t>view.dims[d])
+    member.row_bytes, member.rows = bounded_product(count, <uint64_t>view.itemsize), view.dims[0] if view.ndim else 1
     op.nbytes += view.nbytes
-    op.meta.dims[min(<int>view.dtype, <int>DIM_MOVED)] += <int64_t>(count if first else view.count)
+    total = &op.meta.dims[min(<int>view.dtype, <int>DIM_MOVED)]
+    total[0] = <int64_t>bounded_sum(<uint64_t>total[0], count if first else view.count)
     digest = <uint64_t>op.meta.dims[DIM_DIGEST]
     digest = fnv(digest, <uint64_t>view.ndim << 16 | <uint64_t>view.dtype << 8 | <unsigned char>view.layout)
     for d in range(first, view.ndim):

@@ -18,6 +18,7 @@ from engine_ext.kernels.kernels cimport (
 )
 from engine_ext.operations.describe cimport describe_dtypes, dtype_name
 from engine_ext.shared.layout cimport LAYOUT_CHANNELS_LAST, LAYOUT_CHANNELS_LAST_3D, LAYOUT_ROWS, MAX_DIMS
+from engine_ext.shared.rows cimport bounded_product
 
 from engine_ext.errors import UnsupportedTensorError
 
@@ -223,7 +224,8 @@ cdef int describe(View* view, int ndim, const int64_t* dims, const int64_t* stri
         if k < MAX_DIMS:
             view.dims[k] = dims[k]
         else:
-            view.dims[MAX_DIMS - 1] *= dims[k]      # more dimensions than there is room for: the last are one
+            # more dimensions than there is room for: the last are one
+            view.dims[MAX_DIMS - 1] = <int64_t>bounded_product(<uint64_t>view.dims[MAX_DIMS - 1], <uint64_t>dims[k])
     if strides == NULL or view.count == 0 or dense(dims, strides, NULL, ndim):
         view.layout = LAYOUT_ROWS
     elif ndim == 4 and dense(dims, strides, CHANNELS_LAST, 4):

@@ -2,11 +2,11 @@
 from libc.stdint cimport uint64_t
 
 from engine_ext.control.state cimport State
-from engine_ext.shared.layout cimport engine_entry, rank_page
+from engine_ext.shared.layout cimport engine_entry
 from engine_ext.shared.segment cimport Segment
 
 cdef bint foreign_entries(const Segment* segment, const uint64_t* words, uint64_t count) noexcept nogil
-cdef bint foreign_requests(const rank_page* page, uint64_t begin, uint64_t end, int size) noexcept nogil
+cdef bint foreign_requests(const Segment* segment, int rank, uint64_t begin, uint64_t end) noexcept nogil
 cdef bint foreign_rows(uint64_t rows) noexcept nogil
 cdef bint foreign_range(uint64_t position, uint64_t count, uint64_t first, uint64_t room) noexcept nogil
 cdef bint foreign_fits(State* e, const engine_entry* entry, bint collected) noexcept nogil

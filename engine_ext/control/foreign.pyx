@@ -8,6 +8,7 @@ Whatever is added up or multiplied goes through add_bytes of layout.h.
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memset
 
+from engine_ext.control.lateness cimport arrival_last
 from engine_ext.control.names cimport names_find
 from engine_ext.kernels.kernels cimport (
     ENGINE_ADASUM, ENGINE_ALL_DTYPES, ENGINE_AVERAGE, ENGINE_DTYPES, ENGINE_FLOAT64, ENGINE_NO_SOURCE, dtype_bytes,
@@ -16,7 +17,7 @@ from engine_ext.kernels.kernels cimport (
 from engine_ext.operations.kinds cimport operation_of
 from engine_ext.operations.mpi_sum cimport mpi_sums
 from engine_ext.operations.op cimport OP_STAND_IN, OP_TAKEN, Op, Record
-from engine_ext.operations.operation cimport SAYS_ALIGNED, SAYS_ROWS, Operation, is_whole_chunk
+from engine_ext.operations.operation cimport SAYS_ALIGNED, SAYS_ROWS, Operation, bytes_of_row, is_whole_chunk
 from engine_ext.platform.atomics cimport load32_relaxed
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
 from engine_ext.shared.layout cimport (
@@ -24,12 +25,9 @@ from engine_ext.shared.layout cimport (
     ENTRY_BATCH, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT, ENTRY_JOINED, ENTRY_MEMBERS, ENTRY_PAD, ENTRY_SKIP, ENTRY_TURN,
     FAILURE_BYTES, FAULT_CALL, IDS, ID_WORDS, KINDS, LAYOUT_SPARSE, MAX_DIMS, MAX_GROUP, MAX_SOCKETS, NAME_BYTES, REQUEST_BYTES,
     SLOT_BYTES, STORES, WIRES, WIRE_TUNED, add_bytes, engine_entry, engine_knobs, engine_meta, engine_request, entry_ids,
-    entry_rows, meta_row_bytes,
+    entry_rows, rank_page,
 )
 from engine_ext.shared.segment cimport place_of
-
-cdef enum:
-    ROWS_BITS = 47              # no rank has as many rows as that
 
 cdef double LONGEST_CYCLE_MS = 10000        # engine_ext/knobs.pyx: the most that a user may set
 
@@ -51,14 +49,16 @@ cdef bint is_extent(const engine_meta* meta) noexcept nogil:
             return False
     if meta.layout == LAYOUT_SPARSE and meta.group:
         return 0 <= meta.dims[DIM_SPARSE] <= MAX_DIMS
+    if operation_of(meta).uneven:
+        return True             # how many rows there are is told with each: are_rows, and who takes them in
     if meta.group:
         for d in range(ENGINE_DTYPES):
             if not add_bytes(&total, meta.dims[d], <uint64_t>dtype_bytes(<int>d)):
                 return False
         return True
-    for d in range(1 if operation_of(meta).uneven else 0, meta.ndim):
+    for d in range(meta.ndim):
         empty |= meta.dims[d] == 0
-    for d in range(1 if operation_of(meta).uneven else 0, 0 if empty else meta.ndim):
+    for d in range(0 if empty else meta.ndim):
         total = 0
         if not add_bytes(&total, meta.dims[d], items):
             return False
@@ -129,7 +129,7 @@ cdef bint are_rows(const Segment* segment, const engine_entry* entry) noexcept n
     cdef int r
     for r in range(segment.size if operation_of(&entry.meta).says == SAYS_ROWS else 0):
         if not foreign_rows(<uint64_t>entry_rows(entry)[r]) or not add_bytes(
-                &total, entry_rows(entry)[r], <uint64_t>meta_row_bytes(&entry.meta)):
+                &total, entry_rows(entry)[r], <uint64_t>bytes_of_row(&entry.meta)):
             return False
     return True
 
@@ -141,6 +141,16 @@ cdef bint are_numbers(const engine_entry* entry) noexcept nogil:
         if not 0 <= entry.meta.dims[kind] < <int64_t>1 << 62:
             return False
     return entry.flags & ENTRY_ALIGN == 0 or operation_of(&entry.meta).says == SAYS_ALIGNED
+
+
+cdef bint are_arrivals(const Segment* segment, const engine_entry* entry) noexcept nogil:
+    """Whether the last words of a recorded entry name ranks, or none."""
+    cdef const uint64_t* arrivals = <const uint64_t*>entry + entry.words - entry.items
+    cdef uint32_t i
+    for i in range(entry.items if entry.closed else 0):
+        if arrival_last(arrivals[i]) >= segment.size:
+            return False
+    return True
 
 
 cdef bint is_batch(const Segment* segment, const engine_entry* entry) noexcept nogil:
@@ -157,7 +167,7 @@ cdef bint is_batch(const Segment* segment, const engine_entry* entry) noexcept n
         least += <uint64_t>segment.size
     if entry.words != least + entry.items and (entry.words != least or entry.closed):
         return False
-    if not are_members(entry) or not are_rows(segment, entry) or not are_numbers(entry):
+    if not are_members(entry) or not are_rows(segment, entry) or not are_numbers(entry) or not are_arrivals(segment, entry):
         return False
     if entry.flags & ENTRY_MEMBERS and not (operation.tells_members and 0 <= entry.id < segment.size):
         return False
@@ -206,8 +216,8 @@ cdef bint foreign_entries(const Segment* segment, const uint64_t* words, uint64_
 
 
 cdef bint foreign_rows(uint64_t rows) noexcept nogil:
-    """Whether a rank can have so many rows."""
-    return rows < <uint64_t>1 << ROWS_BITS
+    """Whether it is a number of rows. Of rows without bytes there may be any number; the others are counted by add_bytes."""
+    return <int64_t>rows >= 0
 
 
 cdef bint foreign_range(uint64_t position, uint64_t count, uint64_t first, uint64_t room) noexcept nogil:
@@ -243,7 +253,7 @@ cdef bint fits(const State* e, const engine_entry* entry, const Op* op) noexcept
     if memcmp(&meta, &entry.meta, sizeof(engine_meta)) != 0:
         return False
     if operation.says == SAYS_ROWS:
-        nbytes = <uint64_t>entry_rows(entry)[e.segment.rank] * <uint64_t>meta_row_bytes(&entry.meta)
+        nbytes = <uint64_t>entry_rows(entry)[e.segment.rank] * <uint64_t>bytes_of_row(&entry.meta)
         return nbytes == (0 if absent or load32_relaxed(&op.flags) & OP_STAND_IN else op.nbytes)
     return True
 
@@ -277,16 +287,17 @@ cdef bint foreign_fits(State* e, const engine_entry* entry, bint collected) noex
 
 # ---- requests ------------------------------------------------------------------------------------------------------------------
 
-cdef bint is_request(const engine_request* request, int size) noexcept nogil:
+cdef bint is_request(const Segment* segment, const engine_request* request) noexcept nogil:
     cdef uint32_t length = <uint32_t>sizeof(engine_request) + request.name_bytes + request.text_bytes
     return (request.name_bytes <= NAME_BYTES and request.text_bytes <= FAILURE_BYTES
-            and (request.turn == 0 or (request.turn > 0 and length == sizeof(engine_request)))
+            and (request.turn == 0 or (request.turn > 0 and length == sizeof(engine_request) and segment.world == segment))
             and request.bytes == (length + 7) & ~<uint32_t>7 and (request.text_bytes == 0 or request.meta.fault == FAULT_CALL)
-            and foreign_rows(<uint64_t>request.rows) and is_meta(&request.meta, size))
+            and foreign_rows(<uint64_t>request.rows) and is_meta(&request.meta, segment.size))
 
 
-cdef bint foreign_requests(const rank_page* page, uint64_t begin, uint64_t end, int size) noexcept nogil:
-    """Whether the request ring of a page has whole requests from position `begin` to `end`."""
+cdef bint foreign_requests(const Segment* segment, int rank, uint64_t begin, uint64_t end) noexcept nogil:
+    """Whether the request ring of a rank has whole requests from position `begin` to `end`."""
+    cdef const rank_page* page = segment.pages[rank]
     cdef const engine_request* request
     cdef uint64_t left, step
     if end < begin or end - begin > REQUEST_BYTES or (begin | end) & 7:
@@ -296,7 +307,7 @@ cdef bint foreign_requests(const rank_page* page, uint64_t begin, uint64_t end, 
         left = REQUEST_BYTES - begin % REQUEST_BYTES
         if request.bytes == 0:
             step = left
-        elif left < sizeof(engine_request) or request.bytes > left or not is_request(request, size):
+        elif left < sizeof(engine_request) or request.bytes > left or not is_request(segment, request):
             return False
         else:
             step = request.bytes

@@ -6,7 +6,7 @@ Tensors that no rank submitted are told so in a SKIP entry and move no data. Gra
 (frozen.pyx).
 """
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uint8_t
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memset
 
 from engine_ext.control.mismatch cimport bringer
 from engine_ext.control.lateness cimport observe_append, observe_batch_closes, observed_words
@@ -18,12 +18,15 @@ from engine_ext.platform.atomics cimport load32_relaxed, load_relaxed, now_ns
 from engine_ext.platform.clock cimport age_ns
 from engine_ext.shared.counters cimport CLOSED_AWAITED, CLOSED_CYCLE_TIME, CLOSED_FULL, CLOSED_WHOLE_STEP
 from engine_ext.shared.layout cimport (
-    ALGORITHM_DEVICE, ALGORITHM_ONE_SHOT, ALGORITHM_SHARED, ALGORITHM_TWO_SHOT, BATCH_ITEMS, ENTRY_ALIGN, ENTRY_BATCH,
-    ENTRY_MEMBERS,
-    ENTRY_NEEDS_PACK, ENTRY_SKIP, KINDS, SLOT_BYTES, STORES_AUTO, STORES_CACHED, engine_entry, engine_meta, entry_ids, entry_rows,
-    rank_page,
+    ALGORITHM_DEVICE, ALGORITHM_ONE_SHOT, ALGORITHM_SHARED, ALGORITHM_TWO_SHOT, BATCH_ITEMS, CAUSE_RAISED, ENTRY_ALIGN,
+    ENTRY_BATCH, ENTRY_MEMBERS, ENTRY_NEEDS_PACK, ENTRY_SKIP, KINDS, SLOT_BYTES, STORES_AUTO, STORES_CACHED, engine_entry,
+    engine_meta, entry_ids, entry_rows, rank_page,
 )
 from engine_ext.shared.schedule cimport schedule_append, schedule_reserve
+from engine_ext.shared.segment cimport abort_world
+
+cdef const char* TOLD_TOO_MANY = b"it has told a number of operations without a name that it cannot have submitted"
+
 
 cdef bint somebody_waits(Coordinator* c) noexcept nogil:
     """Whether a thread of any rank waits for a member of the open batch, or for nothing that is not in it."""
@@ -88,13 +91,21 @@ cdef bint alike(Coordinator* c, const engine_meta* x, const engine_meta* y) noex
 
 cdef void align(Coordinator* c, engine_entry* entry) noexcept nogil:
     """Tell on a barrier's entry how many operations without a name, of each kind, the rank with the most of them has submitted.
-    The ranks' only threads wait in the barrier, so the numbers stand still."""
+    The ranks' only threads wait in the barrier, so the numbers stand still. One that no rank can have ends the world."""
+    cdef uint64_t[KINDS] most
+    cdef uint64_t number
     cdef int r, kind
+    memset(most, 0, sizeof(most))
+    for kind in range(KINDS):
+        for r in range(c.segment.size):
+            number = load_relaxed(&c.segment.pages[r].unnamed[kind])
+            if number > load_relaxed(&c.segment.mine.unnamed[kind]) + MOST_LEFT_OUT:
+                abort_world(c.segment, r, CAUSE_RAISED, TOLD_TOO_MANY)
+                return
+            most[kind] = max(most[kind], number)
     entry.flags |= ENTRY_ALIGN
     for kind in range(KINDS):
-        entry.meta.dims[kind] = 0
-        for r in range(c.segment.size):
-            entry.meta.dims[kind] = max(entry.meta.dims[kind], <int64_t>load_relaxed(&c.segment.pages[r].unnamed[kind]))
+        entry.meta.dims[kind] = <int64_t>most[kind]
 
 
 cdef uint8_t stores_of(Coordinator* c, const engine_entry* entry) noexcept nogil:

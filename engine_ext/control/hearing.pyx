@@ -86,7 +86,7 @@ cdef bint plausible(const Segment* segment, int rank, const engine_word* word) n
     cdef uint64_t head = load_relaxed(&page.request_head)
     if word.offset == offset_in(page, &page.request_head):
         return (foreign_range(word.value, 0, load_acquire(&segment.coordinator.drained[rank]), REQUEST_BYTES)
-                and foreign_requests(page, head, word.value, segment.size))
+                and foreign_requests(segment, rank, head, word.value))
     if word.offset == offset_in(page, &page.overdue):
         return word.value == 0 or 1 <= word.value >> 1 <= IDS
     if word.offset == offset_in(page, &page.stuck):
@@ -146,7 +146,7 @@ cdef bint store_words(const Segment* segment, int rank, const engine_word* words
     return True
 
 
-cdef bint hear_verdict(Relay* relay, Trunk* trunk, const engine_verdict* verdict) noexcept nogil:
+cdef bint hear_verdict(Relay* relay, Trunk* trunk, engine_verdict* verdict) noexcept nogil:
     """On the coordinator's host a claim, of which the first is the verdict; elsewhere the verdict."""
     cdef Segment* world = relay.segment.world
     cdef uint64_t culprit = (verdict.abort & 0xFFFF) - 1, reporter = verdict.abort >> 32
@@ -154,9 +154,9 @@ cdef bint hear_verdict(Relay* relay, Trunk* trunk, const engine_verdict* verdict
         return False
     if not CAUSE_NONE < verdict.abort >> 16 & 0xFFFF < CAUSES or (not world.far and world.host_of[reporter] != trunk.host):
         return False
+    verdict.reason[REASON_BYTES - 1] = 0                # before it is where others may read it
     if not nearby(world, <int>reporter):
         memcpy(world.pages[reporter].reason, verdict.reason, REASON_BYTES)
-        world.pages[reporter].reason[REASON_BYTES - 1] = 0
     if cas(world.abort, 0, verdict.abort):              # release: pairs with the acquire of whoever reads the reason
         wake_everybody(world)
     return True

@@ -15,6 +15,7 @@ from engine_ext.operations.kinds cimport operation_of
 from engine_ext.operations.op cimport OP_STAND_IN, Member, Op
 from engine_ext.platform.atomics cimport load32_relaxed
 from engine_ext.shared.layout cimport add_bytes, engine_meta
+from engine_ext.shared.rows cimport largest_part
 
 
 cdef bint members_tell(State* e, const engine_entry* entry) noexcept nogil:
@@ -80,7 +81,7 @@ cdef bint are_of(const member_shape* told, const engine_meta* meta) noexcept nog
 cdef bint make_members(Op* op, const member_shape* told, int size) noexcept nogil:
     """Tensors that are absent, all with the same memory for results that nobody wants. False without memory."""
     cdef uint64_t longest = 1
-    cdef int64_t rows
+    cdef uint64_t rows
     cdef Member* member
     cdef uint32_t k
     op.members = <Member*>calloc(op.meta.group, sizeof(Member))
@@ -90,8 +91,8 @@ cdef bint make_members(Op* op, const member_shape* told, int size) noexcept nogi
         member = &op.members[k]
         member.rows, member.row_bytes, member.dtype = told[k].rows, <uint64_t>told[k].row_bytes, <int>told[k].dtype
         member.nbytes = <uint64_t>member.rows * member.row_bytes
-        rows = member.rows // size + 1 if operation_of(&op.meta).parts else member.rows
-        longest = max(longest, <uint64_t>rows * member.row_bytes)
+        rows = largest_part(member.rows, size) if operation_of(&op.meta).parts else <uint64_t>member.rows
+        longest = max(longest, rows * member.row_bytes)
     if op.meta.device:
         return True             # where results go that nobody wants, the lane knows
     op.target = op.memory = <char*>malloc(longest)

@@ -5,7 +5,7 @@ driver's role. What a connection did not take at once, this thread sends on.
 A connection that ends is never mended. If the rank at its other end has not left, that ends the world: at once for a trunk of
 the world, which would have told a better cause before it ended; for another only when nobody has told one for a while.
 """
-from libc.errno cimport EHOSTUNREACH, ENETUNREACH, ENOMEM, EPROTO, ETIMEDOUT
+from libc.errno cimport EHOSTUNREACH, ENETUNREACH, ENOBUFS, ENOMEM, EPROTO, ETIMEDOUT
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdio cimport snprintf
 from libc.string cimport memcpy, strerror
@@ -269,7 +269,7 @@ cdef void lose(State* e, int k) noexcept nogil:
     cdef char[REASON_BYTES] text
     if load_acquire(e.segment.abort) != 0 or link.farewell or e.closed or e.world.closed:
         return
-    if link_state(link) == -ENOMEM:
+    if link_state(link) == -ENOMEM or link_state(link) == -ENOBUFS:
         abort_world(&e.world.segment, e.world.segment.rank, CAUSE_RAISED, b"it has no memory for what other hosts need")
         if k >= network.lane_count:
             settle_claim(&e.segment)

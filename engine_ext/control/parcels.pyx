@@ -16,7 +16,8 @@ from engine_ext.gpu.device cimport DEVICE_EXCHANGE, device_parcel
 from engine_ext.operations.gather cimport gather_memory
 from engine_ext.operations.kinds cimport operation_of
 from engine_ext.operations.op cimport Op
-from engine_ext.shared.layout cimport add_bytes, entry_rows, meta_row_bytes
+from engine_ext.operations.operation cimport bytes_of_row
+from engine_ext.shared.layout cimport add_bytes, entry_rows
 
 
 cdef inline uint64_t numbers_of(const State* e, const engine_entry* entry) noexcept nogil:
@@ -50,7 +51,7 @@ cdef bint numbers_tell(State* e, const engine_entry* entry) noexcept nogil:
 
 cdef bint numbers_heard(State* e, const engine_entry* entry) noexcept nogil:
     """All ranks have told their numbers: whether they can be, else the executor knows whose cannot."""
-    cdef uint64_t count = numbers_of(e, entry), row_bytes = <uint64_t>meta_row_bytes(&entry.meta), total, k
+    cdef uint64_t count = numbers_of(e, entry), row_bytes = <uint64_t>bytes_of_row(&entry.meta), total, k
     cdef const int64_t* told = e.told
     cdef int r
     for r in range(e.segment.size if count else 0):
@@ -114,7 +115,7 @@ cdef bint add_parcels(const State* e, device_item* item, const engine_entry* ent
     """What the operation in `batch` moves: the same on every rank but for addresses. False without memory."""
     cdef Op* op = e.batch[0]
     cdef uint32_t group = entry.meta.group, k
-    cdef uint64_t size = <uint64_t>e.segment.size, row_bytes = <uint64_t>meta_row_bytes(&entry.meta)
+    cdef uint64_t size = <uint64_t>e.segment.size, row_bytes = <uint64_t>bytes_of_row(&entry.meta)
     op.row_counts = <int64_t*>malloc((<uint64_t>group * (size + 1) if group else size) * sizeof(int64_t))
     if op.row_counts == NULL or not make_parcels(item, max(group, <uint32_t>1), size, item.work == DEVICE_EXCHANGE):
         return False

@@ -13,6 +13,7 @@ from engine_ext.data.pieces cimport compartment, in_compartment, place
 from engine_ext.gpu.device cimport DEVICE_EXCHANGE
 from engine_ext.operations.op cimport Op
 from engine_ext.operations.operation cimport TOLD_WRONG_NUMBERS, bytes_of_row, choose_scatter, plan_bytes, stand_in_rows
+from engine_ext.platform.atomics cimport load_relaxed
 from engine_ext.shared.layout cimport add_bytes, engine_entry, engine_meta
 from engine_ext.transport.transport cimport Stage
 
@@ -95,19 +96,23 @@ cdef void offer_rows(Executor* x, Stage stage, uint64_t n) noexcept nogil:
 
 
 cdef void begin_receiving(Executor* x) noexcept nogil:
-    """Every rank has said what it sends: find out what comes, and make room for it. All ranks see the same numbers."""
-    cdef const int64_t* sent
+    """Every rank has said what it sends: find out what comes, and make room for it. All ranks see the same numbers, each of which
+    is read once: a peer that lies may write them again meanwhile."""
+    cdef const uint64_t* sent
     cdef uint64_t longest = 0, total = 0, all_of_rank
+    cdef int64_t rows
     cdef int r, s
     for s in range(x.size):
-        sent, all_of_rank = <const int64_t*>slot(x, s, 0), 0
+        sent, all_of_rank = <const uint64_t*>slot(x, s, 0), 0
         for r in range(x.size):
-            if not add_bytes(&all_of_rank, sent[r], x.row_bytes):
+            rows = <int64_t>load_relaxed(&sent[r])
+            if not add_bytes(&all_of_rank, rows, x.row_bytes):
                 x.culprit = s
                 return
-            longest = max(longest, <uint64_t>sent[r] * x.row_bytes)
-        x.rows_received[s] = sent[x.rank]
-        x.gather_bytes[s], x.gather_start[s] = <uint64_t>sent[x.rank] * x.row_bytes, total
+            longest = max(longest, <uint64_t>rows * x.row_bytes)
+            if r == x.rank:
+                x.rows_received[s] = rows
+        x.gather_bytes[s], x.gather_start[s] = <uint64_t>x.rows_received[s] * x.row_bytes, total
         total += x.gather_bytes[s]
     x.received = engine_memory_take(total)
     x.end += (longest + compartment(x) - 1) // compartment(x)

@@ -13,11 +13,15 @@ from engine_ext.data.executor cimport Executor, Steps, executor_start, offer, sl
 from engine_ext.data.pieces cimport chunk_end, pack_range
 from engine_ext.data.plan cimport PIECE_ALIGNMENT, plan_clear
 from engine_ext.gpu.device cimport DEVICE_GATHER
+from engine_ext.kernels.kernels cimport dtype_bytes
 from engine_ext.operations.op cimport Op
 from engine_ext.operations.operation cimport (
     SAYS_ROWS, TOLD_WRONG_NUMBERS, bytes_of_row, choose_two_shot, plan_bytes, stand_in_rows,
 )
-from engine_ext.shared.layout cimport add_padded_bytes, engine_entry, engine_meta, entry_rows
+from engine_ext.shared.layout cimport (
+    DIM_SPARSE, LAYOUT_SPARSE, add_padded_bytes, engine_entry, engine_meta, entry_rows,
+)
+from engine_ext.shared.rows cimport bounded_product
 from engine_ext.transport.transport cimport Stage
 
 cdef extern from "platform/memory.h" nogil:
@@ -84,30 +88,46 @@ cdef bint plan(Executor* x, Op** batch, const engine_entry* entry) noexcept nogi
 
 
 cdef const char* finish(Executor* x, Op** batch) noexcept nogil:
-    """Look whether each rank's part of a group is as long as the numbers at its beginning say, which whoever reads it goes by."""
-    cdef const Op* op = batch[0]
-    cdef const char* memory = op.memory
-    cdef int r
-    for r in range(x.size if op.meta.group else 0):
-        if x.gather_bytes[r] and not is_whole_group(op, memory, x.gather_bytes[r]):
+    """Look whether each rank's part of a group is as long as the numbers at its beginning say, which whoever reads it goes by. A
+    rank without a tensor has not said itself that it is a group."""
+    cdef const engine_meta* meta = &batch[0].record.meta
+    cdef const char* memory = batch[0].memory
+    cdef const int64_t* like = NULL
+    cdef int r = x.rank, k
+    for k in range(x.size if meta.group else 0):        # this rank's own part first
+        if x.gather_bytes[r] and not is_whole_group(meta, like, memory + x.gather_start[r], x.gather_bytes[r]):
             x.culprit = r
             return TOLD_WRONG_NUMBERS
-        memory += x.gather_bytes[r]
+        if x.gather_bytes[r] and like == NULL:
+            like = <const int64_t*>(memory + x.gather_start[r])
+        r = k if k < x.rank else k + 1
     return NULL
 
 
-cdef bint is_whole_group(const Op* op, const char* part, uint64_t nbytes) noexcept nogil:
-    """Whether a rank's part has the members that its numbers say, with rows as long as this rank's."""
-    cdef uint64_t numbers = <uint64_t>op.meta.group * 2 * sizeof(int64_t), total = 0, k
+cdef bint is_whole_group(const engine_meta* meta, const int64_t* like, const char* part, uint64_t nbytes) noexcept nogil:
+    """Whether a rank's part has the members that its numbers say, with rows as long as those of another part, `like`, or NULL."""
+    cdef uint64_t numbers = <uint64_t>meta.group * 2 * sizeof(int64_t), total = 0, k
     cdef const int64_t* sent = <const int64_t*>part
     if nbytes < numbers or not add_padded_bytes(&total, <int64_t>numbers, 1, PIECE_ALIGNMENT):
         return False
-    for k in range(op.meta.group):
+    if meta.layout == LAYOUT_SPARSE and not are_entries(meta, sent):
+        return False
+    for k in range(meta.group):
         if not add_padded_bytes(&total, sent[2 * k], <uint64_t>sent[2 * k + 1], PIECE_ALIGNMENT):
             return False
-        if op.members != NULL and <uint64_t>sent[2 * k + 1] != op.members[k].row_bytes:
+        if like != NULL and sent[2 * k + 1] != like[2 * k + 1]:
             return False
     return total == nbytes
+
+
+cdef bint are_entries(const engine_meta* meta, const int64_t* sent) noexcept nogil:
+    """Whether two tensors can be the indices and the values of a sparse one."""
+    cdef uint64_t value_bytes = <uint64_t>dtype_bytes(meta.dtype)
+    cdef uint32_t d
+    for d in range(<uint32_t>meta.dims[DIM_SPARSE], meta.ndim):
+        value_bytes = bounded_product(value_bytes, <uint64_t>meta.dims[d])
+    return (sent[0] == sent[2] and sent[1] // <int64_t>sizeof(int64_t) == meta.dims[DIM_SPARSE]
+            and <uint64_t>sent[3] == value_bytes)
 
 
 cdef bint plan_members(Executor* x, const Op* op) noexcept nogil:

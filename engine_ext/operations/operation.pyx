@@ -7,8 +7,9 @@ from engine_ext.data.plan cimport Piece, Plan, plan_add, plan_append, plan_clear
 from engine_ext.kernels.kernels cimport ENGINE_AVERAGE, ENGINE_DTYPES, ENGINE_UINT8, dtype_bytes
 from engine_ext.operations.op cimport Member
 from engine_ext.shared.layout cimport (
-    ALGORITHM_SCATTER, ALGORITHM_TWO_SHOT, ENTRY_NEEDS_PACK, SLOT_BYTES, STORES_STREAMING, meta_row_bytes, wire_dtype,
+    ALGORITHM_SCATTER, ALGORITHM_TWO_SHOT, ENTRY_NEEDS_PACK, MAX_DIMS, SLOT_BYTES, STORES_STREAMING, wire_dtype,
 )
+from engine_ext.shared.rows cimport bounded_product
 
 cdef const char* TOLD_WRONG_NUMBERS = b"it has told numbers of rows that do not go with what it sends"
 
@@ -32,14 +33,19 @@ cdef bint operation_begin(
 # ---- sizes and chunks --------------------------------------------------------------------------------------------------------
 
 cdef int64_t bytes_of_row(const engine_meta* meta) noexcept nogil:
-    return meta_row_bytes(meta)
+    """Bytes of one row, for kinds whose first dimension may differ by rank; 2^62 at most. A group is gathered as bytes."""
+    cdef uint64_t n = 1 if meta.group else <uint64_t>dtype_bytes(meta.dtype)
+    cdef uint32_t d
+    for d in range(1, 0 if meta.group else min(meta.ndim, <uint32_t>MAX_DIMS)):
+        n = bounded_product(n, <uint64_t>meta.dims[d])
+    return <int64_t>n
 
 
 cdef int64_t bytes_of_all(const engine_meta* meta) noexcept nogil:
     cdef int64_t n = 0
     cdef int d
     if not meta.group:
-        return meta_row_bytes(meta) * (meta.dims[0] if meta.ndim else 1)
+        return <int64_t>bounded_product(<uint64_t>bytes_of_row(meta), <uint64_t>(meta.dims[0] if meta.ndim else 1))
     for d in range(ENGINE_DTYPES):
         n += meta.dims[d] * dtype_bytes(d)
     return n
@@ -75,7 +81,7 @@ cdef void stand_in_tensor(Op* op, int size) noexcept nogil:
 
 cdef void stand_in_rows(Op* op, int size) noexcept nogil:
     """No rows."""
-    op.row_bytes = <uint64_t>meta_row_bytes(&op.meta)
+    op.row_bytes = <uint64_t>bytes_of_row(&op.meta)
 
 
 # ---- the plan of fused tensors -----------------------------------------------------------------------------------------------

@@ -12,9 +12,10 @@ from engine_ext.data.pieces cimport compartment, identity_of_absent, in_compartm
 from engine_ext.data.plan cimport plan_add
 from engine_ext.gpu.device cimport DEVICE_SCATTER
 from engine_ext.operations.op cimport OP_STAND_IN, Member, Op
-from engine_ext.operations.operation cimport bytes_of_all, choose_scatter
+from engine_ext.operations.operation cimport bytes_of_all, bytes_of_row, choose_scatter
 from engine_ext.platform.atomics cimport load32_relaxed
-from engine_ext.shared.layout cimport engine_entry, meta_row_bytes, wire_dtype
+from engine_ext.shared.layout cimport engine_entry, wire_dtype
+from engine_ext.shared.rows cimport largest_part
 from engine_ext.transport.transport cimport Stage
 
 cdef Steps STEPS = Steps(pack, reduce, NULL, offer_windows, False, False)
@@ -30,7 +31,7 @@ cdef Operation scatter_row() noexcept:
 
 
 cdef void stand_in(Op* op, int size) noexcept nogil:
-    op.row_bytes, op.nbytes = <uint64_t>meta_row_bytes(&op.meta), <uint64_t>bytes_of_all(&op.meta)
+    op.row_bytes, op.nbytes = <uint64_t>bytes_of_row(&op.meta), <uint64_t>bytes_of_all(&op.meta)
 
 
 cdef bint plan(Executor* x, Op** batch, const engine_entry* entry) noexcept nogil:
@@ -42,7 +43,7 @@ cdef bint plan(Executor* x, Op** batch, const engine_entry* entry) noexcept nogi
         one.source, one.target, one.nbytes = op.source, op.target, op.nbytes
         one.row_bytes, one.rows, one.dtype = op.row_bytes, entry.meta.dims[0], op.meta.dtype
         if load32_relaxed(&op.flags) & OP_STAND_IN:     # somewhere for a part that nobody wants
-            one.target = op.memory = <char*>malloc((one.rows // size + 1) * one.row_bytes)
+            one.target = op.memory = <char*>malloc(max(<uint64_t>1, largest_part(one.rows, x.size) * one.row_bytes))
             if one.target == NULL:
                 return False
         members = &one

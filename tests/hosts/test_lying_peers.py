@@ -12,19 +12,22 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 import engine
-from engine.errors import EngineError, RendezvousError
+from engine.errors import ArgumentError, EngineError, RendezvousError
 from engine.native import setup
 from engine.rendezvous.hub import Host
+from engine_ext.bindings import gradients
+from engine_ext.tracer import Tracer
 
 from ..parallel.thread_world import ThreadWorld
 from .fuzz_frames import one_world
-from .fuzz_messages import hub, run
+from .fuzz_messages import HELLO, hub, run
 from .middle import (
     CALL,
     CLOCK,
@@ -42,6 +45,7 @@ from .middle import (
 )
 
 ENTRY_BYTES, REQUEST_RING, BATCH = 248, 1 << 18, 1  # engine_ext/shared/layout.h
+UNNAMED, STUCK = 192, 240  # offsets in rank_page, there
 LIMIT = 20.0  # s
 
 
@@ -152,6 +156,46 @@ def test_tensors_of_a_group_told_to_a_joined_rank_that_cannot_be_name_who_told_t
     assert "rank 1" in said[0] and "numbers of rows" in said[0], said
 
 
+@pytest.mark.parametrize(("place", "number"), [(0, 1 << 30), (1, 1 << 62), (1, 16), (2, 2), (3, 8), (3, -1)])
+def test_counts_of_a_sparse_gradient_that_are_not_its_bytes_name_the_rank(place: int, number: int) -> None:
+    """The rank that reads them has no gradient, and so has not said itself that it is a group."""
+
+    def is_payload(frame: Frame) -> bool:
+        return frame.type == SLOT and frame.sender == 1 and frame.payload[:32] == struct.pack("=4Q", 3, 8, 3, 16)
+
+    change = once(is_payload, lambda frame: put(frame, 8 * place, number))
+    said = errors_of(2, lambda rank: SparseGradient().reduce(without=rank == 0), change)
+    assert "rank 1" in said[0] and "numbers of rows" in said[0], said
+
+
+class SparseGradient:
+    """A parameter that gets a sparse gradient, and the binding of its group."""
+
+    def __init__(self) -> None:
+        self.memory = np.zeros((10, 4), np.float32)
+        self.grad: Any = None
+        self.group = gradients.GradientGroup(engine.runtime.engine(), cast(Any, self), 0)
+        self.hook = self.group.add(self, "weight", None)
+
+    def reduce(self, without: bool) -> None:
+        if not without:
+            self.grad = np.zeros(1, np.float32)  # what does not fit
+            self.hook(self)
+        self.group.finish()
+
+    def memory_of(self, _parameter: object) -> Any:
+        return self.memory
+
+    def begin_pass(self) -> None:
+        pass
+
+    def shares_memory(self, _gradient: object) -> bool:
+        return False
+
+    def replace(self, *_: object) -> Any:
+        return np.array([[1], [2], [3]]), np.ones((3, 4), np.float32), [10, 4], None
+
+
 # ---- well-formed lies
 
 
@@ -178,6 +222,80 @@ def test_an_entry_that_is_not_what_was_submitted_names_the_coordinator(field: st
     change = once(lambda frame: entry_of(frame, "allreduce") >= 0, spoil)
     said = errors_of(2, lambda rank: engine.allreduce(np.ones(100_000), name="a"), change)
     assert "rank 0" in said[1], said
+
+
+@pytest.mark.parametrize("number", [1 << 20, 1 << 40, (1 << 62) - 1, 1 << 63, (1 << 64) - 1])
+def test_operations_without_a_name_that_a_rank_cannot_have_submitted_name_it(number: int) -> None:
+    """Else a rank would make up for each of them behind the barrier."""
+    words = bytearray(WORD.pack(UNNAMED, 8, number))
+
+    def add_words(frame: Frame) -> list[Frame]:
+        return [frame, Frame(WORDS, 1, 0, 0, words, frame.sender, frame.link)]
+
+    change = once(lambda frame: frame.type == WORDS and frame.sender == 1, add_words)
+
+    def work(rank: int) -> None:
+        for _ in range(3):
+            engine.barrier()
+
+    said = errors_of(2, work, change)
+    assert "rank 1 failed: it has told a number of operations without a name" in said[0], said
+
+
+def test_operations_without_a_name_that_an_entry_makes_up_name_the_coordinator() -> None:
+    at = ENTRY_BYTES - 13 * 8  # `dims` of its metadata
+    change = once(lambda frame: entry_of(frame, "barrier") >= 0, lambda f: put(f, entry_of(f, "barrier") + at, 1 << 40))
+
+    def work(rank: int) -> None:
+        for _ in range(3):
+            engine.barrier()
+
+    said = errors_of(2, work, change)
+    assert "rank 0 failed: it has told a number of operations without a name" in said[1], said
+
+
+def test_a_rank_that_waits_for_an_operation_of_an_absurd_number_is_named() -> None:
+    words = bytearray(WORD.pack(STUCK, 8, 1 << 56 | 1 << 40))
+    change = once(
+        lambda frame: frame.type == WORDS and frame.sender == 1,
+        lambda frame: [frame, Frame(WORDS, 1, 0, 0, words, frame.sender, frame.link)],
+    )
+
+    def work(rank: int) -> None:
+        if rank == 0:
+            engine.allreduce(np.ones(3))  # which rank 1 never submits
+        else:
+            engine.barrier("other")
+
+    said = errors_of(2, work, change)
+    assert "rank 1 failed: it has told a number of operations without a name" in said[0], said
+
+
+def test_a_recorded_entry_whose_last_rank_does_not_exist_ends_with_who_sent_it(tmp_path: Path) -> None:
+    """Whoever draws the timeline goes by it."""
+
+    def spoil(frame: Frame) -> list[Frame]:
+        words = struct.unpack_from("=I", frame.payload, entry_of(frame, "allreduce"))[0]
+        return put(frame, entry_of(frame, "allreduce") + 8 * words - 8, 4000)
+
+    def work(rank: int) -> None:
+        tracer = Tracer(engine.runtime.engine(), rank)
+        tracer.start(1000, 10.0)
+        engine.barrier("both record")
+        try:
+            for _ in range(3):
+                engine.allreduce(np.ones(3), name="a")
+        finally:
+            tracer.stop()
+            with (tmp_path / f"{rank}").open("wb") as file:
+                tracer.drain(file.fileno(), 0, 1 << 20, False)
+
+    def is_recorded(frame: Frame) -> bool:
+        at = entry_of(frame, "allreduce")
+        return at >= 0 and struct.unpack_from("=Q", frame.payload, at + 80)[0] != 0
+
+    said = errors_of(2, work, once(is_recorded, spoil))
+    assert "rank 0 failed: it has sent what no rank can mean" in said[1], said
 
 
 def test_a_verdict_without_a_cause_ends_with_who_sent_it() -> None:
@@ -252,6 +370,62 @@ def test_a_peer_that_asks_on_and_on_and_never_reads_makes_nothing_grow(seen: int
     middle.stop()
 
 
+# ---- what only looks like a lie
+
+EMPTY = [(0, 1 << 45), (0, 1 << 59), (1 << 50, 0), (0, 1 << 20, 1 << 20, 1 << 18), (0, *[1] * 12, 1 << 30, 1 << 20)]
+
+
+@pytest.mark.parametrize("shape", EMPTY, ids=str)
+@pytest.mark.parametrize("hosts", [(0, 0), (0, 1)], ids=str)
+def test_tensors_without_elements_may_have_dimensions_that_no_memory_has(
+    shape: tuple[int, ...], hosts: tuple[int, ...]
+) -> None:
+    def work(rank: int) -> None:
+        tensor = np.lib.stride_tricks.as_strided(np.empty(0, np.float32), shape, [4] * len(shape))
+        rows = shape[0]
+        if len(shape) < 13:  # more are joined
+            assert engine.allgather(tensor, "gather").shape == (2 * rows, *shape[1:])
+        assert engine.allreduce(tensor, name="reduce").shape == shape
+        both = engine.grouped_allgather([tensor, np.full(3, rank)], "gathers")
+        assert both[0].shape == (2 * rows, *shape[1:]) and both[1].tolist() == [0] * 3 + [1] * 3
+        assert engine.reducescatter(tensor, engine.Sum, "scatter").shape == (rows // 2, *shape[1:])
+        parts = engine.grouped_reducescatter([tensor, np.ones(2)], engine.Sum, "scatters")
+        assert parts[0].shape == (rows // 2, *shape[1:]) and parts[1].tolist() == [2.0]
+        if rows == 0:
+            assert engine.alltoall(tensor, [0, 0], "to all")[0].shape == shape
+
+    with ThreadWorld(2, hosts) as world:
+        world.run(work)
+
+
+def test_more_rows_for_a_rank_than_received_splits_can_tell_are_refused() -> None:
+    def work(rank: int) -> None:
+        rows = (1 << 31) - 1
+        _, received = engine.alltoall(np.empty((2 * rows, 0)), [rows, rows], "most")
+        assert received.tolist() == [rows, rows]
+        with pytest.raises(ArgumentError, match="each rank gets 2147483647 rows at most"):
+            engine.alltoall(np.empty((2 * rows, 0)), [rows + 1, rows - 1], "more")
+
+    with ThreadWorld(2, (0, 1)) as world:
+        world.run(work)
+
+
+@pytest.mark.parametrize("hosts", [(0, 0), (0, 1)], ids=str)
+def test_a_joined_rank_takes_part_in_such_tensors(hosts: tuple[int, ...]) -> None:
+    def work(rank: int) -> None:
+        tensor = np.empty((0, 1 << 45))
+        if rank:
+            engine.reducescatter(tensor, engine.Sum, "scatter")
+            engine.grouped_reducescatter([tensor, np.ones(2)], engine.Sum, "scatters")
+        engine.join()
+
+    with ThreadWorld(2, hosts) as world:
+        world.run(work)
+
+
+# ---- messages
+
+
 def test_messages_drawn_at_random_end_in_an_answer_or_the_one_error_of_who_reads_them() -> None:
     sent, problems = run(4000, 1)
     assert not problems, "\n".join(problems[:5])
@@ -263,6 +437,8 @@ def test_messages_drawn_at_random_end_in_an_answer_or_the_one_error_of_who_reads
     [
         {"crew": 5, "door": ["127.0.0.1", 5]},
         {"crew": [], "door": []},
+        {"crew": [{**HELLO, "rank": 0}], "door": ["127.0.0.1", 5]},
+        {"crew": [HELLO, HELLO], "door": ["127.0.0.1", 5]},
         {"crew": []},
         {"come": [[1, 17]], "failures": 5},
         {"come": [[1, 17]], "failures": {"x": "boom"}},
@@ -271,7 +447,7 @@ def test_messages_drawn_at_random_end_in_an_answer_or_the_one_error_of_who_reads
 )
 def test_a_leader_that_says_what_none_says_is_named_by_the_hub(message: dict[str, Any]) -> None:
     made = hub()
-    made.hosts.append(host := Host(1, 17, "b", 1))
+    made.hosts.append(host := Host(1, 17, "b", 1, pids={1: 17}))
     with pytest.raises(
         RendezvousError, match=r"rank 1 \(pid 17\), which leads the ranks on b, says what no leader says"
     ):
