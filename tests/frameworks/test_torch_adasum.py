@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -283,13 +284,80 @@ def test_ranks_that_freeze_different_parameters() -> None:
     first = toy.parameters_of(model)
     if engine.size() > 1:
         model[0].weight.requires_grad_(engine.rank() == 0)
-        assert "disagree" in toy.raises(
-            engine.errors.MismatchError, lambda: toy.train(model, optimizer, [batch(1, engine.rank())])
-        )
+        said = toy.raises(engine.errors.MismatchError, lambda: toy.train(model, optimizer, [batch(1, engine.rank())]))
+        left_out = r"no parameter" if engine.rank() == 0 else r"'change\d*.group0.param0', frozen"
+        assert "disagree" in said and re.search(rf"Rank {engine.rank()} leaves out {left_out}", said), said
         toy.check_close(toy.parameters_of(model), first, rtol=0, atol=0)
         model[0].weight.requires_grad_(True)
     toy.train(model, optimizer, [batch(1, engine.rank())])
     toy.check_same_everywhere(toy.parameters_of(model))
+
+
+@pairs
+def test_a_rank_that_has_frozen_everything() -> None:
+    """The others hear of it; where all ranks have, a step changes nothing."""
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = wrap(torch.optim.SGD([weight], lr=0.5))
+    for frozen, value in (([], 0.5), (range(1, engine.size()), 0.5), (range(engine.size()), 0.5), ([], 0.0)):
+        weight.grad = None if engine.rank() in frozen else torch.ones(3)
+        weight.requires_grad_(engine.rank() not in frozen)
+        if engine.size() > 1 and 0 < len(frozen) < engine.size():
+            said = toy.raises(engine.errors.MismatchError, optimizer.step)
+            assert "all ranks must leave out the same" in said, said
+        else:
+            optimizer.step()
+        assert (weight == value).all(), (frozen, weight)
+
+
+@pairs
+def test_a_frozen_parameter_that_still_has_a_gradient_is_combined() -> None:
+    """A step changes it, as in one process."""
+    weight = nn.Parameter(torch.ones(3, dtype=torch.float64))
+    optimizer = wrap(torch.optim.SGD([weight], lr=0.5))
+    weight.grad = torch.full_like(weight, engine.rank() + 1)
+    weight.requires_grad_(False)
+    optimizer.step()
+    changes = [np.full(3, -0.5 * (rank + 1)) for rank in range(engine.size())]
+    torch.testing.assert_close(weight.detach(), 1 + torch.from_numpy(adasum(changes)), rtol=1e-12, atol=1e-12)
+
+
+@pairs
+def test_parameters_over_one_memory_are_combined_once() -> None:
+    whole = lambda memory: (memory, memory)  # noqa: E731
+    first_rows = lambda memory: (memory[:2], memory)  # noqa: E731
+    column = lambda memory: (memory, memory[:, 1])  # noqa: E731
+    for cut in (whole, first_rows, column):
+        memory = torch.arange(12.0, dtype=torch.float64).view(4, 3)
+        start = memory.clone()
+        parameters = [nn.Parameter(part) for part in cut(memory)]
+        optimizer = wrap(torch.optim.SGD(parameters, lr=0.5))
+        for _ in range(2):
+            changes = []
+            for rank in range(engine.size()):
+                change = torch.zeros(4, 3, dtype=torch.float64)
+                for number, part in enumerate(cut(change)):
+                    part -= 0.5 * (1 + rank + number)
+                changes.append(change.numpy())
+            for number, parameter in enumerate(parameters):
+                parameter.grad = torch.full_like(parameter, 1 + engine.rank() + number)
+            optimizer.step()
+            start += torch.from_numpy(adasum(changes))
+            torch.testing.assert_close(memory, start, rtol=1e-12, atol=1e-12)
+        optimizer.unwrap()
+
+
+@pairs
+def test_parameters_with_a_part_of_their_memory_in_common_are_refused() -> None:
+    memory = torch.zeros(6)
+    parameters = [nn.Parameter(memory[:4]), nn.Parameter(memory[2:])]
+    optimizer = wrap(torch.optim.SGD(parameters, lr=0.5))
+    for parameter in parameters:
+        parameter.grad = torch.ones(4)
+    said = toy.raises(engine.errors.EngineError, optimizer.step)
+    assert ".group0.param1' has a part of its memory in common" in said and not memory.any(), said
+    parameters[1].data = parameters[1].data.clone()
+    optimizer.step()
+    assert [(each == -0.5).all().item() for each in parameters] == [True, True]
 
 
 @pairs
