@@ -368,7 +368,16 @@ class Reducer(ABC):
         self.finish()
         late = [index for index in self._empty if self._parameters[index].grad is not None]
         if thawed or late:
-            self._reduce_all({*thawed, *late})
+            self._set_late(True)
+            try:
+                self._reduce_all({*thawed, *late})
+            finally:
+                self._set_late(False)
+
+    def _set_late(self, late: bool) -> None:
+        """Have the other ranks compare whether they reduce late gradients, too: their next pass is another one."""
+        self.group.mark_late(late)
+        self.rounds.late = late
 
     def finish(self, discard: bool = False) -> None:
         """Complete the pass that is under way on this rank, if any.

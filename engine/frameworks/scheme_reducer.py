@@ -67,6 +67,7 @@ class Rounds:
         self._process_set = options.process_set
         self._op = options.op
         self._parameters: dict[int, tuple[str, Any]] = {}
+        self.late = False  # The gradients came after the backward pass was over: ranks compare that.
 
     def accepts(self, name: str, parameter: Any) -> bool:
         """Whether the gradients of a parameter are reduced here."""
@@ -103,10 +104,10 @@ class Rounds:
             return
         first = next(iter(self._parameters.values()))[0]
         absent = set(missing)
-        mine = np.array([index not in absent for index in self._parameters], np.uint8)
+        mine = np.array([index not in absent for index in self._parameters] + [True] * self.late, np.uint8)
         present = self._exchange(mine, first)
         running = []
-        for index, there in zip(self._parameters, present, strict=True):
+        for index, there in zip(self._parameters, present, strict=False):
             name, parameter = self._parameters[index]
             if there:
                 if parameter.grad is None or index in absent:

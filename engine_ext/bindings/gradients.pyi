@@ -94,6 +94,8 @@ class GradientGroup:
     def may_overlap(self, rest: list[int], gradients: list[Any]) -> bool:
         """Whether gradients that this pass has not submitted may share memory with those that it has, or with each
         other. `rest`: the indices of their parameters."""
+    def mark_late(self, late: bool) -> None:
+        """Have ranks compare whether their next pass is one of gradients that came after a backward pass was over."""
     def announce(self) -> None:
         """Submit *absent* for what got no gradient, without waiting."""
     def finish(self) -> list[tuple[int, Any]]:

@@ -623,6 +623,18 @@ cdef class GradientGroup:
         cdef GradientHook hook
         return [hook.index for hook in self.hooks if not hook.flying]
 
+    def mark_late(self, bint late):
+        """Tell the other ranks that this pass brings what came after a backward pass, or does not any more.
+
+        The first gradient says so, by a root, which no other allreduce has: this rank's pass is an error then beside another
+        rank's next backward, for which it would be taken otherwise.
+        """
+        cdef GradientHook hook
+        for hook in self.hooks:
+            if hook.op != NULL:
+                hook.meta.root, hook.usual = late, False
+                break
+
     def announce(self):
         """Bring *absent* for what got no gradient in this pass, without waiting. Nothing for deferred gradients."""
         cdef GradientHook hook

@@ -55,6 +55,8 @@ cdef int describe_meta(const engine_meta* meta, char* text, int room) noexcept n
     if meta.device:
         at = fit(at, snprintf(text + at, room - at, " on a GPU"), room)
     at = describe_wire(meta, text, at, room)
+    if operation.reduces and meta.root:      # of an optimizer's pass, see GradientGroup.mark_late
+        at = fit(at, snprintf(text + at, room - at, " with gradients that came after backward"), room)
     if meta.fault:
         at = describe_fault(meta, text, at, room)
     if meta.prescale != 1.0:

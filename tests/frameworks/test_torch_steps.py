@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
 import engine
 import engine.torch
-from engine.errors import EngineError, UnsupportedTensorError
+from engine.errors import EngineError, MismatchError, UnsupportedTensorError
 
 from ..on_ranks import on_ranks
 from . import toy
@@ -403,6 +404,65 @@ def test_what_no_sync_gathered_is_reduced_by_step(wrap: Wrap) -> None:
     assert "reduced already" in text and "no_sync()" in text, text
     optimizer.zero_grad()
     toy.train(model, optimizer, toy.shards(1))
+
+
+def bring_late(parameter: nn.Parameter, how: str) -> None:
+    """Give a parameter a gradient when the backward pass is over."""
+    if how == "unfrozen":
+        parameter.requires_grad_(True)
+    parameter.grad = torch.full_like(parameter, engine.rank() + 1)
+
+
+@pytest.mark.parametrize("compression", [None, "own"])
+@pytest.mark.parametrize("how", ["set by hand", "unfrozen"])
+def test_late_gradients_of_one_rank_do_not_meet_the_next_pass_of_others(
+    how: str, compression: str | None, wrap: Wrap
+) -> None:
+    """They are an error on all ranks, which go on with the next step; those of all ranks are reduced."""
+    size = engine.size()
+    # Others do not know what one rank alone has unfrozen: it stalls, with the name of that.
+    for lone in (False, True) if how == "set by hand" else (False,):
+        early, late = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3), requires_grad=how != "unfrozen")
+        options = {} if compression is None else {"compression": Halved}
+        optimizer = wrap(torch.optim.SGD([early, late], lr=0.0), [("early", early), ("late", late)], **options)
+
+        def backward(early: nn.Parameter = early) -> None:
+            (early * (engine.rank() + 1)).sum().backward()
+
+        backward()
+        if not lone or engine.rank() == 0:
+            bring_late(late, how)
+        if lone and size > 1:
+
+            def go_on(optimizer: Any = optimizer) -> None:
+                optimizer.step()
+                optimizer.zero_grad()
+                backward()
+
+            said = toy.raises(MismatchError, go_on)
+            assert "early" in said, said
+        else:
+            optimizer.step()
+            toy.check_close({"": late.grad}, {"": torch.full((3,), (size + 1) / 2)})  # type: ignore[dict-item]
+        for _ in range(2):
+            optimizer.zero_grad()
+            backward()
+            optimizer.step()
+            toy.check_close({"": early.grad}, {"": torch.full((3,), (size + 1) / 2)})  # type: ignore[dict-item]
+            assert late.grad is None
+        optimizer.unwrap()
+
+
+class Halved:
+    """A compressor of the program's own, whose rounds Python makes."""
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> Any:
+        return tensor / 2, None
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, context: Any) -> torch.Tensor:
+        return tensor * 2
 
 
 def test_skip_synchronize_leaves_gradients_local(wrap: Wrap) -> None:
