@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from .. import logs, readable
 from ..adapters import adapter_of
-from ..errors import EngineError, NotInitializedError, UnsupportedTensorError
+from ..errors import EngineError, MismatchError, NotInitializedError, UnsupportedTensorError
 from ..native import handles, memory
 from ..process_sets import ProcessSet
 
@@ -51,12 +51,18 @@ class FirstStep:
         if len(self._ranks) == 1 or self._engine.joins != self._joins or not parameters:
             return
         self._names = sorted(parameters)  # in one order on all ranks
-        self._sums = np.array([_checksum(parameters[name]) for name in self._names], np.uint64).view(np.int64)
+        self._sums = np.array([checksum(parameters[name]) for name in self._names], np.uint64).view(np.int64)
         with suppress(NotInitializedError):  # A step on gradients from before the engine's end goes on without it.
             self._handle = self._engine.allgather(self._sums, self._name)
 
     def tell(self) -> bool:
-        """Log a warning if the ranks' checksums are there and differ. Returns whether there is nothing more to tell."""
+        """Log a warning if the ranks' checksums are there and differ. Returns whether there is nothing more to tell.
+
+        Raises
+        ------
+        MismatchError
+            Ranks have the same parameters under other names.
+        """
         if self._handle is None:
             return True
         if not self._handle.done:
@@ -66,9 +72,10 @@ class FirstStep:
         except EngineError:
             return True  # The world has failed, or ended: other operations tell the program.
         data, rows = self._handle.gathered
-        sums = np.frombuffer(data, np.int64)
+        by_rank = np.split(np.frombuffer(data, np.int64), np.cumsum(rows)[:-1])
+        expect_one_order(self._names, by_rank, self._ranks)
         if self._first:
-            self._compare(np.split(sums, np.cumsum(rows)[:-1]))
+            self._compare(by_rank)
         return True
 
     def finish(self) -> None:
@@ -107,7 +114,30 @@ class FirstStep:
         )
 
 
-def _checksum(parameter: Any) -> int:
+def expect_one_order(names: Sequence[str], by_rank: Sequence[NDArray[Any]], ranks: Sequence[int]) -> None:
+    """Raise MismatchError if two ranks have the same checksums in another order: they pair what belongs to others.
+
+    Parameters
+    ----------
+    names : sequence of str
+    by_rank : sequence of numpy.ndarray
+        Checksums, in the order of the names; none of a rank that has joined.
+    ranks : sequence of int
+        The ranks' numbers.
+    """
+    there = [(rank, sums) for rank, sums in zip(ranks, by_rank, strict=True) if len(sums)]
+    for rank, sums in there[1:]:
+        odd = np.flatnonzero(sums != there[0][1])
+        if len(odd) and np.array_equal(np.sort(sums), np.sort(there[0][1])):
+            raise MismatchError(
+                f"rank {rank} has the parameters of rank {there[0][0]} in another order: what is {names[odd[0]]!r} on "
+                "the one has another name on the other, and ranks pair by name. Give DistributedOptimizer and "
+                "broadcast_optimizer_state the names of the model's parameters, or have all ranks make the optimizer "
+                "with its parameters in one order"
+            )
+
+
+def checksum(parameter: Any) -> int:
     """Checksum of a parameter's values; 0 of a frozen one that the engine cannot read, as on a device."""
     try:
         return memory.checksum(adapter_of(parameter).input(parameter))

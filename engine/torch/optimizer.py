@@ -13,7 +13,7 @@ from .. import runtime
 from ..compression import Compression
 from ..errors import EngineError
 from ..frameworks.no_reducer import NoReducer
-from ..frameworks.optimizer import Distributed, Wrapping, expect_unwrapped
+from ..frameworks.optimizer import Distributed, Names, Wrapping, expect_unwrapped
 from ..frameworks.options import Options
 from ..freezing import agree
 from ..process_sets import ProcessSet, global_process_set
@@ -21,6 +21,7 @@ from ..types import Adasum, Average
 from .adasum import Deltas
 from .freezing import Plan, expect_all_ranks
 from .hooks import TorchReducer
+from .optimizer_state import has_order
 from .rivals import expect_no_rival, warn_of_lone_library
 
 
@@ -97,7 +98,7 @@ class _Distributed(Distributed):
         super().add_param_group(param_group)  # type: ignore[misc]
         groups: list[dict[str, Any]] = self.param_groups  # type: ignore[attr-defined]
         try:
-            self._engine.adopt(group["params"] for group in groups)
+            self._engine.adopt_groups(groups)
         except BaseException:
             groups.pop()  # Steps would use what is not reduced.
             raise
@@ -116,6 +117,15 @@ class _Wrapping(Wrapping):
         super().__init__(type(optimizer), options, named_parameters)
         self._handles: list[Any] = []
         self._finalizer: weakref.finalize[Any, Any] | None = None
+        self._has_own_names = named_parameters is None
+        groups = optimizer.param_groups if has_order(optimizer) and options.op is not Adasum else []
+        self._places = {id(each): p for group in groups for p, each in enumerate(group["params"])}
+
+    def adopt_groups(self, groups: list[dict[str, Any]]) -> None:
+        """As `adopt`; without names that a user gave here, by those that the optimizer was given."""
+        if self._has_own_names:
+            self.names = _names_in(groups)
+        self.adopt(group["params"] for group in groups)
 
     def make(self, options: Options, prefix: str, number: int) -> TorchReducer | Deltas:
         return Deltas(options, prefix, number) if options.op is Adasum else TorchReducer(options, number)
@@ -125,7 +135,9 @@ class _Wrapping(Wrapping):
         place = " on a GPU" if parameter.is_cuda else ""
         # In an elastic job newcomers come to a line that freezes or thaws a layer later than others.
         frozen = "" if self.moving else f" requires_grad={parameter.requires_grad}"
-        return f"{text}{_layout(parameter)}{frozen}{place}", 0
+        # An optimizer that has all parameters in one vector rounds as they are ordered.
+        order = f" at place {self._places[id(parameter)]}" if id(parameter) in self._places else ""
+        return f"{text}{_layout(parameter)}{frozen}{place}{order}", 0
 
     def expect_alone(self, named: dict[str, Any]) -> None:
         expect_no_rival(named)
@@ -226,7 +238,8 @@ def DistributedOptimizer(
     optimizer : torch.optim.Optimizer
         Stays the same object, with its state, hooks and schedulers; its class becomes a subclass of the same name.
     named_parameters : iterable of (str, torch.Tensor), optional
-        `model.named_parameters()`: names for messages, equal on all ranks. Numbers by default.
+        `model.named_parameters()`: names for messages, by which ranks pair their gradients. By default those that the
+        optimizer was given; without these, places.
     compression : optional
         `Compression.none`, `fp16`, `bf16` or `tuned`; a compressor of one's own; or a `Scheme` such as `PowerSGD()`,
         which then belongs to this optimizer. See `engine.compression`.
@@ -297,7 +310,7 @@ def DistributedOptimizer(
     own_step = _hooked_step(optimizer)
     wrapping = _Wrapping(optimizer, options, named_parameters)
     try:
-        wrapping.adopt(group["params"] for group in optimizer.param_groups)
+        wrapping.adopt_groups(optimizer.param_groups)
     except BaseException:
         wrapping.end()
         raise
@@ -334,6 +347,15 @@ def _hooked_step(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     hooked = torch.optim.Optimizer.profile_hook_step(step)
     hooked.hooked = True  # type: ignore[attr-defined]
     return {"step": hooked}
+
+
+def _names_in(groups: list[dict[str, Any]]) -> Names | None:
+    """Names that an optimizer was given with its parameters, if all have one of their own; since torch 2.6."""
+    named: list[tuple[str, torch.Tensor]] = []
+    for group in groups:
+        named += zip(group.get("param_names") or (), group["params"], strict=False)
+    count = sum(len(group["params"]) for group in groups)
+    return Names(named) if len({name for name, _ in named}) == count else None
 
 
 def _plain(kind: type) -> Any:

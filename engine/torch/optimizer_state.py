@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+UNNAMED = "param_groups["  # begins what is in place of the name of a parameter without one
+
 
 def parameter_names(optimizer: torch.optim.Optimizer, modules: Iterable[Any] = ()) -> list[list[str]]:
     """Names of an optimizer's parameters, by group; all different.
@@ -43,7 +45,7 @@ def parameter_names(optimizer: torch.optim.Optimizer, modules: Iterable[Any] = (
         for parameter, own in zip(group["params"], own_names, strict=True):
             name = known.get(id(parameter), own)
             if name is None or name in taken:
-                name, unnamed = f"param_groups[{g}].params[{unnamed}]", unnamed + 1
+                name, unnamed = f"{UNNAMED}{g}].params[{unnamed}]", unnamed + 1
             taken.add(name)
             names.append(name)
         named.append(names)

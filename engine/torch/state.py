@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
 
 from .. import objects, place, runtime
 from ..collectives import barrier, broadcast_async_
 from ..errors import UnsupportedTensorError
 from ..failures import announce
+from ..frameworks.first_step import checksum, expect_one_order
 from ..process_sets import ProcessSet, global_process_set
 from .adapter import check
 from .ops import broadcast_async_ as broadcast_tensor
-from .optimizer_state import has_order, load_named_state, named_state, parameter_names
+from .optimizer_state import UNNAMED, has_order, load_named_state, named_state, parameter_names
 
 
 class _Slot:
@@ -142,6 +144,7 @@ def broadcast_optimizer_state(
     objects.compare(
         described, "broadcast_optimizer_state: the ranks' optimizers have different parameters", None, process_set
     )
+    _expect_one_order(optimizer, names, process_set)
     tensors: list[torch.Tensor] = []
     is_root = place.rank() == root_rank
     try:
@@ -160,6 +163,19 @@ def broadcast_optimizer_state(
         handle.wait()
     if not is_root:
         load_named_state(optimizer, _fill(skeleton, tensors), names)
+
+
+def _expect_one_order(optimizer: torch.optim.Optimizer, names: list[list[str]], process_set: ProcessSet) -> None:
+    """Raise MismatchError if parameters without names are the same on two ranks, in another order. Collective."""
+    unnamed = {
+        name: parameter
+        for group, own in zip(optimizer.param_groups, names, strict=True)
+        for name, parameter in zip(own, group["params"], strict=True)
+        if name.startswith(UNNAMED)
+    }
+    if len(unnamed) > 1:  # equally many on all ranks
+        sums = np.array([checksum(parameter) for parameter in unnamed.values()], np.uint64)
+        expect_one_order(list(unnamed), objects.allgather_object(sums, None, process_set), process_set.ranks)
 
 
 def _strip(value: Any, tensors: list[torch.Tensor]) -> Any:

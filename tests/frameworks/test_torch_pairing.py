@@ -273,6 +273,59 @@ def test_adasum_of_other_frozen_parameters_is_refused() -> None:
     optimizer.unwrap()
 
 
+@pytest.mark.parametrize("number", TRIALS)
+def test_gradients_are_paired_by_the_names_that_the_optimizer_was_given(number: int) -> None:
+    model = model_of(own_order(number))
+    hvd.broadcast_parameters(model.state_dict(), 0)
+    try:
+        plain: Any = torch.optim.SGD(model.named_parameters(), lr=1.0)
+    except TypeError:  # before torch 2.6
+        return
+    if "param_names" not in plain.param_groups[0]:
+        return
+    optimizer: Any = hvd.DistributedOptimizer(plain)
+    new = nn.Parameter(torch.zeros(1))
+    optimizer.add_param_group({"params": [("new", new)]})
+    before = toy.parameters_of(model)
+    loss: Any = torch.stack([(1 + NAMES.index(name)) * model[name].weight.sum() for name in NAMES]).sum() + new.sum()
+    loss.backward()
+    optimizer.step()
+    for name in NAMES:
+        moved = before[f"{name}.weight"] - model[name].weight
+        assert (moved == 1 + NAMES.index(name)).all(), (name, moved)
+    assert optimizer._parameter_names[new] == "new" and optimizer._parameter_names[model["a"].weight] == "a.weight"
+    optimizer.unwrap()
+
+
+def test_another_order_of_parameters_without_names_is_refused() -> None:
+    """By the first steps, and before the state of an optimizer is broadcast: the parameters are the same, elsewhere."""
+    names = list(NAMES) if engine.rank() == 0 else list(reversed(NAMES))
+    model = model_of(names)
+    hvd.broadcast_parameters(model.state_dict(), 0)
+    said = toy.raises(MismatchError, lambda: hvd.broadcast_optimizer_state(adam(model), 0))
+    assert "in another order" in said and "param_groups[0].params[0]" in said, said
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0))
+
+    def step() -> None:
+        loss: Any = torch.stack([each.weight.sum() for each in model.values()]).sum()
+        loss.backward()
+        optimizer.step()
+        optimizer._engine._first.finish()  # as later steps do when the checksums are there
+
+    said = toy.raises(MismatchError, step)
+    assert "in another order" in said and "group0.param0" in said, said
+    optimizer.unwrap()
+
+
+def test_lbfgs_in_another_order_is_refused() -> None:
+    """It has all parameters in one vector, whose sums are rounded in that order."""
+    names = list(NAMES) if engine.rank() == 0 else list(reversed(NAMES))
+    model = model_of(names)
+    plain = torch.optim.LBFGS(model.parameters())
+    said = toy.raises(MismatchError, lambda: hvd.DistributedOptimizer(plain, model.named_parameters()))
+    assert "a.weight" in said and "at place" in said, said
+
+
 def append(groups: list[dict[str, Any]], new: nn.Parameter) -> None:
     groups[0]["params"].append(new)
 
