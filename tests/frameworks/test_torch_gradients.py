@@ -93,6 +93,36 @@ def test_two_backwards_before_a_step(wrap: Wrap) -> None:
     toy.check_same_everywhere(toy.parameters_of(model))
 
 
+def test_a_second_backward_with_factors_is_refused_unless_they_cancel(wrap: Wrap) -> None:
+    """A result that is reduced again is multiplied again: by 1 alone that changes nothing."""
+    for factors in (
+        {"prescale_factor": 2.0},
+        {"postscale_factor": 0.5},
+        {"prescale_factor": 4.0, "postscale_factor": 0.5},
+        {"prescale_factor": 2.0, "postscale_factor": 0.5},
+        {"gradient_predivide_factor": 4.0},
+    ):
+        parameter = nn.Parameter(torch.ones(3))
+        optimizer = wrap(torch.optim.SGD([parameter], lr=0.0), **factors)
+        scale = factors.get("prescale_factor", 1.0) * factors.get("postscale_factor", 1.0)
+
+        def backward(parameter: nn.Parameter = parameter) -> None:
+            (parameter * (engine.rank() + 1)).sum().backward()
+
+        for _ in range(2):
+            backward()
+            average = scale * (engine.size() + 1) / 2
+            toy.check_close({"": parameter.grad}, {"": torch.full((3,), average)})  # type: ignore[dict-item]
+            if scale == 1.0:
+                backward()
+                toy.check_close({"": parameter.grad}, {"": torch.full((3,), 2 * average)})  # type: ignore[dict-item]
+            else:
+                said = toy.raises(EngineError, backward)
+                assert "op=Average and factors a second backward would count it twice" in said, said
+            optimizer.zero_grad()
+        optimizer.unwrap()
+
+
 def test_a_second_backward_of_a_part(wrap: Wrap) -> None:
     """The second pass touches, on each rank, other parameters than the first."""
     model = nn.ModuleList(toy.mlp() for _ in range(3))

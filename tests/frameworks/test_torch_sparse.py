@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -261,11 +262,14 @@ def optimizers(parameters: list[nn.Parameter]) -> list[torch.optim.Optimizer]:
     ]
 
 
-def test_training_with_sparse_gradients(wrap: Wrap) -> None:
-    """As one process on all ranks' batches; gradients stay sparse."""
-    for number in range(3):
+@pytest.mark.parametrize("as_dense", [False, True])
+def test_training_with_sparse_gradients(as_dense: bool, wrap: Wrap) -> None:
+    """As one process on all ranks' batches; gradients stay sparse, for SparseAdam with `sparse_as_dense`, too."""
+    for number in (1,) if as_dense else range(3):
         (model,), (alone,) = tables(1), tables(1)
-        optimizer = wrap(optimizers(list(model.parameters()))[number], model.named_parameters())
+        optimizer = wrap(
+            optimizers(list(model.parameters()))[number], model.named_parameters(), sparse_as_dense=as_dense
+        )
         single = optimizers(list(alone.parameters()))[number]
         for step in range(5):
             optimizer.zero_grad(set_to_none=step % 2 == 0)

@@ -65,6 +65,9 @@ def test_refusals(rank: int, size: int) -> None:
     refused(lambda: engine.alltoall(np.ones(size), [1] * (size + 1)), f"each of {size} ranks", ValueError)
     refused(lambda: engine.alltoall(np.ones(size), [2] * size), "cannot be taken", ValueError)
     refused(lambda: engine.alltoall(np.ones(size), [-1] + [1] * (size - 1)), "cannot be taken", ValueError)
+    for kind in (ValueError, TypeError):  # Horovod's tests want the former
+        refused(lambda: engine.alltoall(np.ones(size), [1.5] * size), "splits holds whole numbers", kind)
+        refused(lambda: engine.alltoall(np.ones(size), np.ones(size)), "splits holds whole numbers", kind)
     refused(lambda: engine.alltoall(5, [0] * size), "no tensor")
     if size > 1:
         refused(lambda: engine.alltoall(np.ones(size + 1)), "divided equally", ValueError)
