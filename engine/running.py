@@ -8,7 +8,7 @@ import os
 import platform
 import select
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -142,6 +142,8 @@ class Prepared:
     page : int
         The descriptor of the page of counters; -1: there is none.
     timeline : Timeline or None
+    heard_of : bool
+        Whether `start` has begun, which tells the other ranks of a failure itself.
     """
 
     world: World
@@ -153,6 +155,7 @@ class Prepared:
     known: dict[str, Any]
     page: int
     timeline: Timeline | None = None
+    heard_of: bool = False
 
     def close(self) -> None:
         """Give back what no engine has taken."""
@@ -186,10 +189,10 @@ def prepare(
     setup.use_kernels(settings.kernels)
     _reserve_descriptors(world, settings)
     known = _knobs_of_a_log(world, settings)
-    page = _page(environ) if own_page.wanted(settings) else -1
-    host_name = environ.get("ENGINE_HOST_NAME") or platform.node()
-    timeline = None if settings.timeline is None else _timeline(settings.timeline, world, settings)
     build = setup.segment_info() | ({"process_sets": _described(sets)} if sets else {})
+    host_name = environ.get("ENGINE_HOST_NAME") or platform.node()
+    page = _page(environ) if own_page.wanted(settings) else -1
+    timeline = None if settings.timeline is None else _timeline(settings.timeline, world, settings)  # the last to fail
     return Prepared(world, given, settings, generation, build, host_name, known, page, timeline)
 
 
@@ -229,22 +232,29 @@ def start(prepared: Prepared, called_off: CallOff | None = None) -> Running:
     called_off : CallOff, optional
         As for `rendezvous.gather`.
     """
-    try:
+    with contextlib.ExitStack() as undo:
+        undo.callback(prepared.close)
+        prepared.heard_of = True
         try:
             gathered = _gather(prepared, called_off)
         except Exception as error:
             if not isinstance(error, RendezvousError):  # It has not come to the meeting.
                 tell_failure(prepared.world, prepared.generation, error)
             raise
-        engine, set_links = _engine(prepared, gathered)
-        return _surround(engine, prepared, gathered, set_links)
-    except BaseException:
-        prepared.close()
-        raise
+        with _others_told(prepared, gathered) as control:
+            engine, set_links = _engine(prepared, gathered, control)
+        undo.push(partial(_end, engine))
+        running = _surround(engine, prepared, gathered, set_links)
+        undo.pop_all()
+        return running
 
 
 def _gather(prepared: Prepared, called_off: CallOff | None) -> Gathered:
     world, settings = prepared.world, prepared.settings
+
+    def abort(control: int, hosts: Sequence[int], error: BaseException) -> None:
+        setup.abort_segment(control, world.rank, world.size, hosts, _reason(error))
+
     return gather(
         world,
         prepared.generation,
@@ -256,25 +266,20 @@ def _gather(prepared: Prepared, called_off: CallOff | None) -> Gathered:
         settings.sockets_per_lane,
         settings.lanes,
         called_off,
+        abort=abort,
     )
 
 
-def _engine(prepared: Prepared, gathered: Gathered) -> tuple[core.Engine, SetLinks | None]:
-    """This rank's engine in the world, and what connects process sets. If it cannot be made the other ranks, which may
-    have theirs, are told why."""
-    world, settings = prepared.world, prepared.settings
-    control = -1
+@contextlib.contextmanager
+def _others_told(prepared: Prepared, gathered: Gathered) -> Iterator[int]:
+    """Make this rank's engine within; gives a descriptor of the control segment.
+
+    If that fails the other ranks, which may have their engines, are told why.
+    """
+    world, control = prepared.world, -1
     try:
         control = os.dup(gathered.control)
-        if gathered.kernels is not None:
-            setup.use_kernels(gathered.kernels)
-        several = len(gathered.layout.crews) > 1
-        set_links = SetLinks(world, gathered, settings.start_timeout) if several else None
-        over_mpi = several and settings.lanes == "mpi"
-        mpi = _mpi(prepared, gathered, control) if over_mpi else None
-        spin = spin_us(gathered) if settings.spin_us is None else settings.spin_us
-        pause = yield_us(gathered) if settings.spin_us is None else 0.0
-        return _made_engine(prepared, gathered, spin, pause, mpi), set_links
+        yield control
     except BaseException as error:
         if control < 0 or _is_open(gathered.control, control):  # An engine that is begun owns the descriptors.
             _give_up(prepared, gathered, error)
@@ -300,6 +305,20 @@ def _mpi(prepared: Prepared, gathered: Gathered, control: int) -> dict[str, Any]
         return mpi_lanes.library(world, gathered.generation, prepared.settings.start_timeout, other_failed)
     except OtherFailedError:
         return None
+
+
+def _engine(prepared: Prepared, gathered: Gathered, control: int) -> tuple[core.Engine, SetLinks | None]:
+    """Make this rank's engine in the world, and what connects process sets."""
+    world, settings = prepared.world, prepared.settings
+    if gathered.kernels is not None:
+        setup.use_kernels(gathered.kernels)
+    several = len(gathered.layout.crews) > 1
+    set_links = SetLinks(world, gathered, settings.start_timeout) if several else None
+    over_mpi = several and settings.lanes == "mpi"
+    mpi = _mpi(prepared, gathered, control) if over_mpi else None
+    spin = spin_us(gathered) if settings.spin_us is None else settings.spin_us
+    pause = yield_us(gathered) if settings.spin_us is None else 0.0
+    return _made_engine(prepared, gathered, spin, pause, mpi), set_links
 
 
 def _made_engine(
@@ -383,6 +402,14 @@ def _surround(engine: core.Engine, prepared: Prepared, gathered: Gathered, set_l
     return running
 
 
+def await_engines(running: Running) -> None:
+    """Wait until every rank has made its engine, for what follows has no limit of its own. Collective; raises as
+    `await_all`.
+    """
+    handle = running.engine.barrier("engine.init.engines")
+    _await_start(running, list, handle)
+
+
 def await_all(running: Running) -> None:
     """Wait until every rank has come to the end of its start. Collective.
 
@@ -391,12 +418,16 @@ def await_all(running: Running) -> None:
     WorldError
         The start has failed on some rank, or one has not come within `start_timeout`.
     """
-    engine, seconds = running.engine, running.settings.start_timeout
     several = len(running.layout.crews) > 1
-    handle = engine.barrier("engine.init") if several else None
+    _await_start(running, running.engine.starting, running.engine.barrier("engine.init") if several else None)
+
+
+def _await_start(running: Running, starting: Callable[[], list[int]], handle: Any) -> None:
+    """Wait until no rank of this host is `starting` any more, and for the others by `handle`."""
+    engine, seconds = running.engine, running.settings.start_timeout
     patience = Patience(seconds if engine.rank == 0 else seconds + GRACE)  # Rank 0 tells all of them who is late.
     pause = _SHORTEST
-    while (late := engine.starting()) or (handle is not None and not handle.done):
+    while (late := starting()) or (handle is not None and not handle.done):
         if (failure := engine.failure) is not None:
             raise failure
         if not patience.left():

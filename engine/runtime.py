@@ -38,7 +38,7 @@ from .metrics.names import STATES
 from .native import core
 from .process_sets import WAITING, ProcessSet, check_sets, uninitialized
 from .rendezvous import CallOff, by_mpi
-from .running import Prepared, Running, await_all, prepare, start, tell_failure
+from .running import Prepared, Running, await_all, await_engines, prepare, start, tell_failure
 from .waiting_room import GATE, WaitingRoom
 from .world import World, detect, find_place
 
@@ -161,24 +161,16 @@ def init(process_sets: ProcessSets = None, **settings: Any) -> None:
         if _is_imported_by_worker():
             return
         try:
-            begin = _wait if GATE in os.environ else _begin
-            world, environ = begin(settings, process_sets)
+            (_wait if GATE in os.environ else _begin)(settings, process_sets)
         except EngineError as error:
             # Where in the engine it was raised tells a user nothing; the frames of these functions would bury the text.
             logs.logger.debug("init has failed", exc_info=True)
             raise error.with_traceback(None) from None
         atexit.register(shutdown)
-    logs.logger.info("rank %d of %d, found by %s", world.rank, world.size, world.source)
-    for name, value in service_links(environ).items():
-        logs.logger.info("%s=%s is set by Kubernetes for a Service of that name, and ignored", name, value)
-    for name, meant in config.misspelt(environ).items() if world.rank == 0 else ():
-        logs.logger.warning("%s is set, and there is no such setting; is %s meant?", name, meant)
-    if unused := config.without_effect(environ):
-        logs.logger.debug("set, and without effect here: %s", ", ".join(unused))
 
 
-def _begin(settings: Mapping[str, Any], process_sets: ProcessSets) -> tuple[World, Mapping[str, str]]:
-    """Meet the other ranks, and start the default engine; this process's place, and its environment.
+def _begin(settings: Mapping[str, Any], process_sets: ProcessSets) -> None:
+    """Meet the other ranks, and start the default engine.
 
     If it fails on one rank it fails on all, which hear why, and nothing of it is left: a second call meets again.
     """
@@ -189,26 +181,42 @@ def _begin(settings: Mapping[str, Any], process_sets: ProcessSets) -> tuple[Worl
     serving = prepared.serving
     try:
         running = start(prepared.rank)
-    except BaseException:
+    except BaseException as error:
         if serving is not None:
             serving.stop()
+        prepared.rank.close()
+        if not prepared.rank.heard_of and isinstance(error, Exception):
+            tell_failure(prepared.rank.world, prepared.rank.generation, error)
         raise
     _generation = running.generation
     try:
         running.serving = serving
+        if prepared.sets:  # to add them takes all engines, and has no limit of its own
+            await_engines(running)
         for each in prepared.sets:
             running.show(running.sets.add(each))
         if serving is not None:
             serving.start(running.pids)
         if running.world.rank == 0:
             running.tune(running)
+        _log_start(running.world, prepared.environ)
         await_all(running)
     except BaseException as error:
         _abandon(running, error)
         raise
     _running = running
     _hold_place(running.world)
-    return running.world, prepared.environ
+
+
+def _log_start(world: World, environ: Mapping[str, str]) -> None:
+    """Log this process's place, and what of its environment may not mean what the user believes."""
+    logs.logger.info("rank %d of %d, found by %s", world.rank, world.size, world.source)
+    for name, value in service_links(environ).items():
+        logs.logger.info("%s=%s is set by Kubernetes for a Service of that name, and ignored", name, value)
+    for name, meant in config.misspelt(environ).items() if world.rank == 0 else ():
+        logs.logger.warning("%s is set, and there is no such setting; is %s meant?", name, meant)
+    if unused := config.without_effect(environ):
+        logs.logger.debug("set, and without effect here: %s", ", ".join(unused))
 
 
 def _is_imported_by_worker() -> bool:
@@ -313,8 +321,8 @@ def _chosen(settings: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any]
     return environ, given, config.Config(**given)
 
 
-def _wait(settings: Mapping[str, Any], process_sets: ProcessSets) -> tuple[World, Mapping[str, str]]:
-    """Enter the waiting room, unless this process is in it; the planned place, and the environment."""
+def _wait(settings: Mapping[str, Any], process_sets: ProcessSets) -> None:
+    """Enter the waiting room, unless this process is in it."""
     global _room
     if _room is not None and settings:
         raise ConfigError("engine.init() was called before; give it all settings the first time")
@@ -328,6 +336,7 @@ def _wait(settings: Mapping[str, Any], process_sets: ProcessSets) -> tuple[World
         for each in sets:
             room.add(each)
             added.append(each)
+        _log_start(world, environ)
     except BaseException:
         for each in added:
             room.remove(each)
@@ -335,7 +344,6 @@ def _wait(settings: Mapping[str, Any], process_sets: ProcessSets) -> tuple[World
             room.close()
         raise
     _room = room
-    return world, environ
 
 
 def enter(world: World, called_off: CallOff | None = None) -> None:

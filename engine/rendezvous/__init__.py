@@ -27,7 +27,7 @@ from ..world import World
 from .call_off import CallOff
 from .hosting import Hosting
 from .joining import Joining
-from .messages import Gathered, introduce, version
+from .messages import Abort, Gathered, introduce, version
 
 __all__ = ["CallOff", "Gathered", "compared", "gather"]
 
@@ -51,6 +51,7 @@ def gather(
     lanes: str = "tcp",
     called_off: CallOff | None = None,
     failure: str = "",
+    abort: Abort = lambda control, hosts, error: None,
 ) -> Gathered:
     """Meet the other ranks. Collective.
 
@@ -82,6 +83,8 @@ def gather(
     failure : str
         Why this rank cannot start. It comes all the same, so that every other rank hears why, and waits no longer than
         `messages.TELLING`.
+    abort : callable
+        Fails the world for those that have been welcomed, if this rank cannot go on by then.
 
     Raises
     ------
@@ -96,9 +99,9 @@ def gather(
     try:
         hello = introduce(world, generation, compared(build, sockets, lanes, world.several_hosts), levels, failure)
         if world.leads:
-            meeting = Hosting(world, hello, timeout, create, interface, sockets, called_off)
+            meeting = Hosting(world, hello, timeout, create, abort, interface, sockets, called_off)
         else:
-            meeting = Joining(world, hello, timeout, called_off)
+            meeting = Joining(world, hello, timeout, abort, called_off)
         return meeting.run()
     except Exception as error:
         known = meeting is not None and (meeting.introduced or isinstance(error, EngineError))

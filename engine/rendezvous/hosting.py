@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hmac
 import os
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from .. import frames, readable
-from ..errors import CalledOff, RendezvousError
+from ..errors import CalledOff, EngineError, RendezvousError
 from ..host import linux
 from ..host.patience import Patience
 from ..host.sockets import retry_short, send_all
@@ -29,6 +30,8 @@ from .messages import (
     GROUP,
     LIMIT,
     TELLING,
+    WITH_DESCRIPTORS,
+    Abort,
     Gathered,
     Hello,
     address,
@@ -70,18 +73,18 @@ class Hosting:
     before it welcomes anybody.
     """
 
-    introduced = True  # the others come to it
-
     def __init__(
         self,
         world: World,
         hello: Hello,
         timeout: float,
         create: Callable[[], tuple[int, int]],
+        abort: Abort,
         interface: str | None = None,
         sockets: int = 1,
         called_off: CallOff | None = None,
     ) -> None:
+        self.introduced = False  # whether others may have come to this one
         self.world = world
         self.called_off = called_off
         self.size = world.local_size if world.several_hosts else world.size
@@ -91,6 +94,7 @@ class Hosting:
         self.hello = hello
         self.timeout = timeout
         self.create = create
+        self.abort = abort
         self.patience = Patience(timeout)
         self.failures: dict[int, str] = {}  # by rank, why it cannot start
         if hello.failure:
@@ -125,10 +129,11 @@ class Hosting:
                 self.between = kind(self.world, self.patience, self.timeout, self.interface, self.sockets)
                 self.between.note_failure(self.hello)
                 self.selector.register(self.between, selectors.EVENT_READ)
+                self.introduced = True
                 self.between.begin()
             if self.called_off is not None:
                 self.called_off.check()
-            if self.size > 1:
+            if self.size > 1 and not self._survives(self._listen):
                 self._listen()
             return self._welcome()
         except BaseException as error:
@@ -157,9 +162,37 @@ class Hosting:
             listener.listen(self.size + _STRANGERS)
             listener.setblocking(False)
             self.selector.register(listener, selectors.EVENT_READ)
-            while len(self.members) < self.size - 1:
-                self._turn(listener)
-            self.selector.unregister(listener)
+            self.introduced = True
+            try:
+                while len(self.members) < self.size - 1:
+                    self._survives(lambda: self._turn(listener))
+            finally:
+                self.selector.unregister(listener)
+
+    def _survives(self, step: Callable[[], None]) -> bool:
+        """Do a part of the meeting; whether it went well. If it breaks for the first time the meeting goes on a moment,
+        so that those that have not come yet hear of it, too.
+        """
+        try:
+            step()
+        except EngineError:
+            raise
+        except Exception as error:
+            if not self.introduced:
+                raise
+            self._note_own_failure(error)
+            return False
+        return True
+
+    def _note_own_failure(self, error: Exception) -> None:
+        """Fail the start with what has broken here; raise it if that has happened before."""
+        if self.hello.failure:
+            raise error
+        self.hello.failure = readable.exception(error)
+        if self.between is not None:
+            self.between.entered(self.hello)
+        else:
+            self._note_failure(self.hello)
 
     def _turn(self, listener: socket.socket | None = None) -> None:
         """Wait for something to happen, once. Whoever is late is heard once more, in case that only we are."""
@@ -262,6 +295,18 @@ class Hosting:
         if not data:
             return self._drop(visitor)
         visitor.buffer += data
+        came = bytes(visitor.buffer)
+        try:
+            self._read_hello(visitor)
+        except EngineError:
+            raise
+        except Exception as error:
+            self._note_own_failure(error)  # which this visitor, as the others, shall hear
+            visitor.buffer[:] = came
+            self._read_hello(visitor)
+
+    def _read_hello(self, visitor: _Visitor) -> None:
+        """Read a visitor's hello, if it is whole."""
         try:
             message = take(visitor.buffer)
             if message is not None:
@@ -352,7 +397,7 @@ class Hosting:
             return self.create()
         self.between.complete(hellos)
         while self.between.terms is None:
-            self._turn()
+            self._survives(self._turn)
         memory = self.create()
         try:
             self.between.memory_is_made()
@@ -369,13 +414,27 @@ class Hosting:
         control, arena = self._agree(hellos)
         try:
             return self._pass_on(control, arena, hellos, visitors)
-        except BaseException:
+        except BaseException as error:
+            terms = None if self.between is None else self.between.terms
+            with contextlib.suppress(OSError):  # some may have been welcomed, and wait for nothing here
+                self.abort(control, () if terms is None else terms.hosts, error)
             close_all([control, arena])
             raise
 
     def _pass_on(self, control: int, arena: int, hellos: list[Hello], visitors: list[_Visitor]) -> Gathered:
         """Send all of this host what they need."""
         gathered = self._gathered(control, arena, hellos)
+        try:
+            self._send_all(gathered, hellos, visitors)
+        except BaseException:
+            close_all([*gathered.trunks.values(), *chain(*gathered.lanes.values())])  # by which other hosts notice
+            raise
+        for visitor in visitors:
+            visitor.descriptors = []  # Ours to keep: they are in `peers`.
+        return gathered
+
+    def _send_all(self, gathered: Gathered, hellos: list[Hello], visitors: list[_Visitor]) -> None:
+        """Send the others of this host their welcomes."""
         pidfds = [self.pidfd, *(visitor.descriptors[0] for visitor in visitors)]
         for hello, pidfd in zip(hellos, pidfds, strict=True):
             gathered.peers[hello.rank] = pidfd
@@ -390,14 +449,14 @@ class Hosting:
             lanes = {} if self.between is None else self.between.taken_lanes(hello.rank)
             trunks = {} if self.between is None else self.between.taken_trunks(hello.rank)
             links = [*trunks.values(), *chain(*lanes.values())]
-            descriptors = [control, arena, *pidfds, *links]
-            told = {**message, "trunks": list(trunks), "lanes": list(lanes), "sockets": self.sockets}
-            told["descriptors"] = len(descriptors)
-            if self._send(visitor, frame(told, self.key, "welcome", hello.nonce)):
-                self._pass(visitor, descriptors)
-            close_all(links)
-            visitor.descriptors = []  # Ours to keep: they are in `peers`.
-        return gathered
+            try:
+                descriptors = [gathered.control, gathered.arena, *pidfds, *links]
+                told = {**message, "trunks": list(trunks), "lanes": list(lanes), "sockets": self.sockets}
+                told["descriptors"] = len(descriptors)
+                if self._send(visitor, frame(told, self.key, "welcome", hello.nonce)):
+                    self._pass(visitor, descriptors)
+            finally:
+                close_all(links)
 
     def _gathered(self, control: int, arena: int, hellos: list[Hello]) -> Gathered:
         """What this rank has, but for the pidfds."""
@@ -433,7 +492,7 @@ class Hosting:
             while True:
                 try:
                     part = descriptors[start : start + GROUP]
-                    retry_short(socket.send_fds, visitor.connection, [b"d"], part)
+                    retry_short(socket.send_fds, visitor.connection, [WITH_DESCRIPTORS], part)
                     break
                 except OSError as error:
                     # The kernel bounds the descriptors that a user has under way; the others are fetching theirs.

@@ -8,10 +8,11 @@ import os
 import socket
 import time
 from itertools import islice
+from typing import Any
 
 from .. import frames, readable
 from ..bounded_reader import number, text, whole
-from ..errors import CalledOff, RendezvousError
+from ..errors import EngineError, RendezvousError
 from ..host.patience import Patience
 from ..host.sockets import retry_short, send_all
 from ..world import World
@@ -21,6 +22,8 @@ from .messages import (
     GRACE,
     LIMIT,
     TELLING,
+    WITH_DESCRIPTORS,
+    Abort,
     Gathered,
     Hello,
     address,
@@ -41,7 +44,12 @@ _SOON = 0.05  # seconds
 class Joining:
     """A rank that leads no host: connect to the one that does, prove, wait for the verdict."""
 
-    def __init__(self, world: World, hello: Hello, timeout: float, called_off: CallOff | None = None) -> None:
+    def __init__(
+        self, world: World, hello: Hello, timeout: float, abort: Abort, called_off: CallOff | None = None
+    ) -> None:
+        self.abort = abort
+        self.answer: tuple[bytes, bytes] | None = None  # a welcome or a refusal
+        self.taken: list[int] = []  # the descriptors that have come with it
         self.called_off = called_off
         self.hello = hello
         self.address = address(world)
@@ -118,68 +126,87 @@ class Joining:
             leader, pid = whole(challenged, "rank", 0, self.hello.size - 1), whole(challenged, "pid", 1, 1 << 31)
             seconds = number(challenged, "seconds", 0, SECONDS)
             self.leader = f"rank {leader}"
-            self.introduced = True
             hello = frame(self.hello.told(), self.key, "hello", text(challenged, "nonce"))
             try:
                 sent = retry_short(socket.send_fds, connection, [hello], [self.pidfd])
                 send_all(connection, hello[sent:], GRACE)
             except OSError:
                 return None
+            self.introduced = True
             patience = Patience(seconds + GRACE)
             try:
-                answer = self._message(connection, buffer, received, patience, LIMIT)
-            except Exception as error:
-                self._tell_failure(connection, error)
+                self.answer = answer = self._message(connection, buffer, received, patience, LIMIT)
+                if answer is None:
+                    # A dying process closes its sockets a moment before its pidfd tells.
+                    if ready_to_read(received[:1], 1.0):
+                        end = "died before all ranks had come"
+                    else:
+                        end = "went on without this process: either all its ranks had come, or it fell silent"
+                    raise RendezvousError(f"{self.leader} (pid {pid}) {end}")
+                return self._verdict(connection, answer)
+            except EngineError:
                 raise
-            if answer is None:
-                # A dying process closes its sockets a moment before its pidfd tells.
-                if ready_to_read(received[:1], 1.0):
-                    end = "died before all ranks had come"
-                else:
-                    end = "went on without this process: either all its ranks had come, or it fell silent"
-                raise RendezvousError(f"{self.leader} (pid {pid}) {end}")
-            return self._verdict(connection, answer)
+            except Exception as error:
+                self._tell_failure(connection, buffer, received, error)
+                raise
+            finally:
+                close_all(self.taken)
         finally:
             close_all(received)
 
-    def _tell_failure(self, connection: socket.socket, error: Exception) -> None:
-        """Tell the leader why this rank gives up, unless the job has called the world off."""
-        if not isinstance(error, CalledOff):
-            told = {"failed": readable.exception(error)}
-            with contextlib.suppress(OSError):
-                send_all(connection, frame(told, self.key, "failed", self.hello.nonce), GRACE)
+    def _tell_failure(
+        self, connection: socket.socket, buffer: bytearray, received: list[int], error: Exception
+    ) -> None:
+        """Tell why this rank gives up: the leader, or by the memory those that have been welcomed already."""
+        told = {"failed": readable.exception(error)}
+        with contextlib.suppress(OSError):
+            send_all(connection, frame(told, self.key, "failed", self.hello.nonce), GRACE)
+        with contextlib.suppress(Exception):  # what this rank raises is the first error
+            answer = self.answer or self._message(connection, buffer, received, Patience(GRACE), LIMIT)
+            welcome = {} if answer is None else self._proven(answer)
+            expect_welcome(welcome, self.hello.size)  # else nobody has the memory
+            while not self.taken and receive(connection, 1, self.taken):
+                pass
+            if self.taken:
+                self.abort(self.taken[0], welcome["hosts"], error)
 
-    def _verdict(self, connection: socket.socket, answer: tuple[bytes, bytes]) -> Gathered:
+    def _proven(self, answer: tuple[bytes, bytes]) -> dict[str, Any]:
+        """Read a welcome, or a refusal."""
         proof, payload = answer
         if not hmac.compare_digest(proof, sign(self.key, "welcome", self.hello.nonce, payload)):
             raise RendezvousError(
                 f"rank {self.hello.rank}: {self.leader} does not know this job's secret. Is ENGINE_SECRET the same on "
                 "both?"
             )
-        message = frames.parse_object(payload)
+        return frames.parse_object(payload)
+
+    def _verdict(self, connection: socket.socket, answer: tuple[bytes, bytes]) -> Gathered:
+        """Take what a welcome brings, or raise what a refusal says."""
+        message = self._proven(answer)
         refused(message)
         expect_welcome(message, self.hello.size)
-        descriptors: list[int] = []
-        try:
-            while len(descriptors) < message["descriptors"]:
-                if not receive(connection, 1, descriptors):
+        while len(self.taken) < message["descriptors"]:
+            data = receive(connection, 1, self.taken)
+            if data != WITH_DESCRIPTORS:  # a refusal, since the leader cannot pass them on
+                refusal = self._message(connection, bytearray(data), [], Patience(GRACE), LIMIT) if data else None
+                if refusal is None:
                     raise RendezvousError(f"{self.leader} ended in the middle of its welcome")
-        except BaseException:
-            close_all(descriptors)
-            raise
-        control, arena, *rest = descriptors
+                return self._verdict(connection, refusal)
+        control, arena, *rest = self.taken
         crew, lanes, sockets = message["crew"], message["lanes"], message["sockets"]
         links = iter(rest[len(crew) :])
         peers = [-1] * self.hello.size
         for rank, pidfd in zip(crew, rest, strict=False):
             peers[rank] = pidfd
-        return Gathered(
+        gathered = Gathered(
             *(control, arena, peers, message["pids"], message["processors"], tuple(message["hosts"]), message["host"]),
             generation=message["generation"],
             kernels=message["kernels"],
             trunks=dict(zip(message["trunks"], links, strict=False)),
             lanes={rank: list(islice(links, sockets)) for rank in lanes},
         )
+        self.taken = []  # they are the caller's
+        return gathered
 
     def _message(
         self,

@@ -13,7 +13,7 @@ import secrets
 import select
 import socket
 import struct
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from itertools import chain
@@ -33,6 +33,7 @@ GROUP = 250  # descriptors per message
 LIMIT = 1 << 20  # bytes of a message
 MAC = 32
 MOST_SOCKETS = 1 << 10  # of a lane
+WITH_DESCRIPTORS = b"d"  # the byte with which descriptors come; a message never begins so: it would be too long
 MOST_PROCESSORS = 1 << 12  # of a host
 _DIGITS = re.compile(f"[0-9a-f]{{1,{MOST_PROCESSORS // 4}}}")
 LONGEST_FAILURE = 1500  # characters of it that a hello has room for
@@ -41,6 +42,10 @@ MALFORMED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError
 TELLING = 10.0  # seconds in which ranks that come still hear that the start has failed on another one
 SETTINGS = ("kernels", "lanes", "sockets_per_lane")  # that ranks compare
 KINDS = {kind.__name__: kind for kind in (RendezvousError, IncompatibleRanksError, CalledOff)}
+
+
+Abort = Callable[[int, Sequence[int], BaseException], None]
+"""Fails a world whose memory some ranks have already: the control segment, hosts as of `Gathered`, and the reason."""
 
 
 @dataclass
