@@ -23,6 +23,8 @@ from ..host import processes
 from ..host.patience import Patience
 
 SWEEP_LIMIT = 5.0
+DISMISSAL = 2.0  # seconds that it has to end, once it is dismissed, or to read what it is told
+LOOK = 0.001  # seconds between two looks for that
 
 
 class Guardian:
@@ -88,12 +90,30 @@ class Guardian:
         """Let it go: nothing is left to guard."""
         self._tell(".\n")
         os.close(self._pipe)
-        with contextlib.suppress(ChildProcessError):  # who has started the launcher lets the kernel reap its children
-            os.waitpid(self.pid, 0)
+        if not self._ended(DISMISSAL):  # somebody has stopped it
+            processes.send(self.pid, signal.SIGKILL)
+            self._ended(DISMISSAL)
+
+    def _ended(self, seconds: float) -> bool:
+        """Wait for its end; whether it has come."""
+        patience = Patience(seconds)
+        while True:
+            try:
+                if os.waitpid(self.pid, os.WNOHANG)[0]:
+                    return True
+            except ChildProcessError:  # who has started the launcher lets the kernel reap its children
+                return True
+            if not patience.left():
+                return False
+            time.sleep(min(LOOK, patience.wait()))
 
     def _tell(self, line: str) -> None:
-        with contextlib.suppress(BrokenPipeError):  # somebody killed it: the job goes on without
-            os.write(self._pipe, line.encode())
+        poll = select.poll()
+        poll.register(self._pipe, select.POLLOUT)
+        # Somebody killed it, or has stopped it for so long that its pipe is full: the job goes on without.
+        with contextlib.suppress(BrokenPipeError):
+            if poll.poll(1e3 * DISMISSAL):
+                os.write(self._pipe, line.encode())
 
 
 def boot_time() -> float:

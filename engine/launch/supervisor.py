@@ -37,6 +37,7 @@ SWEEP_LOOK = 0.02
 SWEEP_PATIENCE = 0.5
 SWEEP_GRACE = 2.0
 SWEEP_LIMIT = 10.0
+UNKILLABLE = 10.0  # seconds after SIGKILL from which on a rank that has not ended is not waited for
 TRACED = 5.0  # seconds that a debugger may hold a rank that has ended
 
 
@@ -397,14 +398,30 @@ class Supervisor:
 
     def _escalate(self) -> None:
         """Go on to the next stage: the grace is over."""
-        self._enter(Stage.KILLING if self._signum is not None else Stage(self._stage + 1))
+        if self._stage == Stage.KILLING:
+            self._leave_unkillable()
+        else:
+            self._enter(Stage.KILLING if self._signum is not None else Stage(self._stage + 1))
+
+    def _leave_unkillable(self) -> None:
+        """Wait no longer for ranks that SIGKILL does not end."""
+        self._patience = None
+        traced = [rank for rank, _, _ in self._traced]
+        for rank in [rank for rank in self._alive.values() if rank not in traced]:
+            self._say(
+                f"rank {rank.number} (pid {rank.pid}) cannot be killed: it waits in the kernel, as for a file system "
+                "that stands still; it ends when that goes on, and is not waited for"
+            )
+            self._selector.unregister(rank.pidfd)
+            os.close(rank.pidfd)
+            self._reaped(rank, -signal.SIGKILL, time.time())
 
     def _enter(self, stage: Stage) -> None:
         """Begin a stage of the ending."""
         if stage <= self._stage:
             return
         self._stage = stage
-        self._patience = None if stage == Stage.KILLING else Patience(self._grace)
+        self._patience = Patience(UNKILLABLE if stage == Stage.KILLING else self._grace)
         if stage == Stage.ENDING or not self._groups:
             return
         if self._alive and not self._hurry:

@@ -137,8 +137,9 @@ def body(t):
         let_pass(0.05)
         t.step()
 """
-# Thaws and unmounts as soon as nobody holds its input any more, also when whoever runs the tests was killed.
-GUARD = 'while read -r line; do :; done; fsfreeze -u "$0" 2> /dev/null; umount -l "$0"'
+# Thaws and unmounts as soon as nobody holds its input any more, also when whoever runs the tests was killed; and after
+# a while in any case, since who has touched the file system cannot be killed before it is thawed.
+GUARD = 'timeout 240 cat > /dev/null; fsfreeze -u "$0" 2> /dev/null; umount -l "$0"'
 
 
 class Frozen:
@@ -243,3 +244,31 @@ def test_half_a_minute_without_log_and_output_directory_costs_no_worker(job, fro
     assert done.code == 0, done.err
     assert worlds(done)[0] == "1: 2 ranks"
     assert "cannot be killed" in done.err
+
+
+UNKILLABLE = """
+from tests.waiting import let_pass
+place = pathlib.Path(sys.argv[1])
+touch(f"ready.{rank}")
+wait_for("stands still")
+if rank == 1:
+    touch("about to write")
+    (place / "written").write_text("x")
+wait_for("about to write")
+let_pass(0.5)  # the write has begun by then
+sys.exit(3)
+"""
+
+
+def test_a_rank_that_waits_in_the_kernel_holds_up_no_end_of_a_fixed_job(job, frozen):
+    """A process in an uninterruptible wait ends neither by SIGKILL nor by anything else."""
+    launcher = job.launcher
+    words = ["-np", "2", "--grace-period", "1", sys.executable, launcher.script(UNKILLABLE), str(frozen.place)]
+    process = launcher.start_command([*launcher.command, *words])
+    until(lambda: all((job.home / f"ready.{rank}").exists() for rank in range(2)), "both run")
+    frozen.freeze()
+    (job.home / "stands still").touch()
+    done = launcher.finish(process)
+    assert done.code == 3, done.err
+    assert "rank 1 (pid" in done.err and "cannot be killed" in done.err
+    frozen.thaw()

@@ -37,3 +37,19 @@ def test_a_guardian_that_the_kernel_reaps_is_dismissed_as_well():
     """SIGCHLD may be ignored from the start, as under some shells and container runtimes: waiting finds no child."""
     done = subprocess.run([sys.executable, "-c", DISMISSING], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("dismissed\n", "")
+
+
+STOPPED = """
+import os, signal, time
+from engine.launch.guardian import Guardian
+guardian = Guardian("a job of nobody", lambda: None)
+os.kill(guardian.pid, signal.SIGSTOP)
+begun = time.monotonic()
+guardian.dismiss()
+print("dismissed", time.monotonic() - begun < 30.0)
+"""
+
+
+def test_a_guardian_that_is_stopped_holds_up_no_end_of_a_job():
+    done = subprocess.run([sys.executable, "-c", STOPPED], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("dismissed True\n", "")
