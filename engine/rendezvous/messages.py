@@ -15,7 +15,6 @@ import socket
 import struct
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import metadata
 from itertools import chain
 from typing import Any
 
@@ -238,6 +237,8 @@ def compare(hellos: Sequence[Hello], places: Mapping[int, str], agreed: Collecti
 
 def version() -> str:
     """The version of this installation of the engine."""
+    from importlib import metadata  # costs an agent, which asks for none, a sixth of its start
+
     try:
         return metadata.version("enginerun")
     except metadata.PackageNotFoundError:

@@ -18,6 +18,7 @@ UNLIMITED = {
     "engine/launch/remote.py",
     "engine/runner/function.py",
     "engine/spark/elastic.py",
+    "engine/spark/hosting.py",  # a task whose agent ends; Spark ends both
 }
 
 
@@ -57,11 +58,50 @@ def test_processes_are_waited_for_with_a_limit() -> None:
         for call in calls(tree)
         if isinstance(call.func, ast.Attribute)
         and call.func.attr in ("wait", "communicate")
-        and ast.unparse(call.func.value).endswith(("process", "launcher", "popen", "child"))
+        and ast.unparse(call.func.value).endswith(("process", "launcher", "popen", "child", "agent"))
         and not call.args
         and not call.keywords
     }
     assert found == UNLIMITED
+
+
+def test_commands_and_children_are_waited_for_with_a_limit() -> None:
+    """`subprocess.run` and its like have a `timeout`, and `os.waitpid` looks, and does not wait."""
+    found = {
+        f"{name}:{call.lineno}"
+        for name, tree in SOURCES.items()
+        for call in calls(tree)
+        if (
+            ast.unparse(call.func) in {f"subprocess.{each}" for each in ("run", "call", "check_call", "check_output")}
+            and not any(keyword.arg == "timeout" for keyword in call.keywords)
+        )
+        or (ast.unparse(call.func) == "os.waitpid" and not any("WNOHANG" in ast.unparse(each) for each in call.args))
+    }
+    assert found == set()
+
+
+# Where names are looked up, for which a name server that is gone takes as long as it likes, and why no lease runs out.
+LOOK_UPS = {
+    "engine/host/network.py": "functions of which the others below tell",
+    "engine/launch/conductor.py": "a fixed job, whose ranks are not started yet, and whose agents have no lease",
+    "engine/launch/doctor.py": "an examination",
+    "engine/launch/fleet.py": "in a thread",
+    "engine/launch/hosts.py": "this machine's own names, before any agent is started",
+    "engine/launch/remote.py": "the report on a job that could not be started",
+    "engine/metrics/export/endpoint.py": "where to listen, before ranks are started, or in a rank",
+    "engine/ray/actor.py": "an actor that becomes a rank",
+    "engine/rendezvous/hub.py": "a rank that meets the others",
+    "engine/rendezvous/leader.py": "a rank that meets the others",
+    "engine/spark/job.py": "the caller of a job, before tasks are started",
+    "engine/spark/line.py": "a task that calls its driver",
+}
+_LOOKING_UP = {f"socket.{name}" for name in ("getaddrinfo", "gethostbyname", "getfqdn", "create_connection")}
+_LOOKING_UP |= {f"network.{name}" for name in ("resolve", "own_address", "is_own_name")}
+
+
+def test_names_are_looked_up_only_where_no_lease_runs_out() -> None:
+    found = {name for name, tree in SOURCES.items() for call in calls(tree) if ast.unparse(call.func) in _LOOKING_UP}
+    assert found == set(LOOK_UPS)
 
 
 # Where files are written without `engine.host.private_files`, and why.
