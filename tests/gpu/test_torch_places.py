@@ -99,9 +99,8 @@ class Elsewhere(torch.Tensor):
 
 def deltas(parameters: list[Any]) -> adasum.Deltas:
     """Of a step on two ranks, of which only one is there."""
-    process_set = SimpleNamespace(
-        size=lambda: 2, included=lambda: True, engine=SimpleNamespace(mark_step=lambda _: None)
-    )
+    engine = SimpleNamespace(mark_step=lambda _: None, rank=0)
+    process_set = SimpleNamespace(size=lambda: 2, included=lambda: True, engine=engine)
     options = SimpleNamespace(process_set=process_set, prescale=1.0, postscale=1.0)
     made = adasum.Deltas(options, "change", 0)  # type: ignore[arg-type]
     made._parameters |= {f"p{place}": parameter for place, parameter in enumerate(parameters)}
