@@ -2,6 +2,7 @@
 
 The machine itself becomes slower and faster. So a trial is compared with the time of the standing setting interpolated
 between its measurements before and after: a slower machine costs nothing here, and the standing setting loses nothing.
+Where these measurements differ by no more than their errors explain, their mean counts: noise is no slower machine.
 """
 
 from __future__ import annotations
@@ -10,36 +11,46 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 MOST = 50.0
 """Largest logarithm of a ratio of times that is counted: exp of a larger one might overflow."""
 
 
-def excesses(settings: Sequence[str], standing: Sequence[str], logs: Sequence[float]) -> list[float]:
+def excesses(
+    settings: Sequence[str], standing: Sequence[str], logs: Sequence[float], errors: Sequence[float]
+) -> list[float]:
     """By how much each trial was slower than the standing setting, whose own is 0: logarithms of ratios of times.
 
     Parameters
     ----------
     settings, standing : sequence of str
         The setting of each trial, in the order measured, and the one standing then: equal texts are equal settings.
-    logs : sequence of float
-        Logarithms of the seconds per step.
+    logs, errors : sequence of float
+        Logarithms of the seconds per step, and their standard errors.
     """
     found = [0.0] * len(settings)
     for stood in set(standing):
         beside = [k for k, setting in enumerate(settings) if setting == stood]
         if not beside:
             continue
-        expected = np.interp(np.arange(len(settings)), beside, [logs[k] for k in beside])
+        stood_logs = steadied(np.array([logs[k] for k in beside]), np.array([errors[k] for k in beside]))
+        expected = np.interp(np.arange(len(settings)), beside, stood_logs)
         for k, setting in enumerate(settings):
             if standing[k] == stood != setting:
                 found[k] = logs[k] - float(expected[k])
     return found
 
 
-def losses(
-    settings: Sequence[str], standing: Sequence[str], logs: Sequence[float], counts: Sequence[int]
-) -> list[float]:
+def steadied(logs: NDArray[np.float64], errors: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Measurements of one setting, drawn to their mean by as much of their variance as their errors explain."""
+    if len(logs) < 2:
+        return logs
+    mean, variance = float(np.mean(logs)), float(np.var(logs, ddof=1))
+    real = max(0.0, 1.0 - float(np.mean(errors**2)) / variance) if variance > 0.0 else 0.0
+    return np.asarray(mean + real * (logs - mean))
+
+
+def steps_lost(excess: Sequence[float], counts: Sequence[int]) -> list[float]:
     """Steps that each trial has lost, gains not counted: its excess times its number of steps."""
-    excess = excesses(settings, standing, logs)
     return [max(0.0, math.expm1(min(each, MOST))) * count for each, count in zip(excess, counts, strict=True)]

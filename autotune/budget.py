@@ -1,7 +1,8 @@
-"""The budget of a search: steps that trials may lose, an allowance and a share of the steps so far.
+"""The budget of a search: steps that trials may lose, a share of the job so far, which counts as a minute at least.
 
-A budget that is spent costs time, and never the search: it refills with the steps that the job makes, and the search
-goes on when there is enough again.
+So a job of any length loses no more than that share to a search that finds nothing. A setting that is surely faster
+allows for more: for what it gains in as long again as the job has run. A budget that is spent ends the search for now:
+it refills with the steps that the job makes, and the search goes on when there is enough again.
 """
 
 from __future__ import annotations
@@ -10,11 +11,18 @@ import math
 
 from autotune.trials import Settings
 
-AT_ONCE = 0.25  # share of the allowance that one trial may lose
-KEPT_BACK = 0.2  # share of the allowance in reserve: for trials that are slow by chance, and to confirm the best one
-DEBT = 0.5  # share of the allowance that may be lost beyond it: one terrible setting does not stop a search
-ENOUGH = 0.45  # share of the allowance with which a search that rests goes on
-LEAST_LIMIT = 0.05  # a trial is not cut short for a smaller excess over the standing setting: that would be noise
+AT_ONCE = 0.25  # share of the greatest allowance that one trial may lose
+LEAST_STEPS = 5.0  # that may be lost, however long a step is: as many as a trial has that is cut short
+KEPT_BACK = 0.35  # share of the allowance with which a search becomes careful: it tries what is probably not slower
+RESERVE = 0.15  # share of the allowance with which it ends: what the last trial lost by surprise was of it
+ENOUGH = 0.6  # share of the allowance with which a search that rests goes on
+LEAST_LIMIT = 0.05  # a trial is not cut short for a smaller excess over the standing setting
+NOISY = 2.0  # nor for one of so many standard deviations of a step: three steps would often exceed it by chance
+
+
+def at_once(settings: Settings) -> float:
+    """Steps from which on the loss of one trial counts as terrible."""
+    return AT_ONCE * settings.regret_budget * settings.horizon
 
 
 class Budget:
@@ -23,27 +31,44 @@ class Budget:
     Parameters
     ----------
     settings : Settings
-    lost : float
-        Steps that the trials of this epoch have lost.
+    cost : float
+        Steps that slower trials of the job have lost, less what faster ones of this epoch have gained.
+    gain : float
+        Share of a step that the best setting surely gains.
     passed : int
-        Steps of the job in this epoch, those of trials included.
+        Steps of the job so far, those of trials included.
     steps : float
         Steps of a trial that is not cut short.
     standing : float
         Logarithm of the seconds per step of the standing setting, by all trials.
+    usual : float
+        Standard deviation of one step's logarithm.
 
     Attributes
     ----------
     allowance : float
-        Steps that may be lost at once.
+        Steps that may be lost at first.
     spare : float
         Steps that may still be lost.
+    lacking : float
+        Steps that the job has to make until a search that rests goes on.
+    at_once : float
+        Steps that one trial may lose.
     """
 
-    def __init__(self, settings: Settings, lost: float, passed: int, steps: float, standing: float) -> None:
-        self.allowance = settings.regret_budget * settings.horizon
-        self.spare = self.allowance + settings.refill * passed - lost - settings.spent
-        self._steps, self._standing = steps, standing
+    def __init__(
+        self, settings: Settings, cost: float, gain: float, passed: int, steps: float, standing: float, usual: float
+    ) -> None:
+        shortest = min(float(settings.horizon), settings.shortest / math.exp(standing))
+        ran = passed + settings.ran
+        self.allowance = max(LEAST_STEPS, settings.regret_budget * shortest)
+        most = settings.regret_budget * settings.horizon
+        owed = settings.spent + max(cost - gain * max(shortest, ran), -most - settings.refill * ran)
+        self.spare = max(self.allowance, settings.refill * ran) - owed
+        needed = owed + ENOUGH * self.allowance
+        self.lacking = 0.0 if needed <= self.allowance else max(0.0, needed / max(settings.refill, 1e-9) - ran)
+        self.at_once = at_once(settings)
+        self._steps, self._standing, self._usual = steps, standing, usual
 
     @property
     def spent(self) -> bool:
@@ -52,23 +77,18 @@ class Budget:
 
     @property
     def overdrawn(self) -> bool:
-        """Whether surprises have exceeded it by so much that the search has to rest."""
-        return self.spare < -DEBT * self.allowance
+        """Whether too little is left for a surprise: the search has to rest."""
+        return self.spare <= RESERVE * self.allowance
 
     @property
     def refilled(self) -> bool:
         """Whether there is enough for several trials."""
-        return self.spare >= ENOUGH * self.allowance
-
-    @property
-    def at_once(self) -> float:
-        """Steps that one trial may lose."""
-        return AT_ONCE * self.allowance
+        return self.lacking <= 0.0
 
     def limit(self) -> float:
         """Seconds per step above which a trial would lose more than it may."""
-        may_lose = min(self.spare - KEPT_BACK * self.allowance, self.at_once)
-        return math.exp(self._standing) * (1.0 + max(may_lose / self._steps, LEAST_LIMIT))
+        may_lose = min(self.spare - KEPT_BACK * self.allowance, AT_ONCE * self.allowance)
+        return math.exp(self._standing) * (1.0 + max(may_lose / self._steps, LEAST_LIMIT, NOISY * self._usual))
 
     def shares(self, left: int) -> float:
         """Share by which each of `left` trials may be slower than the standing setting: a few times an equal part."""

@@ -47,6 +47,9 @@ def _replay(log: Path) -> int:
     except JournalError as error:
         say(f"autotune: not reproduced: {log}, {error}", file=sys.stderr)
         return 1
+    for row in rows:
+        if row.get("decision") == "rest":
+            say(row["because"])
     how = "exactly" if result.exact else f"within {TOLERANCE:g}, as numbers may differ: {'; '.join(result.differences)}"
     say(f"{log}: {result.proposals} proposals and {result.decisions} decisions reproduced {how}")
     return 0

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.account import losses
-from autotune.score import Score
+from autotune.account import excesses, steps_lost
+from autotune.score import USUAL, Score
 from autotune.space import Knobs, Space
 from autotune.surrogate import Surrogate
 from autotune.trials import Epoch, Told, Trial, key
@@ -19,8 +19,8 @@ Array = NDArray[np.float64]
 
 BAD = 0.3  # logarithm of a ratio to the best time from which on the surrogate is told less than all: see `softened`
 MOST = 32  # observations, each of a setting in an epoch, from which the surrogate learns
+SURE = 2.0  # standard errors of the standing setting that trials must be faster to have gained anything
 WALL = 0.7  # standard error, in multiples of `BAD`, of what a terrible setting tells of its neighbours
-USUAL = 0.05  # standard deviation of one sample's logarithm, as long as nothing is known
 
 
 class History:
@@ -31,17 +31,19 @@ class History:
     space : Space
     seed : int
         Seed of the surrogate.
+    settling : int
+        Steps after a change of the knobs that no trial counts.
     """
 
-    def __init__(self, space: Space, seed: int) -> None:
+    def __init__(self, space: Space, seed: int, settling: int) -> None:
         self.told: list[Told] = []
-        self._space, self._seed = space, seed
+        self._space, self._seed, self._settling = space, seed, settling
 
     def add(self, trial: Trial, epoch: Epoch, samples: list[float], status: str) -> None:
         """Add a trial of an epoch, with its samples."""
         score = Score(samples, self.usual())
         x, standing = self._space.encode(trial.knobs), key(epoch.standing)
-        self.told.append(Told(trial, x, epoch.number, samples, status, score, epoch.round, standing))
+        self.told.append(Told(trial, x, epoch.number, samples, status, score, epoch.round, standing, self._settling))
 
     def of(self, epoch: int) -> list[Told]:
         """Trials of an epoch."""
@@ -69,9 +71,21 @@ class History:
 
     def lost(self, epoch: int) -> list[float]:
         """Steps that each trial of an epoch has lost."""
+        return steps_lost(self._excesses(epoch), [told.steps for told in self.of(epoch)])
+
+    def gained(self, epoch: int) -> float:
+        """Steps that trials of an epoch have gained on the standing setting, of which all know only a measurement."""
         now = self.of(epoch)
-        logs, counts = [told.score.log for told in now], [len(told.samples) for told in now]
-        return losses([told.key for told in now], [told.standing for told in now], logs, counts)
+        stood = [told for told in now if told.key == told.standing]
+        doubt = SURE * pooled_error(stood) / math.sqrt(len(stood)) if stood else 0.0
+        together = zip(self._excesses(epoch), now, strict=True)
+        return -sum(math.expm1(min(0.0, each + doubt)) * told.steps for each, told in together)
+
+    def _excesses(self, epoch: int) -> list[float]:
+        """Logarithms of the ratios of each trial's time to that of the standing setting beside it."""
+        now = self.of(epoch)
+        logs, errors = [told.score.log for told in now], [told.score.error for told in now]
+        return excesses([told.key for told in now], [told.standing for told in now], logs, errors)
 
     def worst(self, epoch: int) -> dict[str, float]:
         """Steps that the worst trial of each setting has lost."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 
 from autotune.account import MOST, excesses
-from autotune.score import location, scale
+from autotune.score import USUAL, Score, scale
 from autotune.space import Knobs
 from autotune.trials import key
+
+MOST_SETTLING = 1 << 20  # steps after a change, of a log that may be damaged
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,8 @@ def tell(rows: Sequence[dict[str, Any]]) -> Story:
     stood: list[Knobs] = []  # the standing setting of each line
     now: Knobs = rows[0].get("default", {})
     rested = False
+    spreads: list[float] = []
+    errors: dict[int, float] = {}  # standard error of each line that was told, as the policy has it
     for row in rows:
         if row["row"] == "ask":
             asked[row["id"]] = len(story.lines)
@@ -96,8 +100,11 @@ def tell(rows: Sequence[dict[str, Any]]) -> Story:
         elif row["row"] == "tell" and row["id"] in asked:
             k = asked.pop(row["id"])
             samples = np.asarray(row["samples"], dtype=np.float64)
-            seconds = math.exp(location(np.log(samples)))
+            score = Score(row["samples"], float(np.median(spreads)) if spreads else USUAL)
+            seconds = math.exp(score.log)
             error = scale(samples) / math.sqrt(0.95 * len(samples)) if len(samples) > 2 else math.nan
+            spreads.append(score.spread)
+            errors[k] = score.error
             before = story.lines[k]
             reference = standing.setdefault(before.epoch, seconds)
             story.lines[k] = replace(
@@ -120,20 +127,28 @@ def tell(rows: Sequence[dict[str, Any]]) -> Story:
             if row["decision"] == "reopen" or (row["decision"] == "resume" and not rested):
                 now = row["knobs"]
             rested = row["decision"] == "rest"
-    _settle(story, stood)
+    _settle(story, stood, errors, _settling(rows[0]))
     return story
 
 
-def _settle(story: Story, stood: Sequence[Knobs]) -> None:
+def _settling(opened: Mapping[str, Any]) -> int:
+    """Steps after each change that no trial counts, by a log's first row: logs of earlier versions do not tell."""
+    value = opened.get("settings", {}).get("settling")
+    return value if type(value) is int and 0 <= value <= MOST_SETTLING else 0
+
+
+def _settle(story: Story, stood: Sequence[Knobs], errors: Mapping[int, float], settling: int) -> None:
     """Set what each trial has lost against its standing setting."""
     for epoch in {line.epoch for line in story.lines}:
         mine = [k for k, line in enumerate(story.lines) if line.epoch == epoch and line.samples]
         lines = [story.lines[k] for k in mine]
         logs = [math.log(line.seconds) for line in lines]
-        excess = excesses([key(line.knobs) for line in lines], [key(stood[k]) for k in mine], logs)
+        standing = [key(stood[k]) for k in mine]
+        excess = excesses([key(line.knobs) for line in lines], standing, logs, [errors[k] for k in mine])
         for k, line, slower in zip(mine, lines, excess, strict=True):
-            steps = math.expm1(min(slower, MOST)) * line.samples
-            seconds = -math.expm1(-slower) * line.seconds * line.samples
+            took = line.samples + settling
+            steps = math.expm1(min(slower, MOST)) * took
+            seconds = -math.expm1(-slower) * line.seconds * took
             story.lines[k] = replace(line, lost=max(0.0, steps))
             story.lost += max(0.0, seconds)
             story.saved += max(0.0, -seconds)

@@ -9,8 +9,8 @@ surrogate with all it knows, show to be better than what stands is ever deployed
 
 After that `observe` watches the deployed setting. A drift opens the search again: an epoch, in which old measurements
 count as those of a surface that resembles today's. Where nothing drifts the search goes on beside the job, in *rounds*
-of a few trials that become rarer as long as they change nothing. Trials that have lost all that they may make a search
-*rest*: it goes on when the steps of the job have refilled the budget.
+of a few trials that become rarer as long as they change nothing. Trials that have lost all that they may end a search
+for now, in a *rest*: it goes on when the steps of the job have refilled the budget.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from autotune.drift import PageHinkley
 from autotune.history import pooled
 from autotune.proof import Proof
 from autotune.proposals import Proposals
-from autotune.score import Score
+from autotune.score import Score, checked_samples
 from autotune.search_state import SearchState
 from autotune.space import Knobs, Space
 from autotune.trials import Epoch, Phase, Settings, Told, Trial
@@ -112,13 +112,13 @@ class Tuner:
 
     @property
     def resting(self) -> bool:
-        """Whether trials are left, which wait until the job's steps have refilled what they may lose."""
+        """Whether the search has ended for now, with trials left, until the job's steps have refilled its budget."""
         return self._state.epoch.resting
 
     @property
     def lost(self) -> float:
         """Steps that all trials so far have lost."""
-        return sum(sum(self._state.history.lost(number)) for number in range(self._state.epoch.number + 1))
+        return self._state.lost
 
     @property
     def history(self) -> list[Told]:
@@ -173,7 +173,7 @@ class Tuner:
             raise ValueError(f"trial {trial_id} is not waiting to be told; these are: {open_}")
         if status not in ("ok", "aborted"):
             raise ValueError(f"a trial's status is 'ok' or 'aborted', not {status!r}")
-        values = _checked(samples, f"trial {trial_id}")
+        values = checked_samples(samples, f"trial {trial_id}")
         told = {} if exposed is None else {"exposed": float(exposed)}
         if not 0.0 <= told.get("exposed", 0.0) <= 1.0:
             raise ValueError(f"exposed is a share of a step, 0 to 1, not {exposed}")
@@ -203,7 +203,7 @@ class Tuner:
             Whether there is something to try again: after a drift, when the budget of a search that rests has refilled,
             or in the background.
         """
-        values = _checked(samples, "what is deployed")
+        values = checked_samples(samples, "what is deployed")
         if steps is not None and steps < len(values):
             raise ValueError(f"{steps} steps have passed, fewer than the {len(values)} samples")
         if self._done:
@@ -252,10 +252,12 @@ class Tuner:
         state, epoch, budget = self._state, self._state.epoch, self._state.budget()
         if epoch.baseline:
             return epoch.baseline[0], "default", "what everything is compared with"
-        if epoch.design and state.left > 2 and not budget.overdrawn:
+        if epoch.design and state.left > 2 and not budget.spent:
             given = epoch.number == 0 and epoch.design[0] in self.first
             return epoch.design[0], "design", "given to be tried first" if given else "near a corner of the space"
-        proof = self._state.proof()
+        proof = state.proof()
+        if proof.standing_is_vague() and state.left > 2:
+            return epoch.standing, "default", "steps are noisy: what everything is compared with, measured again"
         challenger = proof.challenger()
         knobs, hope = self._proposals.most_promising()
         if challenger is not None:
@@ -263,7 +265,7 @@ class Tuner:
             wanted = unsure and not proof.proven(challenger)
             if wanted or state.left <= proof.reserved(challenger):
                 return self._confirm(proof, challenger)
-        if not budget.spent and state.searched % EXPLORING == EXPLORING - 1:
+        if not budget.spent and state.left > EXPLORING and state.searched % EXPLORING == EXPLORING - 1:
             unknown = self._proposals.least_known()
             if unknown is not None:
                 return unknown, "search", "little is known there, and it may be as fast as the best"
@@ -279,10 +281,14 @@ class Tuner:
     def _conclude(self) -> None:
         """After a trial: deploy what is proven; see whether the search is over."""
         state, epoch, budget = self._state, self._state.epoch, self._state.budget()
-        if state.left > 0 and (epoch.baseline or (epoch.design and state.left > 2 and not budget.overdrawn)):
+        if state.left > 0 and (epoch.baseline or (epoch.design and state.left > 2 and not budget.spent)):
             return
         proof = state.proof()
-        proven = [knobs for knobs in state.history.measured(epoch.number) if proof.proven(knobs)]
+        proven = [
+            knobs
+            for knobs in state.history.measured(epoch.number)
+            if proof.proven(knobs) or (knobs == self._deployed != epoch.standing and proof.holds(knobs))
+        ]
         deployed = epoch.standing
         if proven:
             means, _ = self.believe(proven)
@@ -294,7 +300,10 @@ class Tuner:
         elif budget.overdrawn and (challenger is None or settled or not proof.in_reach(challenger)):
             self._rest(deployed)
         elif settled and (hope := self._proposals.most_promising()[1]) < self.settings.hope:
-            self._finish(deployed, f"one more trial may gain {hope:.2%} of a step on average", settled)
+            if budget.spent:  # what promises more may cost more than is left
+                self._rest(deployed)
+            else:
+                self._finish(deployed, f"one more trial may gain {hope:.2%} of a step on average", settled)
         elif deployed != self._deployed:
             self._deploy(deployed, "deploy")
 
@@ -324,7 +333,12 @@ class Tuner:
     def _rest(self, knobs: Knobs) -> None:
         """Leave the trials that are left for later."""
         self._done = self._state.epoch.resting = True
-        because = "trials have lost all the time that they may; the search goes on when the job's steps allow it"
+        state = self._state
+        because = (
+            f"the search ended: its trials have lost the time of {state.lost:.0f} steps, all that they may in a job of "
+            f"this length ({state.passed} steps so far), and nothing found wins that back; it goes on if the job runs "
+            f"for {max(1.0, state.budget().lacking):.0f} steps more"
+        )
         self._deploy(knobs, "rest", because=because, trials=self._state.epoch.used)
 
     def _due(self) -> bool:
@@ -380,13 +394,3 @@ class Tuner:
 
 
 EXPLORING = 4  # of so many trials of the search, one goes where little is known: the surrogate is too sure of itself
-
-
-def _checked(samples: Sequence[float], what: str) -> list[float]:
-    values = [float(sample) for sample in samples]
-    if not values:
-        raise ValueError(f"{what}: no samples")
-    for k, value in enumerate(values):
-        if not (math.isfinite(value) and value > 0.0):
-            raise ValueError(f"{what}: sample {k} is {value}, but a step takes a positive, finite number of seconds")
-    return values

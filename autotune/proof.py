@@ -7,12 +7,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from autotune.history import BAD, History, pooled, weighted
+from autotune.history import BAD, History, pooled, pooled_error, weighted
 from autotune.space import Knobs
 from autotune.surrogate import Surrogate
 from autotune.trials import Epoch, Settings, Told, key
 
 LEAST_PAIRS = 2  # fewest pairs of trials, in turns, that prove anything: between two the whole machine may change
+SURE = 2.5  # standard deviations by which a gain is discounted before trials may lose time for it
+CAREFUL = 5.0  # pairs to confirm a setting, in multiples of those of which half would prove it
+AFFORDABLE = 0.5  # share of the trials of a search that may confirm
+OFTEN = 3.0  # times that a noisy standing setting is measured less often than would be best for comparisons alone
 OUT_OF_REACH = 2.0  # a proof that needs more than this many times the trials left is left to a later round
 
 
@@ -40,6 +44,14 @@ class Proof:
         at = self._history.encoded([knobs, self._epoch.standing if other is None else other])
         return self._surrogate.difference(at[0], at[1], self._epoch.number)
 
+    def least_gain(self) -> float:
+        """Share of a step that the challenger gains at least: a lower bound; 0 where there is none."""
+        challenger = self.challenger()
+        if challenger is None:
+            return 0.0
+        gap, deviation = self.gap(challenger)
+        return -math.expm1(min(0.0, gap + SURE * deviation))
+
     def gain(self, knobs: Knobs) -> tuple[float, float]:
         """Gap to the first standing setting, for people. A large one as measured: the surrogate compresses it."""
         gap, deviation = self.gap(knobs, self._epoch.origin)
@@ -60,6 +72,28 @@ class Proof:
             return False
         # Each round is one more chance to be lucky, so that later ones have to show more.
         return shown > least and shown - gap / deviation > self._settings.proof + math.sqrt(self._epoch.round)
+
+    def holds(self, knobs: Knobs) -> bool:
+        """Whether what was proven once is still believed to be better than what stands."""
+        gap, deviation = self.gap(knobs)
+        return gap < -max(self._settings.worth, deviation)
+
+    def standing_is_vague(self) -> bool:
+        """Whether the standing setting, with which all others are compared, should be measured again.
+
+        Of one that is compared with k others the square root of k trials would be best; pairs that confirm follow.
+        """
+        challenger = self.challenger()
+        if challenger is not None and self._is_clear(challenger):
+            return False
+        mine = [told for told in self._now if told.key == key(self._epoch.standing)]
+        error = pooled_error(mine) / math.sqrt(len(mine)) if mine else 0.0
+        return error > self._settings.worth and OFTEN * len(mine) ** 2 < len(self._now) - len(mine)
+
+    def _is_clear(self, knobs: Knobs) -> bool:
+        """Whether a setting is so much better than what stands that two fresh pairs will do."""
+        gap, deviation = self.gap(knobs)
+        return -gap > self._settings.proof * deviation
 
     def challenger(self) -> Knobs | None:
         """The measured setting that is best by all that is known, if it is worth deploying."""
@@ -98,13 +132,13 @@ class Proof:
     def _needed(self, challenger: Knobs) -> float:
         gap = self.gap(challenger)[0]
         error = math.hypot(float(np.median([told.score.error for told in self._now])), self._surrogate.noise)
-        pairs = 3 * (self._settings.proof / 2 * error / gap) ** 2
+        pairs = CAREFUL * (self._settings.proof / 2 * error / gap) ** 2
         return 2.0 * math.ceil(min(pairs, 1e6))
 
     def _affordable(self) -> int:
         if self._epoch.round:
             return max(2, self._settings.background - 2)
-        return max(2, 2 * self._epoch.allowed // 5)
+        return max(2, int(AFFORDABLE * self._epoch.allowed))
 
     def _confirmed(self, knobs: Knobs) -> list[Told]:
         return self._again.get(key(knobs), [])

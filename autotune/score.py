@@ -11,7 +11,19 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 NORMAL_MAD = 1.4826  # a normal distribution's standard deviation, in median absolute deviations
+USUAL = 0.05  # standard deviation of one sample's logarithm, as long as nothing is known
 MOST = 256  # samples; of more, not every pair is averaged
+
+
+def checked_samples(samples: Sequence[float], what: str) -> list[float]:
+    """Samples as numbers; a ValueError names what has none, or some that are no times."""
+    values = [float(sample) for sample in samples]
+    if not values:
+        raise ValueError(f"{what}: no samples")
+    for k, value in enumerate(values):
+        if not (math.isfinite(value) and value > 0.0):
+            raise ValueError(f"{what}: sample {k} is {value}, but a step takes a positive, finite number of seconds")
+    return values
 
 
 def location(samples: Array) -> float:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune import design
-from autotune.budget import Budget
+from autotune.budget import Budget, at_once
 from autotune.history import History, weighted
 from autotune.proof import Proof
 from autotune.space import Knobs, Space
@@ -44,14 +44,17 @@ class SearchState:
         Trials asked for and not told yet, by their number.
     asked : int
         Number of trials asked for so far.
+    passed : int
+        Steps of the job since the first trial began.
     """
 
     def __init__(self, space: Space, seed: int, settings: Settings, epoch: Epoch, first: Sequence[Knobs]) -> None:
         self.space, self.seed, self.settings, self.epoch = space, seed, settings, epoch
         self.first = first
-        self.history = History(space, seed)
+        self.history = History(space, seed, settings.settling)
         self.pending: dict[int, Trial] = {}
         self.asked = 0
+        self.passed = 0
         self._known: tuple[object, Surrogate] | None = None
         self._balance: tuple[object, Budget] | None = None
 
@@ -59,6 +62,11 @@ class SearchState:
     def left(self) -> int:
         """Number of trials that the epoch may still ask for."""
         return self.epoch.allowed - self.epoch.used
+
+    @property
+    def lost(self) -> float:
+        """Steps that all trials so far have lost."""
+        return sum(sum(self.history.lost(number)) for number in range(self.epoch.number + 1))
 
     @property
     def searched(self) -> int:
@@ -69,20 +77,20 @@ class SearchState:
         """Take in a trial that was told, and adapt the rest of the design to it."""
         epoch = self.epoch
         self.history.add(trial, epoch, samples, status)
-        epoch.passed += len(samples)
+        self.passed += self.history.told[-1].steps
         epoch.idle = 0
         corner = epoch.outward.pop(key(trial.knobs), None)
         slower = self.history.told[-1].score.log - self.history.reference(epoch.number)
         if corner is not None and epoch.corners > 0 and slower < WORSE:
             epoch.design.append(corner)
             epoch.corners -= 1
-        terrible = self.history.lost(epoch.number)[-1] > self.budget().at_once
+        terrible = self.history.lost(epoch.number)[-1] > at_once(self.settings)
         if terrible:  # the rest of the design may be as bad
             epoch.design = design.closer(self.space, epoch.design, epoch.standing, self.first)
 
     def pass_steps(self, steps: int) -> None:
         """Count steps of the job that were no trial's."""
-        self.epoch.passed += steps
+        self.passed += steps
         self.epoch.idle += steps
 
     def now(self) -> list[Told]:
@@ -106,14 +114,16 @@ class SearchState:
         return Proof(self.history, self.surrogate(), self.epoch, self.settings)
 
     def budget(self) -> Budget:
-        """The budget of this epoch, as it is now."""
+        """The budget of the job's trials, as it is now."""
         epoch = self.epoch
-        state = len(self.history.told), tuple(self.pending), epoch.number, epoch.round, epoch.passed
+        state = len(self.history.told), tuple(self.pending), epoch.number, epoch.round, self.passed
         if self._balance is None or self._balance[0] != state:
             stood = [told for told in self.now() if told.trial.knobs == epoch.standing]
             standing = weighted(stood) if stood else 0.0
-            lost, steps = sum(self.history.lost(epoch.number)), self.history.steps(epoch.number)
-            self._balance = state, Budget(self.settings, lost, epoch.passed, steps, standing)
+            gain, steps = self.proof().least_gain() if stood else 0.0, self.history.steps(epoch.number)
+            cost = self.lost - self.history.gained(epoch.number)
+            usual = self.history.usual()
+            self._balance = state, Budget(self.settings, cost, gain, self.passed, steps, standing, usual)
         return self._balance[1]
 
     def limit(self, *, bounded: bool) -> float:

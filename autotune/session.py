@@ -5,7 +5,8 @@
 | `prepare` | | `ready`: what takes long is imported |
 | `recall` | `job` (a `result_cache.Workload` without `processor`), `cache` (a directory; null: the user's) | `known` |
 | `begin` | `space`, `default`, `first`, `traffic`, `seed`, `max_trials`, `log` (a path, or null), `about`; perhaps \
-`spent`, steps that earlier searches of the job have lost | `trial` |
+`spent`, steps that earlier searches of the job have lost; `ran`, steps of the job so far; `settling`, steps after a \
+change that no trial counts; `minute`, what a minute is in the unit of samples, null if they are no times | `trial` |
 | `told` | `id`, `status`, `samples` of the trial; perhaps `exposed`, the share of waiting | `trial` or `done` |
 | `observe` | `samples` of what is deployed, after `done`; perhaps `steps` that passed | `watching`, or `trial` |
 
@@ -40,9 +41,11 @@ from autotune.bounded_reader import ReadError, number, parse_json, whole
 if TYPE_CHECKING:
     from autotune.journal import Journal
     from autotune.policy import Tuner
+    from autotune.trials import Settings
 
 VERSION = 2
 LIMIT = 1 << 16  # bytes of a message
+UNTIMED = 1e9  # what a minute is where samples are no times: the budget then counts steps alone
 LOGS = 1000  # most logs with one name, told apart by numbers
 
 
@@ -110,7 +113,6 @@ class Session:
         from autotune.space import Space
         from autotune.transport_model import first_setting
         from autotune.trials import LARGEST_SEED, MOST_TRIALS
-        from autotune.trials import Settings as settings
 
         space = Space.from_description(message["space"])
         default, first, about = message["default"], list(message["first"]), dict(message["about"])
@@ -126,7 +128,7 @@ class Session:
             seed=whole(message, "seed", 0, LARGEST_SEED),
             max_trials=whole(message, "max_trials", 1, MOST_TRIALS),
             first=first,
-            settings=settings(spent=number(message, "spent", 0) if "spent" in message else 0.0),
+            settings=_settings(message),
             journal=self._note,
         )
         return self._ask()
@@ -216,6 +218,21 @@ def _imported() -> type[Tuner]:
             f"nothing is tuned: {error.name} is missing: pip install '.[autotune]' in the source tree"
         ) from error
     return Tuner
+
+
+def _settings(message: dict[str, Any]) -> Settings:
+    """The policy's settings: what the job has run and lost so far, and what a minute of it is."""
+    from autotune.trials import Settings
+
+    told: dict[str, Any] = {}
+    if "spent" in message:
+        told["spent"] = number(message, "spent", 0)
+    for name in ("ran", "settling"):
+        if name in message:
+            told[name] = whole(message, name, 0)
+    if "minute" in message:
+        told["shortest"] = UNTIMED if message["minute"] is None else number(message, "minute", 0)
+    return Settings(**told)
 
 
 def _open(path: Path, about: dict[str, Any]) -> Journal:

@@ -88,6 +88,7 @@ def show(rows: Sequence[dict[str, Any]], console: Console) -> None:
     for row in story.decisions:
         why = escape(plain(row["why"]))
         told = f"after trial {row['last']}: [bold]{row['decision']}[/] {text_of(row['knobs'])}: {why}"
+        told += f"; {escape(plain(str(row['because'])))}" if "because" in row else ""
         console.print(told, highlight=False)
     console.print(_curves(story, regrets(rows, story)), highlight=False)
     if story.spent and not score.startswith("busy"):  # samples per byte do not add up to seconds
@@ -113,6 +114,8 @@ def show_what_if(found: WhatIf, name: str, opened: dict[str, Any], console: Cons
         f"trials lost {found.lost:.3g} steps of the default, {found.lost_by_model:.3g} of them by the model; those of "
         f"the log {found.lost_in_log:.3g}",
     ]
+    if found.resting:
+        said.append("the search ended there: its trials had lost all that they may, until the job has run longer")
     if found.drifted:
         said.append("the log goes on, after a drift or in the background; this is of the search before that")
     if of["model"]:

@@ -30,12 +30,18 @@ class Settings:
         A trial whose first steps take this many times the best known may be cut short.
     spent : float
         Steps that trials have lost in earlier searches of the same job, which count against what these may lose.
+    ran : int
+        Steps of the job before this search, those of earlier searches included.
     regret_budget : float
-        Share of `horizon` steps that trials slower than the default may lose at once.
+        Share of the shortest job that trials slower than the default may lose, before the job has become longer.
+    shortest : float
+        Length of that job: a minute, in the unit of the samples.
     horizon : int
-        Steps of the run that the budget is a share of.
+        Most steps that it counts as.
     refill : float
-        Share of all further steps that trials may lose as well.
+        Share of the steps so far that trials may lose, once that is more.
+    settling : int
+        Steps after a change of the knobs that no trial counts, and that cost as much as its others.
     worth : float
         Improvement, as a share, below which a setting is not worth deploying.
     proof : float
@@ -57,6 +63,7 @@ class Settings:
 
     abort_above: float = 1.5
     regret_budget: float = 0.02
+    shortest: float = 60.0
     horizon: int = 2000
     worth: float = 0.01
     proof: float = 7.0
@@ -67,7 +74,9 @@ class Settings:
     background: int = 8
     interval: int = 400
     patience: float = 1.5
+    settling: int = 2
     spent: float = 0.0
+    ran: int = 0
 
 
 MOST_TRIALS = 1 << 20  # of a search; some memory goes with each
@@ -110,10 +119,16 @@ class Told:
     score: Score
     round: int = 0
     standing: str = ""  # key of the setting that it had to beat
+    settling: int = 0  # steps after the change that were not counted
     key: str = field(init=False)  # key of its setting
 
     def __post_init__(self) -> None:
         self.key = key(self.trial.knobs)
+
+    @property
+    def steps(self) -> int:
+        """Steps of the job that it took."""
+        return len(self.samples) + self.settling
 
 
 @dataclass
@@ -129,7 +144,6 @@ class Epoch:
     corners: int = 0  # corners that may still be added to the design
     used: int = 0
     round: int = 0
-    passed: int = 0  # steps of the job in this epoch, those of trials included
     idle: int = 0  # steps since the last trial
     interval: float = 0.0  # steps without a trial, after which a round begins
     resting: bool = False  # the search waits until its budget has refilled

@@ -56,6 +56,8 @@ class WhatIf:
         Steps lost against the default: by all trials, by those that the model answered, by those of the log.
     drifted : bool
         Whether the log goes on, after a drift or in the background.
+    resting : bool
+        Whether the search has ended with trials left, as they had lost all that they may.
     """
 
     lines: list[Line]
@@ -69,6 +71,7 @@ class WhatIf:
     lost_by_model: float
     lost_in_log: float
     drifted: bool
+    resting: bool
 
 
 @dataclass(frozen=True)
@@ -210,6 +213,7 @@ def what_if(rows: Sequence[dict[str, Any]], policy: Policy, name: str, seed: int
         lost_by_model=sum(steps for steps, source in zip(lost, sources, strict=True) if source == "model"),
         lost_in_log=sum(map(_lost, _against(tell(mine).lines, evidence.reference))),
         drifted=len(mine) < len(rows),
+        resting=getattr(policy, "resting", False) is True,
     )
 
 

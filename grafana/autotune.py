@@ -19,7 +19,8 @@ STATE = (
     Panel(
         "stat",
         "Phase",
-        "Waiting for steps; searching; watching for a drift; lost: it could not go on; left: the program has ended it.",
+        "Waiting for steps; searching; watching for a drift; lost: it could not go on; left: the program has ended it; "
+        "resting: its trials have lost all that they may.",
         "short",
         (Query(f"max(engine_autotune_phase{{{RUN}}})", "phase", 1, 3),),
         width=4,

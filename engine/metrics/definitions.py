@@ -214,7 +214,8 @@ _METRICS = (
     Metric(
         "engine_autotune_phase",
         "gauge",
-        "1 waiting for steps, 2 searching, 3 watching for a drift, 4 lost, 5 ended by the program.",
+        "1 waiting for steps, 2 searching, 3 watching for a drift, 4 lost, 5 ended by the program, "
+        "6 ended as its trials lost all that they may.",
         scope="tuner",
     ),
     Metric("engine_autotune_searches_total", "counter", "Searches that were begun.", scope="tuner"),

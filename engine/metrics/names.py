@@ -14,7 +14,7 @@ STORES = ("cached", "streaming", "auto")
 BETWEEN_HOSTS = ("auto", "direct", "chain", "ring", "mpi")
 COMPRESSIONS = ("none", "fp16", "bf16")
 STAGES = ("queue", "pack", "nccl", "unpack", "exposed")  # what is timed of tensors on a GPU
-PHASES = ("off", "waiting", "searching", "watching", "lost", "left")  # of the tuner
+PHASES = ("off", "waiting", "searching", "watching", "lost", "left", "resting")  # of the tuner
 
 NAMES: dict[str, tuple[str, ...]] = {
     "states": STATES,

@@ -54,11 +54,19 @@ class Progress:
             self._best = min(self._best or score, score)
         self._tell(score)
 
-    def conclude(self, gain: float | None) -> None:
-        """End a search, with what the deployed setting takes less than the default, as a share; None: nothing."""
+    def conclude(self, gain: float | None, *, resting: bool = False) -> None:
+        """End a search.
+
+        Parameters
+        ----------
+        gain : float or None
+            What the deployed setting takes less than the default, as a share; None: nothing.
+        resting : bool
+            Whether it ended because its trials have lost all that they may, and may go on later.
+        """
         self._best = self._default * (1.0 - (gain or 0.0))
         self._engine.tell(tuner_best_ps=_picoseconds(self._best))
-        self.enter("watching")
+        self.enter("resting" if resting else "watching")
 
     def _tell(self, score: float) -> None:
         self._engine.tell(

@@ -262,6 +262,9 @@ class Tuning:
             seed=0,
             max_trials=self._most,
             spent=self._before.lost,
+            ran=self._steps.before,
+            settling=self._settling,
+            minute=60.0 / score.every if not score.busy else None,
             log=None if settings.autotune_log is None else str(settings.autotune_log),
             about=self._about | {"score": score.unit},
         )
@@ -416,17 +419,17 @@ class Tuning:
         self._best, before = self._checked(done.get("best")), self._concluded
         self._turn(self._best)
         resting = done.get("resting") is True
-        self._state = "while the search rested, as its trials had lost what they may" if resting else ""
+        self._state = "after its search, whose trials had lost all that they may" if resting else ""
         self._concluded = self._best, resting
         gain, sure, log = done.get("gain"), done.get("sure"), done.get("log")
-        self._progress.conclude(gain if isinstance(gain, float) else None)
+        self._progress.conclude(gain if isinstance(gain, float) else None, resting=resting)
         if isinstance(gain, float) and isinstance(sure, float):
             subject, spent = self._steps.score.subject, self._steps.score.spent
             found = f"{subject} takes {gain:.0%} less {spent} than before" + (f" (at least {sure:.0%})" * (sure > 0))
         else:
             found = "nothing is proven faster than this, with which it began"
         where = f"; log in {log}" if log else ""
-        rest = "; trials have lost what they may for now, and the search goes on later" if resting else ""
+        rest = f"; {done.get('because')}" if resting else ""
         # What a search in the background only confirms is not said again and again.
         level = logging.INFO if before == self._concluded else logging.WARNING
         trials = done.get("trials")

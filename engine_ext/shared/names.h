@@ -86,7 +86,8 @@
   ROW(PHASE_SEARCHING, "searching")             \
   ROW(PHASE_WATCHING, "watching")               \
   ROW(PHASE_LOST, "lost")                       \
-  ROW(PHASE_LEFT, "left")
+  ROW(PHASE_LEFT, "left")                       \
+  ROW(PHASE_RESTING, "resting")
 
 /* What is timed of tensors on a GPU: DEVICE_* of gpu/device.h, which this plane does not know. */
 #define STAGE_LIST(ROW)                         \

@@ -59,6 +59,16 @@ def measured(
     return [float(each) for each in surface(knobs) * np.exp(rng.normal(0.0, sd, n))]
 
 
+def search_on(tuner: Tuner, surface: Surface, rng: np.random.Generator, sd: float = 0.03, steps: int = 20_000) -> None:
+    """Search as a job of so many steps would: a search whose trials have lost all that they may goes on later."""
+    search(tuner, surface, rng, sd)
+    while tuner.resting and steps > 0:
+        tuner.observe(measured(surface, tuner.best(), rng, sd, 20), 200)
+        steps -= 200
+        if not tuner.done:
+            search(tuner, surface, rng, sd)
+
+
 def search(tuner: Tuner, surface: Surface, rng: np.random.Generator, sd: float = 0.03) -> int:
     """Go on until the search is over, as a job would: trials that are too slow are cut short. The number of trials."""
     trials = 0

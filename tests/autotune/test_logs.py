@@ -68,7 +68,7 @@ def test_a_killed_search_leaves_whole_rows(tmp_path: Path) -> None:
         "from autotune import *\n"
         "from autotune.journal import Journal\n"
         "tuner = Tuner(Space(a=Real(0, 1)), {'a': 0.5}, journal=Journal(sys.argv[1]))\n"
-        "for k in range(6): tuner.tell(tuner.ask().id, [1.0 + k])\n"
+        "for k in range(6): tuner.tell(tuner.ask().id, [1.0 + 0.01 * k])\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     killed = subprocess.run([sys.executable, "-c", script, str(path)], check=False)

@@ -10,7 +10,7 @@ import pytest
 
 from autotune import Integer, Real, Settings, Space, Tuner
 
-from .surfaces import DEFAULT, SPACE, Surface, bowl, cliff, flat, measured, search, shares
+from .surfaces import DEFAULT, SPACE, Surface, bowl, cliff, flat, measured, search, search_on, shares
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -78,7 +78,7 @@ def test_a_search_grows_along_a_slope_where_steps_may_take_a_hundred_times_the_b
     regrets, lost = [], []
     for seed in range(6):
         tuner = Tuner(SPACE, default, seed=seed, max_trials=30)
-        search(tuner, surface, np.random.default_rng(seed), sd=0.05)
+        search_on(tuner, surface, np.random.default_rng(seed), sd=0.05)
         regrets.append(surface(tuner.best()) / least - 1.0)
         lost.append(tuner.lost)
     assert np.median(regrets) < 0.04 and max(regrets) < 0.08

@@ -55,6 +55,14 @@ def test_a_search_is_told_from_its_beginning_to_its_end(page: Page) -> None:
     assert page.scores() == (20, 20, 20) and page.fields["tuner_trials"] == 5
 
 
+def test_a_search_that_its_budget_ends_is_told_apart_from_a_whole_one(page: Page) -> None:
+    progress = progress_of(page)
+    progress.search()
+    progress.trial(0.02, whole=True)
+    progress.conclude(None, resting=True)
+    assert page.fields["tuner_phase"] == PHASES.index("resting") and page.scores() == (20, 20, 20)
+
+
 def test_changes_have_a_time(page: Page) -> None:
     progress, before = progress_of(page), time.time_ns()
     progress.turn()

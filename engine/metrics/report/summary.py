@@ -437,6 +437,9 @@ def _tuner(told: Figures) -> str:
         better = told.best_score < told.default_score
         choice = f"the knobs above are its choice{scores}" if better else "it found nothing faster than the knobs above"
         return f"{readable.count(told.trials, 'trial')}; {choice}"
+    if told.phase == "resting":
+        ended = "its search ended, as trials had lost all that they may in a job of this length"
+        return f"{readable.count(told.trials, 'trial')}; {ended}{scores}"
     if told.phase == "waiting":
         return "it waited for steps and made no trial"
     state = {"searching": "was still searching", "lost": "was lost", "left": "was ended by the program"}
