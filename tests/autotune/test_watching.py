@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from engine.tuning.steps import Sample
+from engine.tuning.steps import Sample, Score
 from engine.tuning.trial_loop import ABORT_AFTER, OBSERVED, Tuning
 
 DEPLOYED = 3  # the version of the knobs
@@ -39,3 +40,17 @@ def test_steps_longer_than_a_look_are_kept_until_there_are_enough(per_look: int)
 def test_of_many_steps_the_last_ones_count() -> None:
     samples = [Sample(float(k), DEPLOYED, 0.0) for k in range(2 * OBSERVED)]
     assert observed(iter([samples])) == [sample.value for sample in samples[-OBSERVED:]]
+
+
+def test_a_search_that_its_budget_ends_is_told_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
+    phases: list[bool] = []
+    tuning: Any = object.__new__(Tuning)
+    tuning._space, tuning._concluded, tuning._turn = {"size": {}}, None, lambda knobs: None
+    tuning._steps = SimpleNamespace(score=Score())
+    tuning._progress = SimpleNamespace(conclude=lambda gain, resting: phases.append(resting))
+    because = "the search ended: its trials have lost the time of 22 steps"
+    done = {"best": {"size": 1}, "resting": True, "gain": None, "sure": None, "trials": 9, "because": because}
+    with caplog.at_level(logging.WARNING, "engine"):
+        tuning._conclude(done)
+    assert f"nothing is proven faster than this, with which it began, after 9 trials; {because}" in caplog.text
+    assert phases == [True] and not tuning.concluded and tuning._state.startswith("after its search")
