@@ -19,6 +19,11 @@ import numpy.typing as npt
 from .. import logs, place
 from .sampling import PAD, Cut, GlobalBatches, check_indices, permutation
 
+_BEHIND = (
+    "batch {} is behind the last one of this iteration, which has {}: batch_idx counts from 0 in each iteration, also in "
+    "one that resumes, as enumerate(loader) does; else samples count as trained that were not"
+)
+
 
 class _Sampler:
     """What both samplers have: an epoch, how much of it is done, and a place in the world."""
@@ -208,7 +213,7 @@ class ElasticSampler(_Sampler):
         Parameters
         ----------
         batch_idx : int
-            From 0 in each iteration.
+            From 0 in each iteration, also in one that resumes: as of `enumerate(loader)`.
         batch_size : int
             The loader's. Of a last batch that is smaller its own size will do, but not with the tail `"uneven"`, where
             it tells nothing of the other ranks'.
@@ -216,11 +221,13 @@ class ElasticSampler(_Sampler):
         Raises
         ------
         ValueError
-            A number that cannot be.
+            A number that cannot be, as of a batch behind the last one of this iteration.
         """
         if batch_idx < 0 or batch_size < 1:
             raise ValueError(f"batch {batch_idx} of {batch_size} samples cannot be")
         self._batch = max(self._batch, batch_size)
+        if batch_idx and batch_idx * self._batch >= len(self._mine):
+            raise ValueError(_BEHIND.format(batch_idx, f"{len(self._mine)} samples, {self._batch} in a batch"))
         self._record((batch_idx + 1) * self._batch)
 
     def record_indices(self, indices: Sequence[int]) -> None:
@@ -323,16 +330,19 @@ class ElasticBatchSampler(_Sampler):
         Parameters
         ----------
         batch_idx : int
-            From 0 in each iteration.
+            From 0 in each iteration, also in one that resumes: as of `enumerate(loader)`.
         batch_size : optional
             Has no meaning here; for loops that are written for `ElasticSampler`.
 
         Raises
         ------
         ValueError
-            A number below 0.
+            A number below 0, or of a batch behind the last one of this iteration.
         """
         if batch_idx < 0:
             raise ValueError(f"batch {batch_idx} cannot be; they count from 0")
+        left = self._batches.left(self._first)
+        if batch_idx and batch_idx >= left:
+            raise ValueError(_BEHIND.format(batch_idx, f"{left} batches"))
         self._taken = batch_idx + 1
         self._done = self._batches.after(self._first, batch_idx + 1)

@@ -282,6 +282,23 @@ def test_a_smaller_last_batch_is_recorded_right() -> None:
         assert sampler.done == min(10, 4 * (batch + 1))
 
 
+@pytest.mark.parametrize("kind", ["samples", "batches"])
+def test_a_number_that_goes_on_counting_after_a_resume_is_refused(kind: str) -> None:
+    make: Any = ElasticSampler if kind == "samples" else (lambda data, **more: ElasticBatchSampler(data, 4, **more))
+    sampler = make(range(16), rank=0, size=1)
+    for batch in range(2):
+        sampler.record_batch(batch, 4)
+    sampler.load_state_dict(sampler.state_dict())
+    list(sampler)
+    sampler.record_batch(0, 4)
+    assert sampler.done == 12
+    with pytest.raises(ValueError, match="batch 2 is behind the last one of this iteration, which has .* counts from 0"):
+        sampler.record_batch(2, 4)
+    assert sampler.done == 12
+    sampler.record_batch(1, 4)
+    assert sampler.done == 16
+
+
 def test_indices_are_recorded_in_their_order() -> None:
     sampler = ElasticSampler(range(10), seed=1, rank=1, size=2)
     mine = list(sampler)
