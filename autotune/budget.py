@@ -11,7 +11,7 @@ import math
 
 from autotune.trials import Settings
 
-AT_ONCE = 0.25  # share of the greatest allowance that one trial may lose
+AT_ONCE = 0.25  # share of the allowance that one trial may lose, and of the greatest one from which on that is terrible
 LEAST_STEPS = 5.0  # that may be lost, however long a step is: as many as a trial has that is cut short
 KEPT_BACK = 0.35  # share of the allowance with which a search becomes careful: it tries what is probably not slower
 RESERVE = 0.15  # share of the allowance with which it ends: what the last trial lost by surprise was of it
@@ -53,7 +53,7 @@ class Budget:
     lacking : float
         Steps that the job has to make until a search that rests goes on.
     at_once : float
-        Steps that one trial may lose.
+        Steps from which on the loss of one trial counts as terrible.
     """
 
     def __init__(

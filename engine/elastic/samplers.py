@@ -20,8 +20,8 @@ from .. import logs, place
 from .sampling import PAD, Cut, GlobalBatches, check_indices, permutation
 
 _BEHIND = (
-    "batch {} is behind the last one of this iteration, which has {}: batch_idx counts from 0 in each iteration, also in "
-    "one that resumes, as enumerate(loader) does; else samples count as trained that were not"
+    "batch {} is behind the last one of this iteration, which has {}: batch_idx counts from 0 in each iteration, as "
+    "enumerate(loader) does, also in one that resumes; else samples count as trained that were not"
 )
 
 

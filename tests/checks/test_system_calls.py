@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -26,6 +27,22 @@ def calls(tree: ast.AST) -> list[ast.Call]:
     return [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
 
 
+def files_with(is_odd: Callable[[ast.Call], bool]) -> set[str]:
+    """The files that have such a call."""
+    return {name for name, tree in SOURCES.items() if any(map(is_odd, calls(tree)))}
+
+
+def lines_with(is_odd: Callable[[ast.Call], bool], but: Collection[str] = ()) -> set[str]:
+    """The lines that have such a call, in all files `but` these."""
+    return {
+        f"{name}:{call.lineno}"
+        for name, tree in SOURCES.items()
+        if name not in but
+        for call in calls(tree)
+        if is_odd(call)
+    }
+
+
 def test_calls_that_some_builds_of_python_lack_go_through_host_linux() -> None:
     found = {
         f"{name}:{node.lineno}"
@@ -46,38 +63,35 @@ DIRECTORIES = {"engine/host/machine.py", "engine/compat/startup/sitecustomize.py
 
 def test_a_working_directory_that_was_removed_has_an_error_in_one_place() -> None:
     asks = (".getcwd", ".cwd", ".abspath", ".absolute")
-    found = {name for name, tree in SOURCES.items() for call in calls(tree) if ast.unparse(call.func).endswith(asks)}
-    assert found == DIRECTORIES
+    assert files_with(lambda call: ast.unparse(call.func).endswith(asks)) == DIRECTORIES
 
 
 def test_processes_are_waited_for_with_a_limit() -> None:
     """A process in an uninterruptible wait ends neither by SIGKILL nor by anything else."""
-    found = {
-        name
-        for name, tree in SOURCES.items()
-        for call in calls(tree)
-        if isinstance(call.func, ast.Attribute)
-        and call.func.attr in ("wait", "communicate")
-        and ast.unparse(call.func.value).endswith(("process", "launcher", "popen", "child", "agent"))
-        and not call.args
-        and not call.keywords
-    }
-    assert found == UNLIMITED
+
+    def waits_without_limit(call: ast.Call) -> bool:
+        return (
+            isinstance(call.func, ast.Attribute)
+            and call.func.attr in ("wait", "communicate")
+            and ast.unparse(call.func.value).endswith(("process", "launcher", "popen", "child", "agent"))
+            and not call.args
+            and not call.keywords
+        )
+
+    assert files_with(waits_without_limit) == UNLIMITED
 
 
 def test_commands_and_children_are_waited_for_with_a_limit() -> None:
     """`subprocess.run` and its like have a `timeout`, and `os.waitpid` looks, and does not wait."""
-    found = {
-        f"{name}:{call.lineno}"
-        for name, tree in SOURCES.items()
-        for call in calls(tree)
-        if (
-            ast.unparse(call.func) in {f"subprocess.{each}" for each in ("run", "call", "check_call", "check_output")}
-            and not any(keyword.arg == "timeout" for keyword in call.keywords)
-        )
-        or (ast.unparse(call.func) == "os.waitpid" and not any("WNOHANG" in ast.unparse(each) for each in call.args))
-    }
-    assert found == set()
+
+    def waits_without_limit(call: ast.Call) -> bool:
+        text = ast.unparse(call.func)
+        if text == "os.waitpid":
+            return not any("WNOHANG" in ast.unparse(each) for each in call.args)
+        runs = text in {f"subprocess.{each}" for each in ("run", "call", "check_call", "check_output")}
+        return runs and not any(keyword.arg == "timeout" for keyword in call.keywords)
+
+    assert lines_with(waits_without_limit) == set()
 
 
 # Where names are looked up, for which a name server that is gone takes as long as it likes, and why no lease runs out.
@@ -100,8 +114,7 @@ _LOOKING_UP |= {f"network.{name}" for name in ("resolve", "own_address", "is_own
 
 
 def test_names_are_looked_up_only_where_no_lease_runs_out() -> None:
-    found = {name for name, tree in SOURCES.items() for call in calls(tree) if ast.unparse(call.func) in _LOOKING_UP}
-    assert found == set(LOOK_UPS)
+    assert files_with(lambda call: ast.unparse(call.func) in _LOOKING_UP) == set(LOOK_UPS)
 
 
 # Where files are written without `engine.host.private_files`, and why.
@@ -137,8 +150,7 @@ def makes_files(call: ast.Call) -> bool:
 
 
 def test_files_are_written_through_private_files() -> None:
-    found = {name for name, tree in SOURCES.items() for call in calls(tree) if makes_files(call)}
-    assert found == set(WRITERS)
+    assert files_with(makes_files) == set(WRITERS)
 
 
 def test_a_call_that_makes_a_file_is_known_as_one() -> None:
@@ -208,18 +220,14 @@ OTHER_CONNECTIONS = {"engine/metrics/export/endpoint.py", "autotune/daemon.py"}
 def test_calls_on_connections_outlive_a_shortage_of_memory() -> None:
     """They go through `engine.host.sockets`: ENOBUFS and ENOMEM are not the end of a connection."""
     receiving = ("recv", "recv_into", "recvmsg", "sendall", "sendmsg", "accept", "send_fds", "recv_fds")
-    found = {
-        f"{name}:{call.lineno}"
-        for name, tree in SOURCES.items()
-        if name not in OTHER_CONNECTIONS
-        for call in calls(tree)
-        if isinstance(call.func, ast.Attribute)
-        and (
+
+    def is_direct(call: ast.Call) -> bool:
+        return isinstance(call.func, ast.Attribute) and (
             call.func.attr in receiving
             or (call.func.attr == "send" and ast.unparse(call.func.value).endswith(("connection", "socket")))
         )
-    }
-    assert found == set()
+
+    assert lines_with(is_direct, but=OTHER_CONNECTIONS) == set()
 
 
 # Where a program's own output, or rich's, goes to a terminal as it is, and why.
@@ -241,13 +249,12 @@ _CONSOLES = ("self._console.write", "self._out.write", "self._err.write")
 
 def test_texts_reach_a_terminal_through_readable_show() -> None:
     """What files, peers and ranks say is printed by `readable.show` or `say` of autotune, which make it plain."""
-    found = {
-        name
-        for name, tree in SOURCES.items()
-        for call in calls(tree)
-        if (text := ast.unparse(call.func)) == "print" or text.endswith(_STREAMS) or text in _CONSOLES
-    }
-    assert found == set(RAW_WRITERS)
+
+    def writes(call: ast.Call) -> bool:
+        text = ast.unparse(call.func)
+        return text == "print" or text.endswith(_STREAMS) or text in _CONSOLES
+
+    assert files_with(writes) == set(RAW_WRITERS)
 
 
 # Every socket that listens, and by what its address is chosen: the first argument of `network.listen`.

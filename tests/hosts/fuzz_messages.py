@@ -14,9 +14,9 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from engine import frames
@@ -37,6 +37,8 @@ from .meeting import BUILD, worlds
 
 VALUES = (None, True, -1, 0, 1.5, 1e18, "", "x", "\x1b]0;x", "\udc80", "9" * 5000, [], {}, [[]], [1, [2]], {"a": 1})
 SECONDS = 1.0  # that a message may take
+Target = Callable[[random.Random], str]
+"""Attacks what it stands for; says what went wrong, or nothing."""
 
 
 def changed(dice: random.Random, value: Any) -> Any:
@@ -166,21 +168,27 @@ def one(dice: random.Random, kind: str) -> str:
     except (frames.FrameError, *errors):
         pass
     except Exception as error:
-        return f"{kind}: {data[:300]}: {type(error).__name__}: {error}"
+        return f"{data[:300]}: {type(error).__name__}: {error}"
     took = time.thread_time() - begun
-    return "" if took < SECONDS else f"{kind}: {data[:300]}: {took:.1f} s"
+    return "" if took < SECONDS else f"{data[:300]}: {took:.1f} s"
+
+
+def draw(count: int, seed: int, targets: Mapping[str, Target]) -> tuple[Counter[str], list[str]]:
+    """Attack targets, each drawn by its own number; how often each, and what went wrong."""
+    drawn, problems = Counter[str](), []
+    for number in range(count):
+        dice = random.Random(f"{seed} {number}")
+        name = dice.choice(list(targets))
+        drawn[name] += 1
+        begun = time.monotonic()
+        if problem := targets[name](dice):
+            problems.append(f"{seed} {number}: {name}: {problem}, after {time.monotonic() - begun:.1f} s")
+    return drawn, problems
 
 
 def run(count: int, seed: int) -> tuple[Counter[str], list[str]]:
-    """Send lies, each drawn by its own number; how many of each kind, and what went wrong."""
-    sent, problems = Counter[str](), []
-    for number in range(count):
-        dice = random.Random(f"{seed} {number}")
-        kind = dice.choice(list(KINDS))
-        sent[kind] += 1
-        if problem := one(dice, kind):
-            problems.append(f"{seed} {number}: {problem}")
-    return sent, problems
+    """Send lies of all kinds, as `draw` does."""
+    return draw(count, seed, {kind: partial(one, kind=kind) for kind in KINDS})
 
 
 def main() -> int:

@@ -21,7 +21,6 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -296,24 +295,16 @@ def actor(dice: random.Random) -> str:
 
 
 def run(count: int, seed: int) -> tuple[Counter[str], list[str]]:
-    """Draw examples, each by its own number; how many of each target there were, and what went wrong."""
-    drawn, problems = Counter[str](), []
+    """Attack all that listens, as `fuzz_messages.draw` does."""
     streams = (io.StringIO(), io.StringIO())
     with FakeDriver() as driver, Listener(1, SECRET, HERE, streams) as listener:
-        targets: dict[str, Callable[[random.Random], str]] = {
+        targets: dict[str, fuzz_messages.Target] = {
             "hub": hub,
             "gate": lambda dice: gate(dice, driver),
             "spark": lambda dice: spark(dice, listener),
             "ray": actor,
         }
-        for number in range(count):
-            dice = random.Random(f"{seed} {number}")
-            name = dice.choice(list(targets))
-            drawn[name] += 1
-            begun = time.monotonic()
-            if problem := targets[name](dice):
-                problems.append(f"{seed} {number}: {name}: {problem}, after {time.monotonic() - begun:.1f} s")
-    return drawn, problems
+        return fuzz_messages.draw(count, seed, targets)
 
 
 def main() -> int:
