@@ -99,7 +99,8 @@ enum {
 /* What the ranks must agree on for one operation. Zero-filled before it is set, compared as bytes. */
 typedef struct engine_meta {
   uint8_t kind, dtype, op, layout; /* KIND_*; dtype and op as numbered in kernels.h; LAYOUT_* */
-  int32_t root;                /* of a broadcast: a rank of the world; of a sparse tensor with a fault: the dimension */
+  int32_t root;                /* of a broadcast: a rank of the world; of a sparse tensor with a fault: the dimension; of what
+                                * reduces: 1 where an optimizer brings gradients that came after backward, 0 elsewhere */
   double prescale, postscale;  /* factors of the inputs and of the result; 1 where nothing is scaled */
   int64_t shared;              /* offset in the arena, the same on every rank; -1: a private tensor */
   uint8_t wire;                /* 1 + the dtype in which float32 and float64 travel; 0: their own; or WIRE_TUNED */
@@ -248,13 +249,6 @@ _Static_assert((int)KINDS <= (int)MAX_DIMS, "a barrier tells a number for every 
 /* The dtype in which a tensor of `dtype` travels, `wire` being an entry's: only what is wider than a half is compressed. */
 static inline int wire_dtype(int wire, int dtype) {
   return wire && (dtype == ENGINE_FLOAT32 || dtype == ENGINE_FLOAT64) ? wire - 1 : dtype;
-}
-/* Bytes of one row, for kinds whose first dimension may differ by rank. A group is gathered as bytes. */
-static inline int64_t meta_row_bytes(const engine_meta *meta) {
-  if (meta->group) return 1;
-  uint64_t n = (uint64_t)dtype_bytes(meta->dtype); /* unsigned: of a tensor without elements a part may be too large for 64 bits */
-  for (uint32_t d = 1; d < meta->ndim && d < MAX_DIMS; d++) n *= (uint64_t)meta->dims[d];
-  return (int64_t)n;
 }
 /* Add the bytes of `rows` rows to `total`. 0 if no rank can have so many, and `total` stays as it is: numbers that other ranks have
  * told are multiplied and added up here alone, so that nothing wraps. */

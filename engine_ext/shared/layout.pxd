@@ -101,7 +101,6 @@ cdef extern from "engine_ext/shared/layout.h" nogil:
         int64_t dtype
 
     uint64_t engine_layout()
-    int64_t meta_row_bytes(const engine_meta* meta)
     bint add_bytes(uint64_t* total, int64_t rows, uint64_t row_bytes)
     bint add_padded_bytes(uint64_t* total, int64_t rows, uint64_t row_bytes, uint64_t alignment)
     int wire_dtype(int wire, int dtype)
