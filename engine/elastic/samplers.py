@@ -225,9 +225,14 @@ class ElasticSampler(_Sampler):
         """
         if batch_idx < 0 or batch_size < 1:
             raise ValueError(f"batch {batch_idx} of {batch_size} samples cannot be")
+        largest = max(self._batch, batch_size)
+        if batch_idx and batch_idx * largest >= len(self._mine):
+            raise ValueError(_BEHIND.format(batch_idx, f"{len(self._mine)} samples, {largest} in a batch"))
+        self.count_batch(batch_idx, batch_size)
+
+    def count_batch(self, batch_idx: int, batch_size: int) -> None:
+        """As `record_batch`, of a number that is known to count the batches of this iteration."""
         self._batch = max(self._batch, batch_size)
-        if batch_idx and batch_idx * self._batch >= len(self._mine):
-            raise ValueError(_BEHIND.format(batch_idx, f"{len(self._mine)} samples, {self._batch} in a batch"))
         self._record((batch_idx + 1) * self._batch)
 
     def record_indices(self, indices: Sequence[int]) -> None:
@@ -344,5 +349,9 @@ class ElasticBatchSampler(_Sampler):
         left = self._batches.left(self._first)
         if batch_idx and batch_idx >= left:
             raise ValueError(_BEHIND.format(batch_idx, f"{left} batches"))
+        self.count_batch(batch_idx)
+
+    def count_batch(self, batch_idx: int, batch_size: Any = None) -> None:
+        """As `record_batch`, of a number that is known to count the batches of this iteration."""
         self._taken = batch_idx + 1
         self._done = self._batches.after(self._first, batch_idx + 1)

@@ -13,7 +13,7 @@ from .errors import LaunchError
 
 MOST_SLOTS = 1 << 20  # of a host; more is a mistake in a file or a script
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
-_PART = re.compile(r"(?P<name>\[[^\]]+\]|[^:]+)(?::(?P<slots>[0-9]{1,40}))?")
+_PART = re.compile(r"(?P<name>\[[^\]]+\]|[^:]+)(?::(?P<slots>[0-9]+))?")
 _NAME = re.compile(r"(?:[A-Za-z0-9_][\w.-]*@)?[A-Za-z0-9_:][\w.:%-]*")
 
 

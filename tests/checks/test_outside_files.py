@@ -46,6 +46,8 @@ OWN_NUMBERS = {
     "engine/trace/summary.py": "a row of the summary itself",
     "engine/tuning/trial_loop.py": "the engine's own knobs",
 }
+# Where a pattern captures digits without a bound, and what bounds them.
+BOUNDED_LATER = {"engine/launch/hosts.py": "`_count`, which reads any number of them as the most"}
 UNBOUNDED = re.compile(r"\((?:\?P<\w+>)?(?:\\d|\[0-9\])[+*]\)")  # digits, of any number, that a pattern captures
 
 
@@ -66,7 +68,7 @@ def test_numbers_in_messages_files_and_variables_are_read_within_limits() -> Non
     sources = {str(path.relative_to(ROOT)): path.read_text() for room in ROOMS for path in (ROOT / room).rglob("*.py")}
     found = {name for name, text in sources.items() if any(map(_takes_field, ast.walk(ast.parse(text))))}
     assert found == OWN_NUMBERS.keys()
-    assert {name for name, text in sources.items() if UNBOUNDED.search(text)} == set()
+    assert {name for name, text in sources.items() if UNBOUNDED.search(text)} == BOUNDED_LATER.keys()
 
 
 def test_an_unbounded_number_is_known_as_one() -> None:

@@ -93,7 +93,7 @@ def _batches(
             left = feed() if len(sampler) else ()  # a reset may come behind the last batch of an epoch
             for number, batch in enumerate(left):
                 yield batch
-                sampler.record_batch(number, batch_size)
+                sampler.count_batch(number, batch_size)
                 state.progress = Progress(epoch, sampler.done)
                 show(epoch, sampler)
                 since += 1
