@@ -98,7 +98,7 @@ def test_objects_live_on_ranks_and_variables_reach_them() -> None:
         assert ranks.execute_single(lambda counter: counter.count()) == (0, 20)
         assert ranks.execute(lambda counter: counter.count()) == [(0, 25), (1, 20)]
         names = ("ENGINE_CYCLE_TIME_MS", "WORD", "WORLD_SIZE", "ENGINE_START_TIMEOUT", "ENGINE_HUB")
-        assert ranks.run(programs.variables, names) == [["3", "x", "2", "30", None]] * 2
+        assert ranks.run(programs.variables, names) == [["3", "x", "2", "30.0", None]] * 2
         assert len({standing.node for standing in ranks._standings}) == 2
         secrets = ranks.run(programs.variables, ("ENGINE_SECRET",))
         assert secrets[0] == secrets[1] and len(str(secrets[0][0])) == 64
