@@ -17,7 +17,7 @@ from ..types import Adasum, Average
 from .adapter import JaxAdapter as _JaxAdapter  # noqa: F401  (registers jax.Array)
 from .outermost import expect_outermost
 from .reduce import reduce_arrays
-from .state import path_names
+from .state import flatten, path_names
 
 _REDUCES = "engine_reduces"  # marks the `update` of what `distributed` has made of an optimizer
 
@@ -170,9 +170,8 @@ def _reducing(options: Options) -> optax.GradientTransformation:
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         if not options.process_set.included():
             return updates, state  # This rank trains by itself.
-        named, tree = jax.tree_util.tree_flatten_with_path(updates)
-        leaves = [leaf for _, leaf in named]
-        names = path_names([path for path, _ in named])
+        paths, leaves, tree = flatten(updates)
+        names = path_names(paths)
         order = pairing.order(names, lambda: dict(zip(names, map(_describe, leaves), strict=True)))
         sent = [k for k in order if leaves[k].dtype != jax.dtypes.float0]
         if sent:

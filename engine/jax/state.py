@@ -127,9 +127,36 @@ def _plus_one(number: Any) -> Any:
 
 def _flat(tree: Any) -> tuple[dict[str, Any], Any]:
     """Leaves by their paths, each once, and the structure."""
+    paths, leaves, structure = flatten(tree)
+    return dict(zip(unique_names(map(jax.tree_util.keystr, paths)), leaves, strict=True)), structure
+
+
+def flatten(tree: Any) -> tuple[list[tuple[Any, ...]], list[Any], Any]:
+    """The paths of a tree's leaves, the leaves, and the structure.
+
+    A class may be registered without keys: JAX numbers the children of its nodes. If it keeps as many different strings
+    beside them, as one does that holds a dict, these are the keys, so that ranks pair children by name in any order.
+    """
     named, structure = jax.tree_util.tree_flatten_with_path(tree)
-    names = unique_names(jax.tree_util.keystr(path) for path, _ in named)
-    return dict(zip(names, (leaf for _, leaf in named), strict=True)), structure
+    paths = [path for path, _ in named]
+    if any(isinstance(key, jax.tree_util.FlattenedIndexKey) for path in paths for key in path):
+        paths = [tuple(path) for path in _with_keys(structure, [list(path) for path in paths], 0)]
+    return paths, [leaf for _, leaf in named], structure
+
+
+def _with_keys(structure: Any, paths: list[list[Any]], depth: int) -> list[list[Any]]:
+    """The paths of the leaves below a node at a depth, with its keys in place of the numbers of its children."""
+    node, children = structure.node_data(), structure.children()
+    keys = node[1] if node is not None and isinstance(node[1], tuple | list) else ()
+    are_keys = all(isinstance(key, str) for key in keys) and len(children) == len(keys) == len(set(keys))
+    found: list[list[Any]] = []
+    for number, child in enumerate(children):
+        below = paths[len(found) : len(found) + child.num_leaves]
+        for path in below:
+            if are_keys and isinstance(path[depth], jax.tree_util.FlattenedIndexKey):
+                path[depth] = jax.tree_util.DictKey(keys[number])
+        found += _with_keys(child, below, depth + 1)
+    return found if children else paths
 
 
 def path_names(paths: Sequence[Any]) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -229,6 +230,33 @@ def tree_of(things: Things) -> Any:
     return OrderedDict((name, jax.numpy.asarray(each)) for name, each in things.items())
 
 
+class Held(dict[str, Any]):
+    """A pytree whose class tells JAX no keys: it keeps them beside its children."""
+
+
+@cache
+def register_held() -> None:
+    jax.tree_util.register_pytree_node(
+        Held,
+        lambda tree: (tuple(tree.values()), tuple(tree)),
+        lambda keys, children: Held(zip(keys, children, strict=True)),
+    )
+
+
+def jax_tree_without_keys(things: Things) -> Things:
+    register_held()
+    tree = [Held(tree_of(things))]
+    return {name: np.asarray(each) for name, each in of_jax.broadcast_pytree(tree)[0].items()}
+
+
+def jax_program_without_keys(things: Things) -> Things:
+    optimizer = of_jax.distributed(optax.sgd(1.0))
+    register_held()
+    tree = Held(below=Held(tree_of(things)))
+    updates, _ = jax.jit(optimizer.update)(tree, optimizer.init(tree))
+    return {name: -np.asarray(each) for name, each in updates["below"].items()}
+
+
 def jax_tree(things: Things) -> Things:
     return {name: np.asarray(each) for name, each in of_jax.broadcast_pytree(tree_of(things)).items()}
 
@@ -260,8 +288,8 @@ CASES: dict[str, tuple[Callable[[Things], Things], Callable[[str], Any], str]] =
         (averaged, "", (keras_gradients,)),
         (from_root, "tensorflow", (tensorflow_variables, tensorflow_graph, tensorflow_state)),
         (averaged, "tensorflow", (tensorflow_gradients, tensorflow_function)),
-        (from_root, "jax", (jax_tree, jax_state)),
-        (averaged, "jax", (jax_gradients, jax_program)),
+        (from_root, "jax", (jax_tree, jax_tree_without_keys, jax_state)),
+        (averaged, "jax", (jax_gradients, jax_program, jax_program_without_keys)),
     )
     for case in cases
 }
