@@ -46,6 +46,7 @@ class TorchReducer(Reducer):
 
     def __init__(self, options: Options, number: int = 0) -> None:
         self._places: dict[int, Places] = {}
+        self._shared: dict[int, tuple[memoryview, int]] = {}  # memory for the gradient of a parameter, and its address
         self.frozen: FrozenSteps | None = None
         self._accumulated = False  # Passes of no_sync() may have left something since the last step or `zero_grad`.
         self._successors = Successors(self.is_hooked)
@@ -232,11 +233,12 @@ class TorchReducer(Reducer):
             total += -(-parameter.numel() * parameter.element_size() // ALIGNMENT) * ALIGNMENT
         if not total:
             return {name: torch.empty_like(parameter) for name, parameter in named.items()}
-        memory = torch.frombuffer(self.engine.share(total), dtype=torch.uint8)
+        memory = self.engine.share(total)
         views = {}
         for name, parameter in named.items():
-            start, nbytes = places[name], parameter.numel() * parameter.element_size()
-            views[name] = tensor_over(memory[start : start + nbytes].view(parameter.dtype), parameter)
+            own = memory[places[name] :]
+            views[name] = view = tensor_over(own, parameter)
+            self._shared[id(parameter)] = own, view.data_ptr()
         return views
 
     def takes_place(self, parameter: torch.Tensor) -> bool:
@@ -253,6 +255,11 @@ class TorchReducer(Reducer):
 
     def alias_for(self, index: int) -> torch.Tensor:
         view: Any = self._bucket[index]
+        memory, address = self._shared.get(id(self._parameters[index]), (None, 0))
+        if memory is not None and view.data_ptr() != address:
+            # `share_memory_()` of a gradient, as a queue of torch.multiprocessing does, moves what all tensors over it
+            # look at, and the ranks go on to reduce it here.
+            self._bucket[index] = view = tensor_over(memory, view)
         return view.detach()  # type: ignore[no-any-return]
 
     def reduced(self) -> None:

@@ -194,12 +194,18 @@ def clone_gradients(model: nn.Module) -> None:
             parameter.grad.data = parameter.grad.data.clone()
 
 
+def share(model: nn.Module) -> None:
+    """Move the storages themselves, at which several tensors look."""
+    model.share_memory()
+
+
 MOVES = {
     "converted": convert,
     "converted by swapping": convert_by_swapping,
     "loaded by swapping": load_by_swapping,
     "data": clone_data,
     "gradients": clone_gradients,
+    "shared": share,
 }
 MOMENTS = "before zero_grad", "after zero_grad", "between two backwards", "before step"
 
