@@ -149,8 +149,6 @@ def broadcast_optimizer_state(
     is_root = place.rank() == root_rank
     try:
         state = _strip(named_state(optimizer, names), tensors) if is_root else None
-        for tensor in tensors:
-            check(tensor, "a tensor of the optimizer's state")
     except Exception as error:
         barrier(process_set=process_set)  # The others are in `broadcast_object`, which begins with these two.
         announce(process_set, "broadcast", None, error)
@@ -181,6 +179,7 @@ def _expect_one_order(optimizer: torch.optim.Optimizer, names: list[list[str]], 
 def _strip(value: Any, tensors: list[torch.Tensor]) -> Any:
     """`value` with its tensors moved to the list."""
     if isinstance(value, torch.Tensor):
+        check(value, "a tensor of the optimizer's state")
         # The operations are in place; the root's own state must not be aliased by two of them.
         tensors.append(value.detach().cpu().contiguous())
         return _Slot(len(tensors) - 1, value)
