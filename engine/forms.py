@@ -92,6 +92,26 @@ class Whole:
         return f"a whole number from {self.low} to {self.high}"
 
 
+def whole_number(name: str, value: Any, low: int) -> int:
+    """A count that a caller gave: an int, or another number that is whole.
+
+    Raises
+    ------
+    ValueError
+        It is not whole, less than `low`, or no number.
+    """
+    try:
+        number = int(value)
+        is_whole = bool(number == value)
+    except (TypeError, ValueError, OverflowError):
+        number, is_whole = 0, False
+    if not is_whole:
+        raise ValueError(f"{name} is a whole number, not {value!r}")
+    if number < low:
+        raise ValueError(f"{name} is {low} or more, not {value}")
+    return number
+
+
 @dataclass(frozen=True)
 class Bytes:
     """Whole numbers of bytes in [low, high], as text also with k, M or G: powers of 1024, an optional i and B."""

@@ -51,7 +51,7 @@ class Distributed:
 
         What such a window has added up is reduced first.
         """
-        expect_passes(passes)
+        passes = expect_passes(passes)
         self._engine.reducer.finish()
         self._engine.reducer.group.passes = passes
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from .. import logs
+from .. import forms, logs
 from ..compression import Compression, Scheme, resolve
 from ..process_sets import ProcessSet, global_process_set
 from ..types import Adasum, Average, Op
@@ -78,7 +78,10 @@ class Options:
         ValueError
             They make no sense, alone or together.
         """
-        expect_passes(backward_passes_per_step)
+        backward_passes_per_step = expect_passes(backward_passes_per_step)
+        for factor, value in (("prescale_factor", prescale_factor), ("postscale_factor", postscale_factor)):
+            if not math.isfinite(value):
+                raise ValueError(f"{factor} is a finite number, not {value}")
         if gradient_predivide_factor != 1.0:
             if op != Average or not 0 < gradient_predivide_factor < float("inf"):
                 raise ValueError("gradient_predivide_factor is a positive number and goes with op=Average only")
@@ -88,8 +91,9 @@ class Options:
             raise ValueError(
                 f"{type(compression).__name__} averages gradients: it goes with op=Average and without factors"
             )
-        if num_groups < 0 or (num_groups and groups is not None):
-            raise ValueError("give num_groups (0 or more) or groups, not both")
+        num_groups = forms.whole_number("num_groups", num_groups, 0)
+        if num_groups and groups is not None:
+            raise ValueError("give num_groups or groups, not both")
         if gradient_as_bucket_view and process_set is not global_process_set:
             raise ValueError(
                 "gradient_as_bucket_view goes with all ranks: gradients are shared by the world, not by a process set"
@@ -128,10 +132,9 @@ class Options:
         )
 
 
-def expect_passes(passes: int) -> None:
-    """Raise ValueError unless so many backward passes can be added up before a reduction."""
-    if passes < 1:
-        raise ValueError(f"backward_passes_per_step is 1 or more, not {passes}")
+def expect_passes(passes: int) -> int:
+    """Return a number of backward passes, or raise ValueError unless so many can be added up before a reduction."""
+    return forms.whole_number("backward_passes_per_step", passes, 1)
 
 
 def _uncompressed(compression: Any, process_set: ProcessSet) -> Any:

@@ -20,6 +20,7 @@ from ..elastic.state import HostsUpdatedInterrupt, ObjectState, Parts, State, ex
 from ..elastic.worker.batches import loop
 from ..elastic.worker.gate import JobOver
 from ..elastic.worker.run import leave, run
+from ..forms import whole_number
 from .agreement import container_of
 from .names import optimizer_names, weight_names
 from .optimizer import is_distributed
@@ -196,9 +197,7 @@ class CommitStateCallback(_Last):
 
     def __init__(self, state: Any, batches_per_commit: int = 1) -> None:
         super().__init__(state)
-        if batches_per_commit < 1:
-            raise ValueError(f"batches_per_commit is {batches_per_commit}, and has to be at least 1")
-        self.batches_per_commit = batches_per_commit
+        self.batches_per_commit = whole_number("batches_per_commit", batches_per_commit, 1)
         self._since = 0
 
     def on_train_begin(self, logs: Any = None) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ..forms import whole_number
+
 Backend = Callable[..., Any]
 
 
@@ -33,8 +35,7 @@ def compile_backend(backend: str | Backend = "inductor", bucket_bytes: int = 25 
     torch._dynamo.exc.InvalidBackend
         No such backend.
     """
-    if bucket_bytes < 1:
-        raise ValueError(f"bucket_bytes is 1 or more, not {bucket_bytes}")
+    bucket_bytes = whole_number("bucket_bytes", bucket_bytes, 1)
     # The compiler is large, and imported only when there is something to compile.
     from torch._dynamo.backends.distributed import DDPOptimizer
     from torch._dynamo.backends.registry import lookup_backend

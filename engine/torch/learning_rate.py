@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch.optim.lr_scheduler import LinearLR
 
+from ..forms import whole_number
 from ..frameworks.learning_rate import positive
 
 
@@ -36,8 +37,7 @@ def gradual_warmup(optimizer: torch.optim.Optimizer, steps: int, factor: float |
     ValueError
         Fewer steps than 1, or a factor below 1.
     """
-    if steps < 1:
-        raise ValueError(f"a warm-up takes 1 step or more, not {steps}")
+    steps = whole_number("steps", steps, 1)
     factor = positive(factor)
     if factor < 1:
         raise ValueError(f"factor is {factor}; a warm-up divides by 1 or more, to begin below where it ends")

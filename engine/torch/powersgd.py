@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..compression import Scheme
+from ..forms import whole_number
 
 DEPENDENT = 8
 """A column of which less than so many last places are left after projection is a combination of those before it."""
@@ -44,14 +45,10 @@ class PowerSGD(Scheme):
     """
 
     def __init__(self, rank: int = 2, start_iter: int = 10, min_compression_rate: float = 2.0, seed: int = 0) -> None:
-        if rank < 1:
-            raise ValueError(f"rank is 1 or more, not {rank}")
-        if start_iter < 0:
-            raise ValueError(f"start_iter is 0 or more, not {start_iter}")
         if not min_compression_rate >= 0:
             raise ValueError(f"min_compression_rate is 0 or more, not {min_compression_rate}")
-        self._rank = rank
-        self._start = start_iter
+        self._rank = whole_number("rank", rank, 1)
+        self._start = whole_number("start_iter", start_iter, 0)
         self._least = min_compression_rate
         self._seed = seed
         self._calls: dict[str, int] = {}

@@ -14,6 +14,8 @@ from . import fake_framework as fake
 
 pytestmark = on_ranks(1, 2, 3)
 
+NO_COUNTS = 2.5, float("nan"), float("inf"), "2", None
+
 
 def batches(steps: int = 5) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Inputs and wanted outputs of all ranks, by step."""
@@ -114,6 +116,10 @@ def test_is_refused_what_is_wrong() -> None:
     optimizer = fake.SGD(model.values(), lr=0.1)
     for kind, words, options in (
         (ValueError, "backward_passes_per_step is 1 or more", {"backward_passes_per_step": 0}),
+        *((ValueError, "passes_per_step is a whole number", {"backward_passes_per_step": n}) for n in NO_COUNTS),
+        *((ValueError, "num_groups is a whole number", {"num_groups": n}) for n in NO_COUNTS),
+        (ValueError, "prescale_factor is a finite number", {"op": engine.Sum, "prescale_factor": float("nan")}),
+        (ValueError, "postscale_factor is a finite number", {"op": engine.Sum, "postscale_factor": float("inf")}),
         (ValueError, "has no name for parameter 1", {"named_parameters": [("weight", model["weight"])]}),
         (TypeError, "compression is Compression.none", {"compression": 3}),
         (engine.errors.MismatchError, "different options", {"op": engine.Sum if engine.rank() else engine.Average}),

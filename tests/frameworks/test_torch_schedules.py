@@ -76,7 +76,7 @@ def test_what_makes_no_sense_is_refused() -> None:
             hvd.scale_learning_rate(0.1, factor)
     with pytest.raises(ValueError, match="'linear', 'sqrt'"):
         hvd.scale_learning_rate(0.1, 2, rule="cubic")
-    with pytest.raises(ValueError, match="1 step or more, not 0"):
+    with pytest.raises(ValueError, match="steps is 1 or more, not 0"):
         hvd.gradual_warmup(owner, 0, 2)
     with pytest.raises(ValueError, match="1 or more"):
         hvd.gradual_warmup(owner, 3, 0.5)

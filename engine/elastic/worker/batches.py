@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ... import logs, place
+from ...forms import whole_number
 from ..samplers import ElasticBatchSampler, ElasticSampler
 from ..state import ObjectState, Progress
 
@@ -70,8 +71,7 @@ def loop(
     HostsUpdatedInterrupt
         From a commit, for `elastic.run`.
     """
-    if commit_every < 1 or epochs < 0:
-        raise ValueError(f"commit_every is {commit_every}, and epochs is {epochs}: at least 1, and at least 0")
+    commit_every, epochs = whole_number("commit_every", commit_every, 1), whole_number("epochs", epochs, 0)
     feed, chosen, size = _feed_of(loader, batch_size, sampler)
     return _batches(state, feed, chosen, size, epochs, commit_every, on_epoch)
 
