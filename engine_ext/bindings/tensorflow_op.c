@@ -183,7 +183,10 @@ static void put_gathered(pending *p, engine_result *result, TF_Status *status) {
       memcpy(rows, result->rows, (size_t)result->ranks * sizeof *rows);
     }
     for (total = 0, r = 0; r < result->ranks; r++) {
-      if (rows[r] > INT32_MAX) tf.SetStatus(status, TF_INVALID_ARGUMENT, TOO_MANY_ROWS);
+      if (rows[r] > INT32_MAX) {
+        tf.SetStatus(status, TF_INVALID_ARGUMENT, TOO_MANY_ROWS);
+        break;
+      }
       *told++ = (int32_t)rows[r];
       total += rows[r];
     }

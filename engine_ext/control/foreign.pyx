@@ -47,8 +47,8 @@ cdef bint is_extent(const engine_meta* meta) noexcept nogil:
     for d in range(meta.ndim if meta.group == 0 or meta.layout == LAYOUT_SPARSE else <uint32_t>DIM_MOVED + 1):
         if meta.dims[d] < 0:
             return False
-    if meta.layout == LAYOUT_SPARSE and meta.group:
-        return 0 <= meta.dims[DIM_SPARSE] <= MAX_DIMS
+    if meta.layout == LAYOUT_SPARSE:        # indices and values
+        return operation_of(meta).says == SAYS_ROWS and meta.group == 2 and 0 <= meta.dims[DIM_SPARSE] <= MAX_DIMS
     if operation_of(meta).uneven:
         return True             # how many rows there are is told with each: are_rows, and who takes them in
     if meta.group:
@@ -246,6 +246,9 @@ cdef bint fits(const State* e, const engine_entry* entry, const Op* op) noexcept
     if (meta.dtype != entry.meta.dtype or meta.device != entry.meta.device or meta.root != entry.meta.root
             or meta.prescale != entry.meta.prescale or meta.postscale != entry.meta.postscale
             or (meta.wire != entry.meta.wire and (meta.wire != WIRE_TUNED))):
+        return False
+    if absent and meta.layout != LAYOUT_SPARSE and (meta.ndim != op.meta.ndim or meta.group != op.meta.group
+                                                    or memcmp(meta.dims, op.meta.dims, sizeof(meta.dims)) != 0):
         return False
     if not operation.alone:
         return True

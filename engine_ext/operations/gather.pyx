@@ -93,7 +93,12 @@ cdef const char* finish(Executor* x, Op** batch) noexcept nogil:
     cdef const engine_meta* meta = &batch[0].record.meta
     cdef const char* memory = batch[0].memory
     cdef const int64_t* like = NULL
-    cdef int r = x.rank, k
+    cdef int r, k
+    for r in range(x.size if meta.group else 0):
+        if x.gather_bytes[r] % PIECE_ALIGNMENT:         # else the parts behind it are not aligned, either
+            x.culprit = r
+            return TOLD_WRONG_NUMBERS
+    r = x.rank
     for k in range(x.size if meta.group else 0):        # this rank's own part first
         if x.gather_bytes[r] and not is_whole_group(meta, like, memory + x.gather_start[r], x.gather_bytes[r]):
             x.culprit = r
@@ -126,7 +131,7 @@ cdef bint are_entries(const engine_meta* meta, const int64_t* sent) noexcept nog
     cdef uint32_t d
     for d in range(<uint32_t>meta.dims[DIM_SPARSE], meta.ndim):
         value_bytes = bounded_product(value_bytes, <uint64_t>meta.dims[d])
-    return (sent[0] == sent[2] and sent[1] // <int64_t>sizeof(int64_t) == meta.dims[DIM_SPARSE]
+    return (sent[0] == sent[2] and sent[1] == meta.dims[DIM_SPARSE] * <int64_t>sizeof(int64_t)
             and <uint64_t>sent[3] == value_bytes)
 
 

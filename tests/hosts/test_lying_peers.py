@@ -168,6 +168,57 @@ def test_counts_of_a_sparse_gradient_that_are_not_its_bytes_name_the_rank(place:
     assert "rank 1" in said[0] and "numbers of rows" in said[0], said
 
 
+@pytest.mark.parametrize("number", [0, 1, 3])
+def test_a_sparse_gradient_that_is_no_group_of_two_ends_with_who_defined_it(number: int) -> None:
+    """A rank without a gradient reads what comes as indices and values, since its name is defined so."""
+    group = ENTRY_BYTES - 13 * 8 - 4  # of an entry's metadata
+
+    def change(frame: Frame) -> Iterable[Frame]:
+        begin = 0
+        while frame.type == SCHEDULE and begin < len(frame.payload):
+            if struct.unpack_from("=I", frame.payload, begin + group)[0] == 2:
+                struct.pack_into("=I", frame.payload, begin + group, number)
+            begin += 8 * struct.unpack_from("=I", frame.payload, begin)[0]
+        return [frame]
+
+    said = errors_of(2, lambda rank: SparseGradient().reduce(without=rank == 1), change)
+    assert "rank 0 failed: it has sent what no rank can mean" in said[1], said
+
+
+def test_a_gradient_of_another_shape_than_its_parameter_s_names_the_coordinator() -> None:
+    """A rank without a gradient takes the others' dtype, but not their shape."""
+
+    def change(frame: Frame) -> Iterable[Frame]:
+        at = frame.payload.find(struct.pack("=2Q", 10, 4)) if frame.type == SCHEDULE else -1
+        while at >= 0:
+            struct.pack_into("=Q", frame.payload, at, 20)
+            at = frame.payload.find(struct.pack("=2Q", 10, 4), at)
+        return [frame]
+
+    def work(rank: int) -> None:
+        gradient = SparseGradient()
+        if rank == 0:
+            gradient.grad = gradient.memory
+            gradient.hook(gradient)
+        gradient.group.finish()
+
+    said = errors_of(2, work, change)
+    assert said[1].startswith("RankRaisedError: rank 0 failed: its schedule has an entry that does not go with"), said
+
+
+@pytest.mark.parametrize("nbytes", [1, 191, 200])
+def test_a_gathered_group_whose_part_is_not_aligned_names_the_rank_or_the_coordinator(nbytes: int) -> None:
+    """The numbers behind that part are read as words."""
+
+    def change_rows(frame: Frame) -> list[Frame]:
+        return put(frame, entry_of(frame, "allgather") + ENTRY_BYTES + 8, nbytes)  # behind the one id: those of rank 0
+
+    change = once(lambda frame: entry_of(frame, "allgather") >= 0, change_rows)
+    tensors = [np.ones((3, 5)), np.ones((2, 9), np.float32)]
+    said = errors_of(2, lambda rank: engine.grouped_allgather(tensors, "a"), change)
+    assert said[1].startswith("RankRaisedError: rank 0 failed: it has told numbers of rows"), said
+
+
 class SparseGradient:
     """A parameter that gets a sparse gradient, and the binding of its group."""
 
