@@ -16,12 +16,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 import engine
 from engine.errors import EngineError
+from engine_ext.bindings import gradients
 
 from ..hostile_numbers import hostile_number, hostile_text
 from ..parallel.thread_world import ThreadWorld
@@ -181,6 +182,35 @@ class Liar:
             self._write(payload, begin, self.dice.choice(ENTRY))
 
 
+class HookedParameter:
+    """A parameter that gets a gradient, sparse or dense, and the binding of its group."""
+
+    def __init__(self) -> None:
+        self.memory = np.zeros((10, 4), np.float32)
+        self.grad: Any = None
+        self.group = gradients.GradientGroup(engine.runtime.engine(), cast(Any, self), 0)
+        self.hook = self.group.add(self, "weight", None)
+
+    def reduce(self, without: bool, dense: bool = False) -> None:
+        """Go through one pass, on this rank `without` a gradient."""
+        if not without:
+            self.grad = self.memory if dense else np.zeros(1, np.float32)  # which does not fit
+            self.hook(self)
+        self.group.finish()
+
+    def memory_of(self, _parameter: object) -> Any:
+        return self.memory
+
+    def begin_pass(self) -> None:
+        pass
+
+    def shares_memory(self, _gradient: object) -> bool:
+        return False
+
+    def replace(self, *_: object) -> Any:
+        return np.array([[1], [2], [3]]), np.ones((3, 4), np.float32), [10, 4], None
+
+
 def operations(dice: random.Random) -> list[str]:
     kinds = [
         "allreduce",
@@ -194,6 +224,8 @@ def operations(dice: random.Random) -> list[str]:
         "barrier",
         "again",
         "join",
+        "gradient",
+        "sparse gradient",
     ]
     return [dice.choice(kinds) for _ in range(dice.choice((2, 4, 8)))]
 
@@ -217,6 +249,11 @@ def bring(kind: str, rank: int, number: int, size: int) -> Any:
         return engine.alltoall(np.ones((2 * size, 3)), [2] * size, name)
     if kind == "broadcast":
         return engine.broadcast(np.ones(5000, np.int64), size - 1, name)
+    if kind.endswith("gradient"):
+        gradient = HookedParameter()
+        for turn in range(2):
+            gradient.reduce(without=rank == (number + turn) % size, dense=kind == "gradient")
+        return None
     if kind == "join":
         if rank == 0:
             engine.join()

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,11 +22,10 @@ import engine
 from engine.errors import ArgumentError, EngineError, RendezvousError
 from engine.native import setup
 from engine.rendezvous.hub import Host
-from engine_ext.bindings import gradients
 from engine_ext.tracer import Tracer
 
 from ..parallel.thread_world import ThreadWorld
-from .fuzz_frames import one_world
+from .fuzz_frames import HookedParameter, one_world
 from .fuzz_messages import HELLO, hub, run
 from .middle import (
     CALL,
@@ -164,7 +163,7 @@ def test_counts_of_a_sparse_gradient_that_are_not_its_bytes_name_the_rank(place:
         return frame.type == SLOT and frame.sender == 1 and frame.payload[:32] == struct.pack("=4Q", 3, 8, 3, 16)
 
     change = once(is_payload, lambda frame: put(frame, 8 * place, number))
-    said = errors_of(2, lambda rank: SparseGradient().reduce(without=rank == 0), change)
+    said = errors_of(2, lambda rank: HookedParameter().reduce(without=rank == 0), change)
     assert "rank 1" in said[0] and "numbers of rows" in said[0], said
 
 
@@ -181,7 +180,7 @@ def test_a_sparse_gradient_that_is_no_group_of_two_ends_with_who_defined_it(numb
             begin += 8 * struct.unpack_from("=I", frame.payload, begin)[0]
         return [frame]
 
-    said = errors_of(2, lambda rank: SparseGradient().reduce(without=rank == 1), change)
+    said = errors_of(2, lambda rank: HookedParameter().reduce(without=rank == 1), change)
     assert "rank 0 failed: it has sent what no rank can mean" in said[1], said
 
 
@@ -196,11 +195,7 @@ def test_a_gradient_of_another_shape_than_its_parameter_s_names_the_coordinator(
         return [frame]
 
     def work(rank: int) -> None:
-        gradient = SparseGradient()
-        if rank == 0:
-            gradient.grad = gradient.memory
-            gradient.hook(gradient)
-        gradient.group.finish()
+        HookedParameter().reduce(without=rank == 1, dense=True)
 
     said = errors_of(2, work, change)
     assert said[1].startswith("RankRaisedError: rank 0 failed: its schedule has an entry that does not go with"), said
@@ -217,34 +212,6 @@ def test_a_gathered_group_whose_part_is_not_aligned_names_the_rank_or_the_coordi
     tensors = [np.ones((3, 5)), np.ones((2, 9), np.float32)]
     said = errors_of(2, lambda rank: engine.grouped_allgather(tensors, "a"), change)
     assert said[1].startswith("RankRaisedError: rank 0 failed: it has told numbers of rows"), said
-
-
-class SparseGradient:
-    """A parameter that gets a sparse gradient, and the binding of its group."""
-
-    def __init__(self) -> None:
-        self.memory = np.zeros((10, 4), np.float32)
-        self.grad: Any = None
-        self.group = gradients.GradientGroup(engine.runtime.engine(), cast(Any, self), 0)
-        self.hook = self.group.add(self, "weight", None)
-
-    def reduce(self, without: bool) -> None:
-        if not without:
-            self.grad = np.zeros(1, np.float32)  # what does not fit
-            self.hook(self)
-        self.group.finish()
-
-    def memory_of(self, _parameter: object) -> Any:
-        return self.memory
-
-    def begin_pass(self) -> None:
-        pass
-
-    def shares_memory(self, _gradient: object) -> bool:
-        return False
-
-    def replace(self, *_: object) -> Any:
-        return np.array([[1], [2], [3]]), np.ones((3, 4), np.float32), [10, 4], None
 
 
 # ---- well-formed lies
