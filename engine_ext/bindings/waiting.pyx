@@ -76,7 +76,7 @@ cdef int wait_for_joins(State* e) except -1:
             between_ticks(e, NULL)
     finally:
         driver_wait_for_all(e, False)
-    goal.idle, begun = False, patience_at(e.clock, now_ns())
+    goal.idle, begun, e.joins_reported = False, patience_at(e.clock, now_ns()), False
     with nogil:
         status = driver_wait(e, &goal, TICK_NS)
     while status == Status.TICK:

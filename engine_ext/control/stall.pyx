@@ -426,7 +426,7 @@ cdef void stall_join(State* e, uint64_t begun) noexcept nogil:
     """A wait for other ranks to join, since `begun`, has lasted a tick. It may last, as long as they go on; not when nothing
     happens any more or one of them has left."""
     cdef char[TEXT_BYTES] text
-    cdef uint64_t quiet = age_ns(patience_look(e.clock), max(begun, e.executor.progressed))
+    cdef uint64_t quiet = age_ns(patience_look(e.clock), max(begun, load_relaxed(&e.executor.progressed)))
     cdef int missing = -1, at_fault = -1, r
     for r in range(e.segment.size):
         if away(&e.segment, r):

@@ -8,7 +8,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
 from engine_ext.data.plan cimport plan_free
-from engine_ext.platform.atomics cimport now_ns
+from engine_ext.platform.atomics cimport now_ns, store_relaxed
 from engine_ext.platform.clock cimport age_ns, patience, patience_at
 from engine_ext.shared.layout cimport SLOTS, Status
 from engine_ext.transport.transport cimport Progress
@@ -19,7 +19,7 @@ cdef int executor_open(Executor* x, int rank, const Crews* crews, Transport* tra
     cdef int size = crews.size
     memset(x, 0, sizeof(Executor))
     x.rank, x.size, x.crews, x.transport, x.arena, x.kernels, x.clock = rank, size, crews, transport, arena, kernels, clock
-    x.progressed = patience_at(clock, now_ns())
+    store_relaxed(&x.progressed, patience_at(clock, now_ns()))
     x.slots = <char**>calloc(size, sizeof(char*))
     x.sources = <const void**>calloc(size, sizeof(void*))
     x.targets = <void**>calloc(size, sizeof(void*))
@@ -58,7 +58,7 @@ cdef void executor_start(Executor* x, const Steps* steps, uint64_t chunks) noexc
     x.sums = False
     x.culprit = -1
     x.active = True
-    x.progressed = patience_at(x.clock, now_ns())
+    store_relaxed(&x.progressed, patience_at(x.clock, now_ns()))
     if x.timed:
         memset(x.stage_first, 0, sizeof(x.stage_first))
         memset(x.stage_last, 0, sizeof(x.stage_last))
@@ -148,7 +148,7 @@ cdef bint executor_progress(Executor* x) noexcept nogil:
         x.transport.publish(x.transport, &x.passed)
         moved = True
     if moved:
-        x.progressed = patience_at(x.clock, now_ns())
+        store_relaxed(&x.progressed, patience_at(x.clock, now_ns()))
     return moved
 
 

@@ -17,6 +17,7 @@ import pytest
 
 import engine
 
+from ..waiting import until
 from . import drawn_operations
 from .drawn_operations import Walk, problems
 from .native_calls import FOREVER, Call, Driver, library
@@ -247,3 +248,18 @@ def test_worlds_come_and_go_and_leave_nothing() -> None:
     gc.collect()
     after = descriptors(), threading.active_count(), mapped()
     assert all(now <= then for now, then in zip(after, before, strict=True)), f"{before}, then {after}"
+
+
+def test_each_wait_for_others_to_join_is_reported() -> None:
+    with ThreadWorld(2, stall_warning=0.2) as world:
+
+        def reported() -> bool:
+            return any("join has waited" in line and "for rank 1" in line for line in world.engines[0].overdue())
+
+        def work(rank: int) -> None:
+            for turn in range(2):
+                if rank:
+                    until(reported, f"a report of join {turn}", seconds=20.0)
+                engine.join()
+
+        world.run(work)
