@@ -13,6 +13,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from ..host.patience import Patience
+from .errors import LaunchError
 
 HIGH = 64 << 20  # bytes that wait, from which on ranks are not read
 LOW = 32 << 20  # and from which on they are read again
@@ -50,10 +51,23 @@ class Writer:
         self._holding = self._losing = self.given_up = False
 
     def start(self) -> None:
-        """Write in a thread from now on; a second call does nothing. No process may need a single thread any more."""
+        """Write in a thread from now on; a second call does nothing. No process may need a single thread any more.
+
+        Raises
+        ------
+        LaunchError
+            The system allows no thread more.
+        """
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=f"enginerun-{self._name}", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name=f"enginerun-{self._name}", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                raise LaunchError(
+                    "cannot start the thread that writes the ranks' output; there are too many processes and threads: "
+                    "see 'ulimit -u', and the container's limit (pids.max)"
+                ) from error
+            self._thread = thread
 
     @property
     def behind(self) -> int:

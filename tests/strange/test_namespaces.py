@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from pathlib import Path
 
 import pytest
 
 from .strange_machines import DONE, JOB, LAUNCH, Machine, lines, obstacle
 
-OBSTACLE = obstacle("unshare", "setpriv", "mount")
+OBSTACLE = obstacle("unshare", "setpriv", "mount", "prlimit")
 pytestmark = pytest.mark.skipif(bool(OBSTACLE), reason=OBSTACLE or "-")
 NOBODY = 65534
 # Another user, who may read what root has installed, and nothing more; the bit has access(2) know of that, too.
@@ -97,3 +98,13 @@ def test_full_file_systems_and_next_to_no_shared_memory(machine: Machine) -> Non
         assert f"out/rank.{rank}/stdout is not complete: No space left on device" in run.stderr, run.stderr
         assert f"t.rank{rank}.json ends here: [Errno 28] No space left on device" in run.stderr, run.stderr
     assert "Traceback" not in run.stderr
+
+
+@pytest.mark.parametrize("count", [4, 5])  # too few for the second rank, and for a thread of the launcher
+def test_too_few_processes_are_an_error_that_says_so(machine: Machine, count: int) -> None:
+    # A user of whom nothing else runs here: all processes and threads of a user count.
+    user = [str(47_110 + count) if part == NOBODY else part for part in AS_NOBODY]
+    run = machine.run([*user, "prlimit", f"--nproc={count}", *LAUNCH, sys.executable, JOB], cwd=Path("/"))
+    assert run.returncode == 2, run.stderr
+    assert run.stderr.rstrip("\n").split("\n")[-1].startswith("enginerun: error: "), run.stderr
+    assert "ulimit -u" in run.stderr and "Traceback" not in run.stderr
