@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from .environments import ROOT, Environment
+from .environments import ROOT, Environment, run
 from .rotate import EDITS
 
 pytestmark = pytest.mark.timeout(600)  # the first test builds
@@ -61,3 +63,10 @@ def test_an_operation_is_a_row(editable: Environment) -> None:
 def test_the_recipe_names_every_file() -> None:
     recipe = (ROOT / "CONTRIBUTING.md").read_text().partition("**To add an operation**")[2].partition("\n\n")[0]
     assert [name for name in EDITS if f"`{name}`" not in recipe] == []
+
+
+@pytest.mark.parametrize("name", ["bindings/collectives", "operations/kinds", "operations/rotate"])
+def test_sources_with_the_operation_are_cython(tree: Path, tmp_path: Path, name: str) -> None:
+    """What the recipe adds uses no name that the file does not have: told without a build."""
+    cython = ["-m", "cython", "-3", "--fast-fail", f"engine_ext/{name}.pyx", "-o", tmp_path / "out.c"]
+    run([sys.executable, *cython], tree)
