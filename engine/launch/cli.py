@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import importlib
 import os
 import signal
@@ -60,10 +61,22 @@ def _reader_may_leave() -> Iterator[None]:
         raise SystemExit(0) from None
 
 
+def _refuse_misspelled_command(arguments: Sequence[str]) -> None:
+    """Refuse a first argument that is nearly the name of a command. No job begins so: it needs `-np` or hosts first."""
+    if arguments and not arguments[0].startswith("-"):
+        near = difflib.get_close_matches(arguments[0], COMMANDS, 1)
+        if near:
+            raise LaunchError(
+                f"{readable.quoted(arguments[0])} is no command of enginerun; did you mean {near[0]!r}? "
+                "To run a program give -np N before it, as in 'enginerun -np 4 python train.py'"
+            )
+
+
 def _main(arguments: Sequence[str]) -> int:
     try:
         if arguments and arguments[0] in COMMANDS:
             return int(importlib.import_module(COMMANDS[arguments[0]], __package__).main(arguments[1:]))
+        _refuse_misspelled_command(arguments)
         return JobRun(parse(arguments)).run()
     except (LaunchError, MetricsError) as error:
         readable.show(f"enginerun: error: {error}", file=sys.stderr)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.launch.cli import main
 from engine.launch.cpu_binding import Allotment
 from engine.launch.errors import LaunchError
 from engine.launch.options import load, parse
@@ -180,6 +181,19 @@ def test_a_timeline_is_a_setting_with_an_absolute_path():
 def test_an_unknown_option_says_what_may_be_meant(option: str, hint: str) -> None:
     with pytest.raises(LaunchError, match=hint):
         parse(["-np", "2", option, "3", "true"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("topp --once", "'topp' is no command of enginerun; did you mean 'top'?"),
+        ("dashboard export x", "'dashboard' is no command of enginerun; did you mean 'dashboards'?"),
+        ("python train.py", "the number of ranks is missing"),
+    ],
+)
+def test_a_misspelled_command_is_refused_with_the_nearest_one(words, message, capsys):
+    assert main(words.split()) == 2
+    assert f"enginerun: error: {message}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("empty", ["", " "])
