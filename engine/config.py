@@ -380,7 +380,9 @@ def check_knobs(changes: Mapping[str, Any], kind: type[Config] = Config) -> dict
 
 def _named(name: str, known: Mapping[str, Setting], what: str) -> Setting:
     if name not in known:
-        raise ConfigError(f"there is no {what} {name!r}; there are: {', '.join(known)}")
+        near = difflib.get_close_matches(name, known, 1)
+        meant = f"did you mean {near[0]!r}? There are" if near else "there are"
+        raise ConfigError(f"there is no {what} {name!r}; {meant}: {', '.join(known)}")
     return known[name]
 
 
