@@ -12,8 +12,8 @@ from . import yaml_files
 from .errors import LaunchError
 
 _NO_NETWORK = "all ranks are on this host"
-_ONE_TRANSPORT = "shared memory is the one transport"
-_ONE_ALGORITHM = "no hierarchy on one host"
+_ONE_TRANSPORT = "shared memory on one host, TCP between hosts"
+_ONE_ALGORITHM = "the ranks of a host always share memory"
 _NOT_ELASTIC = "of elastic jobs, see --min-np"
 _NOISE_IS_LEARNED = "the tuner learns how noisy steps are"
 _ALWAYS_TIMED = "log lines have the time"

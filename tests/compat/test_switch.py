@@ -212,7 +212,7 @@ def test_a_script_that_starts_its_own_ranks(tmp_path):
     )
     done = start(sys.executable, "-m", "engine.compat", "train.py", cwd=tmp_path)
     assert done.stdout == "[('0.28.1', '0', 3, 4), ('0.28.1', '1', 3, 4)]\n"
-    assert done.stderr == "enginerun: without effect: --gloo (shared memory is the one transport)\n"
+    assert done.stderr == "enginerun: without effect: --gloo (shared memory on one host, TCP between hosts)\n"
 
 
 def test_a_function_of_a_module_that_imports_horovod_runs_on_ranks(tmp_path):
@@ -271,7 +271,7 @@ def test_the_command_of_job_scripts_is_the_launcher_with_the_switch(programs):
     options = ("-np", 1, "--gloo", "--start-timeout", 30, "--quiet")
     done = start(*command, *options, sys.executable, "probe.py", "a", cwd=programs)
     assert plain_lines(done.stdout) == [f"{FOUND} a"]
-    assert done.stderr == "enginerun: without effect: --gloo (shared memory is the one transport)\n"
+    assert done.stderr == "enginerun: without effect: --gloo (shared memory on one host, TCP between hosts)\n"
     done = start(*command, "-np", 0, "true", cwd=programs, code=2)
     assert done.stderr.startswith("enginerun: error: argument -np")
 

@@ -51,8 +51,9 @@ def test_what_does_nothing_is_told_in_one_line_with_the_reasons():
     options = parse(given.split())
     assert options.ignored == ("--gloo", "--disable-cache", "-p", "--mpi-args", "--gloo", "--blacklist-cooldown-range")
     assert horovod_options.without_effect(options.ignored) == (
-        "without effect: --gloo, --mpi-args (shared memory is the one transport); --disable-cache (nothing is checked "
-        "over the network); -p (all ranks are on this host); --blacklist-cooldown-range (of elastic jobs, see --min-np)"
+        "without effect: --gloo, --mpi-args (shared memory on one host, TCP between hosts); "
+        "--disable-cache (nothing is checked over the network); -p (all ranks are on this host); "
+        "--blacklist-cooldown-range (of elastic jobs, see --min-np)"
     )
 
 
@@ -61,7 +62,7 @@ def test_the_launcher_says_that_line_once(launcher):
     assert done.code == 0
     said = [line for line in done.err.splitlines() if "without effect" in line]
     assert said == [
-        "enginerun: without effect: --tcp (shared memory is the one transport); "
+        "enginerun: without effect: --tcp (shared memory on one host, TCP between hosts); "
         "--num-nccl-streams (the work of a GPU goes to one stream of the engine's own)"
     ]
 
