@@ -42,7 +42,7 @@ def waits_for(roster: Roster, limits: Limits, hosts: Hosts, now: float) -> str:
     ready, starting = len(roster.at(At.GATE)), len(roster.at(At.STARTING))
     out = hosts.blacklisted(now)
     return (
-        f"too few workers for a world of at least {limits.min_size}: {ready} ready, {starting} starting"
+        f"waiting for workers of a world of at least {limits.min_size}: {ready} ready, {starting} starting"
         f"{'; blacklisted: ' + ', '.join(out) if out else ''}"
     )
 

@@ -123,7 +123,8 @@ class Driver:
         )  # fmt: skip
         self._fleet.board.hear(wakeup.fileno(), self._signals)
         self._discovery = self._discover(options.elastic)
-        self._hosts: dict[str, int] = {}
+        self._hosts: dict[str, int] = {}  # those of the last answer, and those that are gone and still have workers
+        self._answer: dict[str, int] | None = None  # the last answer of the discovery
         self._workers: dict[int, _Worker] = {}
         self._places: Mapping[int, Place] = {}  # of the newest world
         self._ends: dict[int, Last] = {}
@@ -323,10 +324,10 @@ class Driver:
     # ---- what comes
 
     def _found(self, hosts: dict[str, int]) -> None:
-        said = changes(self._hosts, hosts)
-        if self._hosts and said and not self._options.quiet:
+        if self._answer is not None and (said := changes(self._answer, hosts)) and not self._options.quiet:
             self._say(f"the hosts have changed: {said}")
-        self._hosts = self._hosts | hosts  # who is gone may still have workers
+        self._answer = hosts
+        self._hosts = self._hosts | hosts
         self._feed(events.Found(hosts))
         self._hosts = hosts | {host: slots for host, slots in self._hosts.items() if self._holds(host)}
 

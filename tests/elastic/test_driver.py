@@ -111,6 +111,22 @@ def test_a_script_tells_of_more_slots_and_of_fewer(job):
     ]
 
 
+def test_each_change_of_the_hosts_is_told_once(job):
+    """A host that is gone while a worker of it still runs is not gone again with the next change."""
+    (job.home / "hosts").write_text("a:1\n")
+    reach = ("--launch-agent", "env STAND_IN={host}", "--host-discovery-script", "cat hosts")
+    process = job.start("-np", 1, "--max-np", 1, *reach)
+    job.world(1, 1)
+    for hosts in ("b:1\n", "b:1\nc:1\n", "b:1\n"):
+        before = job.said().count("the hosts have changed")
+        replace_text(job.home / "hosts", hosts)
+        until(lambda before=before: job.said().count("the hosts have changed") > before, f"{hosts!r} is told")
+    done = job.finish(process)
+    assert done.code == 0, done.err
+    told = [line.partition("the hosts have changed: ")[2] for line in done.err.splitlines() if "hosts have" in line]
+    assert told == ["b is new, with 1 slot; a is gone", "c is new, with 1 slot", "c is gone"]
+
+
 @pytest.mark.parametrize(
     ("script", "said"),
     [

@@ -127,7 +127,10 @@ def test_waiting_ends_with_the_first_cause() -> None:
     assert driver.phase is Phase.WAITING
     assert driver.at(599).phase is Phase.WAITING
     lines = [said.text for said in driver.taken(events.Say)]
-    assert any("1 ready, 0 starting; blacklisted: b (for good)" in line for line in lines)
+    assert any(
+        "waiting for workers of a world of at least 2: 1 ready, 0 starting; blacklisted: b (for good)" in line
+        for line in lines
+    )
     driver.at(600)
     assert driver.phase is Phase.OVER
     assert driver.why.splitlines()[0] == "host b: no word for 30 s"
