@@ -104,7 +104,7 @@ def _known(cache: Path | None, forget: bool) -> int:
         say(f"autotune: not used: {each}", file=sys.stderr)
     if results:
         show_known(results, console_for(sys.stdout))
-    say(f"{len(results)} results in {home}")
+    say(f"{len(results)} result{'s' * (len(results) != 1)} in {home}")
     return 0
 
 
