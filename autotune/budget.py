@@ -14,7 +14,7 @@ from autotune.trials import Settings
 AT_ONCE = 0.25  # share of the allowance that one trial may lose, and of the greatest one from which on that is terrible
 LEAST_STEPS = 5.0  # that may be lost, however long a step is: as many as a trial has that is cut short
 KEPT_BACK = 0.35  # share of the allowance with which a search becomes careful: it tries what is probably not slower
-RESERVE = 0.15  # share of the allowance with which it ends: what the last trial lost by surprise was of it
+RESERVE = 0.15  # share of the allowance with which it ends, or what a trial may lose that is not cut short, if more
 ENOUGH = 0.6  # share of the allowance with which a search that rests goes on
 LEAST_LIMIT = 0.05  # a trial is not cut short for a smaller excess over the standing setting
 NOISY = 2.0  # nor for one of so many standard deviations of a step: three steps would often exceed it by chance
@@ -33,6 +33,8 @@ class Budget:
     settings : Settings
     cost : float
         Steps that slower trials of the job have lost, less what faster ones of this epoch have gained.
+    doubt : float
+        Standard error of `cost`, in steps.
     gain : float
         Share of a step that the best setting surely gains.
     passed : int
@@ -57,28 +59,43 @@ class Budget:
     """
 
     def __init__(
-        self, settings: Settings, cost: float, gain: float, passed: int, steps: float, standing: float, usual: float
+        self,
+        settings: Settings,
+        cost: float,
+        doubt: float,
+        gain: float,
+        passed: int,
+        steps: float,
+        standing: float,
+        usual: float,
     ) -> None:
         shortest = min(float(settings.horizon), settings.shortest / math.exp(standing))
         ran = passed + settings.ran
         self.allowance = max(LEAST_STEPS, settings.regret_budget * shortest)
         most = settings.regret_budget * settings.horizon
         owed = settings.spent + max(cost - gain * max(shortest, ran), -most - settings.refill * ran)
-        self.spare = max(self.allowance, settings.refill * ran) - owed
-        needed = owed + ENOUGH * self.allowance
+        allowed = max(self.allowance, settings.refill * ran)
+        owed += min(doubt, allowed - LEAST_STEPS)  # caution leaves a search the least steps
+        self.spare = allowed - owed
+        self._steps, self._standing, self._tolerated = steps, standing, max(LEAST_LIMIT, NOISY * usual)
+        # Where steps are so short that a minute has more than the horizon, a trial is little of it, whatever it loses.
+        uncut = self._tolerated * (steps + settings.settling) if shortest < settings.horizon else 0.0
+        uncut = min(uncut, self.allowance - (1.0 - RESERVE) * LEAST_STEPS)
+        self._reserve = max(RESERVE * self.allowance, uncut)
+        self._kept_back = max(KEPT_BACK * self.allowance, uncut)
+        needed = owed + self._kept_back + (ENOUGH - KEPT_BACK) * self.allowance
         self.lacking = 0.0 if needed <= self.allowance else max(0.0, needed / max(settings.refill, 1e-9) - ran)
         self.at_once = at_once(settings)
-        self._steps, self._standing, self._usual = steps, standing, usual
 
     @property
     def spent(self) -> bool:
         """Whether one more trial might exceed it: the search has to be careful."""
-        return self.spare < KEPT_BACK * self.allowance
+        return self.spare < self._kept_back
 
     @property
     def overdrawn(self) -> bool:
-        """Whether too little is left for a surprise: the search has to rest."""
-        return self.spare <= RESERVE * self.allowance
+        """Whether too little is left for a trial that is slow and not cut short: the search has to rest."""
+        return self.spare <= self._reserve
 
     @property
     def refilled(self) -> bool:
@@ -88,7 +105,7 @@ class Budget:
     def limit(self) -> float:
         """Seconds per step above which a trial would lose more than it may."""
         may_lose = min(self.spare - KEPT_BACK * self.allowance, AT_ONCE * self.allowance)
-        return math.exp(self._standing) * (1.0 + max(may_lose / self._steps, LEAST_LIMIT, NOISY * self._usual))
+        return math.exp(self._standing) * (1.0 + max(may_lose / self._steps, self._tolerated))
 
     def shares(self, left: int) -> float:
         """Share by which each of `left` trials may be slower than the standing setting: a few times an equal part."""

@@ -73,11 +73,17 @@ class History:
         """Steps that each trial of an epoch has lost."""
         return steps_lost(self._excesses(epoch), [told.steps for told in self.of(epoch)])
 
+    def doubt(self, epoch: int) -> float:
+        """Steps by which the loss of an epoch's trials is uncertain: they share one error, that of what stood."""
+        now = self.of(epoch)
+        error = standing_error(now)
+        together = zip(self._excesses(epoch), now, strict=True)
+        return error * sum(told.steps for each, told in together if told.key != told.standing and each > -SURE * error)
+
     def gained(self, epoch: int) -> float:
         """Steps that trials of an epoch have gained on the standing setting, of which all know only a measurement."""
         now = self.of(epoch)
-        stood = [told for told in now if told.key == told.standing]
-        doubt = SURE * pooled_error(stood) / math.sqrt(len(stood)) if stood else 0.0
+        doubt = SURE * standing_error(now)
         together = zip(self._excesses(epoch), now, strict=True)
         return -sum(math.expm1(min(0.0, each + doubt)) * told.steps for each, told in together)
 
@@ -171,6 +177,12 @@ SOFT = 0.004  # expected noise between trials, in logarithms: it bounds how much
 def pooled_error(several: Sequence[Told]) -> float:
     """Standard error of one trial, such that as many of it are as sure as these are together."""
     return math.sqrt(len(several) / sum(1.0 / told.score.error**2 for told in several))
+
+
+def standing_error(now: Sequence[Told]) -> float:
+    """Standard error of the standing setting by all its trials among these; 0 where there are none."""
+    stood = [told for told in now if told.key == told.standing]
+    return pooled_error(stood) / math.sqrt(len(stood)) if stood else 0.0
 
 
 def softened(y: float) -> float:

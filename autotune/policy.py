@@ -383,7 +383,7 @@ class Tuner:
             if waiting and waiting[0] == knobs:
                 waiting.pop(0)
                 break
-        limit = self._state.limit(bounded=phase not in ("default", "confirm"))
+        limit = self._state.limit(knobs, bounded=phase not in ("default", "confirm"))
         trial = Trial(self._state.asked, dict(knobs), phase, why, limit)
         self._state.pending[trial.id] = trial
         self._state.asked += 1

@@ -17,6 +17,7 @@ SURE = 2.5  # standard deviations by which a gain is discounted before trials ma
 CAREFUL = 5.0  # pairs to confirm a setting, in multiples of those of which half would prove it
 AFFORDABLE = 0.5  # share of the trials of a search that may confirm
 OFTEN = 3.0  # times that a noisy standing setting is measured less often than would be best for comparisons alone
+EQUALS = 0.4  # share of the proof by which one of two settings that are both better than the default replaces the other
 OUT_OF_REACH = 2.0  # a proof that needs more than this many times the trials left is left to a later round
 
 
@@ -67,11 +68,25 @@ class Proof:
         shown = self._shown(knobs)
         if shown is None:
             return False
-        least, (gap, deviation) = self._settings.least, self.gap(knobs)
+        least, enough = self._required(knobs)
+        gap, deviation = self.gap(knobs)
         if gap > -max(self._settings.worth, least * deviation):
             return False
+        return shown > least and shown - gap / deviation > enough
+
+    def _required(self, knobs: Knobs) -> tuple[float, float]:
+        """Standard deviations that a proof must show: by each of its two parts, and by both together.
+
+        The first standing setting is the user's: to leave it takes the whole proof. Two settings that are both better
+        than it are equals, and whichever is probably the faster one is deployed: a mistake costs their difference.
+        """
+        settings = self._settings
+        if self._epoch.standing != self._epoch.origin:
+            gap, deviation = self.gap(knobs, self._epoch.origin)
+            if gap < -max(settings.worth, settings.proof / 2 * deviation):
+                return settings.least / 2, settings.proof * EQUALS
         # Each round is one more chance to be lucky, so that later ones have to show more.
-        return shown > least and shown - gap / deviation > self._settings.proof + math.sqrt(self._epoch.round)
+        return settings.least, settings.proof + math.sqrt(self._epoch.round)
 
     def holds(self, knobs: Knobs) -> bool:
         """Whether what was proven once is still believed to be better than what stands."""

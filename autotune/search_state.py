@@ -121,15 +121,18 @@ class SearchState:
             stood = [told for told in self.now() if told.trial.knobs == epoch.standing]
             standing = weighted(stood) if stood else 0.0
             gain, steps = self.proof().least_gain() if stood else 0.0, self.history.steps(epoch.number)
-            cost = self.lost - self.history.gained(epoch.number)
+            cost, doubt = self.lost - self.history.gained(epoch.number), self.history.doubt(epoch.number)
             usual = self.history.usual()
-            self._balance = state, Budget(self.settings, cost, gain, self.passed, steps, standing, usual)
+            self._balance = state, Budget(self.settings, cost, doubt, gain, self.passed, steps, standing, usual)
         return self._balance[1]
 
-    def limit(self, *, bounded: bool) -> float:
+    def limit(self, knobs: Knobs, *, bounded: bool) -> float:
         """Seconds per step above which a trial is not worth its time or, if `bounded`, would lose more than it may."""
         fastest = min((told.score.log for told in self.now() if told.status == "ok"), default=math.inf)
         if fastest == math.inf:
             return math.inf
         limit = math.exp(fastest) * self.settings.abort_above
+        known = [told for told in self.now() if told.trial.knobs == knobs]
+        if not bounded and known and weighted(known) < math.log(limit):
+            return math.inf  # if its first steps are slow, that is chance: cut short, the trial would be of these alone
         return min(limit, self.budget().limit()) if bounded else limit

@@ -13,6 +13,7 @@ import pytest
 
 from autotune import Choice, Integer, Real, Settings, Space, Tuner
 from autotune.account import excesses, steps_lost
+from autotune.budget import Budget
 from autotune.design import corners, levels
 from autotune.log_summary import tell
 from autotune.replay import replay
@@ -123,6 +124,33 @@ def test_a_search_that_cannot_win_costs_a_job_of_a_minute_two_percent_and_says_s
     assert replay(rows).exact
 
 
+def test_a_search_rests_when_less_is_left_than_a_trial_may_lose_that_is_not_cut_short() -> None:
+    def budget(cost: float, usual: float, doubt: float = 0.0) -> Budget:
+        return Budget(Settings(), cost, doubt, 0.0, passed=100, steps=20, standing=math.log(0.05), usual=usual)
+
+    assert budget(0.0, 0.1).allowance == pytest.approx(24.0)
+    assert not budget(19.0, 0.1).overdrawn  # 5 of 24 steps are left, and a trial of 22 steps may take 20 % longer
+    assert budget(20.0, 0.1).overdrawn
+    assert not budget(20.0, 0.02).overdrawn  # where noise is light, a trial is cut short before it loses that
+    assert budget(15.0, 0.1, doubt=5.0).overdrawn  # what it may have lost without knowing counts
+    assert budget(20.0, 0.1).lacking > 0.0 and not budget(20.0, 0.1).refilled
+
+
+def test_no_chance_cuts_the_default_short() -> None:
+    """Cut short it would be three slow steps, from which on all else looked faster than it is."""
+    tuner = Tuner(SPACE, DEFAULT, max_trials=20)
+    tuner.tell(tuner.ask().id, [0.1] * 20)
+    design = tuner.ask()
+    assert design.limit < math.inf
+    tuner.tell(design.id, [0.05] * 20)
+    state = tuner._state
+    assert state.limit(DEFAULT, bounded=False) == pytest.approx(0.075)  # it is known to be slow: not worth its time
+    quick = Tuner(SPACE, DEFAULT, max_trials=20)
+    quick.tell(quick.ask().id, [0.1] * 20)
+    quick.tell(quick.ask().id, [0.09] * 20)
+    assert quick._state.limit(DEFAULT, bounded=False) == math.inf
+
+
 def test_where_only_two_large_values_together_help_they_are_found() -> None:
     def together(knobs: dict[str, Any]) -> float:
         a, b, c = shares(knobs)
@@ -156,6 +184,28 @@ def test_rounds_become_rarer_and_leave_the_default_where_nothing_matters() -> No
     alone = Tuner(SPACE, DEFAULT, max_trials=8, settings=Settings(background=0))
     search(alone, flat, rng, 0.06)
     assert watched(alone, flat, rng, 5000) == 0
+
+
+def test_a_round_replaces_what_is_better_than_the_default_by_what_is_better_still() -> None:
+    """Three percent on a busy machine: too little to be proven as what leaves the default must be."""
+    space = Space(kind=Choice(["x", "y", "z"]))
+    seconds = {"x": 0.2, "y": 0.1, "z": 0.097}
+
+    def steps(knobs: dict[str, Any], rng: np.random.Generator) -> list[float]:
+        return busy_steps(seconds[knobs["kind"]], 20, rng)
+
+    found = []
+    for seed in range(12):
+        rng, tuner = np.random.default_rng(seed), Tuner(space, {"kind": "x"}, seed, 4, [{"kind": "y"}])
+        for _ in range(41):
+            while not tuner.done:
+                trial = tuner.ask()
+                samples = steps(trial.knobs, rng)
+                cut = float(np.median(samples[:3])) > trial.limit
+                tuner.tell(trial.id, samples[:3] if cut else samples, "aborted" if cut else "ok")
+            tuner.observe(steps(tuner.best(), rng), 50)
+        found.append(tuner.best()["kind"])
+    assert "x" not in found and found.count("z") >= 10
 
 
 def test_a_machine_that_becomes_slower_costs_the_trials_nothing() -> None:
