@@ -115,7 +115,7 @@ class Reducer(ABC):
         self._refused: EngineError | None = None
         self._tied: list[int] = []  # parameters whose gradient is reduced with others, in which it lies
         self._empty: list[int] = []  # parameters without a gradient on any rank
-        self._silent: list[int] = []  # parameters whose hooks were not called in the pass that is reduced
+        self._idle: list[int] = []  # parameters that `expect_in_place` looks at when the pass is reduced
         self.skipping = False
         self._unused: str | None = None  # the step whose closure has not been called yet
         live.add(self)
@@ -165,6 +165,10 @@ class Reducer(ABC):
     @abstractmethod
     def store(self, target: Tensor, source: Tensor) -> None:
         """Copy `source` into a gradient of equal shape, where no gradient is computed of that."""
+
+    def find_idle(self, silent: list[int]) -> list[int]:
+        """Which of the parameters whose hooks were not called may have been replaced; called before the reduction."""
+        return []
 
     def expect_in_place(self, indices: Sequence[int]) -> None:  # noqa: B027 (parameters may be there for good)
         """Raise EngineError if other parameters have come into the model for these, whose hooks were not called."""
@@ -411,8 +415,8 @@ class Reducer(ABC):
         refused, self._refused = self._refused, None
         if refused is not None and not discard:
             raise refused
-        if self._silent and not discard:
-            self.expect_in_place(self._silent)
+        if self._idle and not discard:
+            self.expect_in_place(self._idle)
 
     def _announce(self, only: set[int] | None = None) -> None:
         """Submit what this pass has not: existing gradients (only those in `only`), and that the others are missing."""
@@ -478,7 +482,7 @@ class Reducer(ABC):
         Returns the error of the first that cannot be reduced.
         """
         missing = [index for index in self.group.missing() if only is None or index in only]
-        self._silent = missing
+        self._idle = self.find_idle(missing) if missing else []
         rest = [index for index in missing if self._parameters[index].grad is not None]
         self._tied = []
         if not rest:

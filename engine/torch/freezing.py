@@ -126,8 +126,9 @@ class FrozenSteps:
             self._end()
             return
         self._expect_nothing_new()
-        if not self.reduced:
-            self._reducer.expect_in_place(range(len(self._reducer.names)))
+        every = range(len(self._reducer.names))
+        if not self.reduced and self._reducer._successors.is_due(every):
+            self._reducer.expect_in_place(every)
 
     def forget(self) -> None:
         """Note that the gradients have been used, or are about to be zeroed."""

@@ -154,10 +154,15 @@ class TorchReducer(Reducer):
         hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
         return any(isinstance(hook, gradients.GradientHook) for hook in hooks.values())
 
+    def find_idle(self, silent: list[int]) -> list[int]:
+        if not self._successors.is_due(silent):
+            return []
+        # What passes of no_sync() or a program by hand have left in a gradient is of the parameter itself.
+        return [index for index in silent if _is_empty(self._parameters[index].grad)]
+
     def expect_in_place(self, indices: Sequence[int]) -> None:
-        if self._successors.is_due(indices):
-            silent = {self.names[index]: self._parameters[index] for index in indices}
-            self._successors.expect_none(silent, self._parameters)
+        silent = {self.names[index]: self._parameters[index] for index in indices}
+        self._successors.expect_none(silent, self._parameters)
 
     def attach(self, parameter: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> Any:
         required = parameter.requires_grad
@@ -357,6 +362,17 @@ def keep_hooks_of_swapped() -> None:
 
     swap_tensors.keeps_hooks = True  # type: ignore[attr-defined]
     torch.utils.swap_tensors = swap_tensors
+
+
+def _is_empty(gradient: torch.Tensor | None) -> bool:
+    """Whether there is no gradient, or nothing but zeros in it; False of one that the engine does not take."""
+    if gradient is None:
+        return True
+    try:
+        check(gradient)  # torch reads from where there is no memory, and crashes
+    except UnsupportedTensorError:
+        return False  # said when it is submitted
+    return not bool(gradient.any())
 
 
 def _gradient_dtype(parameter: torch.Tensor) -> torch.dtype | None:

@@ -350,6 +350,34 @@ def test_test_a_parameter_that_is_not_used_is_no_replaced_one(wrap: Wrap) -> Non
     optimizer.unwrap()
 
 
+def test_test_parameters_that_a_step_reduces_are_no_replaced_ones(wrap: Wrap) -> None:
+    """Of no module, and beside a layer of equal shape that trains on this rank alone, as one process does."""
+    alone, mine = nn.Linear(2, 1, bias=False), float(engine.rank() + 1)
+    alone(torch.ones(1, 2)).sum().backward()
+    average = (engine.size() + 1) / 2
+    for passes in (1, 2):
+        parameter = nn.Parameter(torch.zeros(1, 2))
+        optimizer = wrap(torch.optim.SGD([parameter], lr=1.0), backward_passes_per_step=passes)
+
+        def accumulate(parameter: nn.Parameter = parameter, optimizer: Any = optimizer) -> None:
+            with optimizer.no_sync():
+                (parameter * mine).sum().backward()
+
+        def set_by_hand(parameter: nn.Parameter = parameter) -> None:
+            parameter.grad = torch.full_like(parameter, mine)
+
+        def leave_window_open(parameter: nn.Parameter = parameter) -> None:
+            (parameter * mine).sum().backward()
+
+        for step, bring in enumerate((accumulate, set_by_hand, leave_window_open) * 3):
+            optimizer.zero_grad()
+            bring()
+            optimizer.step()
+            expected = torch.full_like(parameter, -average * (step + 1))
+            assert torch.equal(parameter.detach(), expected), (passes, bring, parameter)
+        optimizer.unwrap()
+
+
 def only_on(rank: int, parameter: nn.Parameter, dtype: torch.dtype | None = None) -> None:
     """A backward pass that makes a gradient on one rank alone."""
     beside = torch.zeros((), requires_grad=True)
