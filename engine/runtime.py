@@ -29,6 +29,7 @@ from .errors import (
     RendezvousError,
     WorldError,
 )
+from .exit_report import writer
 from .frameworks import moving
 from .host import linux
 from .host.kubernetes import service_links
@@ -165,6 +166,8 @@ def init(process_sets: ProcessSets = None, **settings: Any) -> None:
         except EngineError as error:
             # Where in the engine it was raised tells a user nothing; the frames of these functions would bury the text.
             logs.logger.debug("init has failed", exc_info=True)
+            writer.claim()
+            writer.report_exception(error)
             raise error.with_traceback(None) from None
         atexit.register(shutdown)
 

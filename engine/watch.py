@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 
 from . import readable
 from .errors import WorldError
+from .exit_report import writer
 from .host.signals import FLIGHT
 from .host.stacks import NOT_THE_USERS
 from .logs import logger
@@ -86,6 +88,8 @@ class Watch:
 
     def start(self) -> None:
         """Start the thread; put the hooks in place."""
+        writer.claim()
+        writer.clear()
         self._thread.start()
         self._chained, sys.excepthook = sys.excepthook, self._excepthook
         if threading.current_thread() is threading.main_thread() and signal.getsignal(FLIGHT) is signal.SIG_DFL:
@@ -119,6 +123,7 @@ class Watch:
         if isinstance(failure, WorldError):
             rank, cause = failure.rank, failure.cause
         content = {"rank": rank, "cause": cause, "message": str(failure), **now(self._engine)}
+        writer.report_failure(rank, cause, str(failure), time.time())
         try:
             path = self._write("failure.json", content)
             self._flight("abort")
@@ -171,13 +176,14 @@ class Watch:
             self._chained(kind, value, trace)
             return
         self._engine.abort(summary(kind, value, trace))
+        writer.report_exception(value.with_traceback(trace))
         if self._chained is not sys.__excepthook__ or not self._shorten(kind, value, trace):
             with self._writing():
                 self._chained(kind, value, trace)
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """Keep the line about a failure out of a traceback, which hooks write line by line: launchers read it.
+        """Keep the line about a failure out of a traceback, which hooks write line by line.
 
         A hook that waits for its user keeps that line for a moment alone.
         """

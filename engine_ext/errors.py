@@ -6,6 +6,10 @@ from __future__ import annotations
 class EngineError(RuntimeError):
     """Base of everything that the engine raises."""
 
+    def blame(self) -> tuple[int | None, str] | None:
+        """Return the rank to blame and its cause, if that is another rank; launchers are told of them."""
+        return None
+
 
 class NotInitializedError(EngineError, ValueError):
     """A call that needs `engine.init()` came before it, or after `engine.shutdown()`."""
@@ -44,7 +48,20 @@ class DeviceError(EngineError):
 
 
 class RendezvousError(EngineError):
-    """The ranks of a job could not find each other."""
+    """The ranks of a job could not find each other.
+
+    Attributes
+    ----------
+    absent : int or None
+        A rank that did not come in time, -1 if it is not known which; None: another reason.
+    """
+
+    def __init__(self, message: str = "", absent: int | None = None) -> None:
+        super().__init__(message)
+        self.absent = absent
+
+    def blame(self) -> tuple[int | None, str] | None:
+        return None if self.absent is None else (None if self.absent < 0 else self.absent, "absent")
 
 
 class IncompatibleRanksError(RendezvousError):
@@ -72,6 +89,9 @@ class WorldError(CollectiveError):
 
     def __reduce__(self) -> tuple[type[WorldError], tuple[str, int]]:
         return type(self), (str(self), self.rank)
+
+    def blame(self) -> tuple[int | None, str] | None:
+        return (None if self.rank < 0 else self.rank), self.cause
 
 
 class RankDiedError(WorldError):

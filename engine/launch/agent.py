@@ -30,7 +30,6 @@ from .output import Stream
 from .page_copies import Pages
 from .plan import Crew, Job, RankPlan, plan, without_places
 from .reach import network_of
-from .report import read_claim
 from .spawn import Rank
 from .supervisor import ENDING_SIGNALS, PASSED_SIGNALS, SIGNALS, Supervisor
 from .verdict import End
@@ -166,19 +165,16 @@ class Agent:
         self.channel.send("started", rank=rank.number, pid=rank.pid, cpus=rank_plan.cpus)
 
     def _ended(self, rank: Rank, end: End) -> None:
-        """Tell of the end of a rank, how long ago that was, and whom it blames for standing still."""
-        claim = read_claim(self.job.directory / f"rank.{rank.number}" / "failure.json", rank.number)
-        stalled = claim.culprit if claim is not None and claim.cause == "stalled" and end.code != 0 else None
+        """Tell of the end of a rank, how long ago that was, and what the rank has reported."""
         now = time.time()
-        self.channel.send(
-            "end",
-            rank=rank.number,
-            code=end.code,
-            by_launcher=end.by_launcher,
-            age=now - end.time,
-            now=now,
-            stalled=stalled,
-        )
+        told = {
+            "rank": rank.number,
+            "code": end.code,
+            "by_launcher": end.by_launcher,
+            "age": now - end.time,
+            "now": now,
+        }
+        self.channel.send("end", end.report.data(), **told)
 
     def _say(self, line: str) -> None:
         self.channel.send("say", line=line)

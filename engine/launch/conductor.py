@@ -16,6 +16,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from .. import readable
+from ..exit_report.report import ExitReport
 from ..forms import MOST_PORTS
 from ..host import machine, network, private_files, processes
 from ..host.patience import Patience
@@ -356,13 +357,14 @@ class Conductor:
         rank, code, now = _rank(host, message), message.number("code", *CODES), time.time()
         host.ahead = now - message.seconds("now")
         by_launcher = bool(message.head["by_launcher"]) and (self._ending or self._signum is not None)
-        self._ends[rank] = End(rank, code, now - message.seconds("age"), by_launcher)
+        report = ExitReport.parse(message.body)
+        self._ends[rank] = End(rank, code, now - message.seconds("age"), by_launcher, report=report)
         host.alive.discard(rank)
         for name in ("stdout", "stderr"):
             self.displays[rank, name].flush()
         if code != 0:
             self._end(f"after the first rank failed (rank {rank}, {describe(code)})")
-        stalled = message.head["stalled"]
+        stalled = report.stalled_rank if code != 0 else None
         if stalled in self._by_rank and stalled not in self._asked:
             self._asked.add(stalled)
             self._board.send(self._by_rank[stalled], "where", rank=stalled)

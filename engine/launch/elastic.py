@@ -18,6 +18,7 @@ from ..elastic import events
 from ..elastic.limits import Limits
 from ..elastic.machine import Machine, Phase
 from ..elastic.places import Place, Slot
+from ..exit_report.report import ExitReport
 from ..host import private_files, processes
 from ..host.network import Address
 from ..host.patience import STEP
@@ -377,10 +378,11 @@ class Driver:
         killed, started = message.truth("killed"), message.truth("started")
         worker = self._worker(host, message)
         display = self.slots.displays[worker.number, "stderr"]
-        last = last_of(code, display, worker.since)
+        last = last_of(code, ExitReport.parse(message.body), display, worker.since)
         self._gone(number)
         own = code != 0 and not killed
         if own:
+            self.slots.keep_report(worker.number, last.report)
             self._ends[number] = last
             while len(self._ends) > KEPT:
                 del self._ends[next(iter(self._ends))]

@@ -54,7 +54,7 @@ class Keeper(Supervisor):
         """The user ends the job: workers have the signal, and a grace; a second one kills."""
         super()._end_by(signum)
 
-    def _failed(self, rank: Rank, code: int) -> None:
+    def _failed(self, rank: Rank, end: End) -> None:
         """What it has started must not write beside those that go on."""
         processes.send_group(rank.pid, signal.SIGKILL)
         held = [worker for worker, streams in self._streams.items() if worker in self._alive or _open(streams)]
@@ -236,7 +236,8 @@ class ElasticAgent(Agent):
         if (failure := rank.process.failure()) is not None:
             self._say(spawn.not_started(end.rank, self.program, failure))
             code = _NOT_EXECUTED.get(failure.errno or 0, 1)
-        self.channel.send("end", worker=end.rank, code=code, killed=killed, started=failure is None)
+        told = {"worker": end.rank, "code": code, "killed": killed, "started": failure is None}
+        self.channel.send("end", end.report.data(), **told)
 
     def _passed(self, worker: int, message: dict[str, Any]) -> None:
         """Pass on what a worker says at the gate, if it is one that runs here, and says what workers do."""

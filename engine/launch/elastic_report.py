@@ -9,20 +9,21 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
+from .. import readable
 from ..elastic.causes import Cause
 from ..elastic.places import Place
+from ..exit_report.report import NOTHING, ExitReport
 from ..host import processes
 from .output import Display
 from .report import QUOTE, TAIL_LINES, last_words, tail_lines
 from .supervisor import Outcome
-from .verdict import claim_of, traceback_span
+from .verdict import traceback_span
 
 # Exceptions with which a worker ends because of something that it was told.
 _TOLD = ("CalledOff", "ElasticTimeoutError", "HostsUpdatedInterrupt", "JobOver", "RendezvousError")
 _PACKAGE = Path(__file__).parents[1]
 _LINE = re.compile(r'^\s+File "(?P<file>.+)", line (?P<line>[0-9]{1,9})')
 _NO_PROGRAM = re.compile(r"^\S+: (can't open file .+|No module named [\w.]+)$")  # as Python says it of its arguments
-_TYPE = re.compile(r"^(?:[\w.]+\.)?(?P<name>\w+)(?::|$)")
 
 
 @dataclass(frozen=True)
@@ -61,11 +62,13 @@ class Last:
         Of the stderr of its slot.
     words : list of str
         The end of its stderr.
+    report : ExitReport
     """
 
     code: int
     path: Path
     words: list[str]
+    report: ExitReport = NOTHING
 
     @property
     def not_run(self) -> bool:
@@ -77,16 +80,10 @@ class Last:
     @property
     def exception(self) -> str:
         """Type and line of the exception of its own with which it ended; empty if there is none."""
-        span = traceback_span(self.words)
-        if span is None or claim_of(-1, self.words, 0.0) is not None:
+        raised = self.report.raised
+        if raised is None or raised.consequence or raised.type in _TOLD or not raised.file:
             return ""
-        lines = self.words[span[0] : span[1]]
-        raised, place = _TYPE.match(lines[-1]), _place(lines)
-        if raised is None or place is None or raised["name"] in _TOLD:
-            return ""
-        found = _LINE.match(lines[place])
-        assert found is not None
-        return f"{raised['name']} in {found['file']}, line {found['line']}"
+        return f"{readable.plain(raised.type)} in {readable.plain(raised.file)}, line {raised.line}"
 
     def quoted(self) -> list[str]:
         """Of its last words what the report shows: the exception and the program's line, where there is one.
@@ -121,9 +118,9 @@ def _is_code(line: str) -> bool:
     return line[:1].isspace() and _LINE.match(line) is None
 
 
-def last_of(code: int, stderr: Display, since: int) -> Last:
-    """Return the last words of a worker, which has written from so many bytes of its slot's stderr on."""
-    return Last(code, stderr.path, tail_lines(*stderr.tail(since)))
+def last_of(code: int, report: ExitReport, stderr: Display, since: int) -> Last:
+    """Return the end of a worker, which has written from so many bytes of its slot's stderr on."""
+    return Last(code, stderr.path, tail_lines(*stderr.tail(since)), report)
 
 
 def how(code: int, came: bool) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from ..elastic.places import Slot
+from ..exit_report.report import NAME, ExitReport
+from ..host import private_files
 from . import remote_files
 from .channel import ChannelError, Message
 from .console import Console
@@ -99,6 +102,12 @@ class Slots:
         numbers = [number for name, number in self._had if name == host]
         remote_files.keep_later(message, self._directory, numbers, self.files, self.problems)
 
+    def keep_report(self, number: int, report: ExitReport) -> None:
+        """Write the exit report of a worker that failed beside what it wrote."""
+        if not report.empty:
+            path = self._directory / f"rank.{number}" / NAME
+            self.files.put(functools.partial(_write_quietly, path, report.data()))
+
     def flush(self, number: int) -> None:
         """Show what a worker has left of its last line, as no more follows."""
         for name in ("stdout", "stderr"):
@@ -110,3 +119,8 @@ class Slots:
             display.close()
         self.files.put(functools.partial(remote_files.remove_token, self._directory))
         self.files.finish()
+
+
+def _write_quietly(path: Path, data: bytes) -> None:
+    with contextlib.suppress(OSError):
+        private_files.write(path, data)

@@ -38,7 +38,7 @@ from .metrics import Metrics
 from .options import Options, load
 from .output import Display, Stream, open_displays
 from .plan import Job, RankPlan, plan
-from .report import QUOTE, failure_lines, flight_records, investigate
+from .report import QUOTE, failure_lines, flight_records, investigate, keep_reports
 from .shadow import shadowed
 from .supervisor import SIGNALS, Outcome, Supervisor
 from .verdict import Verdict
@@ -323,7 +323,7 @@ class JobRun:
 
     def _conclude(self, outcome: Outcome, directory: Path, started: float) -> tuple[int, list[str]]:
         """Find the exit code and what to tell the user."""
-        verdict = None if isinstance(outcome, Result) else investigate(outcome.ends, directory, self._clocks)
+        verdict = None if isinstance(outcome, Result) else investigate(outcome.ends, self._clocks)
         lines = [lack for each in self._displays if (lack := each.lack())]
         lines += [
             f"{path} is not complete: {linux.explain_briefly(problem)}" for path, problem in self.problems.items()
@@ -345,6 +345,7 @@ class JobRun:
             return outcome.code, [*lines, *outcome.lines]
         if verdict is not None:
             self.verdict = verdict
+            keep_reports(outcome.ends, directory)
             self.report = failure_lines(verdict, outcome.ends, directory, started, self.hosts)
             return verdict.exit_code, lines + self.report
         if outcome.signum is not None:

@@ -12,13 +12,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from ..exit_report.report import NAME as REPORT
 from ..host import stacks
 from ..trace import flight
 
 PREFIX = "enginerun-"  # prefix of the names of jobs' temporary directories
 RESULT, ERROR = "call-result", "call-error"  # files that a rank of `engine.run` leaves: one of them
 # Files that a rank leaves about its job.
-RECORDS = (*flight.RECORDS, stacks.NAME, RESULT, ERROR)
+RECORDS = (*flight.RECORDS, stacks.NAME, REPORT, RESULT, ERROR)
 KEPT = 7 * 24 * 3600.0  # seconds for which a temporary directory is kept
 _OF_RANK, _OF_WORLD = re.compile(r"rank\.\d+"), re.compile(r"world\.\d+")
 _OF_JOB = re.compile(r"(rank|world|line)\.\d+|autotune\.jsonl|enclosed.*|\.job|\.agents")  # names in its directory

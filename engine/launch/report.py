@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -11,15 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from .. import readable
-from ..bounded_reader import MIB, ReadError, natural, number, parse_json, read_bytes, whole
-from ..bounded_reader import text as text_field
-from ..errors import BY_CAUSE
-from ..host import stacks
+from ..bounded_reader import natural
+from ..errors import BY_CAUSE, MismatchError
+from ..exit_report.report import ABSENT, ExitReport
+from ..exit_report.report import NAME as REPORT_NAME
+from ..host import private_files, stacks
 from .output import TAIL_BYTES
-from .verdict import ABSENT, Claim, End, Verdict, claim_of, describe, judge, traceback_span
+from .verdict import End, Verdict, claim_of, describe, judge, traceback_span
 
 QUOTE = "  | "
-MOST_RANKS = 4096  # of a job that a file tells of
 TAIL_LINES = 20
 TRACEBACK_LINES = 200
 LINE_CHARACTERS = 2000
@@ -28,7 +29,6 @@ _FRAME = re.compile(
     rf"^rank \d+ (?:{'|'.join(kind.did for kind in BY_CAUSE.values())}): | \(rank \d+ noticed it first\)$"
 )
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
-_MISMATCH = re.compile(r"(?:[\w.]+\.)?MismatchError: ")
 _SENT = re.compile(r"\b(?:rank ([0-9]{1,9})|ranks [\d, .-]+) sent ")
 
 
@@ -77,38 +77,13 @@ def tail_lines(data: bytes, cut: bool) -> list[str]:
     return lines
 
 
-def read_claim(path: Path, rank: int) -> Claim | None:
-    """Read a rank's `failure.json`.
-
-    Parameters
-    ----------
-    path : Path
-    rank : int
-        Whose it is.
-
-    Returns
-    -------
-    Claim or None
-        None without a file, or if the rank died while writing it.
-    """
-    try:
-        data = parse_json(read_bytes(path, MIB))
-        cause = text_field(data, "cause")
-        blamed, time = whole(data, "rank", -1, MOST_RANKS), number(data, "time", -1e11, 1e11)
-        return Claim(rank, blamed, cause if cause in BY_CAUSE else "", text_field(data, "message"), time)
-    except (OSError, ReadError):
-        return None
-
-
-def investigate(ends: Sequence[End], directory: Path, clocks: Mapping[int, float] | None = None) -> Verdict | None:
-    """Judge a job by its ranks' ends and files.
+def investigate(ends: Sequence[End], clocks: Mapping[int, float] | None = None) -> Verdict | None:
+    """Judge a job by its ranks' ends and exit reports.
 
     Parameters
     ----------
     ends : sequence of End
         Every rank's.
-    directory : Path
-        The job's.
     clocks : mapping of int to float, optional
         By rank, the seconds by which the launcher's clock is ahead of its host's; 0 for ranks that are not there.
 
@@ -120,15 +95,26 @@ def investigate(ends: Sequence[End], directory: Path, clocks: Mapping[int, float
     ahead = {} if clocks is None else clocks
     claims = []
     for end in ends:
-        home = directory / f"rank.{end.rank}"
-        claim = read_claim(home / "failure.json", end.rank)
+        claim = claim_of(end)
         if claim is not None:
-            claim = replace(claim, time=claim.time + ahead.get(end.rank, 0.0))
-        elif end.failed:
-            claim = claim_of(end.rank, read_tail(home / "stderr"), end.time)
-        if claim is not None:
-            claims.append(claim)
+            by_host = end.report.failure is not None  # its time is of the rank's own host
+            claims.append(replace(claim, time=claim.time + ahead.get(end.rank, 0.0)) if by_host else claim)
     return judge(ends, claims)
+
+
+def keep_reports(ends: Sequence[End], directory: Path) -> None:
+    """Write the exit reports of ranks that failed beside their output, for people and tools; a full disk is no error.
+
+    Parameters
+    ----------
+    ends : sequence of End
+    directory : Path
+        The job's.
+    """
+    for end in ends:
+        if end.code != 0 and not end.report.empty:
+            with contextlib.suppress(OSError):
+                private_files.write(directory / f"rank.{end.rank}" / REPORT_NAME, end.report.data())
 
 
 def flight_records(directory: Path) -> list[int]:
@@ -174,11 +160,10 @@ def failure_lines(
     lines = [f"other ranks: {text}" for text in _others(verdict, ends)]
     lines += _where(verdict, end, directory / f"rank.{end.rank}" / stacks.NAME)
     if verdict.claim is not None and verdict.claim.cause == ABSENT:
-        lines += [f"rank {verdict.claim.source}: {line}" for line in verdict.claim.message.split("\n")[1:]]
+        lines += [f"rank {verdict.claim.source}: {line.strip()}" for line in verdict.claim.message.split("\n")[1:]]
     path = directory / f"rank.{end.rank}" / "stderr"
-    tail = read_tail(path)
-    extract = last_words(tail)
-    odd = odd_one_out(tail)
+    extract = last_words(read_tail(path))
+    odd = odd_one_out(end.report)
     if odd is not None:
         lines.append(f"the ranks disagree: rank {odd} is the odd one out, and rank {end.rank} was the first to end")
     host = socket.gethostname() if hosts is None else hosts[end.rank]
@@ -191,22 +176,23 @@ def failure_lines(
     return lines
 
 
-def odd_one_out(lines: Sequence[str]) -> int | None:
-    """Find the one rank that disagrees with all others, in the last words of a rank that failed of a mismatch.
+def odd_one_out(report: ExitReport) -> int | None:
+    """Find the one rank that disagrees with all others, in the exception of a rank that failed of a mismatch.
 
     Parameters
     ----------
-    lines : sequence of str
-        The end of its stderr. A mismatch ends in `ranks disagree on 'x': ranks 0, 1 sent .., rank 2 sent ..`.
+    report : ExitReport
+        A mismatch has the message `ranks disagree on 'x': ranks 0, 1 sent .., rank 2 sent ..`.
 
     Returns
     -------
     int or None
         None without a mismatch, or if no rank stands alone against several that agree.
     """
-    # The engine's own line about the failure may come before or after the exception's.
-    last = next((line for line in reversed(lines) if _MISMATCH.match(line)), "")
-    sides = _SENT.findall(last)
+    raised = report.raised
+    if raised is None or raised.type != MismatchError.__name__:
+        return None
+    sides = _SENT.findall(raised.message.partition("\n")[0])
     alone = [int(rank) for rank in sides if rank]
     return alone[0] if len(sides) == 2 and len(alone) == 1 else None
 

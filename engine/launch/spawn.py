@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..exit_report.report import environment as reporting
+from ..exit_report.report import make_page
 from ..host import linux, machine, processes
 from .child import Child
 from .errors import LaunchError
@@ -48,6 +50,8 @@ class Rank:
         Readable when the process has ended.
     stdout, stderr : int
         Reading ends of its pipes; they do not block.
+    page : int
+        Where it reports how it ends (`engine.exit_report`); -1: nowhere.
     started : float
         Seconds, CLOCK_MONOTONIC.
     """
@@ -57,6 +61,7 @@ class Rank:
     pidfd: int
     stdout: int
     stderr: int
+    page: int
     started: float
 
     @property
@@ -149,8 +154,11 @@ def start(
         out_read, out_write = _pipe(opened)
         err_read, err_write = _pipe(opened)
         started = time.monotonic()
+        if (page := make_page()) >= 0:
+            opened.append(page)
         prepare = _before_exec(os.getpid(), plan, descriptors)
-        process = Child(command, program, plan.environment, (out_write, err_write), inherited, prepare)
+        environment = reporting(page, plan.environment)
+        process = Child(command, program, environment, (out_write, err_write), inherited, prepare)
         if awaited:
             process.await_start()
     except OSError as error:
@@ -164,12 +172,13 @@ def start(
     except OSError as error:
         processes.send_group(process.pid, signal.SIGKILL)
         process.wait(1.0)  # one in an uninterruptible wait ends later
-        os.close(out_read)
-        os.close(err_read)
+        for descriptor in (out_read, err_read, page):
+            if descriptor >= 0:
+                os.close(descriptor)
         raise LaunchError(
             f"rank {plan.rank}: its process cannot be watched: {linux.refusal('pidfd_open', error)}"
         ) from error
-    return Rank(plan, process, pidfd, out_read, err_read, started)
+    return Rank(plan, process, pidfd, out_read, err_read, page, started)
 
 
 def start_command(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:

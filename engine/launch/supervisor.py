@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from .. import readable
+from ..exit_report.report import take_page
 from ..host import processes, stacks
 from ..host.patience import Patience
 from ..host.signals import FLIGHT, read_signals
 from .guardian import Guardian
 from .outgoing import Outgoing
 from .output import Stream
-from .report import read_claim
 from .spawn import Rank
 from .verdict import End, describe
 from .writer import LOOK, Writer
@@ -302,7 +302,7 @@ class Supervisor:
         """Show the last that a rank wrote which has ended, and begin the ending of the job if it failed."""
         del self._alive[rank.number]
         by_launcher = self._stage >= Stage.TERMINATING or self._signum is not None
-        end = End(rank.number, code, now, by_launcher)
+        end = End(rank.number, code, now, by_launcher, report=take_page(rank.page))
         self._ends.append(end)
         self._forget_empty()
         for stream in self._streams[rank.number]:
@@ -313,22 +313,18 @@ class Supervisor:
                     self._unlisten(pipe)
         self._tell_end(rank, end)
         if code != 0:
-            self._failed(rank, code)
+            self._failed(rank, end)
 
-    def _failed(self, rank: Rank, code: int) -> None:
+    def _failed(self, rank: Rank, end: End) -> None:
         """What follows from the failure of one: the end of all."""
-        self.end(f"after the first rank failed (rank {rank.number}, {describe(code)})")
-        if self._stage == Stage.ENDING:
-            self._ask_where(rank)
-
-    def _ask_where(self, rank: Rank) -> None:
-        """Have the rank that a failed one blames for standing still write where; it has the grace for that."""
-        claim = read_claim(rank.plan.directory / "failure.json", rank.number)
-        if claim is not None and claim.cause == "stalled" and claim.culprit is not None:
-            self.ask_where(claim.culprit)
+        self.end(f"after the first rank failed (rank {rank.number}, {describe(end.code)})")
+        if self._stage == Stage.ENDING and (stalled := end.report.stalled_rank) is not None:
+            self.ask_where(stalled)
 
     def ask_where(self, number: int) -> None:
-        """Have a rank write where it stands, once; does nothing if it has ended, or is not of this host.
+        """Have a rank that others blame for standing still write where, once; it has the grace for that.
+
+        Does nothing if the rank has ended, or is not of this host.
 
         Parameters
         ----------

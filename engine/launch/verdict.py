@@ -3,31 +3,25 @@
 When a rank dies, the engine makes every other rank raise an error that names it, within milliseconds. So many ranks
 fail nearly at once, and one is the cause. What is known, best first:
 
-1. *Reports*: `rank.M/failure.json`, in which the engine of rank M says whom it blames and when it learned of it.
-2. *Exceptions*: a traceback that ends in `RankDiedError: ... rank 1 ...` makes its rank a consequence, and names one.
+1. *Failures*: the exit report of rank M says whom its engine blames for the world's failure, and when it learned of it.
+2. *Exceptions*: the exit report says that a `RankDiedError` or its like has ended rank M: it is a consequence.
 3. *Time*: of the ranks that failed by themselves, the first.
+
+What ranks write to stderr is for people, and decides nothing.
 
 A blamed rank may have ended well (it left while others needed it) or not at all (it was stopped).
 """
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..errors import BY_CAUSE
+from ..exit_report.report import NOTHING, ExitReport
 from ..host.processes import signal_name
 
-CAUSES = {kind.__name__: cause for cause, kind in BY_CAUSE.items()}
-ABSENT = "absent"  # of a rank that has not come while the others gathered
-UNREACHED = ("died", "lost", ABSENT)  # what ranks say of each other that are cut off
-_EXCEPTION = re.compile(rf"^(?:[\w.]+\.)?({'|'.join(CAUSES)}|WorldError)\b:?\s*(.*)")
-_RANK = re.compile(r"\brank ([0-9]{1,9})\b")
-_ABSENCE = re.compile(
-    r"^(?:[\w.]+\.)?RendezvousError: (?:rank \d+: )?((local rank|ranks?) ([0-9]{1,9})\b[^:]* did not come within .*)"
-)
+UNREACHED = ("died", "lost", "absent")  # what ranks say of each other that are cut off
 _LINKS = ("During handling of the above exception", "The above exception was the direct cause")
 _TRACEBACK = re.compile(r"^(?:  [+|] )?(?:Exception Group )?Traceback \(most recent call last\):")
 
@@ -47,6 +41,8 @@ class End:
         Whether the launcher had sent it a signal by then.
     lost : str
         Why nobody could see its end: how the agent of its host was lost. Empty: its end was seen.
+    report : ExitReport
+        What it reported before.
     """
 
     rank: int
@@ -54,6 +50,7 @@ class End:
     time: float
     by_launcher: bool = False
     lost: str = ""
+    report: ExitReport = NOTHING
 
     @property
     def failed(self) -> bool:
@@ -121,7 +118,7 @@ def judge(ends: Sequence[End], claims: Sequence[Claim]) -> Verdict | None:
     ends : sequence of End
         Every rank's.
     claims : sequence of Claim
-        Reports and exceptions; those of reports have the better time.
+        Failures and exceptions; those of failures have the better time.
 
     Returns
     -------
@@ -175,44 +172,26 @@ def _root(rank: int, blames: Mapping[int, int | None]) -> int:
     return last
 
 
-def claim_of(rank: int, stderr: Sequence[str], time: float) -> Claim | None:
-    """Read a rank's last exception for a word on another rank.
+def claim_of(end: End) -> Claim | None:
+    """Take a rank's word on another rank from its exit report.
 
     Parameters
     ----------
-    rank : int
-        Who wrote it.
-    stderr : sequence of str
-        The end of its stderr, line by line.
-    time : float
-        When it ended.
+    end : End
+        How it ended.
 
     Returns
     -------
     Claim or None
-        None unless a traceback ends in one of the engine's errors about another rank.
+        What it knew of the failure of its world; else what its exception says, if that follows from another rank's
+        deed; None if it says neither.
     """
-    span = traceback_span(stderr)
-    if span is None:
+    failure, raised = end.report.failure, end.report.raised
+    if failure is not None:
+        return Claim(end.rank, failure.rank, failure.cause, failure.message, failure.time)
+    if raised is None or not raised.consequence or not end.failed or raised.culprit == end.rank:
         return None
-    found = [
-        (at, match)
-        for at in range(span[0], len(stderr))
-        if (match := _ABSENCE.match(stderr[at]) or _EXCEPTION.match(stderr[at]))
-    ]
-    if not found:
-        return None
-    at, last = found[-1]
-    if last.re is _ABSENCE:
-        more = itertools.takewhile(lambda line: line.startswith("  "), stderr[at + 1 :])
-        culprit = None if last[2] == "local rank" else int(last[3])  # by its place on the host: rank 0 says who it is
-        return _claim(rank, culprit, ABSENT, "\n".join((last[1], *map(str.strip, more))), time)
-    named = _RANK.search(last[2])
-    return _claim(rank, int(named[1]) if named else None, CAUSES.get(last[1], ""), last[2], time)
-
-
-def _claim(source: int, culprit: int | None, cause: str, message: str, time: float) -> Claim | None:
-    return None if culprit == source else Claim(source, culprit, cause, message, time)
+    return Claim(end.rank, raised.culprit, raised.cause, raised.message.removeprefix(f"rank {end.rank}: "), end.time)
 
 
 def traceback_span(lines: Sequence[str]) -> tuple[int, int] | None:

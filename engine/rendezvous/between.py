@@ -337,7 +337,7 @@ class Between:
 
     def refuse(self, error: RendezvousError) -> None:
         """Tell the other leaders why this start fails."""
-        message = {"refused": kind_of(error), "message": str(error)}
+        message = refusal(error)
         farewell([trunk for trunk in self.trunks().values() if tell(trunk, message)])
 
     def close(self) -> None:
@@ -365,15 +365,20 @@ class Between:
         return taken
 
 
-def kind_of(error: RendezvousError) -> str:
-    """The name by which a refusal travels."""
-    return next((name for name, kind in KINDS.items() if type(error) is kind), RendezvousError.__name__)
+def refusal(error: RendezvousError) -> dict[str, Any]:
+    """Return the message that makes other ranks raise an error, as `refused` does."""
+    kind = next((name for name, kind in KINDS.items() if type(error) is kind), RendezvousError.__name__)
+    return {"refused": kind, "message": str(error), "absent": error.absent}
 
 
 def refused(message: dict[str, Any]) -> None:
     """Raise the refusal that a message is, if it is one."""
     if "refused" in message:
-        raise KINDS.get(str(message["refused"]), RendezvousError)(readable.plain_lines(str(message.get("message"))))
+        kind = KINDS.get(str(message["refused"]), RendezvousError)
+        error = kind(readable.plain_lines(str(message.get("message"))))
+        absent = message.get("absent")
+        error.absent = absent if type(absent) is int and -1 <= absent < 1 << 16 else None
+        raise error
 
 
 def tell(link: Link, message: dict[str, Any]) -> bool:

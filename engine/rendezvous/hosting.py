@@ -21,7 +21,7 @@ from ..host.patience import Patience
 from ..host.sockets import retry_short, send_all
 from ..host.strangers import SPARE, Strangers, accept, reserve
 from ..world import World
-from .between import EXHAUSTED, Between, kind_of
+from .between import EXHAUSTED, Between, refusal
 from .call_off import CallOff
 from .hub import Hub
 from .leader import Leader
@@ -209,10 +209,11 @@ class Hosting:
         if self.between is not None:
             if not self.patience.left():
                 raise self.between.overdue(self.size - 1 - len(self.members))
-        elif not left and (missing := self._missing()):
+        elif not left and (absent := self._absent()):
+            missing = readable.ranks(absent)
             if self.failures:
                 raise failed_start(self.failures, missing)
-            raise RendezvousError(f"{missing} did not come within {self.timeout:g} s (ENGINE_START_TIMEOUT)")
+            raise RendezvousError(f"{missing} did not come within {self.timeout:g} s (ENGINE_START_TIMEOUT)", absent[0])
 
     def _hear(self, listener: socket.socket | None, seconds: float) -> None:
         for key, _ in self.selector.select(seconds):
@@ -230,9 +231,9 @@ class Hosting:
             else:
                 self._lost(key.data)
 
-    def _missing(self, besides: int = 0) -> str:
-        absent = [rank for rank in range(1, self.world.size) if rank not in self.members and rank != besides]
-        return readable.ranks(absent) if absent else ""
+    def _absent(self, besides: int = 0) -> list[int]:
+        """Ranks that have not come, but for one."""
+        return [rank for rank in range(1, self.world.size) if rank not in self.members and rank != besides]
 
     def _accept(self, listener: socket.socket) -> None:
         try:
@@ -372,11 +373,11 @@ class Hosting:
         if (why := self._last_words(visitor.hello, data)) is not None:
             raise failed_start({rank: why})
         self.members.pop(rank).close()
-        missing = self._missing(besides=rank) if self.between is None else ""
+        absent = self._absent(besides=rank) if self.between is None else []
         place = f" on {self.between.name}" if self.between is not None else ""
         raise RendezvousError(
             f"rank {rank} (pid {visitor.hello.pid}{place}) ended while the ranks were gathering"
-            + (f"; {missing} had not come yet" if missing else "")
+            + (f"; {readable.ranks(absent)} had not come yet" if absent else "")
         )
 
     def _last_words(self, hello: Hello, data: bytes) -> str | None:
@@ -507,8 +508,7 @@ class Hosting:
         """Tell everyone who came, so that every rank raises the same."""
         for visitor in self.members.values():
             if visitor.hello is not None:
-                message = {"refused": kind_of(error), "message": str(error)}
-                self._send(visitor, frame(message, self.key, "welcome", visitor.hello.nonce))
+                self._send(visitor, frame(refusal(error), self.key, "welcome", visitor.hello.nonce))
         if self.between is not None and self.between.done:
             return  # Engines speak on the connections between hosts by now, and notice that they end.
         if self.between is not None and not isinstance(error, CalledOff):  # Who calls it off tells every host.

@@ -125,7 +125,8 @@ class Hub(Between):
             late = ", ".join(str(host) for host in self.hosts if not host.ready)
             return RendezvousError(f"{late} did not make memory and connections within {self.terms.seconds:.3g} s")
         known = {rank for host in self.hosts for rank in host.pids}
-        missing = readable.ranks(rank for rank in range(self.world.size) if rank not in known)
+        missing_ranks = [rank for rank in range(self.world.size) if rank not in known]
+        missing = readable.ranks(missing_ranks)
         if self.failures:
             return failed_start(self.failures, missing)
         lines = [f"{missing} did not come within {self.timeout:g} s (ENGINE_START_TIMEOUT)"]
@@ -143,7 +144,7 @@ class Hub(Between):
                 "--start-timeout) gives them more time"
             )
         lines += [f"somebody at {host} {wrong}" for host, wrong in self.door.turned_away.items()]
-        return RendezvousError("\n  ".join(lines))
+        return RendezvousError("\n  ".join(lines), missing_ranks[0] if missing_ranks else None)
 
     def _welcome(self, link: Link, greeting: dict[str, Any]) -> Steps[None] | None:
         """Go on with who has proven itself: for a lane, or as a leader."""

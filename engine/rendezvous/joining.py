@@ -53,7 +53,7 @@ class Joining:
         self.called_off = called_off
         self.hello = hello
         self.address = address(world)
-        self.leader = "local rank 0" if world.several_hosts else "rank 0"
+        self.leader, self.leader_rank = ("local rank 0", -1) if world.several_hosts else ("rank 0", 0)
         self.key = world.proof
         self.timeout = min(timeout, TELLING) if hello.failure else timeout
         self.patience = Patience(self.timeout)
@@ -88,7 +88,8 @@ class Joining:
             if not self.patience.left():
                 raise RendezvousError(
                     f"rank {self.hello.rank}: {self.leader} did not come within {self.timeout:g} s. Is it running, on "
-                    "this host, as this user, in the same job? ENGINE_START_TIMEOUT gives it more time."
+                    "this host, as this user, in the same job? ENGINE_START_TIMEOUT gives it more time.",
+                    absent=self.leader_rank,
                 )
             # Nothing announces that a socket has appeared.
             if self.called_off is None:
@@ -125,7 +126,7 @@ class Joining:
             challenged = frames.parse_object(challenge[1])
             leader, pid = whole(challenged, "rank", 0, self.hello.size - 1), whole(challenged, "pid", 1, 1 << 31)
             seconds = number(challenged, "seconds", 0, SECONDS)
-            self.leader = f"rank {leader}"
+            self.leader, self.leader_rank = f"rank {leader}", leader
             hello = frame(self.hello.told(), self.key, "hello", text(challenged, "nonce"))
             try:
                 sent = retry_short(socket.send_fds, connection, [hello], [self.pidfd])

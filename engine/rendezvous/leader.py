@@ -76,7 +76,7 @@ class Leader(Between):
         )
         if absent:
             tried.append(f"of {self.name} itself, {absent} of {self.world.local_size} processes did not come either")
-        return RendezvousError("\n  ".join([text, *tried]))
+        return RendezvousError("\n  ".join([text, *tried]), absent=0)
 
     def _told_tries(self) -> list[str]:
         tried = [f"{address}: {what}" for address, what in list(self.tried.items())[:_TRIED]]

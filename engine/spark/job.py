@@ -242,7 +242,7 @@ class _Job:
         with tempfile.TemporaryDirectory(prefix="enginerun-report-") as home:
             for record in records.values():
                 record.write(Path(home))
-            verdict = report.investigate(ends, Path(home))
+            verdict = report.investigate(ends)
             assert verdict is not None
             rank = verdict.culprit
             hosts = {each: records[each].host if each in records else "" for each in range(self._orders.size)}

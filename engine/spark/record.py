@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import frames, readable
+from ..exit_report.report import ExitReport
 from ..host import private_files, stacks
 from ..launch.leftovers import ERROR, RESULT
 from ..launch.verdict import End
@@ -63,6 +64,7 @@ class Record:
             "code": end.code,
             "age": now - end.time,
             "by_launcher": end.by_launcher,
+            "report": end.report.data().decode(),
             "files": {name: len(data) for name, data in self.files.items() if name != RESULT},
         }
 
@@ -86,7 +88,8 @@ class Record:
             raise ValueError(f"a record of rank {rank} with an age of {age!r}")
         if unknown := files.keys() - FILES:
             raise ValueError(f"rank {rank} leaves no file {min(unknown)!r}")
-        end = End(rank, code, time.time() - age, bool(head.get("by_launcher")))
+        report = ExitReport.parse(str(head.get("report")).encode(errors="replace"))
+        end = End(rank, code, time.time() - age, bool(head.get("by_launcher")), report=report)
         return cls(rank, readable.plain(str(head.get("host"))), end, files)
 
     @classmethod

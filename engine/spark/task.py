@@ -136,7 +136,7 @@ def serve(orders: Orders, batches: Iterable[Any]) -> Iterator[pa.RecordBatch]:
 
 def _leave_the_first_word(record: Record) -> None:
     """Wait, if another rank is to blame, for the task of that one to fail first: then Spark ends this one."""
-    claim = claim_of(record.rank, record.files.get(STDERR, b"").decode(errors="replace").split("\n"), record.end.time)
+    claim = claim_of(record.end)
     if claim is not None and claim.culprit is not None:
         time.sleep(CONSEQUENCE)
 

@@ -204,7 +204,7 @@ def test_exceptions_of_any_kind_are_told_by_readable() -> None:
     found = {
         f"{name}:{inner.lineno}"
         for name, tree in SOURCES.items()
-        if name != "engine/readable.py"
+        if name not in ("engine/readable.py", "engine/exit_report/writer.py")  # which imports nothing
         for node in ast.walk(tree)
         if (names := exceptions_of(node))
         for inner in ast.walk(node)

@@ -139,10 +139,9 @@ def test_what_ranks_report_in_their_directories_comes_to_the_launcher(launcher):
         assert (home / f"rank.{rank}").is_dir() and (home / ".job").exists() == (rank == 0)
         if rank == 0:
             wait_for("written"); sys.exit(4)
-        import json
+        from engine.exit_report import writer
         (home / "rank.1" / "deep").mkdir(); (home / "rank.1" / "deep" / "file").write_bytes(b"x" * 3000000)
-        (home / "rank.1" / "failure.json").write_text(
-            json.dumps({"rank": 0, "cause": "raised", "message": "rank 0 failed: boom", "time": time.time() - 100}))
+        writer.report_failure(0, "raised", "rank 0 failed: boom", time.time() - 100)
         (home / "rank.1" / "flight.json").write_text("{}"); touch("written"); linger()
     """
     # The second agent has a file system of its own over the directory for temporary files.
@@ -267,15 +266,13 @@ def test_a_stopped_agent_does_not_keep_the_job_from_its_end(launcher):
 
 def test_the_blamed_rank_of_another_host_is_asked_where_it_stands(launcher):
     program = """
-        import json
-        home = pathlib.Path(os.environ["ENGINE_OUTPUT_DIR"])
+        from engine.exit_report import writer
         if rank == 2:
             signal.signal(signal.SIGRTMIN + 9, lambda *_: touch("asked")); touch("ready")
             while True: signal.pause()
         wait_for("ready")
         if rank == 0:
-            (home / "rank.0" / "failure.json").write_text(
-                json.dumps({"rank": 2, "cause": "stalled", "message": "rank 2 withheld 'x'", "time": time.time()}))
+            writer.report_failure(2, "stalled", "rank 2 withheld 'x'", time.time())
             sys.exit(4)
         linger()
     """

@@ -7,12 +7,7 @@ import signal
 
 import pytest
 
-ENGINE_ERRORS = """
-class WorldError(RuntimeError): pass
-class RankDiedError(WorldError): pass
-class RankStalledError(WorldError): pass
-class RankLeftError(WorldError): pass
-"""
+ENGINE_ERRORS = "from engine_ext.errors import RankDiedError, RankLeftError, RankStalledError\n"
 # Ranks that end by themselves have time for that, however late they are: the launcher ends none of them.
 LONG = ("--grace-period", 60)
 PAUSE = 0.3  # seconds, in which the monitor thread could write
@@ -85,7 +80,7 @@ if rank == 1:
         until(lambda: not os.path.exists(f"/proc/{pid}"))
     os.kill(os.getpid(), signal.SIGKILL)
 (here / f"tmp.{rank}").write_text(str(os.getpid())); os.rename(here / f"tmp.{rank}", here / f"pid.{rank}")
-raise RankDiedError(f"rank 1 died (SIGKILL) while rank {rank} waited for 'fc.weight'")
+raise RankDiedError(f"rank 1 died (SIGKILL) while rank {rank} waited for 'fc.weight'", 1)
 """,
     )
     assert job.code == 137
@@ -104,7 +99,7 @@ wait_for("pid.0", "pid.1", "pid.2")
 if rank == 2: os.kill(os.getpid(), signal.SIGSTOP)
 stat = pathlib.Path("/proc", (here / "pid.2").read_text(), "stat")
 until(lambda: stat.read_text().rpartition(") ")[2][0] == "T")
-raise RankStalledError("rank 2 stood still for 10 s")
+raise RankStalledError("rank 2 stood still for 10 s", 2)
 """,
     )
     assert job.code == 1
@@ -121,7 +116,7 @@ def test_a_rank_that_left_is_named_though_it_ended_well(launcher):
         python=ENGINE_ERRORS
         + """
 if rank == 1: touch("left"); sys.exit(0)
-wait_for("left"); raise RankLeftError("rank 1 left while 'x' was needed")
+wait_for("left"); raise RankLeftError("rank 1 left while 'x' was needed", 1)
 """,
     )
     assert job.code == 1
@@ -133,12 +128,10 @@ def test_reports_of_the_engine_are_believed(launcher):
     job = launcher.run(
         *("-np", 3, "--grace-period", 2),
         python="""
-            import json
             if rank == 1: linger()
-            home = pathlib.Path(os.environ["ENGINE_OUTPUT_DIR"]) / f"rank.{rank}"
-            (home / "failure.json").write_text(
-                json.dumps({"rank": 1, "cause": "stalled", "message": "rank 1 withheld 'x'", "time": time.time()}))
-            (home / "flight.json").write_text("{}")
+            from engine.exit_report import writer
+            writer.report_failure(1, "stalled", "rank 1 withheld 'x'", time.time())
+            (pathlib.Path(os.environ["ENGINE_OUTPUT_DIR"]) / f"rank.{rank}" / "flight.json").write_text("{}")
             touch(f"wrote.{rank}"); wait_for("wrote.0", "wrote.2")  # the grace begins when the first of them ends
             sys.exit(4)
         """,
@@ -149,7 +142,7 @@ def test_reports_of_the_engine_are_believed(launcher):
     assert "ranks 0, 2: exit code 4, because of rank 1" in job.err
     [kept] = launcher.kept()
     assert f"flight records of ranks 0, 2: {kept}/rank.N/flight.json" in job.err
-    assert json.loads((kept / "rank.0/failure.json").read_text())["rank"] == 1
+    assert json.loads((kept / "rank.0/exit.json").read_text())["failure"]["rank"] == 1
 
 
 def test_the_rest_gets_a_grace_then_sigterm_then_sigkill(launcher):
@@ -255,7 +248,7 @@ def test_a_hook_for_exceptions_of_the_programs_own_sees_all_of_them(launcher):
 
 
 def test_no_line_of_the_engines_comes_into_what_a_hook_writes_bit_by_bit(launcher):
-    """A driver reads tracebacks, and knows by them that two workers have raised the same."""
+    """People read tracebacks as a whole."""
     hook = (
         "import threading\n"
         "def hook(kind, *_):\n"

@@ -7,6 +7,7 @@ import numpy as np
 import engine
 from engine import readable
 from engine.errors import MismatchError
+from engine.exit_report.report import ExitReport, Raised
 from engine.launch.report import odd_one_out
 
 from .arrays import refused
@@ -39,5 +40,5 @@ def test_ranks_that_disagree_are_listed_as_python_lists_them() -> None:
             assert heard == heard[:1] * SIZE
             assert f"{readable.ranks(chosen, SHOWN)} sent allreduce average float64[2]" in heard[0]
             assert f"{readable.ranks(others, SHOWN)} sent allreduce average float64[1]" in heard[0]
-            odd = odd_one_out([f"engine.errors.MismatchError: {heard[0]}"])
+            odd = odd_one_out(ExitReport(Raised("MismatchError", heard[0])))
             assert odd == (min(chosen) if len(chosen) == 1 else None)  # so the launcher reads them

@@ -24,6 +24,7 @@ from rich.console import Console
 
 from autotune import Tuner, cli, horovod_csv, journal
 from engine.errors import EngineError
+from engine.exit_report.report import ExitReport, Failure, Raised
 from engine.foresee.command import main as foresee
 from engine.hub_address import secret
 from engine.launch.errors import LaunchError
@@ -31,7 +32,8 @@ from engine.launch.horovod_options import arguments_of
 from engine.launch.hosts import read_discovered
 from engine.launch.job_command import main as job
 from engine.launch.reach import hosts_of
-from engine.launch.report import flight_records, read_claim
+from engine.launch.report import failure_lines, flight_records, investigate
+from engine.launch.verdict import End
 from engine.metrics import elastic_job, page
 from engine.metrics.report.find_jobs import by_rank, look_into, state_letter
 from engine.metrics.report.rates import JobReading, rates
@@ -138,9 +140,23 @@ def failure(home: Path) -> Case:
 
     def read() -> None:
         ends(0, 2)(trace(["flight", str(home)]))
-        read_claim(path, 0)
 
     return json.dumps(told).encode(), of_file(path, read)
+
+
+def exit_report(home: Path) -> Case:
+    told = ExitReport(Raised("ValueError", "bad", "a.py", 3, True, 1, "died"), Failure(1, "died", "rank 1 died", 1.8e9))
+
+    def read(data: bytes) -> None:
+        found = ExitReport.parse(data)
+        assert not (GOOD and found.empty)
+        ends = [End(0, 1, 1.8e9, report=found), End(1, -9, 1.8e9)]
+        verdict = investigate(ends)
+        assert verdict is not None
+        failure_lines(verdict, ends, home, 1.8e9)
+        ExitReport.parse(found.data())
+
+    return told.data(), read
 
 
 def log(home: Path) -> Case:
@@ -278,7 +294,8 @@ def secret_file(home: Path) -> Case:
 
 
 KINDS = {
-    "timeline": timeline, "worlds": worlds, "flight record": flight, "failure report": failure, "journal": log,
+    "timeline": timeline, "worlds": worlds, "flight record": flight, "failure report": failure,
+    "exit report": exit_report, "journal": log,
     "horovod's samples": samples, "known results": known, "host file": hostfile, "discovery": discovery,
     "slurm": slurm, "job": job_file, "yaml": settings("yaml"), "json": settings("json"), "toml": settings("toml"),
     "counters": counters, "elastic job": board, "secret": secret_file,

@@ -1,0 +1,178 @@
+"""The launcher's half of the exit report: makes the page of a rank, and reads what the rank has written into it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..bounded_reader import ReadError, number, parse_json, text, whole
+from ..errors import BY_CAUSE
+from ..host import linux
+from .writer import LIMIT, OWNER, PAGE
+
+STARTUP = Path(__file__).parent / "startup"
+NAME = "exit.json"  # name of the file in a rank's directory that keeps its report
+ABSENT = "absent"  # cause of an exception: a rank has not come while the others gathered
+_CAUSES = (*BY_CAUSE, ABSENT)
+_MOST_RANKS = 4096  # of a job that a report tells of
+_TIMES = 1e11  # seconds since 1970 that a report may name, at most
+
+
+@dataclass(frozen=True)
+class Raised:
+    """The exception that has ended a rank's process.
+
+    Attributes
+    ----------
+    type : str
+        Name of its class.
+    message : str
+    file : str
+        Of the program, at the innermost frame outside of the engine; empty if there is none.
+    line : int
+        Line in `file`; 0 if it is not known.
+    consequence : bool
+        Whether it follows from what another rank has done, as an exception of the engine in its chain says.
+    culprit : int or None
+        That rank; None if it is not known.
+    cause : str
+        What that rank has done: `died`, `raised`, `left`, `stalled`, `lost`, `absent`; empty if it is not known.
+    """
+
+    type: str
+    message: str = ""
+    file: str = ""
+    line: int = 0
+    consequence: bool = False
+    culprit: int | None = None
+    cause: str = ""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The failure of a rank's world, as that rank knows it.
+
+    Attributes
+    ----------
+    rank : int
+        The rank that is to blame.
+    cause : str
+        `died`, `raised`, `left`, `stalled`, `lost`; empty if the report names no such cause.
+    message : str
+    time : float
+        When the reporting rank learned of it: seconds, CLOCK_REALTIME of its host.
+    """
+
+    rank: int
+    cause: str
+    message: str
+    time: float
+
+
+@dataclass(frozen=True)
+class ExitReport:
+    """What a rank has reported before its process ended.
+
+    Attributes
+    ----------
+    raised : Raised or None
+        None: no exception has ended it, or it could not report it.
+    failure : Failure or None
+        None: its world had not failed, as far as it knew.
+    """
+
+    raised: Raised | None = None
+    failure: Failure | None = None
+
+    @classmethod
+    def parse(cls, data: bytes) -> ExitReport:
+        """Read a report. One that is damaged, or cut short by the end of its process, is empty."""
+        try:
+            found = parse_json(data[: LIMIT + 1])
+            raised, failure = found.get("raised"), found.get("failure")
+            return cls(None if raised is None else _raised(raised), None if failure is None else _failure(failure))
+        except (AttributeError, ReadError):
+            return cls()
+
+    @property
+    def empty(self) -> bool:
+        """Whether it says nothing."""
+        return self.raised is None and self.failure is None
+
+    @property
+    def stalled_rank(self) -> int | None:
+        """The rank that it blames for standing still, if it does."""
+        return self.failure.rank if self.failure is not None and self.failure.cause == "stalled" else None
+
+    def data(self) -> bytes:
+        """Write it as `parse` reads it."""
+        return json.dumps({name: value for name, value in asdict(self).items() if value is not None}).encode()
+
+
+NOTHING = ExitReport()
+
+
+def make_page() -> int:
+    """Make the page of a rank; its descriptor, or -1 if there is no memory for it, and the rank can report nothing."""
+    try:
+        return linux.memfd_create("exit-report")
+    except OSError:
+        return -1
+
+
+def environment(page: int, environ: Mapping[str, str]) -> dict[str, str]:
+    """Have the processes that will be started with an environment report into a page of this process.
+
+    Parameters
+    ----------
+    page : int
+        As of `make_page`.
+    environ : mapping of str to str
+
+    Returns
+    -------
+    dict of str to str
+        A copy that names the page, with our directory first in PYTHONPATH.
+    """
+    others = {name: value for name, value in environ.items() if name not in (PAGE, OWNER)}  # of a job around this one
+    if page < 0:
+        return others
+    paths = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != str(STARTUP)]
+    own = {
+        PAGE: f"{os.fstat(page).st_ino} /proc/{os.getpid()}/fd/{page}",
+        "PYTHONPATH": os.pathsep.join([str(STARTUP), *paths]),
+    }
+    return others | own
+
+
+def take_page(page: int) -> ExitReport:
+    """Read the page of a rank whose process has ended, and close it."""
+    if page < 0:
+        return NOTHING
+    try:
+        return ExitReport.parse(os.pread(page, LIMIT + 1, 0))
+    finally:
+        os.close(page)
+
+
+def _raised(told: Any) -> Raised:
+    culprit, cause = told.get("culprit"), told.get("cause")
+    return Raised(
+        type=text(told, "type"),
+        message=text(told, "message"),
+        file=text(told, "file"),
+        line=whole(told, "line"),
+        consequence=told.get("consequence") is True,
+        culprit=None if culprit is None else whole(told, "culprit", 0, _MOST_RANKS),
+        cause=cause if cause in _CAUSES else "",
+    )
+
+
+def _failure(told: Any) -> Failure:
+    cause = text(told, "cause")
+    blamed, time = whole(told, "rank", -1, _MOST_RANKS), number(told, "time", -_TIMES, _TIMES)
+    return Failure(blamed, cause if cause in BY_CAUSE else "", text(told, "message"), time)

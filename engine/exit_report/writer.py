@@ -1,0 +1,190 @@
+"""The rank's half of the exit report: writes why this process is about to end.
+
+It imports nothing but the standard library, and nothing that Python has not loaded by then until there is something to
+write: every Python that a job starts has it. A write never raises, since it must not hide the failure that it reports.
+"""
+
+from __future__ import annotations
+
+import _thread  # `threading` costs each start of a Python more than all of this
+import atexit
+import os
+import sys
+
+PAGE = "ENGINE_EXIT_REPORT"  # variable: the inode number of the page, and its path
+OWNER = "ENGINE_EXIT_REPORT_OWNER"  # variable: process id of the rank's Python, which its child processes inherit
+LIMIT = 1 << 17  # most bytes of a report
+_LONGEST = 8000  # most characters of a message
+_DEEPEST = 100  # most exceptions of a chain that are looked at
+_ENGINE_ERROR = ("engine_ext.errors", "EngineError")
+_PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import TracebackType
+    from typing import Any
+
+_report: dict[str, Any] = {}
+_lock = _thread.RLock()
+_installed = False
+
+
+def install() -> None:
+    """Report the exception that ends this process, once it has ended its main thread. Does nothing without a launcher.
+
+    Of the processes of a rank the first Python reports, and those that it starts do not: `claim` changes that.
+    """
+    global _installed
+    if PAGE in os.environ and not _installed:
+        _installed = True
+        os.environ.setdefault(OWNER, str(os.getpid()))
+        atexit.register(_report_last_exception)
+
+
+def claim() -> None:
+    """Make this process the one that reports, since it is the rank."""
+    if PAGE in os.environ:
+        os.environ[OWNER] = str(os.getpid())
+        install()
+
+
+def report_exception(error: BaseException) -> None:
+    """Report an exception that ends this process.
+
+    Parameters
+    ----------
+    error : BaseException
+    """
+    try:
+        _report["raised"] = describe(error)
+        _write()
+    except Exception:  # whatever a program's exception does when it is looked at
+        pass
+
+
+def report_failure(rank: int, cause: str, message: str, time: float) -> None:
+    """Report that the world of this rank has failed.
+
+    Parameters
+    ----------
+    rank : int
+        The rank that is to blame.
+    cause : str
+        As of `engine.errors.WorldError`.
+    message : str
+    time : float
+        When this rank learned of it: seconds, CLOCK_REALTIME.
+    """
+    _report["failure"] = {"rank": rank, "cause": cause, "message": message[:_LONGEST], "time": time}
+    _write()
+
+
+def clear() -> None:
+    """Withdraw what was reported, since this process is in a new world."""
+    if _report:
+        _report.clear()
+        _write()
+
+
+def describe(error: BaseException) -> dict[str, Any]:
+    """Describe an exception as a report has it.
+
+    Parameters
+    ----------
+    error : BaseException
+
+    Returns
+    -------
+    dict
+        `type` and `message`; `file` and `line` of the innermost frame outside of the engine, if there is one;
+        `consequence`: whether an exception of the engine in its chain blames another rank, and then `culprit` and
+        `cause`, as of `Raised`.
+    """
+    file, line = _place(error)
+    blame = next(filter(None, map(_blame, _chain(error))), None)
+    culprit, cause = blame or (None, "")
+    return {
+        "type": type(error).__name__,
+        "message": _text(error),
+        "file": file,
+        "line": line,
+        "consequence": blame is not None,
+        "culprit": culprit,
+        "cause": cause,
+    }
+
+
+def _blame(error: BaseException) -> tuple[int | None, str] | None:
+    """Return what an exception says of another rank, if it is one of the engine's; see `EngineError.blame`."""
+    if not any((kind.__module__, kind.__name__) == _ENGINE_ERROR for kind in type(error).__mro__):
+        return None
+    blame: tuple[int | None, str] | None = error.blame()  # type: ignore[attr-defined]
+    return blame
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)[:_LONGEST]
+    except Exception:
+        return "its text cannot be made"
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An exception, what it was raised from or while handling, and the members of groups; each once."""
+    seen: set[int] = set()
+    waiting = [error]
+    while waiting and len(seen) < _DEEPEST:
+        each = waiting.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        yield each
+        context = None if each.__suppress_context__ else each.__context__
+        members = getattr(each, "exceptions", ()) if isinstance(each, BaseExceptionGroup) else ()
+        waiting += [*(other for other in (context, each.__cause__) if other is not None), *members]
+
+
+def _place(error: BaseException) -> tuple[str, int]:
+    """File and line of the program at which an exception was raised: its innermost frame outside of the engine."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return str(error.filename), int(error.lineno or 0)
+    frames: TracebackType | None = error.__traceback__
+    own = last = ("", 0)
+    while frames is not None:
+        last = frames.tb_frame.f_code.co_filename, frames.tb_lineno or 0
+        if not last[0].startswith((_PACKAGE, "engine_ext/", "<frozen ")):
+            own = last
+        frames = frames.tb_next
+    return own if own[0] else last
+
+
+def _report_last_exception() -> None:
+    """At the end of the interpreter: it keeps the exception that has ended the main thread, whatever hook showed it."""
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    if isinstance(error, BaseException):
+        report_exception(error)
+
+
+def _write() -> None:
+    """Write the report over the one before, if this process is the one that reports."""
+    inode, _, path = os.environ.get(PAGE, "").partition(" ")
+    if not path or os.environ.get(OWNER) != str(os.getpid()):
+        return
+    import json
+
+    with _lock:  # the monitor thread reports failures, the main thread exceptions
+        data = json.dumps({"pid": os.getpid(), **_report}).encode() if _report else b""
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError:  # the launcher has gone
+            return
+        try:
+            # The launcher may have closed the page, and have opened something else under its number.
+            if str(os.fstat(descriptor).st_ino) == inode and len(data) <= LIMIT:
+                os.ftruncate(descriptor, 0)  # who reads between the two finds no report
+                os.pwrite(descriptor, data, 0)
+        except OSError:  # there is no memory
+            pass
+        finally:
+            os.close(descriptor)
