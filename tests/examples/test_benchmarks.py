@@ -237,7 +237,8 @@ def test_policies_search_for_a_known_bottom(console: Console) -> None:
     assert len(content["searches"]) == 2 * 2 * 3 * 2
     for row in content["searches"]:
         assert row["regret"] == 0.0 if row["surface"] == "flat" else 0.0 <= row["regret"] < 1.0
-        assert row["trials"] == 6
+        # Our search rests once it has lost what it may in a job of that length; the others know no such limit.
+        assert 1 <= row["trials"] <= 6 if row["contender"] == "ours" else row["trials"] == 6
     shown = text(autotune_report.tables(content))
     assert "| valley | autotune.Tuner |" in shown and "in 0 of 4 searches" in shown
     assert autotune_report.picture(content) == paths.OUT / "autotune.png"
