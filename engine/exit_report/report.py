@@ -1,4 +1,4 @@
-"""The launcher's half of the exit report: makes the page of a rank, and reads what the rank has written into it."""
+"""The launcher's half of the exit report: it makes a rank's page, and reads the rank's report from it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from ..host import linux
 from .writer import LIMIT, OWNER, PAGE
 
 STARTUP = Path(__file__).parent / "startup"
-NAME = "exit.json"  # name of the file in a rank's directory that keeps its report
-ABSENT = "absent"  # cause of an exception: a rank has not come while the others gathered
+NAME = "exit.json"  # file of the report in a rank's directory
+ABSENT = "absent"  # cause of an exception: a rank did not come to the rendezvous
 _CAUSES = (*BY_CAUSE, ABSENT)
-_MOST_RANKS = 4096  # of a job that a report tells of
-_TIMES = 1e11  # seconds since 1970 that a report may name, at most
+_MOST_RANKS = 4096  # largest rank that a report may name
+_TIMES = 1e11  # largest time that a report may name: seconds since 1970
 
 
 @dataclass(frozen=True)
 class Raised:
-    """The exception that has ended a rank's process.
+    """The exception that ended a rank's process.
 
     Attributes
     ----------
@@ -32,15 +32,15 @@ class Raised:
         Name of its class.
     message : str
     file : str
-        Of the program, at the innermost frame outside of the engine; empty if there is none.
+        Source file of the innermost frame outside of the engine; empty if there is none.
     line : int
         Line in `file`; 0 if it is not known.
     consequence : bool
-        Whether it follows from what another rank has done, as an exception of the engine in its chain says.
+        Whether another rank caused it, according to an exception of the engine in its chain.
     culprit : int or None
-        That rank; None if it is not known.
+        Number of that other rank; None if it is not known.
     cause : str
-        What that rank has done: `died`, `raised`, `left`, `stalled`, `lost`, `absent`; empty if it is not known.
+        Failure of that rank: `died`, `raised`, `left`, `stalled`, `lost`, `absent`; empty if it is not known.
     """
 
     type: str
@@ -59,12 +59,12 @@ class Failure:
     Attributes
     ----------
     rank : int
-        The rank that is to blame.
+        The rank that caused it.
     cause : str
         `died`, `raised`, `left`, `stalled`, `lost`; empty if the report names no such cause.
     message : str
     time : float
-        When the reporting rank learned of it: seconds, CLOCK_REALTIME of its host.
+        Time at which the reporting rank learned of it: seconds, CLOCK_REALTIME of its host.
     """
 
     rank: int
@@ -75,14 +75,14 @@ class Failure:
 
 @dataclass(frozen=True)
 class ExitReport:
-    """What a rank has reported before its process ended.
+    """The report of a rank's process on its own end.
 
     Attributes
     ----------
     raised : Raised or None
-        None: no exception has ended it, or it could not report it.
+        The exception that ended it; None if there was none, or if it could not be reported.
     failure : Failure or None
-        None: its world had not failed, as far as it knew.
+        The failure of its world; None if it knew of none.
     """
 
     raised: Raised | None = None
@@ -90,7 +90,7 @@ class ExitReport:
 
     @classmethod
     def parse(cls, data: bytes) -> ExitReport:
-        """Read a report. One that is damaged, or cut short by the end of its process, is empty."""
+        """Parse a report. A damaged or truncated one gives an empty report."""
         try:
             found = parse_json(data[: LIMIT + 1])
             raised, failure = found.get("raised"), found.get("failure")
@@ -100,16 +100,16 @@ class ExitReport:
 
     @property
     def empty(self) -> bool:
-        """Whether it says nothing."""
+        """True if it holds neither an exception nor a failure."""
         return self.raised is None and self.failure is None
 
     @property
     def stalled_rank(self) -> int | None:
-        """The rank that it blames for standing still, if it does."""
+        """The rank that it blames for a stall; None if it blames none."""
         return self.failure.rank if self.failure is not None and self.failure.cause == "stalled" else None
 
     def data(self) -> bytes:
-        """Write it as `parse` reads it."""
+        """Serialize it for `parse`."""
         return json.dumps({name: value for name, value in asdict(self).items() if value is not None}).encode()
 
 
@@ -117,7 +117,7 @@ NOTHING = ExitReport()
 
 
 def make_page() -> int:
-    """Make the page of a rank; its descriptor, or -1 if there is no memory for it, and the rank can report nothing."""
+    """Make the page of a rank and return its descriptor; -1 if it cannot be made, and the rank can report nothing."""
     try:
         return linux.memfd_create("exit-report")
     except OSError:
@@ -125,20 +125,20 @@ def make_page() -> int:
 
 
 def environment(page: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """Have the processes that will be started with an environment report into a page of this process.
+    """Return a copy of an environment that makes processes report into a page of this process.
 
     Parameters
     ----------
     page : int
-        As of `make_page`.
+        Descriptor that `make_page` returned; if it is -1, the copy names no page.
     environ : mapping of str to str
 
     Returns
     -------
     dict of str to str
-        A copy that names the page, with our directory first in PYTHONPATH.
+        A copy that names the page, with `STARTUP` first in PYTHONPATH.
     """
-    others = {name: value for name, value in environ.items() if name not in (PAGE, OWNER)}  # of a job around this one
+    others = {name: value for name, value in environ.items() if name not in (PAGE, OWNER)}  # not an outer job
     if page < 0:
         return others
     paths = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != str(STARTUP)]
@@ -150,7 +150,7 @@ def environment(page: int, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def take_page(page: int) -> ExitReport:
-    """Read the page of a rank whose process has ended, and close it."""
+    """Read and close the page of a rank whose process has ended."""
     if page < 0:
         return NOTHING
     try:

@@ -1,7 +1,7 @@
-"""The rank's half of the exit report: writes why this process is about to end.
+"""The rank's half of the exit report: it writes why this process is about to end.
 
-It imports nothing but the standard library, and nothing that Python has not loaded by then until there is something to
-write: every Python that a job starts has it. A write never raises, since it must not hide the failure that it reports.
+Every Python that a job starts loads this module. So it imports only the standard library, and until there is something
+to write, only modules that Python has loaded already. A write never raises: it must not hide the failure it reports.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import sys
 
 PAGE = "ENGINE_EXIT_REPORT"  # variable: the inode number of the page, and its path
 OWNER = "ENGINE_EXIT_REPORT_OWNER"  # variable: process id of the rank's Python, which its child processes inherit
-LIMIT = 1 << 17  # most bytes of a report
-_LONGEST = 8000  # most characters of a message
-_DEEPEST = 100  # most exceptions of a chain that are looked at
+LIMIT = 1 << 17  # largest size of a report in bytes
+_LONGEST = 8000  # longest message in characters
+_DEEPEST = 100  # most exceptions of a chain that are examined
 _ENGINE_ERROR = ("engine_ext.errors", "EngineError")
 _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
@@ -31,9 +31,9 @@ _installed = False
 
 
 def install() -> None:
-    """Report the exception that ends this process, once it has ended its main thread. Does nothing without a launcher.
+    """Arrange that the uncaught exception of the main thread is reported. Does nothing without a launcher.
 
-    Of the processes of a rank the first Python reports, and those that it starts do not: `claim` changes that.
+    Only the first Python process of a rank reports; its child processes do not, unless one calls `claim`.
     """
     global _installed
     if PAGE in os.environ and not _installed:
@@ -43,7 +43,7 @@ def install() -> None:
 
 
 def claim() -> None:
-    """Make this process the one that reports, since it is the rank."""
+    """Make this process the one that reports for its rank."""
     if PAGE in os.environ:
         os.environ[OWNER] = str(os.getpid())
         install()
@@ -69,26 +69,26 @@ def report_failure(rank: int, cause: str, message: str, time: float) -> None:
     Parameters
     ----------
     rank : int
-        The rank that is to blame.
+        The rank that caused it.
     cause : str
-        As of `engine.errors.WorldError`.
+        Same as in `engine.errors.WorldError`.
     message : str
     time : float
-        When this rank learned of it: seconds, CLOCK_REALTIME.
+        Time at which this rank learned of it: seconds, CLOCK_REALTIME.
     """
     _report["failure"] = {"rank": rank, "cause": cause, "message": message[:_LONGEST], "time": time}
     _write()
 
 
 def clear() -> None:
-    """Withdraw what was reported, since this process is in a new world."""
+    """Withdraw the report, because this process has entered a new world."""
     if _report:
         _report.clear()
         _write()
 
 
 def describe(error: BaseException) -> dict[str, Any]:
-    """Describe an exception as a report has it.
+    """Return the entry of a report that describes an exception.
 
     Parameters
     ----------
@@ -97,9 +97,8 @@ def describe(error: BaseException) -> dict[str, Any]:
     Returns
     -------
     dict
-        `type` and `message`; `file` and `line` of the innermost frame outside of the engine, if there is one;
-        `consequence`: whether an exception of the engine in its chain blames another rank, and then `culprit` and
-        `cause`, as of `Raised`.
+        The fields of `Raised`. Without a frame outside of the engine, `file` and `line` are those of the innermost
+        frame.
     """
     file, line = _place(error)
     blame = next(filter(None, map(_blame, _chain(error))), None)
@@ -116,7 +115,7 @@ def describe(error: BaseException) -> dict[str, Any]:
 
 
 def _blame(error: BaseException) -> tuple[int | None, str] | None:
-    """Return what an exception says of another rank, if it is one of the engine's; see `EngineError.blame`."""
+    """Return the rank and cause that an exception of the engine blames, else None; see `EngineError.blame`."""
     if not any((kind.__module__, kind.__name__) == _ENGINE_ERROR for kind in type(error).__mro__):
         return None
     blame: tuple[int | None, str] | None = error.blame()  # type: ignore[attr-defined]
@@ -131,7 +130,7 @@ def _text(error: BaseException) -> str:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An exception, what it was raised from or while handling, and the members of groups; each once."""
+    """Yield an exception, its causes and contexts, and the members of exception groups; each once."""
     seen: set[int] = set()
     waiting = [error]
     while waiting and len(seen) < _DEEPEST:
@@ -146,7 +145,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _place(error: BaseException) -> tuple[str, int]:
-    """File and line of the program at which an exception was raised: its innermost frame outside of the engine."""
+    """Return file and line of an exception's innermost frame outside of the engine, or of its innermost frame."""
     if isinstance(error, SyntaxError) and error.filename:
         return str(error.filename), int(error.lineno or 0)
     frames: TracebackType | None = error.__traceback__
@@ -160,14 +159,14 @@ def _place(error: BaseException) -> tuple[str, int]:
 
 
 def _report_last_exception() -> None:
-    """At the end of the interpreter: it keeps the exception that has ended the main thread, whatever hook showed it."""
+    """Report the exception that ended the main thread, which the interpreter keeps whatever hook displayed it."""
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     if isinstance(error, BaseException):
         report_exception(error)
 
 
 def _write() -> None:
-    """Write the report over the one before, if this process is the one that reports."""
+    """Replace the report in the page, if this process is the one that reports for its rank."""
     inode, _, path = os.environ.get(PAGE, "").partition(" ")
     if not path or os.environ.get(OWNER) != str(os.getpid()):
         return
@@ -177,14 +176,14 @@ def _write() -> None:
         data = json.dumps({"pid": os.getpid(), **_report}).encode() if _report else b""
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        except OSError:  # the launcher has gone
+        except OSError:  # the launcher has ended
             return
         try:
-            # The launcher may have closed the page, and have opened something else under its number.
+            # The launcher may have closed the page, and reused its descriptor number for another file.
             if str(os.fstat(descriptor).st_ino) == inode and len(data) <= LIMIT:
-                os.ftruncate(descriptor, 0)  # who reads between the two finds no report
+                os.ftruncate(descriptor, 0)  # a reader between the two calls finds no report
                 os.pwrite(descriptor, data, 0)
-        except OSError:  # there is no memory
+        except OSError:  # out of memory
             pass
         finally:
             os.close(descriptor)

@@ -1,1 +1,1 @@
-"""`engine.run`: a function on every rank of a new job. Not called `run`, since `engine.run` is that function."""
+"""`engine.run`: call a function on every rank of a new job. (`engine.run` is the function; so this is `runner`.)"""

@@ -1,9 +1,9 @@
 """`engine.run`: call a function on every rank of a job, and return what it returned.
 
-Three processes take part. The caller pickles the call into a directory of its own and waits. `job`, which it starts, is
-the launcher: the launcher needs one thread and adopts orphans, and the caller may be anything. It encloses the call in
-the job's directory, on every host. Each rank is `rank`, which makes the call and pickles the result into its own
-directory; from there `job` brings it to the caller's.
+Three kinds of processes take part. The caller pickles the call into a directory of its own, starts the launcher (`job`)
+and waits. The launcher is a separate process because it adopts orphans and needs a process with a single thread. It
+copies the call into the job's directory on every host. Each rank (`rank`) makes the call and pickles the result into
+its own directory; from there the launcher moves it to the caller's.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ def run(
 ) -> list[Any]:
     """Call `func(*args, **kwargs)` on every rank of a new job on this host or several, and wait for its end.
 
-    Function, arguments and results are pickled; by cloudpickle if it is installed, so that a function of a notebook, of
-    the main script or a lambda will do. Otherwise `func` must belong to a module that the ranks can import. They have
-    this process's environment and `sys.path`; so other hosts need the same modules in the same places. What ranks write
+    Function, arguments and results are pickled. With cloudpickle installed, `func` may be a lambda, or belong to a
+    notebook or the main script; otherwise it must belong to a module that the ranks can import. The ranks have this
+    process's environment and `sys.path`, so other hosts need the same modules in the same places. The output of ranks
     is shown as by `enginerun`.
 
     Parameters
@@ -78,40 +78,40 @@ def run(
     func : callable
         It calls `engine.init()` itself.
     args, kwargs : sequence, mapping
-        Its arguments, the same on every rank.
+        Arguments of `func`, the same on every rank.
     num_proc, np : int, optional
         Number of ranks; by default the slots of the hosts, or 1 if none are given.
     hosts, hostfile, start_timeout, output_filename
-        As `--hosts`, `--hostfile`, `--start-timeout` (seconds) and `--output-dir` of `enginerun`.
+        Same as `--hosts`, `--hostfile`, `--start-timeout` (seconds) and `--output-dir` of `enginerun`.
     ssh_port, ssh_identity_file, ssh_options, launch_agent, remote_python, remote_directory, network_interface, \
 network_interfaces
-        How other hosts are reached, as the options of these names of `enginerun`.
+        Access to other hosts; same as the options of these names of `enginerun`.
     verbose : int, optional
-        Not 0: say what is started, and on which CPUs.
+        If not 0, print what is started, and on which CPUs.
     executable : str, optional
         The Python of the ranks; this one by default.
     min_num_proc, max_num_proc, min_np, max_np, host_discovery_script
-        Each makes the job elastic, unless both bounds are `num_proc` and the hosts are fixed: `func` calls a function
-        under `engine.elastic.run`. As the options of these names.
+        Same as the options of these names. Each makes the job elastic, unless both bounds are `num_proc` and there is
+        no discovery script. In an elastic job `func` calls a function decorated with `engine.elastic.run`.
     slots, reset_limit, cooldown_range, elastic_timeout
-        Of elastic jobs: as `--slots-per-host`, `--reset-limit`, `--blacklist-cooldown-range` and `--elastic-timeout`
-        (seconds). In others they do nothing, and one line says so.
+        Settings of elastic jobs, same as `--slots-per-host`, `--reset-limit`, `--blacklist-cooldown-range` and
+        `--elastic-timeout` (seconds). In other jobs they have no effect, and one line says so.
     disable_cache, use_gloo, use_mpi, mpi_args
-        Accepted, and answered with one line: they have nothing to do here.
+        Accepted for compatibility; they have no effect, and one line says so.
 
     Returns
     -------
     list
-        What `func` returned, by rank; of an elastic job, on all ranks of its last world.
+        Results of `func`, indexed by rank; in an elastic job, of the ranks of its last world.
 
     Raises
     ------
     JobError
-        A rank failed; its traceback comes first. Or a signal ended the job.
+        A rank failed, or its result cannot be pickled; its traceback comes first. Or a signal ended the job.
     LaunchError
         The job cannot start.
     TypeError
-        `func` is nothing to call, or its arguments are no sequence or mapping; the call cannot be pickled, or a result.
+        `func` is not callable, or its arguments are no sequence or mapping, or the call cannot be pickled.
     """
     check_call(func, args, kwargs)
     size = num_proc if np is None else np
@@ -165,7 +165,7 @@ def _joined(names: str | Sequence[str] | None) -> str | None:
 
 
 def check_call(func: Any, args: Any, kwargs: Any) -> None:
-    """Refuse what every rank would fail with, before one is started."""
+    """Raise a `TypeError` for a call that would fail on every rank, before any rank is started."""
     if not callable(func):
         raise TypeError(
             f"engine.run calls a function on every rank, and {func!r} is a {type(func).__qualname__}, not a function. "
@@ -178,7 +178,7 @@ def check_call(func: Any, args: Any, kwargs: Any) -> None:
 
 
 def pickler() -> ModuleType:
-    """The module that pickles: cloudpickle if it is installed."""
+    """Return cloudpickle if it is installed, else the pickle module."""
     try:
         import cloudpickle
     except ModuleNotFoundError:
@@ -203,7 +203,7 @@ def _dumps(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
 
 
 def arguments_of(options: Mapping[str, Any]) -> Iterator[str]:
-    """Write options of the launcher; those that are None or False are left out."""
+    """Yield the launcher's command-line arguments for a mapping of options; skip those that are None or False."""
     for option, value in options.items():
         if value is True:
             yield option
@@ -214,7 +214,7 @@ def arguments_of(options: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _launch(home: Path, arguments: Sequence[str]) -> None:
-    """Start the launcher and wait for its end. It ends with the thread that started it, and so do the ranks."""
+    """Start the launcher and wait for its end. If the thread that started it ends, so do launcher and ranks."""
     # A session of its own: Ctrl-C in the terminal reaches this process alone, which passes it on once.
     launcher = subprocess.Popen(
         [sys.executable, "-P", "-m", "engine.runner.job", str(os.getpid()), str(home), *arguments],
@@ -234,12 +234,12 @@ def _launch(home: Path, arguments: Sequence[str]) -> None:
 
 
 def read_results(home: Path) -> list[Any]:
-    """Read what the function returned, by rank, from the directory of a call whose job has ended.
+    """Return the results of a call whose job has ended, indexed by rank.
 
     Raises
     ------
     JobError
-        A rank failed, or its result is not there.
+        A rank failed, or its result is missing.
     LaunchError
         The job did not start.
     """

@@ -22,32 +22,32 @@ from .function import CALL, OUTCOME
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the job, and write down how it ended.
+    """Run the job, and write its outcome into the directory of the call.
 
     Parameters
     ----------
     arguments : sequence of str
-        The caller's pid, the directory of the call, and what `enginerun` takes.
+        The caller's pid, the directory of the call, and the arguments of `enginerun`.
     """
     launch(int(arguments[0]), Path(arguments[1]), lambda: parse(arguments[2:]))
 
 
 def launch(caller: int, home: Path, options: Callable[[], Options]) -> None:
-    """Run a job for a caller, bring what its ranks have returned into the caller's directory, and tell how it ended.
+    """Run a job for a caller, move its results into the caller's directory, and write its outcome there.
 
     Parameters
     ----------
     caller : int
-        Its process, with which this one ends.
+        Process id of the caller; this process is terminated when the caller dies.
     home : Path
-        With the pickled call.
+        The caller's directory, which holds the pickled call.
     options : callable
-        Gives the options of the job, or raises a `LaunchError`.
+        Returns the options of the job, or raises a `LaunchError`.
     """
-    processes.prctl(processes.PR_SET_PDEATHSIG, signal.SIGTERM)  # of the caller's death
-    incomplete: dict[str, str] = {}  # by the name of a file in `home`, why it is not whole
+    processes.prctl(processes.PR_SET_PDEATHSIG, signal.SIGTERM)  # sent when the caller dies
+    incomplete: dict[str, str] = {}  # file name in `home` -> why the file is incomplete
     outcome: dict[str, Any] = {"error": None, "code": 0, "directories": [], "rank": None, "host": None, "report": []}
-    if os.getppid() == caller:  # else it died before the request above
+    if os.getppid() == caller:  # else it died before the call of prctl
         try:
             chosen = replace(options(), enclosed=(home / CALL).read_bytes())
             job = JobRun(chosen, lambda directory: _collect(directory, home, incomplete))
@@ -66,7 +66,7 @@ def launch(caller: int, home: Path, options: Callable[[], Options]) -> None:
 
 
 def _collect(directory: Path, home: Path, incomplete: dict[str, str]) -> None:
-    """Take what the ranks have returned out of the job's directory; note what cannot be taken whole, and why."""
+    """Move the ranks' results and errors from the job's directory to `home`; note which failed to move, and why."""
     for name in (RESULT, ERROR):
         for path in directory.glob(f"rank.*/{name}"):
             try:
@@ -78,7 +78,7 @@ def _collect(directory: Path, home: Path, incomplete: dict[str, str]) -> None:
 
 
 def _collected(path: Path) -> str:
-    """The name in the caller's directory of a file that a rank has left in its own."""
+    """Return the name that a file of a rank's directory gets in the caller's directory."""
     return f"{path.parent.name}.{path.name}"
 
 

@@ -1,6 +1,6 @@
-"""A rank of `engine.run`: `python -m engine.runner.rank SHA256` makes the call that lies in the job's directory.
+"""A rank of `engine.run`: `python -m engine.runner.rank SHA256` makes the call stored in the job's directory.
 
-What lies there is unpickled only if it has that digest: others may be able to write into the directory.
+The stored call is unpickled only if it has that digest: others may be able to write into the directory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def main() -> None:
     own = directory / f"rank.{rank}"
     try:
         path, python, call = pickle.loads(_enclosed(directory / ENCLOSED, sys.argv[1]))
-        # Another Python has packages of its own, which go first.
+        # Another Python has packages of its own, which come first.
         sys.path[:] = path if python == sys.executable else dict.fromkeys([*sys.path, *path])
         func, args, kwargs = pickle.loads(call)
         value = func(*args, **kwargs)
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def _enclosed(path: Path, digest: str) -> bytes:
-    """Read the pickled call; refuse one that is not the caller's."""
+    """Read the pickled call; raise a `RuntimeError` if its digest differs from the caller's."""
     data = path.read_bytes()
     if hashlib.sha256(data).hexdigest() != digest:
         raise RuntimeError(f"{path} is not what engine.run has written there: choose an output_filename of your own")
