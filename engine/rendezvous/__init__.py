@@ -1,18 +1,18 @@
 """The rendezvous: ranks find each other and exchange descriptors.
 
 On each host the *leader*, its lowest rank, makes the control segment and the arena, and listens on an abstract Unix
-socket, which leaves nothing behind. With one host it is rank 0. Both sides check that the other runs as the same user,
-and prove by HMAC over the other's nonce that they know the job's secret.
+socket, which leaves no file behind. Both sides check that the other runs as the same user, and prove by HMAC over the
+other's nonce that they know the job's secret. With one host the leader is rank 0.
 
     leader -> rank r    challenge: nonce, seconds left; the leader's pidfd
     rank r -> leader    hello: nonce, rank, size, pid, processors, build; rank r's pidfd       (proves)
     leader -> rank r    welcome: pids, processors, hosts; control, arena, pidfds of the host,  (proves)
                         connections to ranks on other hosts; or a refusal, which every rank raises
 
-A message is a 4-byte length, a 32-byte HMAC and JSON. Descriptors follow a welcome one byte per group, because the
-kernel takes at most 253 at a time. A stranger on the socket costs one slot for a few seconds and nothing else.
+A message is a 4-byte length, a 32-byte HMAC and JSON. Descriptors follow a welcome in groups, each sent with one byte,
+because the kernel takes at most 253 at a time. A connection that proves nothing costs one slot for a few seconds.
 
-With several hosts the leaders meet over TCP before they welcome anybody (`between`).
+With several hosts the leaders meet over TCP before they send any welcome (`between`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ __all__ = ["CallOff", "Gathered", "compared", "gather"]
 
 
 def compared(build: dict[str, str | int], sockets: int, lanes: str, several_hosts: bool) -> dict[str, str | int]:
-    """What must be equal on all ranks; parameters as of `gather`. Hosts may have different installations."""
+    """Return the values that must be equal on all ranks; parameters are those of `gather`.
+
+    With several hosts these include the engine's version, because hosts may have different installations.
+    """
     if not several_hosts:
         return build
     return {"enginerun": version(), **build, "lanes": lanes, "sockets_per_lane": sockets}
@@ -53,47 +56,45 @@ def gather(
     failure: str = "",
     abort: Abort = lambda control, hosts, error: None,
 ) -> Gathered:
-    """Meet the other ranks. Collective.
+    """Meet the other ranks and exchange descriptors. Collective.
 
     Parameters
     ----------
     world : World
-        This process's place.
+        Rank, size, host and job of this process.
     generation : int
-        The number of the world: its driver's, or one more than the worlds that this process has begun. Of ranks that
-        have counted differently the highest number holds.
+        Number of the world: the driver's, or one more than the number of worlds that this process has begun. If the
+        ranks' numbers differ, the highest is used.
     build : dict
-        What must be equal on all ranks: `setup.segment_info()`.
+        Values that must be equal on all ranks: `setup.segment_info()`.
     timeout : float
         Seconds to wait for the others.
     create : callable
-        Called on each host's leader when all have come; returns the descriptors of the control segment and the arena.
+        Called on each host's leader when all ranks have come; returns the descriptors of control segment and arena.
     levels : sequence of str
-        The kernels that this rank can run and may, the best last: hosts with different processors use the best that
-        all have.
+        Kernels that this rank can and may run, the best last. Hosts with different processors use the best common one.
     interface : str, optional
-        The interface of this host, or its address, to which connections from other hosts go; by default the one by
-        which it reaches rank 0's host.
+        Interface or address of this host to which other hosts connect; by default the one that reaches rank 0's host.
     sockets : int
         Connections between two ranks on different hosts, equal on all ranks.
     lanes : str
-        What carries large tensors between hosts, equal on all ranks: the setting.
+        The setting `lanes`: the transport of large tensors between hosts, equal on all ranks.
     called_off : CallOff, optional
-        Looked at while this rank waits for others, until it has been sent the descriptors, or sends them.
+        Cancellation, checked while this rank waits for others, until descriptors are sent.
     failure : str
-        Why this rank cannot start. It comes all the same, so that every other rank hears why, and waits no longer than
-        `messages.TELLING`.
+        Why this rank cannot start; empty if it can. A rank with a failure takes part for at most `messages.TELLING`
+        seconds, so that every other rank learns the reason.
     abort : callable
-        Fails the world for those that have been welcomed, if this rank cannot go on by then.
+        Fails the world for ranks that have been welcomed already, if this rank cannot continue.
 
     Raises
     ------
     RendezvousError
-        Somebody did not come in time, died, or cannot start; the message names them, on every rank that came.
+        A rank did not come in time, died, or cannot start. Every rank that came raises it, with the rank's name.
     IncompatibleRanksError
         The ranks run different builds; every rank raises it.
     CalledOff
-        The world is called off; nothing of it is left here.
+        The world is called off; this rank holds no resources of it.
     """
     meeting: Hosting | Joining | None = None
     try:

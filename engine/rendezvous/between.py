@@ -1,18 +1,18 @@
-"""What the leader of each host does to meet those of the others, on the hub as elsewhere.
+"""The rendezvous between hosts: the part that all leaders have in common, on the hub and elsewhere.
 
-The *hub* is rank 0's host. Each other leader calls it, and tells it of the ranks that it has gathered. When all have
-come the hub compares them and answers with the layout, and leaders open the *lanes*: for each pair of ranks that
-exchange data as many connections as `sockets_per_lane` says, for which the leader of the higher host calls and that of
-the lower one answers. Each rank receives its own from its leader. The connection between a leader and the hub stays, as
-a *trunk*; where there are many hosts, ranks of the hub that do not coordinate receive these.
+The *hub* is rank 0 on its host. Each other leader connects to it, and reports the ranks that it has gathered. When all
+have come, the hub compares them and answers with the layout. Then leaders open the *lanes*: `sockets_per_lane`
+connections for each pair of ranks that exchange data. The leader of the host with the higher number connects, that of
+the lower one accepts. Each rank receives its connections from its leader. The connection between a leader and the hub
+stays open as a *trunk*. With many hosts the trunks go to ranks of the hub's host that do not coordinate.
 
-    leader -> hub    come: the processes of its host so far; crew: all their hellos, and where it answers for lanes
+    leader -> hub    come: the processes of its host so far; crew: all their hellos, and its address for lanes
     hub -> leader    layout: each rank's host, pid and processors; each host's door; the kernels; seconds left
     leader -> hub    ready: its memory is made, its lanes are open
     hub -> leader    go: all are ready
                      either way, at any time, a refusal, which every rank raises
 
-No port is open but while ranks gather, and none without a secret.
+Ports are open only while ranks gather, and only in a job with a secret.
 """
 
 from __future__ import annotations
@@ -40,33 +40,33 @@ from .links import ANSWERS, Link, Unproven, answer
 from .messages import KINDS, MALFORMED, Hello
 from .talks import Steps, Talks, Wait
 
-STRANGERS = 128  # connections that may be unproven at once; of more, one gives way
-_NOTED = 8  # addresses of strangers that a message names
-SECONDS = 1e9  # no start has more
-FAREWELL = 2.0  # seconds in which the other side takes a refusal
-EXHAUSTED = (*NO_DESCRIPTORS, *SHORT)  # what accept answers if this process can hear nobody
+STRANGERS = 128  # most unauthenticated connections at once; with more, one of them is closed
+_NOTED = 8  # most addresses of rejected connections that a message names
+SECONDS = 1e9  # longest time limit of a start
+FAREWELL = 2.0  # seconds in which the other side receives a refusal
+EXHAUSTED = (*NO_DESCRIPTORS, *SHORT)  # errors of accept if this process can accept no connection
 
 Welcome = Callable[[Link, dict[str, Any]], Steps[None] | None]
 
 
 class Door:
-    """A port that is open while ranks gather: whoever comes proves that it belongs, or goes.
+    """A port that is open while ranks gather. It authenticates each connection, or closes it.
 
     Parameters
     ----------
     talks : Talks
     listeners : sequence of socket.socket
-        One for each address of the port; closed by `close`.
+        One listener for each address of the port; closed by `close`.
     key : bytes
-        Of the proofs.
+        Key of the HMACs.
     welcome : callable
-        Told of who has proven itself, by the link and the greeting; returns how the conversation goes on, if it does.
+        Called with link and greeting of an authenticated connection; returns the rest of the conversation, or None.
     """
 
     def __init__(self, talks: Talks, listeners: Sequence[socket.socket], key: bytes, welcome: Welcome) -> None:
         self.address = network.address_of(listeners[0].getsockname())
-        self.turned_away: dict[str, str] = {}  # by address, what was wrong with the last one from there
-        self.unproven = False  # whether somebody came who does not know the secret
+        self.turned_away: dict[str, str] = {}  # address -> fault of the last rejected connection from there
+        self.unproven = False  # whether a connection came that does not know the secret
         self._talks, self._listeners, self._key, self._welcome = talks, listeners, key, welcome
         self._strangers: dict[int, Steps[None]] = {}
         self._crowd: Strangers[int] = Strangers(STRANGERS)
@@ -76,7 +76,7 @@ class Door:
             talks.begin(steps)
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """Close the port, and the connections that are not authenticated yet."""
         for steps in (*self._accepting, *self._strangers.values()):
             self._talks.end(steps)
         for listener in self._listeners:
@@ -90,20 +90,20 @@ class Door:
             except OSError as error:
                 if error.errno in EXHAUSTED:
                     raise RendezvousError(f"no other host can be heard: {linux.refusal('accept', error)}") from None
-                continue  # It went before it was let in.
+                continue  # The connection ended before it was accepted.
             host, number = network.address_of(name).host, next(self._numbers)
             self._end_stranger(self._crowd.add(number, host))
             self._strangers[number] = steps = self._hear(number, connection, host)
             self._talks.begin(steps)
 
     def give_way(self) -> bool:
-        """Hang up on the stranger that gives way next; False if there is none."""
+        """Close the unauthenticated connection that gives way next; return False if there is none."""
         displaced = self._crowd.displace()
         self._end_stranger(displaced)
         return displaced is not None
 
     def _end_stranger(self, number: int | None) -> None:
-        """Break off the conversation with a stranger that gives way, if one does."""
+        """Close the conversation of a connection that gives way, if there is one."""
         if number is not None:
             self._talks.end(self._strangers[number])
 
@@ -150,24 +150,24 @@ class Door:
 
 @dataclass(frozen=True)
 class Terms:
-    """What the hub has decided, as every leader is told.
+    """The hub's decisions, which it sends to every leader.
 
     Attributes
     ----------
     hosts : list of int
-        By rank, the number of its host.
+        Host number of each rank.
     names : list of str
-        By host, what messages call it.
+        Name of each host in messages.
     doors : list of Address or None
-        By host, where its leader answers for lanes; None of the hub: where the trunk goes.
+        Address of each host at which its leader accepts lanes; None for the hub: the address of the trunk.
     pids, processors : list
-        By rank.
+        Process id of each rank, and the processors to which it is bound.
     kernels : str or None
-        The kernels that all have; None: each has the same already.
+        Best kernels that all ranks have; None if all would choose the same anyway.
     seconds : float
-        In which lanes have to be open.
+        Seconds in which all lanes must be open.
     generation : int
-        The number of the world.
+        Number of the world.
     """
 
     hosts: list[int]
@@ -181,12 +181,12 @@ class Terms:
 
     @classmethod
     def read(cls, message: dict[str, Any]) -> Terms:
-        """From a message.
+        """Parse and validate a message of the hub.
 
         Raises
         ------
         ValueError
-            No hub decides that.
+            No hub sends such a message.
         """
         try:
             doors = [None if door is None else network.read_address(door) for door in message["doors"]]
@@ -211,20 +211,19 @@ class Terms:
 
 
 class Between:
-    """A leader among leaders, from `begin` to `close`. Whoever gathers its crew lets it go on by `turn`.
+    """The rendezvous of a leader with other leaders, from `begin` to `close`; its owner calls `turn` repeatedly.
 
     Parameters
     ----------
     world : World
-    generation : int
     patience : Patience
-        Of the whole gathering; the hub's word may change it.
+        Time limit of the whole rendezvous; messages of the hub may change it.
     timeout : float
-        Seconds that it had at first.
+        Time limit at first, in seconds.
     interface : str or None
-        The interface, or the address of this host, to which lanes of this host go.
+        Interface or address of this host to which other hosts open lanes.
     sockets : int
-        Connections of a lane.
+        Number of connections of a lane.
     """
 
     def __init__(self, world: World, patience: Patience, timeout: float, interface: str | None, sockets: int) -> None:
@@ -238,13 +237,13 @@ class Between:
         self.terms: Terms | None = None
         self.prepared = False  # whether the memory of this host's ranks is made
         self.done = False  # whether every host is ready
-        self.open: dict[tuple[int, int, int], Link] = {}  # of lanes, by the rank here, the rank there, and number
+        self.open: dict[tuple[int, int, int], Link] = {}  # lanes, by the rank here, the rank there, and number
         self.interface = interface
         self.sockets = sockets
-        self.failures: dict[int, str] = {}  # by rank, why it cannot start
+        self.failures: dict[int, str] = {}  # rank -> why it cannot start
 
     def note_failure(self, hello: Hello) -> None:
-        """Note why a rank of this host cannot start, if it cannot."""
+        """Note the failure of a rank of this host, if it has one."""
         if hello.failure:
             self.failures[hello.rank] = f"{hello.failure} on {self.name}"
 
@@ -259,62 +258,62 @@ class Between:
         raise NotImplementedError
 
     def chosen_address(self) -> str | None:
-        """The address of the interface that was chosen, if one was. Errors as of `begin`."""
+        """Return the address of the chosen interface; None if none was chosen. Raises as `begin` does."""
         try:
             return None if self.interface is None else network.interface_address(self.interface)
         except ValueError as error:
             raise RendezvousError(f"rank {self.world.rank} on {self.name}: ENGINE_INTERFACE: {error}") from None
 
     def entered(self, hello: Hello) -> None:
-        """A rank of this host has come."""
+        """Record a rank of this host that has come."""
         raise NotImplementedError
 
     def complete(self, hellos: list[Hello]) -> None:
-        """All ranks of this host have come."""
+        """Record that all ranks of this host have come."""
         raise NotImplementedError
 
     def overdue(self, absent: int) -> RendezvousError:
-        """What to raise when time is over, given how many of this host's processes have not come."""
+        """Return the error of a timeout; `absent` is the number of this host's processes that have not come."""
         raise NotImplementedError
 
     def trunks(self) -> dict[int, Link]:
-        """By host, the connection to its leader: those of the hub to all others, of others to the hub."""
+        """Return the connections to leaders by host number: on the hub to all others, elsewhere to the hub."""
         raise NotImplementedError
 
     def fileno(self) -> int:
-        """A descriptor that is readable when there is something to do."""
+        """Return a descriptor that is readable when `turn` has work to do."""
         return self.talks.fileno()
 
     def wait(self) -> float:
-        """The seconds that may be waited before the next turn, if nothing happens."""
+        """Return the seconds that may pass before `turn` must be called again."""
         return min(self.patience.wait(), self.talks.wait())
 
     def turn(self) -> None:
-        """Do what can be done now. A RendezvousError is for all ranks to raise."""
+        """Handle what is ready, without blocking. A `RendezvousError` that it raises is for all ranks."""
         self.talks.turn()
 
     def memory_is_made(self) -> None:
-        """The memory of this host's ranks is made."""
+        """Record that the memory of this host's ranks is made."""
         self.prepared = True
 
     @cached_property
     def layout(self) -> Layout:
-        """How the ranks lie, once that is known."""
+        """Distribution of the ranks over hosts; available once the hub has decided."""
         assert self.terms is not None
         return Layout(tuple(self.terms.hosts))
 
     @cached_property
     def lanes(self) -> list[tuple[int, int]]:
-        """The lanes of this host's ranks, by the rank here and the rank there, once the layout is known."""
+        """Lanes of this host as pairs: a rank here and a rank elsewhere; available once the hub has decided."""
         crew = self.layout.crews[self.layout.hosts[self.world.rank]]
         return [(rank, other) for rank in crew for other in self.layout.lanes(rank)]
 
     def lanes_are_open(self) -> bool:
-        """Whether every rank here has its connections."""
+        """Return whether all lanes of this host are open."""
         return len(self.open) == len(self.lanes) * self.sockets
 
     def answer_lane(self, link: Link, greeting: dict[str, Any], crew: Collection[int]) -> None:
-        """Keep a lane that another leader has opened to one of the ranks here."""
+        """Accept a lane that another leader has opened to one of the ranks here, `crew`."""
         numbers: list[Any] = [greeting.get(name) for name in ("to", "rank", "number")]
         if greeting.get("role") != "lane" or not all(type(number) is int for number in numbers):
             raise ValueError("a greeting of no lane")
@@ -332,16 +331,16 @@ class Between:
         link.send({})
 
     def give_way(self) -> bool:
-        """Hang up on a stranger, whose descriptor a rank of this host needs; False if there is none."""
+        """Close an unauthenticated connection to free its descriptor; return False if there is none."""
         return self.door is not None and self.door.give_way()
 
     def refuse(self, error: RendezvousError) -> None:
-        """Tell the other leaders why this start fails."""
+        """Send the other leaders the error with which this start fails."""
         message = refusal(error)
         farewell([trunk for trunk in self.trunks().values() if tell(trunk, message)])
 
     def close(self) -> None:
-        """Close all that nobody has taken."""
+        """Close the port, and every connection that was not handed over."""
         self.talks.close()
         if self.door is not None:
             self.door.close()
@@ -349,7 +348,7 @@ class Between:
             link.close()
 
     def taken_trunks(self, rank: int) -> dict[int, int]:
-        """By rank elsewhere, the descriptors of the trunks of `rank`; the caller's from now on."""
+        """Hand the descriptors of the trunks of `rank` over to the caller, by the rank elsewhere."""
         taken: dict[int, int] = {}
         links = self.trunks()
         for there in self.layout.trunks(rank):
@@ -357,7 +356,7 @@ class Between:
         return taken
 
     def taken_lanes(self, rank: int) -> dict[int, list[int]]:
-        """By rank elsewhere, the descriptors of the lane of `rank`; the caller's from now on."""
+        """Hand the descriptors of the lanes of `rank` over to the caller, by the rank elsewhere."""
         taken: dict[int, list[int]] = {}
         own = {lane: link.connection for lane, link in sorted(self.open.items()) if lane[0] == rank}
         for (_, there, _), connection in own.items():
@@ -366,13 +365,13 @@ class Between:
 
 
 def refusal(error: RendezvousError) -> dict[str, Any]:
-    """Return the message that makes other ranks raise an error, as `refused` does."""
+    """Return the message that makes other ranks raise an error by `refused`."""
     kind = next((name for name, kind in KINDS.items() if type(error) is kind), RendezvousError.__name__)
     return {"refused": kind, "message": str(error), "absent": error.absent}
 
 
 def refused(message: dict[str, Any]) -> None:
-    """Raise the refusal that a message is, if it is one."""
+    """Raise the error of a message, if it is a refusal."""
     if "refused" in message:
         kind = KINDS.get(str(message["refused"]), RendezvousError)
         error = kind(readable.plain_lines(str(message.get("message"))))
@@ -382,7 +381,7 @@ def refused(message: dict[str, Any]) -> None:
 
 
 def tell(link: Link, message: dict[str, Any]) -> bool:
-    """Send a last message; whether it went."""
+    """Send a last message, and return whether that succeeded."""
     try:
         link.send(message)
     except OSError:
@@ -391,7 +390,10 @@ def tell(link: Link, message: dict[str, Any]) -> bool:
 
 
 def farewell(links: Iterable[Link]) -> None:
-    """Let the last message arrive: a connection that is closed with bytes unread takes back what it has sent."""
+    """Wait up to `FAREWELL` seconds until the other sides have received the last message and closed.
+
+    If a connection is closed with bytes unread, data that it has sent is lost.
+    """
     end = time.monotonic() + FAREWELL
     with selectors.DefaultSelector() as selector:
         for link in links:

@@ -1,9 +1,9 @@
-"""What ranks on several hosts agree on over MPI, where its launcher gives them neither a secret nor rank 0's address.
+"""Agreement over MPI of ranks on several hosts, if the MPI launcher gives them neither a secret nor rank 0's address.
 
-Rank 0 opens the socket on which the other hosts will call it, makes a secret, and broadcasts both with mpi4py. MPI is
-initialised for that if the program has not done it, and finalised when the program ends. Whoever has called MPI_Init
-waits in it for all others without a deadline, and mpi4py lets no other thread run meanwhile; so a thread of its own
-calls it past mpi4py, and this one waits for that thread.
+Rank 0 opens the socket to which the other hosts will connect, makes a secret, and broadcasts both with mpi4py. MPI is
+initialised for that if the program has not done it, and finalised when the program ends. MPI_Init waits for all other
+ranks without a deadline, and mpi4py holds the GIL meanwhile. So a separate thread calls it through ctypes, and the
+calling thread waits for that thread with a deadline.
 """
 
 from __future__ import annotations
@@ -27,36 +27,36 @@ from ..host.patience import Patience
 from ..hub_address import HubAddress
 from ..world import World
 
-BYTES = 4096  # of the message, which is padded: no rank but the first knows its length
-ADDRESSES = 16  # of rank 0's host that are told at most
-FAREWELL = 5.0  # seconds that the end of MPI may take in a process that ends
-LOOK = 0.1  # seconds between two looks at whether another rank has given up
-_PAUSE = 0.001  # seconds between two looks at a broadcast that is under way
+BYTES = 4096  # size of the padded message: no rank but the first knows the length of its text
+ADDRESSES = 16  # most addresses of rank 0's host that are sent
+FAREWELL = 5.0  # seconds that MPI_Finalize may take at the end of the process
+LOOK = 0.1  # seconds between two checks whether another rank has given up
+_PAUSE = 0.001  # seconds between two polls of a pending request
 
 
 def agree(world: World, seconds: float, interface: str | None) -> World | None:
-    """Agree on the job's name, its secret and where the hosts meet. Collective.
+    """Agree on the job's name, its secret and the address of rank 0. Collective.
 
     Parameters
     ----------
     world : World
-        This process's place. A secret and a hub that it has already stay.
+        This process's world. A secret and a hub that it has already are kept.
     seconds : float
-        To wait for the other ranks.
+        Seconds to wait for the other ranks.
     interface : str or None
-        The interface of this host, or its address, on which rank 0 listens; None: all of them.
+        Interface or address of this host on which rank 0 listens; None: all interfaces.
 
     Returns
     -------
     World or None
-        None if there is no mpi4py.
+        The world with job, secret and hub; None if mpi4py is not installed.
 
     Raises
     ------
     RendezvousError
-        Some rank did not take part in time, or rank 0 cannot listen.
+        A rank did not take part in time, or rank 0 cannot listen.
     ConfigError
-        mpi4py belongs to another MPI than the launcher.
+        mpi4py finds no MPI, or another MPI than the launcher's, or MPI has been finalised.
     """
     mpi = begin(world, seconds)
     if mpi is None:
@@ -77,23 +77,23 @@ def agree(world: World, seconds: float, interface: str | None) -> World | None:
 
 
 class OtherFailedError(Exception):
-    """Another rank gives up, and takes no part any more."""
+    """Another rank has given up, and takes part no more."""
 
 
 def nobody_failed() -> bool:
-    """No other rank has given up, as far as is known."""
+    """Return False: the default of `other_failed`."""
     return False
 
 
 def begin(world: World, seconds: float, other_failed: Callable[[], bool] = nobody_failed) -> Any:
-    """Initialise MPI, if nobody has, and check that it is the launcher's. Collective; errors as of `agree`.
+    """Initialise MPI, unless that is done, and check that it is the launcher's. Collective; raises as `agree` does.
 
-    `other_failed`: asked while others are waited for; if it says so, an `OtherFailedError` is raised.
+    `other_failed` is polled while this rank waits for others; if it returns True, an `OtherFailedError` is raised.
 
     Returns
     -------
     module or None
-        `mpi4py.MPI`; None if there is no mpi4py.
+        `mpi4py.MPI`; None if mpi4py is not installed.
     """
     try:
         import mpi4py
@@ -123,13 +123,13 @@ def begin(world: World, seconds: float, other_failed: Callable[[], bool] = nobod
 _WITHOUT = "Or set ENGINE_SECRET and ENGINE_HUB in every process, and MPI is not asked."
 
 
-_begun: list[threading.Event] = []  # set when the MPI_Init that is under way has ended, for a second try of init
+_begun: list[threading.Event] = []  # set when the pending MPI_Init has ended; kept for a second try of init
 
 
 def _initialise(
     library: ctypes.CDLL, level: int, world: World, seconds: float, other_failed: Callable[[], bool]
 ) -> None:
-    """Call MPI_Init_thread in a thread, which calls MPI_Finalize when the process ends, as MPI asks of it."""
+    """Call MPI_Init_thread in a new thread, which also calls MPI_Finalize when the process ends, as MPI requires."""
     if not _begun:
         _begun.append(_begin_to_live(library, level))
     patience = Patience(seconds)
@@ -141,7 +141,7 @@ def _initialise(
 
 
 def _begin_to_live(library: ctypes.CDLL, level: int) -> threading.Event:
-    """Start the thread; the event is set when MPI is initialised."""
+    """Start the thread of MPI, and return an event that is set when MPI is initialised."""
     begun, leave, ended = threading.Event(), threading.Event(), threading.Event()
 
     def live() -> None:
@@ -152,7 +152,7 @@ def _begin_to_live(library: ctypes.CDLL, level: int) -> threading.Event:
         ended.set()
 
     def end() -> None:
-        if not begun.is_set():  # ranks that have not come keep it from MPI_Finalize, too
+        if not begun.is_set():  # ranks that are missing would block MPI_Finalize, too
             return
         finalised = ctypes.c_int()
         library.MPI_Finalized(ctypes.byref(finalised))
@@ -166,7 +166,7 @@ def _begin_to_live(library: ctypes.CDLL, level: int) -> threading.Event:
 
 
 def _listen(world: World, interface: str | None) -> HubAddress:
-    """Open the socket of the hub."""
+    """Open rank 0's listening socket, and return its port and addresses."""
     try:
         chosen = None if interface is None else network.interface_address(interface)
         with network.listen(chosen, 0, backlog=256) as listener:
@@ -182,7 +182,7 @@ def _listen(world: World, interface: str | None) -> HubAddress:
 
 
 def _broadcast(mpi: Any, message: bytes, world: World, seconds: float) -> bytes:
-    """Tell all ranks what rank 0 says."""
+    """Broadcast rank 0's message, and return it padded to `BYTES`."""
     buffer = bytearray(message.ljust(BYTES))
     request = mpi.COMM_WORLD.Ibcast([buffer, mpi.BYTE], root=0)
     wait(request, world, seconds, "rank 0 has told nothing")
@@ -192,9 +192,10 @@ def _broadcast(mpi: Any, message: bytes, world: World, seconds: float) -> bytes:
 def wait(
     request: Any, world: World, seconds: float, what: str, other_failed: Callable[[], bool] = nobody_failed
 ) -> None:
-    """Wait for what all ranks take part in. A RendezvousError says `what` is if they do not in time.
+    """Wait for a request in which all ranks take part.
 
-    `other_failed`: as of `begin`.
+    If it is not complete in time, a `RendezvousError` is raised whose text begins with `what`. `other_failed` is the
+    same as in `begin`.
     """
     patience, soon = Patience(seconds), Patience(LOOK)
     while not request.Test():

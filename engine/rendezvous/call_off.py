@@ -1,4 +1,4 @@
-"""How whoever gathers with others is told that it shall not: the driver of an elastic job calls a world off."""
+"""Cancellation of a rendezvous: the driver of an elastic job calls a world off while its ranks gather."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from ..errors import CalledOff
 
 
 class CallOff(NamedTuple):
-    """What a process looks at while it waits for the other ranks of a world.
+    """Cancellation token that a process checks while it waits for the other ranks of a world.
 
     Attributes
     ----------
     descriptor : int
-        Readable when something has come that may be the news; it stays the caller's.
+        Descriptor that becomes readable when the cancellation may have arrived; the caller keeps it.
     happened : callable
-        Reads what has come, without blocking, and says whether the world is called off. Once it has said so it does
-        whenever it is asked.
+        Reads pending messages without blocking, and returns whether the world is called off. After it has returned
+        True, it always does.
     """
 
     descriptor: int
     happened: Callable[[], bool]
 
     def expect_none(self, seconds: float = 0.0) -> None:
-        """Wait so long for the news, or not at all.
+        """Wait up to `seconds` for a cancellation.
 
         Raises
         ------
         CalledOff
-            It has come.
+            The world is called off.
         """
         poll = select.poll()
         poll.register(self.descriptor, select.POLLIN)
@@ -38,6 +38,6 @@ class CallOff(NamedTuple):
         self.check()
 
     def check(self) -> None:
-        """Raise CalledOff if the news has come."""
+        """Raise `CalledOff` if the world is called off."""
         if self.happened():
             raise CalledOff("the world is called off: another place comes from the driver of the job")

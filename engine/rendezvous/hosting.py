@@ -1,4 +1,4 @@
-"""A leader's half of the rendezvous on its host: listen, prove, compare, pass the descriptors on."""
+"""The rendezvous on the leader of a host: listen, authenticate, compare, send the descriptors."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ from .messages import (
     take,
 )
 
-_STRANGERS = 64  # connections that may be unproven at once, beyond one per rank
+_STRANGERS = 64  # most unauthenticated connections at once, beyond one per rank
 
 
 @dataclass(eq=False)
 class _Visitor:
-    """A connection. It becomes a member by proving the secret."""
+    """A connection to the leader. It becomes a member when it has proven that it knows the secret."""
 
     connection: socket.socket
     nonce: str
@@ -67,10 +67,10 @@ class _Visitor:
 
 
 class Hosting:
-    """A leader while it gathers the others of its host: one loop over one selector, which no visitor can hold up.
+    """The rendezvous of a leader with the other ranks of its host: an event loop that no connection can block.
 
-    With one host that is rank 0, and its host all there is. With several it agrees with the other leaders (`between`)
-    before it welcomes anybody.
+    With one host the leader is rank 0. With several it agrees with the other leaders (`between`) before it sends any
+    welcome.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Hosting:
         sockets: int = 1,
         called_off: CallOff | None = None,
     ) -> None:
-        self.introduced = False  # whether others may have come to this one
+        self.introduced = False  # whether other ranks may have connected to this one
         self.world = world
         self.called_off = called_off
         self.size = world.local_size if world.several_hosts else world.size
@@ -96,7 +96,7 @@ class Hosting:
         self.create = create
         self.abort = abort
         self.patience = Patience(timeout)
-        self.failures: dict[int, str] = {}  # by rank, why it cannot start
+        self.failures: dict[int, str] = {}  # rank -> why it cannot start
         if hello.failure:
             self._note_failure(hello)
         self.key = world.proof
@@ -110,16 +110,16 @@ class Hosting:
             raise
 
     def run(self) -> Gathered:
-        """Returns when all ranks have come and have been sent their descriptors.
+        """Gather the ranks of this host; return when all have come and have been sent their descriptors.
 
         Raises
         ------
         RendezvousError
-            Somebody did not come in time, or died, or came twice. Every rank that came raises the same.
+            A rank did not come in time, or died, or came twice. Every rank that came raises the same.
         IncompatibleRanksError
             The ranks run different builds.
         CalledOff
-            The world is called off, before anybody was sent descriptors.
+            The world is called off before any descriptors were sent.
         """
         try:
             if self.called_off is not None:
@@ -170,8 +170,9 @@ class Hosting:
                 self.selector.unregister(listener)
 
     def _survives(self, step: Callable[[], None]) -> bool:
-        """Do a part of the meeting; whether it went well. If it breaks for the first time the meeting goes on a moment,
-        so that those that have not come yet hear of it, too.
+        """Run a step of the rendezvous, and return whether it succeeded.
+
+        After the first unexpected error the rendezvous goes on for a moment, so that ranks that come later learn of it.
         """
         try:
             step()
@@ -185,7 +186,7 @@ class Hosting:
         return True
 
     def _note_own_failure(self, error: Exception) -> None:
-        """Fail the start with what has broken here; raise it if that has happened before."""
+        """Record an error of this rank as the reason why the start fails; raise it if there has been one before."""
         if self.hello.failure:
             raise error
         self.hello.failure = readable.exception(error)
@@ -195,7 +196,10 @@ class Hosting:
             self._note_failure(self.hello)
 
     def _turn(self, listener: socket.socket | None = None) -> None:
-        """Wait for something to happen, once. Whoever is late is heard once more, in case that only we are."""
+        """Wait for events once and handle them, then drop late connections and check the deadline.
+
+        Events come first: a connection may look late only because this process was.
+        """
         left = self.patience.wait()
         waits = {id(visitor): visitor.patience.wait() for visitor in self.strangers}
         late = [visitor for visitor in self.strangers if not waits[id(visitor)]]
@@ -218,21 +222,21 @@ class Hosting:
     def _hear(self, listener: socket.socket | None, seconds: float) -> None:
         for key, _ in self.selector.select(seconds):
             if key.fileobj is self.between:
-                continue  # Its turn comes next.
+                continue  # `_turn` handles it next.
             if self.called_off is not None and key.fileobj == self.called_off.descriptor:
                 self.called_off.check()
                 continue
             if listener is not None and key.fileobj is listener:
                 self._accept(listener)
             elif key.data.connection.fileno() < 0:
-                continue  # Dropped a moment ago, in this very loop.
+                continue  # This loop has just dropped it.
             elif key.fileobj is key.data.connection:
                 self._receive(key.data)
             else:
                 self._lost(key.data)
 
     def _absent(self, besides: int = 0) -> list[int]:
-        """Ranks that have not come, but for one."""
+        """Return the ranks that have not come, except `besides`."""
         return [rank for rank in range(1, self.world.size) if rank not in self.members and rank != besides]
 
     def _accept(self, listener: socket.socket) -> None:
@@ -252,7 +256,7 @@ class Hosting:
         connection.setblocking(False)
         visitor = _Visitor(connection, secrets.token_hex(16), Patience(GRACE))
         seconds = self.patience.left()
-        if self.between is not None:  # The hub may have begun later, and lanes take their time.
+        if self.between is not None:  # The hub may have begun later, and lanes take time.
             seconds = self.timeout + seconds + 4 * GRACE
         told = {"nonce": visitor.nonce, "seconds": seconds, "pid": os.getpid(), "rank": self.world.rank}
         challenge = frame(told, b"", "challenge", "")
@@ -267,7 +271,7 @@ class Hosting:
         self.selector.register(connection, selectors.EVENT_READ, visitor)
 
     def _give_way(self) -> bool:
-        """Drop a stranger of the network, or the oldest of this host; False if there is none."""
+        """Drop an unauthenticated connection, of the network if possible, else of this host; False if there is none."""
         if self.between is not None and self.between.give_way():
             return True
         displaced = self.strangers.displace()
@@ -302,12 +306,12 @@ class Hosting:
         except EngineError:
             raise
         except Exception as error:
-            self._note_own_failure(error)  # which this visitor, as the others, shall hear
+            self._note_own_failure(error)  # also sent to this visitor
             visitor.buffer[:] = came
             self._read_hello(visitor)
 
     def _read_hello(self, visitor: _Visitor) -> None:
-        """Read a visitor's hello, if it is whole."""
+        """Handle a visitor's hello, if it is complete."""
         try:
             message = take(visitor.buffer)
             if message is not None:
@@ -316,9 +320,9 @@ class Hosting:
             self._drop(visitor)
 
     def _prove(self, visitor: _Visitor, proof: bytes, payload: bytes) -> None:
-        """Make a visitor a member, or say why not."""
+        """Authenticate a visitor and make it a member; raise a `RendezvousError` if its rank cannot be one."""
         if not hmac.compare_digest(proof, sign(self.key, "hello", visitor.nonce, payload)):
-            # It cannot verify our answer either, and learns from that what is wrong.
+            # It cannot verify this answer either, which tells it what is wrong.
             self._send(visitor, frame({"refused": "RendezvousError", "message": "wrong secret"}, b"", "welcome", ""))
             return self._drop(visitor)
         hello = Hello.read(frames.parse_object(payload))
@@ -355,19 +359,19 @@ class Hosting:
             self._note_failure(hello)
 
     def _note_failure(self, hello: Hello) -> None:
-        """Wait no longer than `TELLING` for the others, once it is known that the start fails."""
+        """Note why a rank cannot start; with the first such failure, wait at most `TELLING` seconds for the others."""
         if not self.failures:
             self.patience.begin(min(self.patience.left(), TELLING))
         self.failures[hello.rank] = hello.failure
 
     def _enter(self, visitor: _Visitor, rank: int) -> None:
-        """Count it among those who hear the verdict; a rank below 0 is one that is refused."""
+        """Add a visitor to the members, which all get the answer; a negative number stands for a refused process."""
         self.strangers.remove(visitor)
         self.members[rank] = visitor
         self.selector.register(visitor.descriptors[0], selectors.EVENT_READ, visitor)
 
     def _lost(self, visitor: _Visitor, data: bytes = b"") -> None:
-        """A member's process ended, or its connection did, maybe with a last message in `data`."""
+        """Raise a `RendezvousError` for a member whose process or connection ended, or that sent `data` too early."""
         assert visitor.hello is not None
         rank = visitor.hello.rank
         if (why := self._last_words(visitor.hello, data)) is not None:
@@ -381,7 +385,7 @@ class Hosting:
         )
 
     def _last_words(self, hello: Hello, data: bytes) -> str | None:
-        """Why a member gives up, if it has said so."""
+        """Return why a member gives up, if `data` is its message `failed`; else None."""
         try:
             whole = take(bytearray(data), LIMIT)
         except ValueError:
@@ -391,7 +395,7 @@ class Hosting:
         return str(frames.parse_object(whole[1]).get("failed"))
 
     def _agree(self, hellos: list[Hello]) -> tuple[int, int]:
-        """Make the memory, once it is known that the ranks can work together; its descriptors."""
+        """Check that the ranks can work together, then make the memory and return its descriptors."""
         reserve(self._give_way, SPARE)
         if self.between is None:
             compare(hellos, {})
@@ -417,25 +421,25 @@ class Hosting:
             return self._pass_on(control, arena, hellos, visitors)
         except BaseException as error:
             terms = None if self.between is None else self.between.terms
-            with contextlib.suppress(OSError):  # some may have been welcomed, and wait for nothing here
+            with contextlib.suppress(OSError):  # ranks that have been welcomed do not wait for this one any more
                 self.abort(control, () if terms is None else terms.hosts, error)
             close_all([control, arena])
             raise
 
     def _pass_on(self, control: int, arena: int, hellos: list[Hello], visitors: list[_Visitor]) -> Gathered:
-        """Send all of this host what they need."""
+        """Send the welcomes, and return this rank's own result."""
         gathered = self._gathered(control, arena, hellos)
         try:
             self._send_all(gathered, hellos, visitors)
         except BaseException:
-            close_all([*gathered.trunks.values(), *chain(*gathered.lanes.values())])  # by which other hosts notice
+            close_all([*gathered.trunks.values(), *chain(*gathered.lanes.values())])  # other hosts notice it by that
             raise
         for visitor in visitors:
-            visitor.descriptors = []  # Ours to keep: they are in `peers`.
+            visitor.descriptors = []  # kept open: they are in `peers`
         return gathered
 
     def _send_all(self, gathered: Gathered, hellos: list[Hello], visitors: list[_Visitor]) -> None:
-        """Send the others of this host their welcomes."""
+        """Send the other ranks of this host their welcomes."""
         pidfds = [self.pidfd, *(visitor.descriptors[0] for visitor in visitors)]
         for hello, pidfd in zip(hellos, pidfds, strict=True):
             gathered.peers[hello.rank] = pidfd
@@ -460,7 +464,7 @@ class Hosting:
                 close_all(links)
 
     def _gathered(self, control: int, arena: int, hellos: list[Hello]) -> Gathered:
-        """What this rank has, but for the pidfds."""
+        """Return this rank's result of the rendezvous, without the pidfds."""
         peers = [-1] * self.world.size
         if self.between is None:
             return Gathered(
@@ -479,7 +483,7 @@ class Hosting:
         )
 
     def _send(self, visitor: _Visitor, data: bytes) -> bool:
-        """Whether it went. A rank that has just died is the monitor's to report, by its pidfd."""
+        """Send data and return whether that succeeded. The monitor reports a rank that has just died."""
         visitor.connection.settimeout(GRACE)
         try:
             send_all(visitor.connection, data, GRACE)
@@ -496,7 +500,7 @@ class Hosting:
                     retry_short(socket.send_fds, visitor.connection, [WITH_DESCRIPTORS], part)
                     break
                 except OSError as error:
-                    # The kernel bounds the descriptors that a user has under way; the others are fetching theirs.
+                    # The kernel limits a user's descriptors in flight; other ranks are still receiving theirs.
                     if error.errno == errno.ETOOMANYREFS and patience.left():
                         time.sleep(0.001)
                         continue
@@ -505,11 +509,11 @@ class Hosting:
                     raise
 
     def _refuse(self, error: RendezvousError) -> None:
-        """Tell everyone who came, so that every rank raises the same."""
+        """Send an error to all ranks that came, so that every rank raises the same."""
         for visitor in self.members.values():
             if visitor.hello is not None:
                 self._send(visitor, frame(refusal(error), self.key, "welcome", visitor.hello.nonce))
         if self.between is not None and self.between.done:
-            return  # Engines speak on the connections between hosts by now, and notice that they end.
-        if self.between is not None and not isinstance(error, CalledOff):  # Who calls it off tells every host.
+            return  # The engines use the connections between hosts by now, and notice that they end.
+        if self.between is not None and not isinstance(error, CalledOff):  # The driver tells every host of it.
             self.between.refuse(error)

@@ -1,4 +1,4 @@
-"""The hub: rank 0 among the leaders of hosts. It hears who has come, compares, and decides how the ranks lie."""
+"""The hub, rank 0 among the leaders of hosts: it collects and compares all ranks, and decides their layout."""
 
 from __future__ import annotations
 
@@ -25,27 +25,28 @@ from .talks import Steps
 
 @dataclass(eq=False)
 class Host:
-    """What the hub knows of a host.
+    """The hub's state of a host.
 
     Attributes
     ----------
     leader, pid : int
+        Rank and process id of its leader.
     name : str
-        As the host calls itself.
+        Host name that its leader gives.
     processes : int
-        How many the launcher has started there.
+        Number of processes that the launcher has started there.
     link : Link or None
-        The connection to its leader; None of the hub itself.
+        Connection to its leader; None for the hub's own host.
     pids : dict of int to int
-        The processes that have come there, by rank.
+        Process id of each rank that has come there.
     hellos : list of Hello
-        Of all of them, once they have come.
+        Hellos of all its ranks; empty until all have come.
     door : Address or None
-        Where the leader answers for lanes.
+        Address at which its leader accepts lanes; None for the hub if lanes use its trunks' address.
     ready : bool
         Whether its memory is made and its lanes are open.
     address : str
-        As the hub sees it; of the hub itself as the first leader does.
+        Its address as the hub sees it; for the hub's host, as the first leader sees it.
     """
 
     leader: int
@@ -65,7 +66,7 @@ class Host:
 
 
 class Hub(Between):
-    """Rank 0 among the leaders. Parameters as of `Between`."""
+    """Rank 0 among the leaders; it takes the parameters of `Between`."""
 
     def __init__(self, world: World, patience: Patience, timeout: float, interface: str | None, sockets: int) -> None:
         super().__init__(world, patience, timeout, interface, sockets)
@@ -77,7 +78,7 @@ class Hub(Between):
         self.inner: Door | None = None  # the door for lanes, where they have an interface of their own
 
     def begin(self) -> None:
-        """Listen. Errors as of `Between`."""
+        """Listen for the leaders of other hosts; raises as `Between.begin` does."""
         self._hurry()
         chosen = self.chosen_address()
         listeners = _listening(self.address, self.world.size, chosen)
@@ -88,39 +89,39 @@ class Hub(Between):
             self.own.door = self.inner.address
 
     def entered(self, hello: Hello) -> None:
-        """A rank of this host has come."""
+        """Record a rank of this host that has come."""
         self.note_failure(hello)
         self._come(self.own, {hello.rank: hello.pid})
         self._hurry()
 
     def complete(self, hellos: list[Hello]) -> None:
-        """All ranks of this host have come."""
+        """Record that all ranks of this host have come."""
         self.own.hellos = hellos
         self._decide()
 
     def trunks(self) -> dict[int, Link]:
-        """By host, the connection to its leader; before hosts have numbers, any."""
+        """Return the connection to each host's leader, by host number; the numbers are final after `_decide`."""
         links = [host.link for host in self.hosts if host.link is not None]
         return dict(enumerate(links, 1))
 
     def memory_is_made(self) -> None:
-        """The memory of this host's ranks is made."""
+        """Record that the memory of this host's ranks is made."""
         super().memory_is_made()
         self.own.ready = True
         self._finish()
 
     def give_way(self) -> bool:
-        """Hang up on a stranger, whose descriptor a rank of this host needs; False if there is none."""
+        """Close an unauthenticated connection to free its descriptor; return False if there is none."""
         return super().give_way() or (self.inner is not None and self.inner.give_way())
 
     def close(self) -> None:
-        """Close all that nobody has taken."""
+        """Close every listener, and every connection that was not handed over."""
         super().close()
         if self.inner is not None:
             self.inner.close()
 
     def overdue(self, absent: int) -> RendezvousError:
-        """What to raise when time is over: who has come, who has not, and who was turned away."""
+        """Return the error of a timeout: the ranks that came, those that did not, and the connections turned away."""
         if self.terms is not None:
             late = ", ".join(str(host) for host in self.hosts if not host.ready)
             return RendezvousError(f"{late} did not make memory and connections within {self.terms.seconds:.3g} s")
@@ -136,7 +137,7 @@ class Hub(Between):
             lines.append(came + (f", {lack} of its {host.processes} processes did not" if lack > 0 else ""))
         assert self.door is not None
         called = sum(host.processes for host in self.hosts)
-        if called < self.world.size and not self.door.unproven:  # Who was turned away may be from there.
+        if called < self.world.size and not self.door.unproven:  # A connection turned away may be from there.
             others = "the other hosts" if len(self.hosts) == 1 else "the remaining hosts"
             lines.append(
                 f"nobody from {others} has called: they are still importing, or the network keeps them from "
@@ -147,7 +148,7 @@ class Hub(Between):
         return RendezvousError("\n  ".join(lines), missing_ranks[0] if missing_ranks else None)
 
     def _welcome(self, link: Link, greeting: dict[str, Any]) -> Steps[None] | None:
-        """Go on with who has proven itself: for a lane, or as a leader."""
+        """Continue with an authenticated connection: a lane, or one of a leader."""
         if greeting.get("role") == "lane":
             self.answer_lane(link, greeting, self.own.pids)
             return None
@@ -160,13 +161,13 @@ class Hub(Between):
         return self._with_leader(host, link, greeting)
 
     def _with_leader(self, host: Host, link: Link, greeting: dict[str, Any]) -> Steps[None]:
-        """Hear a leader, until all are ready."""
+        """Exchange messages with a leader until all hosts are ready."""
         try:
             name = str(self.own) if self.own.address else f"{self.own} ({link.here.host})"
             link.send({"seconds": self.patience.left(), "name": name})
             first = yield from link.message()
         except (OSError, ValueError):
-            link.close()  # It has gone on to another address, and may call again: nothing is lost with it.
+            link.close()  # The leader has tried another address meanwhile, and may call again.
             return
         self.own.address = self.own.address or link.here.host
         self.hosts.append(host)
@@ -181,14 +182,14 @@ class Hub(Between):
                 message = yield from link.message()
                 self._hear_proven(host, message)
         except (OSError, ValueError):
-            # What it was about to say is lost with it.
+            # Its next message is lost with the connection.
             raise RendezvousError(
                 f"rank {host.leader} (pid {host.pid}), which leads the ranks on {host}, ended or was cut off while the "
                 "ranks were gathering"
             ) from None
 
     def _hear_proven(self, host: Host, message: dict[str, Any]) -> None:
-        """What a leader says, who knows the secret, and may be of another version."""
+        """Handle a message of an authenticated leader, which may run another version of the engine."""
         try:
             self._hear(host, message)
         except MALFORMED as error:
@@ -198,7 +199,7 @@ class Hub(Between):
             ) from None
 
     def _hear(self, host: Host, message: dict[str, Any]) -> None:
-        """What a leader says."""
+        """Handle a leader's message: `come`, `crew`, `ready` or a refusal."""
         refused(message)
         if "come" in message:
             self._come(host, _processes(message["come"]))
@@ -216,7 +217,7 @@ class Hub(Between):
             self._finish()
 
     def _come(self, host: Host, pids: dict[int, int]) -> None:
-        """Processes have come to a host."""
+        """Record processes that have come to a host; raise a `RendezvousError` for a rank that is taken or invalid."""
         for rank, pid in pids.items():
             if not 0 <= rank < self.world.size:
                 raise RendezvousError(f"pid {pid} on {host} says it is rank {rank}, in a world of {self.world.size}")
@@ -229,13 +230,13 @@ class Hub(Between):
         host.pids |= pids
 
     def _hurry(self) -> None:
-        """Wait no longer than `TELLING` for the others, once it is known that the start fails."""
+        """Shorten the wait for the others to `TELLING` seconds, once it is known that the start fails."""
         if self.failures and not self.hurried:
             self.hurried = True
             self.patience.begin(min(self.patience.left(), TELLING))
 
     def _decide(self) -> None:
-        """When all ranks have come: compare them, and tell every leader how they lie."""
+        """If all ranks have come, compare them and send the layout to every leader."""
         hellos = sorted((hello for host in self.hosts for hello in host.hellos), key=lambda hello: hello.rank)
         if len(hellos) < self.world.size:
             return
@@ -259,7 +260,7 @@ class Hub(Between):
         self._tell({"layout": asdict(self.terms)})
 
     def _check_addresses(self) -> None:
-        """Refuse an address of the loopback, unless all hosts are on one machine."""
+        """Raise a `RendezvousError` for a loopback address, unless all hosts are on one machine."""
         if all(network.is_loopback(host.address) for host in self.hosts):
             return
         for host in self.hosts:
@@ -271,7 +272,7 @@ class Hub(Between):
                 )
 
     def _finish(self) -> None:
-        """When all hosts are ready: tell them, and say no more, because the engines speak next."""
+        """If all hosts are ready, tell them so. This is the last message: the engines use the connections next."""
         if all(host.ready for host in self.hosts):
             assert self.lanes_are_open()
             self.done = True
@@ -290,7 +291,7 @@ class Hub(Between):
 
 
 def _rank(digits: Any) -> int:
-    """A rank, which JSON has as a text where it is the name of a field."""
+    """Parse a rank, which JSON represents as a string where it is a field's name."""
     rank = natural(str(digits))
     if rank is None:
         raise ValueError(f"no rank: {digits!r}")
@@ -298,7 +299,7 @@ def _rank(digits: Any) -> int:
 
 
 def _processes(told: Any) -> dict[int, int]:
-    """Processes by rank, as a leader tells them."""
+    """Parse a leader's list of ranks and process ids."""
     try:
         found = dict(told)
     except TypeError:
@@ -309,13 +310,13 @@ def _processes(told: Any) -> dict[int, int]:
 
 
 def _listening(hub: HubAddress, size: int, chosen: str | None) -> list[socket.socket]:
-    """The socket that the launcher has left for rank 0, if this is still it; or our own."""
+    """Return the listening socket that the launcher has left for rank 0, if it is still open; else open new ones."""
     if hub.descriptor is not None:
         try:
             listener = socket.socket(fileno=hub.descriptor)
         except OSError:  # It was closed by the first world of this process.
             return _own_listeners(hub, size, chosen)
-        # The number may be another file's by now.
+        # The descriptor's number may have been reused for another file.
         tcp = listener.family in (socket.AF_INET, socket.AF_INET6) and listener.type == socket.SOCK_STREAM
         listens = tcp and listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
         if listens and listener.getsockname()[1] == hub.port:
@@ -343,11 +344,11 @@ def _own_listeners(hub: HubAddress, size: int, chosen: str | None) -> list[socke
 
 
 def _bound(hub: HubAddress, chosen: str | None) -> list[str | None]:
-    """The addresses to listen on, where an interface is chosen: its own, if the others look for rank 0 there.
+    """Return the addresses to listen on; None stands for all addresses.
 
-    They may look for it on another network than that of the lanes, and then under those addresses of this host that
-    they know. None stands for all addresses: no interface is chosen, or the others know none of this host's own, as
-    behind a translation of addresses.
+    If an interface is chosen and the other hosts look for rank 0 at its address, that is the only one. They may look
+    for it on another network than that of the lanes; then these are the addresses of this host that they know. All
+    addresses are used if no interface is chosen, or if the others know none of this host's own, as behind NAT.
     """
     if chosen is None:
         return [None]
@@ -355,6 +356,6 @@ def _bound(hub: HubAddress, chosen: str | None) -> list[str | None]:
     for host in (hub.host, *hub.others):
         with contextlib.suppress(OSError):
             known += [address.host for address in network.resolve(host, hub.port)]
-    here = {*network.own_addresses(), chosen}  # the chosen one may be of the loopback, which is none of those
+    here = {*network.own_addresses(), chosen}  # a chosen loopback address is not among own_addresses()
     own = [address for address in dict.fromkeys(known) if address in here]
     return [chosen] if chosen in own else [*own] or [None]

@@ -1,4 +1,4 @@
-"""The half of the rendezvous that every rank but a leader runs."""
+"""The rendezvous on a rank that is not the leader of its host."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _SOON = 0.05  # seconds
 
 
 class Joining:
-    """A rank that leads no host: connect to the one that does, prove, wait for the verdict."""
+    """The rendezvous of a rank that is no leader: connect to the leader, authenticate, wait for its answer."""
 
     def __init__(
         self, world: World, hello: Hello, timeout: float, abort: Abort, called_off: CallOff | None = None
@@ -61,16 +61,16 @@ class Joining:
         self.pidfd = own_pidfd()
 
     def run(self) -> Gathered:
-        """Returns when all ranks have come.
+        """Meet the leader; return when all ranks have come.
 
         Raises
         ------
         RendezvousError
-            Somebody did not come in time, or died; the message names them.
+            A rank did not come in time, or died; the message names it.
         IncompatibleRanksError
             The ranks run different builds.
         CalledOff
-            The world is called off, before the verdict has come.
+            The world is called off before the leader's answer has come.
         """
         try:
             return self._run()
@@ -101,7 +101,7 @@ class Joining:
     def _connect(self, connection: socket.socket) -> bool:
         seconds = self.patience.wait()
         if self.called_off is not None:
-            seconds = min(seconds, _SOON)  # The leader's queue may be full, and the news come meanwhile.
+            seconds = min(seconds, _SOON)  # The leader's backlog may be full, and a cancellation arrive meanwhile.
         connection.settimeout(max(0.001, seconds))
         try:
             retry_short(connection.connect, self.address)
@@ -116,7 +116,7 @@ class Joining:
         return True
 
     def _talk(self, connection: socket.socket) -> Gathered | None:
-        """One conversation; None if the leader broke off before it knew who we are."""
+        """Hold one conversation with the leader; return None if it broke off before this rank was introduced."""
         received: list[int] = []
         buffer = bytearray()
         try:
@@ -138,7 +138,7 @@ class Joining:
             try:
                 self.answer = answer = self._message(connection, buffer, received, patience, LIMIT)
                 if answer is None:
-                    # A dying process closes its sockets a moment before its pidfd tells.
+                    # A dying process closes its sockets a moment before its pidfd becomes readable.
                     if ready_to_read(received[:1], 1.0):
                         end = "died before all ranks had come"
                     else:
@@ -158,21 +158,21 @@ class Joining:
     def _tell_failure(
         self, connection: socket.socket, buffer: bytearray, received: list[int], error: Exception
     ) -> None:
-        """Tell why this rank gives up: the leader, or by the memory those that have been welcomed already."""
+        """Report why this rank gives up: to the leader, and to ranks welcomed already by failing their world."""
         told = {"failed": readable.exception(error)}
         with contextlib.suppress(OSError):
             send_all(connection, frame(told, self.key, "failed", self.hello.nonce), GRACE)
-        with contextlib.suppress(Exception):  # what this rank raises is the first error
+        with contextlib.suppress(Exception):  # `error` is the first cause
             answer = self.answer or self._message(connection, buffer, received, Patience(GRACE), LIMIT)
             welcome = {} if answer is None else self._proven(answer)
-            expect_welcome(welcome, self.hello.size)  # else nobody has the memory
+            expect_welcome(welcome, self.hello.size)  # raises for a refusal: then no rank has the memory
             while not self.taken and receive(connection, 1, self.taken):
                 pass
             if self.taken:
                 self.abort(self.taken[0], welcome["hosts"], error)
 
     def _proven(self, answer: tuple[bytes, bytes]) -> dict[str, Any]:
-        """Read a welcome, or a refusal."""
+        """Authenticate and parse the leader's answer: a welcome or a refusal."""
         proof, payload = answer
         if not hmac.compare_digest(proof, sign(self.key, "welcome", self.hello.nonce, payload)):
             raise RendezvousError(
@@ -182,13 +182,13 @@ class Joining:
         return frames.parse_object(payload)
 
     def _verdict(self, connection: socket.socket, answer: tuple[bytes, bytes]) -> Gathered:
-        """Take what a welcome brings, or raise what a refusal says."""
+        """Receive the descriptors of a welcome, or raise the error of a refusal."""
         message = self._proven(answer)
         refused(message)
         expect_welcome(message, self.hello.size)
         while len(self.taken) < message["descriptors"]:
             data = receive(connection, 1, self.taken)
-            if data != WITH_DESCRIPTORS:  # a refusal, since the leader cannot pass them on
+            if data != WITH_DESCRIPTORS:  # a refusal: the leader cannot send them
                 refusal = self._message(connection, bytearray(data), [], Patience(GRACE), LIMIT) if data else None
                 if refusal is None:
                     raise RendezvousError(f"{self.leader} ended in the middle of its welcome")
@@ -217,7 +217,7 @@ class Joining:
         patience: Patience,
         limit: int = frames.UNPROVEN,
     ) -> tuple[bytes, bytes] | None:
-        """The next message; None if the other side ends, or dies, or says nothing for so long."""
+        """Receive the next message; None if the other side closes or dies, or sends nothing in time."""
         while True:
             whole = take(buffer, limit)
             if whole is not None:
@@ -230,7 +230,7 @@ class Joining:
                     self.called_off.check()
             if connection.fileno() not in ready:
                 return None
-            # Exactly this message: the bytes behind it carry descriptors.
+            # Read exactly this message: the bytes after it carry descriptors.
             try:
                 data = receive(connection, frames.missing(buffer, limit), descriptors)
             except (ConnectionError, TimeoutError):

@@ -1,4 +1,4 @@
-"""A leader of a host that has not rank 0: it calls the hub, tells it of its ranks, and opens lanes to lower hosts."""
+"""Leader of a host without rank 0: it calls the hub, reports its ranks, and opens lanes to hosts of lower number."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from .links import AGAIN, Link, Unproven, call
 from .messages import GRACE, Hello, ready_to_read
 from .talks import Steps, Wait
 
-_TRIED = 4  # addresses of the hub that a message names
-_ANSWERING = 4 * GRACE  # seconds, at most, for an answer of whoever has opened the conversation
-_SOON = 5.0  # seconds after which a leader that has not reached the hub says so
+_TRIED = 4  # most addresses of the hub that a message names
+_ANSWERING = 4 * GRACE  # longest wait for the answer of a side that has sent its opening, in seconds
+_SOON = 5.0  # seconds after which a leader that has not reached the hub logs a warning
 
 
 class Leader(Between):
-    """The lowest rank of its host. Parameters as of `Between`."""
+    """The lowest rank of its host; it takes the parameters of `Between`."""
 
     def __init__(self, world: World, patience: Patience, timeout: float, interface: str | None, sockets: int) -> None:
         super().__init__(world, patience, timeout, interface, sockets)
@@ -35,36 +35,36 @@ class Leader(Between):
         self.pids = {world.rank: os.getpid()}
         self.hellos: list[Hello] = []
         self.said_ready = False
-        self.tried: dict[str, str] = {}  # by address of the hub, what came of the last try
+        self.tried: dict[str, str] = {}  # address of the hub -> result of the last try
         self.calling: Steps[None] | None = None  # the conversation with the hub
 
     def begin(self) -> None:
-        """Call the hub. Errors as of `Between`."""
+        """Start to call the hub; raises as `Between.begin` does."""
         self.calling = self._with_hub(self.chosen_address())
         self.talks.begin(self.calling)
 
     def entered(self, hello: Hello) -> None:
-        """A rank of this host has come."""
+        """Record a rank of this host that has come, and report it to the hub."""
         self.pids[hello.rank] = hello.pid
         self.note_failure(hello)
         self._tell_come()
 
     def complete(self, hellos: list[Hello]) -> None:
-        """All ranks of this host have come."""
+        """Record that all ranks of this host have come, and send their hellos to the hub."""
         self.hellos = hellos
         self._tell_crew()
 
     def trunks(self) -> dict[int, Link]:
-        """The connection to the hub."""
+        """Return the connection to the hub; empty before it is open."""
         return {} if self.link is None else {0: self.link}
 
     def memory_is_made(self) -> None:
-        """The memory of this host's ranks is made."""
+        """Record that the memory of this host's ranks is made."""
         super().memory_is_made()
         self._say_ready()
 
     def overdue(self, absent: int) -> RendezvousError:
-        """What to raise when time is over."""
+        """Return the error of a timeout; `absent` is the number of this host's processes that have not come."""
         if self.calling is not None:
             self.talks.end(self.calling)
         if self.link is not None:
@@ -85,25 +85,25 @@ class Leader(Between):
         return tried
 
     def refuse(self, error: RendezvousError) -> None:
-        """Tell the hub why this start fails; if it is about to answer, when it has."""
+        """Tell the hub why this start fails. If a call is still pending, wait `FAREWELL` seconds for its answer."""
         patience = Patience(FAREWELL)
         try:
             while self.link is None and self.calling in self.talks and patience.left():
                 ready_to_read([self.fileno()], min(patience.wait(), self.talks.wait()))
                 self.talks.turn()
         except RendezvousError:
-            pass  # The first cause is known already.
+            pass  # `error` is the first cause.
         super().refuse(error)
 
     def _with_hub(self, chosen: str | None) -> Steps[None]:
-        """Call the hub, and do what it says, until all are ready."""
+        """Call the hub, and handle its messages until all hosts are ready."""
         link, told = yield from self._reach_hub()
         self.link, self.hub_name = link, readable.plain(str(told.get("name")))
         try:
             seconds = number(told, "seconds", 0, SECONDS)
         except ReadError as error:
             raise self._not_a_hub(error) from None
-        self.patience.begin(seconds + 2 * GRACE)  # It is the hub that knows who is missing.
+        self.patience.begin(seconds + 2 * GRACE)  # The hub knows which ranks are missing.
         listener = network.listen(chosen or link.here.host, 0, self.world.size + STRANGERS)
         self.door = Door(self.talks, [listener], self.key, self._welcome)
         self._tell_come()
@@ -135,7 +135,7 @@ class Leader(Between):
         )
 
     def _reach_hub(self) -> Steps[tuple[Link, dict[str, Any]]]:
-        """Try all addresses of the hub, over and over: nothing announces that it has begun to listen."""
+        """Try all addresses of the hub repeatedly: nothing announces that it has begun to listen."""
         world = self.world
         greeting = {
             "role": "leader",
@@ -159,7 +159,7 @@ class Leader(Between):
                     self.tried[f"{address}{kind}"] = "whoever listens there does not know this job's secret"
                 except (OSError, ValueError) as error:
                     self.tried[f"{address}{kind}"] = _text(error)
-            if addresses and unproven == len(addresses):  # Else rank 0 may come where nobody listens yet.
+            if addresses and unproven == len(addresses):  # Else rank 0 may still begin to listen at another address.
                 raise RendezvousError(
                     f"rank {world.rank} on {self.name}: whoever listens at {addresses[-1]} for rank 0 does not know "
                     "this job's secret. Are ENGINE_SECRET and ENGINE_JOB the same on all hosts, and is the port free "
@@ -175,12 +175,12 @@ class Leader(Between):
                     self.timeout,
                     "\n  ".join(self._told_tries()),
                 )
-            answering = min(2 * answering, _ANSWERING)  # rank 0 may be slow, and a stranger silent
+            answering = min(2 * answering, _ANSWERING)  # rank 0 may be slow
             yield Wait(Patience(pause))
             pause = min(pause * 1.5, 0.25)
 
     def _addresses(self) -> list[Address]:
-        """Where the hub may be."""
+        """Resolve the addresses at which the hub may listen."""
         found = []
         for host in (self.address.host, *self.address.others):
             try:
@@ -190,12 +190,12 @@ class Leader(Between):
         return found
 
     def _welcome(self, link: Link, greeting: dict[str, Any]) -> None:
-        """Answer the leader of a higher host, which opens a lane."""
+        """Accept a lane from the leader of a host of higher number."""
         self.answer_lane(link, greeting, self.pids)
         self._say_ready()
 
     def _open_lanes(self, terms: Terms, link: Link) -> None:
-        """The ranks' layout is known: call the leaders of lower hosts."""
+        """Take the layout, and open lanes to the leaders of hosts of lower number."""
         self.terms = terms
         self.patience.begin(terms.seconds + 2 * GRACE)
         for rank, other in self.lanes:
@@ -215,11 +215,11 @@ class Leader(Between):
                 link, _ = yield from call(address, self.key, greeting, patience, patience)
                 break
             except (OSError, ValueError) as error:
-                # Strangers may have pushed it out of the queue before it was heard.
+                # Unauthenticated connections may have displaced it before it was authenticated.
                 if isinstance(error, ConnectionResetError | BrokenPipeError) and patience.left():
                     yield Wait(Patience(AGAIN))
                     continue
-                # A host that gives up closes its door before the hub has told the others why: that is heard first.
+                # A host that fails closes its port before the hub tells the others why: wait for that reason.
                 yield Wait(Patience(FAREWELL))
                 raise RendezvousError(
                     f"rank {rank} on {self.name} cannot reach rank {other} on {self.terms.names[host]} at {address}: "
@@ -230,7 +230,7 @@ class Leader(Between):
         self._say_ready()
 
     def _say_ready(self) -> None:
-        """When all is done here, tell the hub, and close the door."""
+        """If memory and lanes of this host are ready, tell the hub once."""
         if self.said_ready or self.terms is None or not self.prepared or not self.lanes_are_open():
             return
         self.said_ready = True
@@ -244,14 +244,14 @@ class Leader(Between):
             self._tell({"crew": [hello.told() for hello in self.hellos], "door": list(self.door.address)})
 
     def _tell(self, message: dict[str, Any]) -> None:
-        """Tell the hub, if it is there yet."""
+        """Send a message to the hub, if it is connected."""
         if self.link is not None:
             try:
                 self.link.send(message)
             except OSError:
-                return  # Its end will be noticed, after what it had said before.
+                return  # Its end will be noticed after its earlier messages are read.
 
 
 def _text(error: Exception) -> str:
-    """What went wrong, as the system calls it."""
+    """Return the text of an error: the system's message, the exception's text, or its class name."""
     return (isinstance(error, OSError) and error.strerror) or readable.exception_text(error) or type(error).__name__

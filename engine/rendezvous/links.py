@@ -1,12 +1,12 @@
-"""Connections between hosts: who calls proves itself to who answers, and the other way round, before anything is said.
+"""Connections between hosts. The caller and the side that answers authenticate each other before anything else.
 
     answers -> calls    opening: 13 bytes of text, 16 bytes of nonce
     calls -> answers    greeting: role, rank, and a nonce                      (proves, over the first nonce)
     answers -> calls    an answer                                              (proves, over both nonces)
 
-Each later message is proven too, over both nonces, by whom it is from, and by its number: none can be sent back to its
-sender, left out or repeated. The key holds the job's secret, the job, and which of its worlds this is. The bytes that
-pass after the start have no proof of their own.
+Each later message carries an HMAC over both nonces, the sending side and the message's number. So no message can be
+sent back to its sender, left out or repeated. The key is made of the job's secret, the job, and the number of its
+world. Data that passes after the start is not authenticated.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from .talks import Steps, Wait
 
 OPENING = b"enginerun 1\r\n"
 NONCE = 16  # bytes
-FIRST = frames.UNPROVEN  # bytes of the first message, either way: all that is read of somebody who has proven nothing
-AGAIN = 0.01  # seconds until the next call of a rank whose connection strangers have pushed out
-LATER = 8 << 20  # bytes of the longest message of somebody who has
+FIRST = frames.UNPROVEN  # largest size in bytes of a message from a side that has not authenticated itself
+AGAIN = 0.01  # seconds before a rank connects again whose connection was displaced by unauthenticated ones
+LATER = 8 << 20  # largest size in bytes of a message from a side that has
 CALLS, ANSWERS = "calls", "answers"
 
 
 class Unproven(ValueError):
-    """Whoever is on the other side does not know the job's secret."""
+    """The other side does not know the job's secret."""
 
 
 class Broken(ConnectionResetError):
@@ -44,20 +44,20 @@ class Broken(ConnectionResetError):
 
 
 class Link:
-    """A connection, and the proofs of what passes over it.
+    """A connection whose messages are authenticated.
 
     Parameters
     ----------
     connection : socket.socket
     key : bytes
-        Of the proofs.
+        Key of the HMACs.
     side : str
-        `CALLS` or `ANSWERS`: what this end did.
+        `CALLS` if this end connected, `ANSWERS` if it accepted.
 
     Attributes
     ----------
     here, there : Address
-        Of both ends.
+        Addresses of this end and of the other one.
     """
 
     def __init__(self, connection: socket.socket, key: bytes, side: str) -> None:
@@ -73,26 +73,26 @@ class Link:
         self._buffer = bytearray()
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send a message. Whoever takes none of it for a while is as good as gone.
+        """Send a message.
 
         Raises
         ------
         OSError
-            The connection ended, or takes nothing.
+            The connection ended, or took no byte for `GRACE` seconds.
         """
         data = frame(message, self._key, f"{self._side} {self._sent}", self.nonces)
         self._sent += 1
         send_all(self.connection, data, GRACE)
 
     def message(self, patience: Patience | None = None, limit: int = LATER) -> Steps[dict[str, Any]]:
-        """Wait for a message; what comes behind it stays unread.
+        """Receive a message, and no byte beyond it.
 
         Raises
         ------
         Unproven
-            It is not from whom it should be.
+            Its HMAC is wrong.
         ValueError
-            It is no message.
+            It is malformed or longer than `limit`.
         TimeoutError
             Nothing came in time.
         OSError
@@ -107,7 +107,7 @@ class Link:
         return frames.parse_object(payload)
 
     def data(self, nbytes: int, patience: Patience | None) -> Steps[bytes]:
-        """Wait for bytes: at least one, at most so many. Errors as of `message`."""
+        """Receive at least one byte and at most `nbytes`; raises as `message` does."""
         while True:
             if not (yield Wait(patience, self.connection)):
                 raise TimeoutError(errno.ETIMEDOUT, "no answer")
@@ -127,19 +127,19 @@ class Link:
 def call(
     address: Address, key: bytes, greeting: dict[str, Any], opening_patience: Patience, patience: Patience
 ) -> Steps[tuple[Link, dict[str, Any]]]:
-    """Connect, and exchange proofs.
+    """Connect, and authenticate both sides.
 
     Parameters
     ----------
     address : Address
     key : bytes
-        Of the proofs.
+        Key of the HMACs.
     greeting : dict
-        What this end says of itself.
+        Fields of the greeting, by which this end introduces itself.
     opening_patience : Patience
-        Until the other side has opened the conversation. To break off is harmless until then.
+        Time limit for the other side's opening. Until then it is harmless to break off.
     patience : Patience
-        Until it has answered, in `FIRST` bytes at most. To break off is harmless until its answer is answered.
+        Time limit for its answer, of at most `FIRST` bytes. It is harmless to break off until the caller replies to it.
 
     Returns
     -------
@@ -150,9 +150,9 @@ def call(
     Raises
     ------
     Unproven
-        Whoever answers does not know the job's secret.
+        The other side does not know the job's secret.
     OSError, ValueError
-        Nobody answers, or something else does.
+        Nobody answers, or another program does.
     """
     connection = yield from _connect(address, opening_patience)
     link = Link(connection, key, CALLS)
@@ -183,7 +183,7 @@ def _connect(address: Address, patience: Patience) -> Steps[socket.socket]:
             code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
             raise OSError(code, os.strerror(code))
-        if connection.getsockname() == connection.getpeername():  # Nobody listens, and TCP has met itself.
+        if connection.getsockname() == connection.getpeername():  # Nobody listens: TCP has connected to itself.
             raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
     except BaseException:
         connection.close()
@@ -192,7 +192,9 @@ def _connect(address: Address, patience: Patience) -> Steps[socket.socket]:
 
 
 def answer(link: Link) -> Steps[dict[str, Any]]:
-    """Hear who has connected, and have it proven. The caller then sends an answer, by which this end proves itself.
+    """Receive and authenticate the greeting of a new connection.
+
+    The caller must then send an answer, which authenticates this end.
 
     Returns
     -------
@@ -202,9 +204,9 @@ def answer(link: Link) -> Steps[dict[str, Any]]:
     Raises
     ------
     Unproven
-        Whoever calls does not know the job's secret; it has been told.
+        The other side does not know the job's secret; it has been told so.
     OSError, ValueError
-        Nothing comes, or something else than a greeting.
+        Nothing came, or no greeting.
     """
     nonce = secrets.token_bytes(NONCE)
     send_all(link.connection, OPENING + nonce, GRACE)
@@ -212,7 +214,7 @@ def answer(link: Link) -> Steps[dict[str, Any]]:
     try:
         greeting = yield from link.message(Patience(GRACE), FIRST)
     except Unproven:
-        # It cannot verify our answer either, and learns from that what is wrong.
+        # It cannot verify this answer either, which tells it what is wrong.
         send_all(link.connection, frame({}, b"", "", ""), GRACE)
         raise
     theirs = greeting.get("nonce")

@@ -1,4 +1,4 @@
-"""The messages of the rendezvous, their proofs, and the descriptors that travel with them."""
+"""Messages of the rendezvous, their authentication, and the descriptors that travel with them."""
 
 from __future__ import annotations
 
@@ -29,22 +29,25 @@ from ..world import World
 from .layout import Layout
 
 GROUP = 250  # descriptors per message
-LIMIT = 1 << 20  # bytes of a message
+LIMIT = 1 << 20  # largest size of a message in bytes
 MAC = 32
-MOST_SOCKETS = 1 << 10  # of a lane
-WITH_DESCRIPTORS = b"d"  # the byte with which descriptors come; a message never begins so: it would be too long
-MOST_PROCESSORS = 1 << 12  # of a host
+MOST_SOCKETS = 1 << 10  # most connections of a lane
+WITH_DESCRIPTORS = b"d"  # the byte sent with descriptors; a message never begins with it: it would be too long
+MOST_PROCESSORS = 1 << 12  # most processors of a host
 _DIGITS = re.compile(f"[0-9a-f]{{1,{MOST_PROCESSORS // 4}}}")
-LONGEST_FAILURE = 1500  # characters of it that a hello has room for
-GRACE = 5.0  # seconds beyond rank 0's deadline in which its verdict must arrive
-MALFORMED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)  # what reading a lie may raise
-TELLING = 10.0  # seconds in which ranks that come still hear that the start has failed on another one
-SETTINGS = ("kernels", "lanes", "sockets_per_lane")  # that ranks compare
+LONGEST_FAILURE = 1500  # longest failure text of a hello in characters
+GRACE = 5.0  # seconds beyond rank 0's deadline in which its answer must arrive
+MALFORMED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)  # errors of reading a malformed value
+TELLING = 10.0  # seconds in which ranks that come are still told that the start has failed on another one
+SETTINGS = ("kernels", "lanes", "sockets_per_lane")  # settings that ranks compare
 KINDS = {kind.__name__: kind for kind in (RendezvousError, IncompatibleRanksError, CalledOff)}
 
 
 Abort = Callable[[int, Sequence[int], BaseException], None]
-"""Fails a world whose memory some ranks have already: the control segment, hosts as of `Gathered`, and the reason."""
+"""Function that fails a world whose memory some ranks have already.
+
+Its arguments: the descriptor of the control segment, the hosts as in `Gathered`, and the reason.
+"""
 
 
 @dataclass
@@ -54,41 +57,41 @@ class Gathered:
     control: int
     arena: int
     peers: list[int]
-    """A pidfd per rank; -1 for those of other hosts."""
+    """Pidfd of each rank; -1 for ranks on other hosts."""
     pids: list[int]
     processors: list[list[int]]
-    """Each rank's affinity."""
+    """Processors to which each rank is bound."""
     hosts: tuple[int, ...] = ()
-    """By rank, the number of its host; empty with one host."""
+    """Host number of each rank; empty with one host."""
     host: int = 0
-    """The number of this one."""
+    """Number of this host."""
     kernels: str | None = None
-    """The kernels that all ranks have, if not all would choose the same."""
+    """Best kernels that all ranks have; None if all would choose the same anyway."""
     trunks: dict[int, int] = field(default_factory=dict)
-    """By rank on another host, the connection to it: between leaders and rank 0, or others of its host."""
+    """Control connection to each rank on another host that has one with this rank; see `Layout.trunks`."""
     lanes: dict[int, list[int]] = field(default_factory=dict)
-    """By rank on another host, the connections to it, equally many to each."""
+    """Data connections to each rank on another host that has some with this rank, the same number to each."""
     generation: int = 1
-    """The number of the world, equal on all ranks."""
+    """Number of the world, equal on all ranks."""
 
     @property
     def layout(self) -> Layout:
-        """How the ranks lie on hosts."""
+        """Distribution of the ranks over hosts."""
         return Layout(self.hosts or (0,) * len(self.pids))
 
     @property
     def crew(self) -> list[int]:
-        """The ranks of this host."""
+        """Ranks of this host."""
         return self.layout.crews[self.host]
 
     def close(self) -> None:
-        """Close all descriptors; only if no engine has taken them over."""
+        """Close all descriptors; call it only if no engine has taken them over."""
         close_all([self.control, self.arena, *self.peers, *self.trunks.values(), *chain(*self.lanes.values())])
 
 
 @dataclass
 class Hello:
-    """How a rank introduces itself."""
+    """The message by which a rank introduces itself."""
 
     rank: int
     size: int
@@ -96,27 +99,27 @@ class Hello:
     processors: list[int]
     build: dict[str, str | int]
     levels: list[str]
-    """The kernels that it can run and may, the best last."""
+    """Kernels that it can and may run, the best last."""
     worlds: int = 1
-    """The number of the world as this process counts: its driver's, or one more than the worlds that it has begun."""
+    """Number of the world as this process counts: the driver's, or one more than the worlds that it has begun."""
     failure: str = ""
-    """Why this rank cannot start; empty: it can."""
+    """Why this rank cannot start; empty if it can."""
     nonce: str = field(default_factory=lambda: secrets.token_hex(16))
 
     def told(self) -> dict[str, Any]:
-        """Return it as it is sent, short on any machine: the processors as a mask, and a long failure cut."""
+        """Return the message as a dict: the processors as a hexadecimal mask, a long failure truncated."""
         mask = sum(1 << number for number in self.processors)
         longest = LONGEST_FAILURE if self.failure.isascii() else LONGEST_FAILURE // 6  # JSON escapes the others
         return {**vars(self), "processors": f"{mask:x}", "failure": self.failure[:longest]}
 
     @classmethod
     def read(cls, told: Any) -> Hello:
-        """Return what `told` has given, perhaps of a rank that has another version of the engine.
+        """Parse a dict that `Hello.told` made, perhaps on a rank that has another version of the engine.
 
         Raises
         ------
         ValueError
-            A field is missing, or of another kind.
+            A field is missing, or has the wrong type.
         """
         try:
             rank, size, pid, worlds = (told.get(name, 1) for name in ("rank", "size", "pid", "worlds"))
@@ -135,12 +138,12 @@ class Hello:
 
 
 def expect_welcome(message: Mapping[str, Any], size: int) -> None:
-    """Hold what a leader tells a rank of its host against the size of the world, before descriptors are counted by it.
+    """Validate a leader's welcome against the size of the world, before its count of descriptors is used.
 
     Raises
     ------
     ValueError
-        No leader of this version says that.
+        No leader of this version sends such a welcome.
     """
     for name in ("crew", "trunks", "lanes"):
         ranks: Any = message.get(name)
@@ -166,7 +169,7 @@ def _are_numbers(found: Any, end: int) -> bool:
 
 
 def _mask(digits: Any) -> int:
-    """Processors as bits of a number, written in base 16."""
+    """Parse a mask of processors, a number written in base 16."""
     if not isinstance(digits, str) or not _DIGITS.fullmatch(digits):
         raise ValueError("no mask of processors")
     return int(digits, 16)
@@ -175,13 +178,21 @@ def _mask(digits: Any) -> int:
 def introduce(
     world: World, worlds: int, build: dict[str, str | int], levels: Sequence[str] = (), failure: str = ""
 ) -> Hello:
-    """This process's `Hello`."""
+    """Return this process's `Hello`."""
     processors = sorted(os.sched_getaffinity(0))
     return Hello(world.rank, world.size, os.getpid(), processors, build, list(levels), worlds, failure)
 
 
 def failed_start(failures: Mapping[int, str], missing: str = "") -> RendezvousError:
-    """The error of every rank where the start has failed on some, by rank; `missing` had not come by then."""
+    """Return the error that every rank raises if the start has failed on some.
+
+    Parameters
+    ----------
+    failures : mapping of int to str
+        Reason of each rank that has failed.
+    missing : str
+        Names of the ranks that had not come by then; empty if all had.
+    """
     told = "\n  ".join(f"rank {rank}: {text}" for rank, text in sorted(failures.items()))
     absent = f"\n  {missing} had not come yet" if missing else ""
     failed = f"engine.init() has failed on {readable.ranks(failures)}, so no rank starts"
@@ -189,7 +200,7 @@ def failed_start(failures: Mapping[int, str], missing: str = "") -> RendezvousEr
 
 
 def common_kernels(hellos: Sequence[Hello]) -> str | None:
-    """The best kernels that all ranks can run, if not all would choose the same; else None."""
+    """Return the best kernels that all ranks can run; None if all choose the same anyway, or have none in common."""
     if len({hello.build.get("kernels") for hello in hellos}) == 1:
         return None
     common = [level for level in hellos[0].levels if all(level in hello.levels for hello in hellos)]
@@ -202,22 +213,23 @@ _MEND["process_sets"] = "give the same to engine.init() on every rank"
 
 
 def compare(hellos: Sequence[Hello], places: Mapping[int, str], agreed: Collection[str] = ()) -> None:
-    """Refuse ranks that cannot work together, all differences in one table.
+    """Check that all ranks can work together.
 
     Parameters
     ----------
     hellos : sequence of Hello
-        By rank, all of them.
-    places : mapping
-        By rank, where it is, if that is to be said.
+        Hellos of all ranks, in the order of ranks.
+    places : mapping of int to str
+        Text that error messages append to a rank, such as " on host-1".
     agreed : collection of str
-        What may differ.
+        Names of values that may differ.
 
     Raises
     ------
     IncompatibleRanksError
+        Values differ; the message lists every difference from rank 0.
     RendezvousError
-        The start has failed on some of them.
+        The start has failed on some ranks.
     """
     failures = {hello.rank: f"{hello.failure}{places.get(hello.rank, '')}" for hello in hellos if hello.failure}
     if failures:
@@ -236,8 +248,8 @@ def compare(hellos: Sequence[Hello], places: Mapping[int, str], agreed: Collecti
 
 
 def version() -> str:
-    """The version of this installation of the engine."""
-    from importlib import metadata  # costs an agent, which asks for none, a sixth of its start
+    """Return the version of this installation of the engine."""
+    from importlib import metadata  # slow to import: a sixth of the start of an agent, which needs no version
 
     try:
         return metadata.version("enginerun")
@@ -246,14 +258,14 @@ def version() -> str:
 
 
 def address(world: World) -> str:
-    """The abstract socket of the ranks of a host: their user and a digest of the job's key."""
+    """Return the name of the abstract socket of a host's ranks, made of their user and a digest of the job's key."""
     key = world.key + (f"@{world.host}" if world.several_hosts else "")
     digest = hashlib.sha256(key.encode()).hexdigest()[:40]
     return f"\0engine-{os.getuid()}-{digest}"
 
 
 def own_pidfd() -> int:
-    """A descriptor of this process that becomes readable when it ends (close-on-exec)."""
+    """Return a descriptor of this process that becomes readable when it ends (close-on-exec)."""
     try:
         return linux.pidfd_open(os.getpid())
     except OSError as error:
@@ -261,43 +273,43 @@ def own_pidfd() -> int:
 
 
 def close_all(descriptors: list[int]) -> None:
-    """Close descriptors, whatever state they are in."""
+    """Close descriptors; those that are not open are skipped."""
     for descriptor in descriptors:
         with contextlib.suppress(OSError):
             os.close(descriptor)
 
 
 def sign(key: bytes, label: str, nonce: str, payload: bytes) -> bytes:
-    """The proof that goes with a message: only who knows `key` can make it, and only for this `nonce`."""
+    """Return the HMAC of a message, over its label, the nonce and the payload."""
     return hmac.digest(key, label.encode() + b"\0" + nonce.encode() + b"\0" + payload, "sha256")
 
 
 def frame(message: dict[str, Any], key: bytes, label: str, nonce: str) -> bytes:
-    """A message as it goes over the socket."""
+    """Return the bytes of a message as they are sent: length, HMAC and JSON."""
     payload = json.dumps(message).encode()
     return frames.wrap(sign(key, label, nonce, payload) + payload)
 
 
 def take(buffer: bytearray, limit: int = frames.UNPROVEN) -> tuple[bytes, bytes] | None:
-    """Cut a whole message off the front of `buffer`: (HMAC, payload), or None as long as it is incomplete.
+    """Remove a whole message from the front of `buffer` and return its HMAC and payload; None if it is incomplete.
 
     Raises
     ------
     ValueError
-        No message of ours begins like this, or it is longer than it may be.
+        The message is malformed, or longer than `limit`.
     """
     body = frames.cut(buffer, limit, MAC + 1)
     return None if body is None else (body[:MAC], body[MAC:])
 
 
 def peer_uid(connection: socket.socket) -> int:
-    """The user on the other side, as the kernel knows it."""
+    """Return the user id of the other side, as the kernel knows it."""
     _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return int(uid)
 
 
 def receive(connection: socket.socket, nbytes: int, descriptors: list[int]) -> bytes:
-    """Receive bytes, appending descriptors that come with them (close-on-exec)."""
+    """Receive bytes, and append the descriptors that come with them (close-on-exec) to `descriptors`."""
     # socket.recv_fds ignores its flags in some versions of Python, and would leave them open across exec.
     numbers = array.array("i")
     room = socket.CMSG_LEN(GROUP * numbers.itemsize)
@@ -310,7 +322,10 @@ def receive(connection: socket.socket, nbytes: int, descriptors: list[int]) -> b
 
 
 def ready_to_read(descriptors: list[int], timeout: float) -> set[int]:
-    """Those of `descriptors` that have data or have ended, as soon as there are any; `select` stops at number 1023."""
+    """Wait up to `timeout` seconds until descriptors have data or have ended, and return these.
+
+    It polls, because `select` takes no descriptor above 1023.
+    """
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)

@@ -1,4 +1,4 @@
-"""MPI as what carries bytes between hosts: what the engine has to know of the library that this process uses."""
+"""MPI as the transport between hosts: functions and handles of the library that this process uses."""
 
 from __future__ import annotations
 
@@ -11,46 +11,46 @@ from ..world import World
 from .by_mpi import begin, nobody_failed, wait
 
 FUNCTIONS = ("isend", "irecv", "test", "cancel", "iallreduce")
-_TAGS = 1 << 15  # that every MPI has
+_TAGS = 1 << 15  # number of tags that every MPI has
 _SETS = 1 << 8  # tags of one world
-_kept: list[Any] = []  # our communicator, for all worlds of the process: to make one takes every rank
-_left: list[Any] = []  # those of worlds: a sum that such a world did not end may go on in its own
+_kept: list[Any] = []  # communicator for all worlds of the process: making one is collective
+_left: list[Any] = []  # communicators of single worlds, never freed: an unfinished sum may still use them
 
 
-_unfinished: list[tuple[Any, Any]] = []  # communicators and requests of a start that has failed: the next takes them
+_unfinished: list[tuple[Any, Any]] = []  # communicators and requests of a failed start, which the next start uses
 
 
 def library(
     world: World, generation: int, seconds: float, other_failed: Callable[[], bool] = nobody_failed
 ) -> dict[str, Any]:
-    """What the engine needs to call MPI. Collective.
+    """Return the functions and handles that the engine needs to call MPI. Collective.
 
     Parameters
     ----------
     world : World
-        This process's place. All its ranks have come.
+        This process's world, all of whose ranks have come.
     generation : int
-        Of the world: it has message tags of its own.
+        Number of the world, which has message tags of its own.
     seconds : float
-        To wait for the other ranks.
+        Seconds to wait for the other ranks.
     other_failed : callable
-        Asked meanwhile: whether some rank that has come gives up, and takes no part in this.
+        Polled meanwhile; returns whether another rank has given up and takes no part in this.
 
     Returns
     -------
     dict
-        Addresses of MPI's functions by `FUNCTIONS`; the handles `comm` and `byte`, and whether handles are `ints`; the
-        `tag` of the world, behind which those of its process sets follow; for sums the handles `everybody`, a
-        communicator of this world alone, `float32`, `float64` and `sum`, and the address `in_place`.
+        The address of each of `FUNCTIONS`; the handles `comm` and `byte`, and whether handles are `ints`; the first
+        `tag` of the world, which those of its process sets follow. For sums: the handles `float32`, `float64`, `sum`
+        and `everybody`, a communicator of this world alone, and the address `in_place`.
 
     Raises
     ------
     ConfigError
-        There is no mpi4py, no MPI, or one that may be called by one thread alone.
+        There is no mpi4py or no MPI, or MPI may be called by one thread only.
     RendezvousError
-        Some rank did not take part in time.
+        A rank did not take part in time.
     OtherFailedError
-        `other_failed` has said so.
+        `other_failed` returned True.
     """
     mpi = begin(world, seconds, other_failed)
     if mpi is None:
@@ -85,18 +85,18 @@ def library(
 
 
 def _duplicate(mpi: Any, world: World, seconds: float, other_failed: Callable[[], bool]) -> Any:
-    """A communicator of all ranks, whose errors are returned. Collective."""
+    """Make a communicator of all ranks that returns errors. Collective."""
     comm, request = _unfinished.pop() if _unfinished else mpi.COMM_WORLD.Idup()
     try:
         wait(request, world, seconds, "not all ranks have made a communicator", other_failed)
     except BaseException:
-        _unfinished.append((comm, request))  # MPI pairs it with the next one of the ranks that have made none
+        _unfinished.append((comm, request))  # MPI matches it with the next one of ranks that have made none
         raise
     comm.Set_errhandler(mpi.ERRORS_RETURN)
     return comm
 
 
 def _handle(mpi: Any, of: Any) -> int:
-    """A handle as C has it: a pointer, or an int."""
+    """Return the C value of a handle: a pointer, or an int."""
     kind = ctypes.c_uint32 if mpi._sizeof(type(of)) == ctypes.sizeof(ctypes.c_int) else ctypes.c_uint64
     return kind.from_address(mpi._addressof(of)).value

@@ -1,4 +1,4 @@
-"""Connections of a process set whose ranks are on several hosts: opened while it is formed, by its ranks themselves."""
+"""Connections of a process set whose ranks are on several hosts; its ranks open them while the set is formed."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from .talks import Steps, Talks, Wait
 Exchange = Callable[[bytes], list[bytes]]
 Ended = Callable[[], bool]
 Connections = tuple[dict[int, list[int]], dict[int, int]]
-_Name = tuple[str, int, int]  # of a connection: what it is, the rank there, and which of several
+_Name = tuple[str, int, int]  # of a connection: its kind, the rank at the other end, and its number
 
 
 class SetLinks:
-    """Opens connections between ranks of a world on several hosts.
+    """Opener of the connections of process sets, in a world on several hosts.
 
     Parameters
     ----------
     world : World
     gathered : Gathered
-        How the world's ranks met. Its lanes still belong to it.
+        Result of the world's rendezvous, which keeps its lanes.
     timeout : float
         Seconds for the ranks of a set to connect.
     """
@@ -57,22 +57,22 @@ class SetLinks:
         Parameters
         ----------
         ranks : tuple of int
-            Those of the set, sorted.
+            World ranks of the set's members, sorted.
         exchange : callable
-            Gives a text of every rank of the world to all of them.
+            Allgather over the world: takes this rank's bytes, and returns those of all ranks.
         ended : callable
-            Whether the world has ended, so that nobody comes any more.
+            Returns whether the world has ended, so that no rank can connect any more.
 
         Returns
         -------
         lanes, trunks : dict
-            Descriptors, by rank of the set: of a lane as many as the world's have, of a trunk one; the caller's. Empty
-            on other ranks.
+            Descriptors by rank of the set, which the caller owns: several for a lane, as many as the world's lanes
+            have, and one for a trunk. Empty on ranks outside the set, and if the set is on one host.
 
         Raises
         ------
         RendezvousError
-            A rank of the set was not reached, or the world has ended.
+            A rank of the set cannot be reached, or the world has ended.
         """
         self._formed += 1
         hosts: dict[int, int] = {}
@@ -92,19 +92,19 @@ class SetLinks:
 
 
 class _Meeting:
-    """One rank while the ranks of a set connect. Of two hosts, the higher one's ranks call."""
+    """State of one rank while the ranks of a set connect. Ranks call those on hosts of lower number."""
 
     def __init__(self, layout: Layout, me: int, key: bytes, sockets: int) -> None:
         self.layout, self.me, self.key = layout, me, key
         self.talks = Talks()
         self.links: dict[_Name, Link] = {}
         self.wanted = _connections(layout, me, sockets) if me >= 0 else set()
-        self.failures: dict[int, str] = {}  # by rank, what came of calling it
+        self.failures: dict[int, str] = {}  # rank -> why the call to it failed
         self.door: Door | None = None
         self.address: Address | None = None
 
     def listen(self, own: str) -> None:
-        """Open a port at that address, if somebody is to call."""
+        """Open a port at address `own`, if another rank is to call this one."""
         if any(self._answers(other) for _, other, _ in self.wanted):
             listener = network.listen(own, 0, backlog=256)
             self.door = Door(self.talks, [listener], self.key, self._welcome)
@@ -114,7 +114,7 @@ class _Meeting:
         return self.layout.hosts[self.me] < self.layout.hosts[other]
 
     def connect(self, told: list[bytes], patience: Patience, ended: Ended) -> None:
-        """Call and answer until all connections are open, or the world has ended."""
+        """Call and answer until all connections are open; raise a `RendezvousError` if one fails, or the world ends."""
         for name in sorted(self.wanted):
             if not self._answers(name[1]):
                 self.talks.begin(self._call(name, read_address(parse(told[name[1]])), patience))
@@ -139,7 +139,7 @@ class _Meeting:
             except Unproven:
                 self.failures[other] = f"whoever answers at {address} is not of this job"
             except (OSError, ValueError) as error:
-                # Strangers may have pushed it out of the queue before it was heard.
+                # Unauthenticated connections may have displaced it before it was authenticated.
                 if isinstance(error, ConnectionResetError | BrokenPipeError) and patience.left():
                     yield Wait(Patience(AGAIN))
                     continue
@@ -155,7 +155,7 @@ class _Meeting:
         link.send({})
 
     def taken(self) -> Connections:
-        """The descriptors, by rank, of which the caller is the owner now: lanes and trunks."""
+        """Hand the descriptors of lanes and trunks, by rank, over to the caller."""
         lanes: dict[int, list[int]] = {}
         trunks: dict[int, int] = {}
         for kind, other, number in sorted(self.links):
@@ -167,7 +167,7 @@ class _Meeting:
         return lanes, trunks
 
     def close(self) -> None:
-        """Close what nobody has taken."""
+        """Close the port, and every connection that was not handed over."""
         self.talks.close()
         if self.door is not None:
             self.door.close()
@@ -176,6 +176,6 @@ class _Meeting:
 
 
 def _connections(layout: Layout, rank: int, sockets: int) -> set[_Name]:
-    """What a rank is connected to: by lanes and by trunks."""
+    """Return the names of the connections of a rank: its lanes and trunks."""
     lanes = {("lane", other, number) for other in layout.lanes(rank) for number in range(sockets)}
     return lanes | {("trunk", other, 0) for other in layout.trunks(rank)}

@@ -1,7 +1,7 @@
-"""Conversations with other hosts: many at once in one thread, none of which can hold up another.
+"""Event loop for conversations with other hosts: many at once in one thread, none of which blocks another.
 
-A conversation is a generator. Where it has to wait, it yields a `Wait`, and is resumed with True when its socket is
-ready, and with False when its patience is over.
+A conversation is a generator. To wait, it yields a `Wait`; it is resumed with True when its socket is ready, and with
+False when its patience has run out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Told = TypeVar("Told")
 
 @dataclass(eq=False)
 class Wait:
-    """What a conversation waits for: a socket, or the end of its patience, or whichever comes first."""
+    """Condition that a conversation waits for: a ready socket or the end of its patience, whichever comes first."""
 
     patience: Patience | None = None
     connection: socket.socket | None = None
@@ -30,41 +30,44 @@ Steps = Generator[Wait, bool, Told]
 
 
 class Talks:
-    """The conversations that are under way. What one of them raises ends whoever lets them go on."""
+    """The active conversations. An exception of one propagates to the caller that resumed it."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
         self._waits: dict[Steps[None], Wait] = {}
 
     def fileno(self) -> int:
-        """A descriptor that is readable when one of the sockets is ready."""
+        """Return a descriptor that is readable when one of the sockets is ready."""
         return self._selector.fileno()
 
     def __contains__(self, steps: object) -> bool:
-        """Whether a conversation is under way."""
+        """Return whether a conversation is active."""
         return steps in self._waits
 
     def begin(self, steps: Steps[None]) -> None:
-        """Begin a conversation."""
+        """Start a conversation."""
         self._go_on(steps, None)
 
     def end(self, steps: Steps[None]) -> None:
-        """Break a conversation off, if it is still under way."""
+        """Close a conversation, if it is still active."""
         if steps in self._waits:
             self._forget(steps)
             steps.close()
 
     def wait(self) -> float:
-        """The seconds that may be waited before the next look at what they wait for."""
+        """Return the seconds that may pass before `turn` must be called again."""
         waits = [wait.patience.wait() for wait in self._waits.values() if wait.patience is not None]
         return min(waits, default=STEP / 2)
 
     def sleep(self, seconds: float) -> None:
-        """Wait until one of the sockets is ready, at most so long."""
+        """Wait until one of the sockets is ready, for at most `seconds`."""
         self._selector.select(seconds)
 
     def turn(self) -> None:
-        """Let those go on that can. Whoever is late is heard once more, in case that only we are."""
+        """Resume the conversations whose socket is ready, then those whose patience has run out.
+
+        Sockets come first: a late conversation may look late only because this process was.
+        """
         late = [
             (steps, wait)
             for steps, wait in self._waits.items()
@@ -72,14 +75,14 @@ class Talks:
         ]
         for key, _ in self._selector.select(0):
             steps, wait = key.data
-            if self._waits.get(steps) is wait:  # Not if another one, a moment ago, has ended it.
+            if self._waits.get(steps) is wait:  # Another conversation may just have ended it.
                 self._go_on(steps, True)
         for steps, wait in late:
             if self._waits.get(steps) is wait:
                 self._go_on(steps, False)
 
     def close(self) -> None:
-        """Break all conversations off."""
+        """Close all conversations."""
         for steps in list(self._waits):
             self.end(steps)
         self._selector.close()
