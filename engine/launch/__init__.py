@@ -1,13 +1,13 @@
 """`enginerun`: start, watch and end the ranks of a job. Runs without the native extension.
 
-Pure: `hosts`, `plan`, `cpu_binding`, `verdict`. They decide and touch nothing.
-At work: `spawn`, `guardian`, `output`, `console`, `supervisor`, `report`, `cli`.
-Options of their own: `horovod_options`, `check_build`.
+Decisions, without side effects: `hosts`, `plan`, `cpu_binding`, `verdict`.
+Actions: `spawn`, `guardian`, `output`, `console`, `supervisor`, `report`, `cli`.
+Single options: `horovod_options`, `check_build`.
 """
 
 from __future__ import annotations
 
 from .errors import JobError, LaunchError
 
-# No more than that: an agent of a host needs little of this package, and starts the sooner.
+# Nothing else is imported here, so that agents, which need little of this package, start fast.
 __all__ = ["JobError", "LaunchError"]

@@ -1,9 +1,9 @@
-"""The agent of a host, `python -m engine.launch.agent`: starts the ranks of its host and watches them.
+"""The agent of a host, `python -m engine.launch.agent`: it starts the ranks of its host and watches them.
 
-The launcher starts one on each host of a job, by ssh or by a command of the user's, and speaks with it over its
-standard input and output (`channel`). The end of that channel, for whatever reason, is the end of the ranks. Ranks are
-started, watched and ended as on one host (`spawn`, `supervisor`); what they write, how they end and the files that they
-leave go to the launcher, which shows, judges and keeps them.
+The launcher starts one agent on each host of a job, by ssh or by a command of the user's. They exchange messages over
+the agent's standard input and output (`channel`). If that channel ends, for whatever reason, the agent kills its ranks.
+It starts, watches and ends ranks as the launcher does on one host (`spawn`, `supervisor`). It sends their output, exit
+codes, reports and files to the launcher.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from .spawn import Rank
 from .supervisor import ENDING_SIGNALS, PASSED_SIGNALS, SIGNALS, Supervisor
 from .verdict import End
 
-# What describes the host or the session, and not the job: of these variables the agent's own count.
+# Variables of the host or the session: ranks get the agent's values of these, not the launcher's.
 OF_THE_HOST = ("HOSTNAME", "LOGNAME", "USER", "HOME", "SHELL", "MAIL", "DISPLAY", "XAUTHORITY")
 OF_THE_SESSION = ("SSH_", "XDG_", "DBUS_")
 
 
 class Agent:
-    """The ranks of this host.
+    """Manager of the ranks of this host.
 
     Parameters
     ----------
     channel : Channel
-        To the launcher.
+        Channel to the launcher.
     order : Message
-        Its `prepare`: the job, and which ranks of it are this host's.
+        The launcher's message `prepare`: the job, and the numbers of this host's ranks.
     """
 
     def __init__(self, channel: Channel, order: Message) -> None:
@@ -67,12 +67,12 @@ class Agent:
         self._supervisor: Supervisor | None = None
 
     def prepare(self) -> None:
-        """Find out whether the ranks can be started, and tell the launcher, before any rank of the job is.
+        """Check that the ranks can be started, and report `ready` to the launcher, before any rank of the job starts.
 
         Raises
         ------
         LaunchError
-            They cannot; the text says how to mend it.
+            They cannot be started; the text says how to mend it.
         """
         if not processes.visible():
             raise LaunchError(
@@ -111,12 +111,12 @@ class Agent:
         )
 
     def run(self, head: dict[str, Any]) -> None:
-        """Start the ranks, and stay until nothing of them is left.
+        """Start the ranks, and return when no process of theirs is left.
 
         Parameters
         ----------
         head : dict
-            What is known only now that all hosts are ready: `hub`, `address`, `port`.
+            Fields of the job that are known once all hosts are ready: `hub`, `address`, `port`.
         """
         self.job = replace(self.job, **head, counters=[f"/proc/{os.getpid()}/fd/{self.pages[r]}" for r in self.pages])
         descriptors = spawn.raise_descriptor_limit(len(self.crew.ranks))
@@ -136,18 +136,18 @@ class Agent:
                 supervisor.release()
                 supervisor.abandon()
             else:
-                self._hear()  # what has come with the word to start
+                self._hear()  # messages that came together with `start`
                 supervisor.run()
         guardian.dismiss()
         self.copies.send(self.channel)
 
     def finish(self) -> None:
-        """Hand over the files that the ranks have left, say that nothing is left, and remove them when all have."""
+        """Send the ranks' files to the launcher, then `done`; remove the files once the launcher closes the channel."""
         if not self.channel.out.broken:
             self.files.send(self.channel)
             self.channel.send("done")
             self.channel.out.drain()
-        for _ in self.channel.messages():  # until the launcher hangs up: other agents may use the directory as long
+        for _ in self.channel.messages():  # until the launcher hangs up: other agents may use the directory till then
             pass
         self.files.remove()
 
@@ -158,14 +158,14 @@ class Agent:
             rank_plan.environment["ENGINE_HUB_FD"] = str(self.hub.fileno())
         rank = spawn.start(rank_plan, self.command, self.program, descriptors, inherited)
         if inherited and self.hub is not None:
-            self.hub.close()  # rank 0 alone holds it: with that it ends
+            self.hub.close()  # only rank 0 holds it, so that it closes when rank 0 ends
         supervisor.add(rank)
         for name, pipe in (("stdout", rank.stdout), ("stderr", rank.stderr)):
             supervisor.listen(Stream(rank.number, pipe, Relay(self.channel, name, rank=rank.number)))
         self.channel.send("started", rank=rank.number, pid=rank.pid, cpus=rank_plan.cpus)
 
     def _ended(self, rank: Rank, end: End) -> None:
-        """Tell of the end of a rank, how long ago that was, and what the rank has reported."""
+        """Send the launcher a rank's exit code, the age of its end in seconds, and its exit report."""
         now = time.time()
         told = {
             "rank": rank.number,
@@ -180,7 +180,7 @@ class Agent:
         self.channel.send("say", line=line)
 
     def _hear(self) -> None:
-        """Do what the launcher asks for; at the end of the channel, kill."""
+        """Handle the launcher's messages; at the end of the channel, kill the ranks."""
         assert self._supervisor is not None
         supervisor, descriptor = self._supervisor, self.channel.reading
         for message in self.channel.receive():
@@ -205,12 +205,12 @@ class Agent:
             supervisor.kill()
 
     def _prefer_own_python(self, launchers: str) -> None:
-        """Have ranks run with the Python that the user has named for this host, which runs the agent.
+        """Make ranks run with the Python that runs this agent, which the user has chosen for this host.
 
         Parameters
         ----------
         launchers : str
-            Path of the launcher's Python: as a command, it stands for this one.
+            Path of the launcher's Python, which is replaced if the command begins with it.
         """
         path = self.environment.get("PATH", os.defpath)
         self.environment["PATH"] = f"{os.path.dirname(sys.executable)}{os.pathsep}{path}"
@@ -218,7 +218,7 @@ class Agent:
             self.command[0] = sys.executable
 
     def _choose_interface(self) -> str:
-        """The address of the interface that the user named, of several the first that is here; empty: none is named."""
+        """Return the address of the first interface here that the user named; empty if none was named."""
         if not self.job.interface:
             return ""
         name, address = network_of(self.job.interface)
@@ -226,7 +226,7 @@ class Agent:
         return address
 
     def _facts(self) -> dict[str, str]:
-        """What else the launcher is told of this host."""
+        """Return further fields of the message `ready`."""
         return {}
 
     def _allot(self) -> Allotment:
@@ -247,15 +247,15 @@ class Agent:
 
 
 class Relay:
-    """Sends what a rank writes to the launcher, as it comes.
+    """Sink of a rank's stream that sends the output to the launcher as it comes.
 
     Parameters
     ----------
     channel : Channel
     name : str
-        Of the stream.
+        Name of the stream.
     **who
-        The rank, or the worker, in a field of the messages.
+        Field of the messages that names the rank, or the worker.
     """
 
     def __init__(self, channel: Channel, name: str, **who: int) -> None:
@@ -266,14 +266,14 @@ class Relay:
         self._channel.send("output", data, **self._head)
 
     def flush(self) -> None:
-        """The launcher shows the unfinished line when it learns of the end."""
+        """Do nothing: the launcher shows the unfinished line when it learns of the rank's end."""
 
     def close(self) -> None:
-        """The launcher closes the file."""
+        """Do nothing: the launcher closes the file."""
 
 
 def _environment(sent: dict[str, str]) -> dict[str, str]:
-    """The launcher's variables over the agent's own; those on the host or the session are the agent's."""
+    """Return the agent's environment, overridden by the launcher's variables except those of host and session."""
     own = without_places(os.environ)
     job = {name: value for name, value in sent.items() if not _of_this_host(name)}
     return own | job
@@ -300,7 +300,7 @@ def _agent(channel: Channel, order: Message) -> Agent:
 
 
 def serve(channel: Channel) -> int:
-    """Do what the launcher asks for, to the end.
+    """Serve the launcher until the job ends.
 
     Parameters
     ----------
@@ -309,13 +309,13 @@ def serve(channel: Channel) -> int:
     Returns
     -------
     int
-        Exit code: 1 if the launcher has gone before it was told everything.
+        Exit code: 1 if the launcher has gone before it received everything.
     """
     agent: Agent | None = None
     try:
         for message in channel.messages():
             if message.kind == "examine":
-                from .doctor import examine  # takes longer to import than an agent to start ranks
+                from .doctor import examine  # a slow import, not needed for jobs
 
                 examine(channel, message)
             elif message.kind == "witness":
@@ -357,10 +357,10 @@ def main() -> int:
     channel = Channel(os.dup(0), os.dup(1))
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
-    os.dup2(2, 1)  # nothing that is printed gets into the channel
+    os.dup2(2, 1)  # printed text must not get into the channel
     os.close(null)
     for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
-        signal.signal(signum, signal.SIG_DFL)  # whatever the shell that started it has set
+        signal.signal(signum, signal.SIG_DFL)  # the shell that started it may have set others
     channel.out.write(GREETING)
     return serve(channel)
 

@@ -1,8 +1,8 @@
-"""The messages between the launcher and the agent of a host, and the channel that carries them.
+"""Messages between the launcher and the agent of a host, and the channel that carries them.
 
-A message is a frame (`engine.frames`) of the length of a head, the head as JSON, and bytes that belong to it. The
-channel is the agent's standard input and output. What a host's shell writes there before the agent begins is passed
-over: the agent's first bytes are `GREETING`. Over a network each message is sealed (`Seal`).
+A message is a frame (`engine.frames`) that holds the length of a head, the head as JSON, and a body of bytes. The
+channel is the agent's standard input and output. The agent's first bytes are `GREETING`; output of the host's shell
+before them is ignored. Over a network each message is authenticated (`Seal`).
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from ..host.sockets import retry_short
 from .outgoing import Outgoing
 
 GREETING = b"\0enginerun agent 2\n"
-LIMIT = 64 << 20  # bytes of a message
+LIMIT = 64 << 20  # largest size of a message in bytes
 CODES = (-(1 << 8), 1 << 8)  # exit codes, and signals as negative ones
 PIDS = (1, 1 << 31)
-WORLDS = (0, 1 << 60)  # numbers of which a job never has too many: worlds, workers, commits, ticks
-HEAD_LIMIT = 16 << 20  # bytes of its head; that of the first order holds an environment and a command
+WORLDS = (0, 1 << 60)  # numbers of worlds, workers, commits and ticks
+HEAD_LIMIT = 16 << 20  # largest size of a head in bytes; that of `prepare` holds an environment and a command
 NOISE = 1 << 16  # bytes before the greeting that are kept for the report of a failed start
 READ_BYTES = 1 << 18
-MAC = 32  # bytes of the proof in a sealed message
-LENGTHS = struct.Struct(">II")  # of the frame, and of the head, as a message that is not sealed begins
+MAC = 32  # bytes of the HMAC in a sealed message
+LENGTHS = struct.Struct(">II")  # lengths of the frame and of the head, with which an unsealed message begins
 _HEAD = struct.Struct(">I")
 
 
@@ -42,14 +42,14 @@ class ChannelError(Exception):
 
 
 class Seal:
-    """Proofs of the messages of a connection over a network: none can be changed, left out, repeated or sent back.
+    """Authentication of a connection's messages: none can be changed, left out, repeated or sent back unnoticed.
 
     Parameters
     ----------
     key : bytes
         Key of this connection alone.
     own, other : str
-        Names of both sides.
+        Names of this side and the other one.
     """
 
     def __init__(self, key: bytes, own: str, other: str) -> None:
@@ -58,18 +58,18 @@ class Seal:
         self._sent = self._received = 0
 
     def close(self, content: bytes) -> bytes:
-        """Return the content of the next message to send, with its proof before it."""
+        """Return the content of the next message to send, preceded by its HMAC."""
         proof = self._prove(self._own, self._sent, content)
         self._sent += 1
         return proof + content
 
     def open(self, content: bytes) -> bytes:
-        """Return the content of the next message that has come, without its proof.
+        """Check the next message that has come, and return its content without the HMAC.
 
         Raises
         ------
         ChannelError
-            The proof is wrong.
+            The HMAC is wrong.
         """
         proof, content = content[:MAC], content[MAC:]
         if not hmac.compare_digest(proof, self._prove(self._other, self._received, content)):
@@ -78,7 +78,7 @@ class Seal:
         return content
 
     def derive(self, purpose: str) -> bytes:
-        """Return a key that both sides of the connection know, for something else."""
+        """Return a further key that both sides of the connection know, for another purpose."""
         return hmac.digest(self._key, f"derive {purpose}".encode(), "sha256")
 
     def _prove(self, side: str, number: int, content: bytes) -> bytes:
@@ -87,16 +87,16 @@ class Seal:
 
 @dataclass(frozen=True)
 class Message:
-    """One message.
+    """A message of the channel.
 
     Attributes
     ----------
     kind : str
-        What it is about: one of those that `agent` and `conductor` handle.
+        Kind of the message, one of those that `agent` and `conductor` handle.
     head : dict
-        Its fields.
+        Fields, as JSON has them.
     body : bytes
-        What belongs to it as bytes: output, parts of files.
+        Binary content, such as output or a part of a file.
     """
 
     kind: str
@@ -104,12 +104,12 @@ class Message:
     body: bytes = b""
 
     def number(self, name: str, least: int = 0, most: int = MOST) -> int:
-        """A field that is a whole number from `least` to `most`.
+        """Return a field that must be a whole number from `least` to `most`.
 
         Raises
         ------
         ChannelError
-            It is missing, or something else; so for the others.
+            The field is missing or has another value. The other methods raise it, too.
         """
         value = self._field(name, "a whole number", int)
         if not least <= value <= most:
@@ -117,25 +117,25 @@ class Message:
         return int(value)
 
     def numbers(self, name: str, least: int = 0, most: int = MOST) -> list[int]:
-        """A field that is a list of whole numbers."""
+        """Return a field that must be a list of whole numbers from `least` to `most`."""
         values = self._field(name, "a list", list)
         if not all(type(value) is int and least <= value <= most for value in values):
             raise ChannelError(f"a message {self.kind!r} has a list {name} of others than numbers {least} to {most}")
         return list(values)
 
     def seconds(self, name: str, least: float = -LARGEST, most: float = LARGEST) -> float:
-        """A field that is a time."""
+        """Return a field that must be a number of seconds from `least` to `most`."""
         value = self._field(name, "a number", int, float)
         if not least <= value <= most:
             raise ChannelError(f"a message {self.kind!r} has {name} = {value!r}, which is no such time")
         return float(value)
 
     def text(self, name: str) -> str:
-        """A field that is a text."""
+        """Return a field that must be a text."""
         return str(self._field(name, "a text", str))
 
     def truth(self, name: str) -> bool:
-        """A field that is true or false."""
+        """Return a field that must be true or false."""
         return bool(self._field(name, "true or false", bool))
 
     def _field(self, name: str, what: str, *kinds: type) -> Any:
@@ -146,14 +146,14 @@ class Message:
 
 
 def pack(kind: str, body: bytes = b"", /, **head: Any) -> bytes:
-    """Write a message.
+    """Return a message as bytes, unsealed.
 
     Parameters
     ----------
     kind : str
     body : bytes
     **head
-        Its fields, as JSON has them.
+        Fields, as JSON has them.
 
     Returns
     -------
@@ -168,7 +168,7 @@ def _content(kind: str, body: bytes, head: dict[str, Any]) -> bytes:
 
 
 class Decoder:
-    """Cuts what was read into messages.
+    """Decoder of a stream of messages.
 
     Parameters
     ----------
@@ -180,11 +180,11 @@ class Decoder:
     greeted : bool
         Whether the greeting has come.
     noise : bytes
-        The last that came before the greeting.
+        Last bytes before the greeting, at most `NOISE`.
     limit, head_limit : int
-        Most bytes of a message, and of its head.
+        Largest size of a message and of its head, in bytes.
     seal : Seal or None
-        Proofs that messages must have.
+        Authentication that messages must pass; None: none.
     """
 
     def __init__(self, greeted: bool = True) -> None:
@@ -195,12 +195,12 @@ class Decoder:
         self._held = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Message]:
-        """Take what was read, and yield the messages that are whole.
+        """Take bytes that were read, and yield the messages that are complete.
 
         Raises
         ------
         ChannelError
-            No message of ours looks like this.
+            A message is malformed or too long, or its HMAC is wrong.
         """
         self._held += data
         if not self.greeted and not self._greet():
@@ -211,7 +211,7 @@ class Decoder:
             yield _message(content, self.head_limit)
 
     def _cut(self) -> bytes | None:
-        """Cut the next frame off; one that is too long is refused before it is here."""
+        """Remove and return the next frame; None if it is incomplete. One that is too long is refused at once."""
         proof = 0 if self.seal is None else MAC
         try:
             return frames.cut(self._held, self.limit + proof, _HEAD.size + proof)
@@ -219,7 +219,7 @@ class Decoder:
             raise ChannelError("what it writes are no messages of an agent") from None
 
     def _greet(self) -> bool:
-        """Look for the greeting, and pass over what comes before it."""
+        """Look for the greeting, drop it and the bytes before it, and return whether it has come."""
         before, found, after = bytes(self._held).partition(GREETING)
         if found:
             self.greeted = True
@@ -246,23 +246,23 @@ def _message(content: bytes, head_limit: int) -> Message:
 
 
 class Channel:
-    """Both directions. Nothing here blocks: what cannot be written yet waits in memory, and then on disk.
+    """A bidirectional channel of messages. Sending never blocks: data waits in memory, and then on disk.
 
     Parameters
     ----------
     reading, writing : int
         Descriptors, which the channel owns from now on.
     greeted : bool
-        As of `Decoder`.
+        Same as in `Decoder`.
 
     Attributes
     ----------
     reading : int
-        For a selector; -1 once it has ended.
+        Descriptor to wait for; -1 once the channel has ended.
     out : Outgoing
-        What is still to be written; it is `waiting` for room, or `broken` if nobody reads.
+        Buffer of data to be sent; it is `waiting` for room, or `broken` if nobody reads.
     sealed : Seal or None
-        Proofs of the messages, over a network.
+        Authentication of the messages that are sent; None: none.
     """
 
     def __init__(self, reading: int, writing: int, greeted: bool = True) -> None:
@@ -274,26 +274,28 @@ class Channel:
         self.sealed: Seal | None = None
 
     def send(self, kind: str, body: bytes = b"", /, **head: Any) -> None:
-        """Write a message as soon as there is room.
+        """Send a message as soon as there is room.
 
         Parameters
         ----------
         kind, body, **head
-            As of `pack`.
+            Same as in `pack`.
         """
         content = _content(kind, body, head)
         self.out.write(frames.wrap(content if self.sealed is None else self.sealed.close(content)))
 
     def restrict(self, limit: int, head_limit: int) -> None:
-        """Bound the messages of the other side from now on: of one that has proven nothing, or that says little."""
+        """Limit the size in bytes of messages and heads from the other side, which may not be authenticated yet."""
         self.decoder.limit, self.decoder.head_limit = limit, head_limit
 
     def seal(self, seal: Seal) -> None:
-        """Prove each further message of this side, and have each of the other side proven."""
+        """Authenticate all further messages in both directions."""
         self.sealed = self.decoder.seal = seal
 
     def receive(self) -> Iterator[Message]:
-        """Yield what has come, and what an earlier call has read and not yielded; `ended`: that was the last.
+        """Read once, and yield the complete messages, also those that an earlier call has read and not yielded.
+
+        If `ended` is true afterwards, no more will come.
 
         Raises
         ------
@@ -327,7 +329,7 @@ class Channel:
             yield from self.receive()
 
     def await_end(self, seconds: float) -> None:
-        """Wait until the other side closes its end, for so many seconds at most; what it still says is passed over."""
+        """Wait until the other side closes its end, for at most `seconds`; its messages are dropped."""
         patience = Patience(seconds)
         poll = select.poll()
         while not self.ended and patience.left():
@@ -339,11 +341,11 @@ class Channel:
 
     @property
     def ended(self) -> bool:
-        """Whether the other side has closed it, or is gone."""
+        """True if the other side has closed its end, or has died."""
         return self.reading < 0
 
     def hang_up(self) -> None:
-        """Close the direction to the other side, which then ends; a second call does nothing."""
+        """Close the direction to the other side, which makes that side end; a second call does nothing."""
         if self.out.descriptor >= 0:
             os.close(self.out.descriptor)
             self.out.descriptor = -1

@@ -13,13 +13,13 @@ from importlib.metadata import PackageNotFoundError, packages_distributions, ver
 from ..compat import builds
 from ..frameworks.table import BOUND
 
-# Launchers of others under which ranks find each other, and what is to be known of them.
-MPI_SECONDS = 20.0  # that the search for an MPI library may take
+# `OTHERS` has the other launchers under which ranks find each other, each with a remark.
+MPI_SECONDS = 20.0  # longest time that the search for an MPI library may take
 OTHERS = {"torchrun": "", "mpirun": " (Open MPI, MPICH)", "srun": " (by its variables)"}
 
 
 def table() -> str:
-    """Write what there is (`[X]`) and what there is not, as it is found now."""
+    """Return a table of features: those found now are marked `[X]`, the others `[ ]`."""
     kernels, problem = native()
     memory = f"shared memory, with kernels {', '.join(kernels)}" if kernels else f"shared memory: {problem}"
     sections: dict[str, list[tuple[bool, str]]] = {
@@ -53,11 +53,11 @@ def table() -> str:
 
 
 def _has_mpi() -> bool:
-    """Whether mpi4py is here and finds an MPI library."""
+    """Return whether mpi4py is installed and finds an MPI library."""
     if not builds.mpi_built():
         return False
     found = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI"
-    try:  # In a process of its own: some MPIs end a process that they cannot serve.
+    try:  # in a child process, because some MPIs abort a process that they cannot serve
         run = subprocess.run([sys.executable, "-c", found], capture_output=True, timeout=MPI_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return False
@@ -65,7 +65,7 @@ def _has_mpi() -> bool:
 
 
 def _has_cuda_driver() -> bool:
-    """Whether NVIDIA's driver is here and says that there is a GPU."""
+    """Return whether NVIDIA's driver is installed and finds a GPU."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -75,7 +75,7 @@ def _has_cuda_driver() -> bool:
 
 
 def _launchers() -> Iterator[tuple[bool, str]]:
-    """What starts ranks, and whether it is on the PATH or beside this Python."""
+    """Yield each launcher of ranks, and whether it is on the PATH or in the directory of this Python."""
     places = os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)))
     yield True, "enginerun"
     for command, about in OTHERS.items():
@@ -93,16 +93,17 @@ def _frameworks() -> Iterator[tuple[bool, str]]:
 
 
 def found_frameworks() -> dict[str, str]:
-    """The frameworks that are installed and have a binding, each with its version."""
+    """Return the versions of the installed frameworks that have a binding, by their titles."""
     distributions = packages_distributions()
     found = {each.title: installed(each.package, distributions) for each in BOUND.values()}
     return {title: there[1] for title, there in found.items() if there is not None}
 
 
 def installed(package: str, distributions: Mapping[str, Sequence[str]] | None = None) -> tuple[str, str] | None:
-    """The distribution that a package comes from, of which TensorFlow's has several, and its version; None: not here.
+    """Return the distribution of a package and its version; None if the package is not installed.
 
-    `distributions` is `packages_distributions()`, if that is known: it takes a moment.
+    TensorFlow's package, for one, has several distributions. `distributions` is the result of
+    `packages_distributions()`, which is slow, if the caller has it already.
     """
     if distributions is None:
         distributions = packages_distributions()
@@ -112,7 +113,7 @@ def installed(package: str, distributions: Mapping[str, Sequence[str]] | None = 
 
 
 def native() -> tuple[list[str], str]:
-    """The kernels of the native engine, widest last, or why it cannot be loaded."""
+    """Return the kernels of the native engine, widest last, and why it cannot be loaded (empty if it can)."""
     try:
         from ..native import setup
     except ImportError as error:
@@ -121,7 +122,7 @@ def native() -> tuple[list[str], str]:
 
 
 def version_of(package: str) -> str | None:
-    """The version of a distribution; None: it is not here."""
+    """Return the version of a distribution; None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -1,7 +1,7 @@
-"""A child process whose start is not waited for.
+"""A child process that is started asynchronously.
 
-`subprocess.Popen` returns when the program has been found. Where its file system stands still that may take minutes,
-and an agent has other workers to look after, and a lease to keep. So this forks, and tells later what became of it.
+`subprocess.Popen` returns only when the program has been found. If its file system hangs, that may take minutes, in
+which an agent could not serve its other workers or keep its lease. So this forks, and reports the result later.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import NoReturn
 from ..host.patience import Patience
 
 _CODE = struct.Struct("=i")
-_LOOK = 0.01  # seconds from one look for the end to the next
+_LOOK = 0.01  # seconds between two polls for the end
 _NOT_STARTED = 127
 
 
 class Child:
-    """A process, from its fork on. Fork from a process with one thread.
+    """A child process, from its fork on. The forking process must have only one thread.
 
     Parameters
     ----------
@@ -33,19 +33,19 @@ class Child:
         Path of the program.
     environment : mapping of str to str
     output : tuple of int
-        Descriptors that become its stdout and stderr; it reads from the null device.
+        Descriptors that become its stdout and stderr; its stdin is the null device.
     inherited : sequence of int
-        Descriptors that it has under the same numbers.
+        Descriptors that it inherits under the same numbers.
     prepare : callable
-        Called in the child before the program takes its place.
+        Called in the child before exec.
 
     Attributes
     ----------
     pid : int
     returncode : int or None
-        As of `subprocess.Popen`.
+        Same as in `subprocess.Popen`.
     started : int
-        Can be read when the program has been found, or cannot be; -1 once `failure` has told which.
+        Descriptor that is readable when exec has succeeded or failed; -1 once `failure` has read the result.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Child:
         self._failure: OSError | None = None
         self.started, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         collects = gc.isenabled()
-        gc.disable()  # in the child no finalizer of ours may run
+        gc.disable()  # no finalizer of the parent may run in the child
         try:
             self.pid = os.fork()
             if self.pid == 0:
@@ -75,7 +75,7 @@ class Child:
                 gc.enable()
 
     def failure(self) -> OSError | None:
-        """Return why the program could not be started; None: it could, or nothing is known yet (`started`)."""
+        """Return why the program could not be started; None if it could, or if that is not known yet (`started`)."""
         if self.started >= 0:
             try:
                 told = os.read(self.started, _CODE.size)
@@ -89,12 +89,12 @@ class Child:
         return self._failure
 
     def await_start(self) -> None:
-        """Return when the program has been found.
+        """Wait until the program has been started.
 
         Raises
         ------
         OSError
-            It cannot be started; nothing is left of the process.
+            It cannot be started; the process has ended.
         """
         poll = select.poll()
         poll.register(self.started, select.POLLIN)
@@ -104,18 +104,21 @@ class Child:
             raise failure
 
     def poll(self) -> int | None:
-        """Reap it if it has ended; its exit code, or None if it runs, or somebody traces it and sees its end first."""
+        """Reap the process if it has ended, and return its exit code.
+
+        None if it runs, or if a tracer must see its end first.
+        """
         if self.returncode is None:
             try:
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
-            except ChildProcessError:  # whoever has started us lets the kernel reap children
+            except ChildProcessError:  # SIGCHLD is ignored (inherited), so the kernel reaps children
                 pid, status = self.pid, 0
             if pid == self.pid:
                 self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode
 
     def wait(self, seconds: float) -> int | None:
-        """Wait for its end; its exit code, or None if that has not come in time."""
+        """Wait up to `seconds` for the end, and return the exit code; None if the end has not come."""
         patience, poll = Patience(seconds), select.poll()
         while self.poll() is None and patience.left():
             poll.poll(1e3 * _LOOK)
@@ -131,7 +134,7 @@ def _become(
     prepare: Callable[[], None],
     told: int,
 ) -> NoReturn:
-    """Become the program, in the child; or tell why that cannot be."""
+    """In the child: execute the program, or write the error number to `told` and exit."""
     code = 0
     try:
         _reset_signals()
@@ -145,7 +148,7 @@ def _become(
         os.execve(program, list(command), dict(environment))
     except OSError as error:
         code = error.errno or 0
-    except BaseException:  # nothing of it may run as if it were its parent
+    except BaseException:  # the child must never continue in the parent's code
         pass
     finally:
         with contextlib.suppress(OSError):
@@ -154,7 +157,7 @@ def _become(
 
 
 def _reset_signals() -> None:
-    """Have signals end this process instead of telling its parent."""
+    """Restore the default actions of signals that the parent handles."""
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
@@ -164,8 +167,8 @@ def _reset_signals() -> None:
 
 
 def _close_all_but(kept: set[int]) -> None:
-    """Close descriptors that would be inherited, as those that came with our own start without close-on-exec."""
+    """Close all descriptors except `kept`, also those that this process has inherited without close-on-exec."""
     for entry in os.listdir("/proc/self/fd"):
         if int(entry) not in kept:
-            with contextlib.suppress(OSError):  # the listing's own
+            with contextlib.suppress(OSError):  # the listing's own descriptor is closed already
                 os.close(int(entry))

@@ -16,8 +16,8 @@ from .errors import LaunchError
 from .job import JobRun
 from .options import parse
 
-# Commands of our own: a first argument, and the module whose `main` takes the others and returns the exit code. A
-# program of such a name comes after options: there is no job without -np.
+# Subcommands: the first argument, and the module whose `main` takes the others and returns the exit code. A program of
+# such a name can be run all the same, because a job needs options such as -np before it.
 COMMANDS = {
     "dashboards": "..metrics.dashboards",
     "doctor": ".doctor",
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        Exit code: 0; 2 for a job that cannot start; otherwise as `JobRun.run`, or the command, says.
+        Exit code: 0; 2 for a job that cannot start; otherwise that of `JobRun.run` or of the subcommand.
     """
     arguments = sys.argv[1:] if argv is None else argv
     with _reader_may_leave():
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _reader_may_leave() -> Iterator[None]:
-    """Let the reader of a text that is shown (`enginerun --check-build | head`) leave before its end."""
+    """Exit quietly with code 0 if the reader of stdout closes it early, as in `enginerun --check-build | head`."""
     try:
         try:
             yield
@@ -56,13 +56,13 @@ def _reader_may_leave() -> Iterator[None]:
                 sys.stdout.flush()
     except BrokenPipeError:
         null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, sys.stdout.fileno())  # the interpreter writes the rest as it ends
+        os.dup2(null, sys.stdout.fileno())  # the interpreter flushes the rest at exit
         os.close(null)
         raise SystemExit(0) from None
 
 
 def _refuse_misspelled_command(arguments: Sequence[str]) -> None:
-    """Refuse a first argument that is nearly the name of a command. No job begins so: it needs `-np` or hosts first."""
+    """Refuse a first argument that resembles a subcommand; a job must begin with an option such as `-np`."""
     if arguments and not arguments[0].startswith("-"):
         near = difflib.get_close_matches(arguments[0], COMMANDS, 1)
         if near:

@@ -1,4 +1,4 @@
-"""What a cluster does for an elastic job that has its own means to tell hosts and to start processes on them."""
+"""Interface of a cluster that discovers the hosts of an elastic job and starts processes on them by its own means."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from .remote import RemoteHost
 
 
 class Cluster(Protocol):
-    """Takes the place of `-H`, a script and ssh.
+    """Replacement of `-H`, the discovery script and ssh.
 
     Attributes
     ----------
     discovery : Discovery
-        Its hosts are named `NAME@ADDRESS`: by that address other hosts reach one.
+        Discovery whose hosts are named `NAME@ADDRESS`; other hosts reach a host at that address.
     """
 
     @property
     def discovery(self) -> Discovery: ...
 
     def agent(self, number: int, host: str) -> RemoteHost:
-        """The launcher's end of an agent of a host, which has not been started."""
+        """Return the launcher's end of a host's agent, which has not been started."""
         ...
 
     def variables(self, slot: Slot) -> dict[str, str]:
-        """Variables of a worker in a slot, such as the GPUs that are set aside for it."""
+        """Return environment variables of a worker in a slot, such as the GPUs reserved for it."""
         ...
 
     def logged(self, value: str) -> None:
-        """Take what a program has logged."""
+        """Take a value that the program has logged."""
         ...

@@ -1,7 +1,7 @@
-"""Run a job on several hosts: start agents, have ranks started when all are ready, and stay until nothing is left.
+"""Run a job on several hosts: start agents, have them start the ranks when all are ready, and wait for their end.
 
-Each agent ends its own ranks in the stages of `supervisor`. The conductor tells them what happens elsewhere: the first
-failure, the user's signals, that all ranks have ended. One thread, one selector, as in the supervisor.
+Each agent ends its own ranks in the stages of `supervisor`. The conductor sends agents the events of other hosts: the
+first failure, the user's signals, the end of all ranks. It has one thread and one selector, like the supervisor.
 """
 
 from __future__ import annotations
@@ -36,28 +36,27 @@ from .switchboard import Switchboard
 from .verdict import End, describe
 from .writer import Writer
 
-OTHERS = 2.0  # seconds that other hosts have to answer once one cannot take part, so that all such are told at once
-MARGIN = 15.0  # seconds beyond the grace periods in which agents tell of the end of their ranks
+OTHERS = 2.0  # seconds to wait for further failed hosts after the first, so that one error names them all
+MARGIN = 15.0  # seconds beyond the grace periods in which agents must report the end of their ranks
 COPIED_EVERY = 1.0  # seconds between two copies of all pages of counters
-FAREWELL = 30.0  # seconds without a word after which an agent that has to clean up is lost
+FAREWELL = 30.0  # seconds without a message after which an agent that is cleaning up is lost
 
 
 def order(options: Options, job: Job, host: RemoteHost, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Of what an agent is told first, all that does not say which ranks are its own.
+    """Return the fields of an agent's message `prepare` that do not depend on its ranks.
 
     Parameters
     ----------
     options : Options
     job : Job
     host : RemoteHost
-        The agent's.
+        The host of the agent.
     environment : mapping of str to str
-        The launcher's.
+        The launcher's environment.
 
     Returns
     -------
     dict
-        Fields of the message `prepare`.
     """
     reach = options.reach
     job = replace(job, interface=reach.interface or "")
@@ -76,7 +75,7 @@ def order(options: Options, job: Job, host: RemoteHost, environment: Mapping[str
 
 
 class Interrupted(Exception):
-    """The user has ended the job before its ranks were started."""
+    """The user has ended the job before its ranks were started, by the signal `signum`."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signum)
@@ -84,32 +83,32 @@ class Interrupted(Exception):
 
 
 class Conductor:
-    """Runs the ranks of a job on its hosts. Whatever it raises, `abandon` it then: nothing is left after that.
+    """Driver of a job's ranks on several hosts. After any exception call `abandon`, which leaves no process behind.
 
     Parameters
     ----------
     options : Options
-        With `places`.
+        Options that have `places`.
     job : Job
     consoles : sequence of Console
         The launcher's stdout and stderr.
     pages : sequence of int
-        By rank, descriptors of pages of counters, which copies of the ranks' are written to; none: nothing is counted.
+        Descriptors by rank, to which the ranks' pages of counters are copied; empty if nothing is counted.
     say : callable
         Shows a line of the launcher's own.
     wakeup : socket.socket
-        Gives the numbers of signals that come (`engine.host.signals`).
+        Socket that delivers the numbers of signals (`engine.host.signals`).
     seconds : float
-        That agents have to answer.
+        Seconds in which agents must answer.
 
     Attributes
     ----------
     displays : dict
-        Of each rank and stream, once ranks are started.
+        Display of each (rank, stream name), once ranks are started.
     problems : dict of str to OSError
         Files of ranks that could not be written here, and why.
     files : Writer
-        Writes them.
+        Writer of the ranks' files.
     """
 
     def __init__(
@@ -155,25 +154,25 @@ class Conductor:
 
     @property
     def hosts(self) -> dict[int, str]:
-        """The host of each rank."""
+        """Name of each rank's host."""
         return {rank: place.name for place in self._options.places for rank in place.ranks}
 
     @property
     def clocks(self) -> dict[int, float]:
-        """By rank, the seconds by which the launcher's clock is ahead of its host's."""
+        """Seconds by which the launcher's clock is ahead of the clock of each rank's host."""
         return {rank: host.ahead for rank, host in self._by_rank.items()}
 
     @property
     def shares(self) -> dict[str, tuple[int, int]]:
-        """By name, the ranks of each host and the processors that its agent has found, once agents are ready."""
+        """Numbers of ranks and usable processors of each host, by its name; available once agents are ready."""
         return {host.name: (len(host.place.ranks), self._ready[host.number]["processors"]) for host in self._hosts}
 
     def runs(self, rank: int) -> bool:
-        """Whether a rank has been started and has not ended."""
+        """Return whether a rank has been started and has not ended."""
         return self._started and rank not in self._ends
 
     def hear(self, descriptor: int, act: Callable[[], None]) -> None:
-        """Call back whenever a descriptor can be read; `act` reads it, and does not block."""
+        """Call `act` whenever a descriptor is readable; `act` reads it, and must not block."""
         self._board.hear(descriptor, act)
 
     def start(self, environment: Mapping[str, str]) -> None:
@@ -182,12 +181,12 @@ class Conductor:
         Parameters
         ----------
         environment : mapping of str to str
-            The launcher's, which ranks inherit.
+            The launcher's environment, which ranks inherit.
 
         Raises
         ------
         LaunchError
-            A host cannot take part; the text says which, what was tried and what it said.
+            A host cannot take part; the text names it, the command that was tried, and its output.
         Interrupted
             The user has ended the job.
         """
@@ -201,7 +200,7 @@ class Conductor:
         self._start_ranks()
 
     def run(self) -> Outcome:
-        """Return when every rank has ended and nothing of them is left.
+        """Serve the agents until every rank has ended and no process of theirs is left.
 
         Returns
         -------
@@ -232,7 +231,7 @@ class Conductor:
     # ---- the start
 
     def _prepare(self, host: RemoteHost, environment: Mapping[str, str]) -> None:
-        """Tell an agent all that it needs but where the hub is, which the agent of the first host has to tell."""
+        """Send an agent `prepare`, with everything but the hub's address, which the first host's agent determines."""
         options, job = self._options, self._job
         self._board.send(
             host,
@@ -248,7 +247,7 @@ class Conductor:
                 self._board.send(host, "file", part, **head)
 
     def _await_agents(self) -> None:
-        """Wait until all agents are ready; of those that cannot be, tell all that are known soon after the first."""
+        """Wait until all agents are ready; a `LaunchError` names all hosts that fail within `OTHERS` of the first."""
         patience, others = Patience(self._seconds), None
         while not all(host.ready or host.trouble for host in self._hosts):
             self._board.step(patience.wait())
@@ -267,7 +266,7 @@ class Conductor:
             raise LaunchError(_account(troubled, len(self._hosts)))
 
     def _start_ranks(self) -> None:
-        """Tell all agents where the hub is, and to start their ranks."""
+        """Send all agents the hub's address and the order to start their ranks."""
         ready = self._ready[0]
         address = str(ready["address"]) or self._reached_by()
         hub = f"[{address}]:{ready['hub']}" if ":" in address else f"{address}:{ready['hub']}"
@@ -279,7 +278,7 @@ class Conductor:
             self._board.send(host, "start", hub=hub if ready["hub"] else "", address=address, port=ready["port"])
 
     def _reached_by(self) -> str:
-        """The name or address by which other hosts reach the first one."""
+        """Return the name or address by which other hosts reach the first one."""
         first, *others = self._options.places
         if not first.local or not others:
             return first.address
@@ -298,13 +297,13 @@ class Conductor:
         for rank in range(self._job.size):
             opened = open_displays(rank, self._job.directory, self._consoles, self.files, timestamps=timestamps)
             self.displays |= {(rank, name): display for name, display in opened.items()}
-        for writer in self._writers:  # no agent is started any more
+        for writer in self._writers:  # all agents are started, so threads may begin
             writer.start()
 
     # ---- what comes
 
     def _heard(self, host: RemoteHost, lines: list[str]) -> None:
-        """Show what an agent wrote to stderr; before the ranks are started that is kept for the report."""
+        """Show an agent's lines on stderr; before the ranks are started, the host keeps them for the report."""
         if self._started and not host.trouble:
             for line in lines:
                 self._say(f"{host.name}: {line}")
@@ -346,14 +345,14 @@ class Conductor:
             self._say(f"rank {rank}: pid {message.number('pid', *PIDS)} on {host.name}, {bound}, files in {files}")
 
     def _failed(self, host: RemoteHost, text: str) -> None:
-        """An agent cannot start its ranks, as is known of all agents before the first starts one, or only then."""
+        """Note that an agent cannot start its ranks, either before any rank of the job is started or afterwards."""
         if not self._started:
             host.trouble = text
             return
         self._refusal = self._refusal or f"{host.name}: {text}"
 
     def _ended(self, host: RemoteHost, message: Message) -> None:
-        """A rank has ended: note when, by the launcher's clock."""
+        """Record the end of a rank, with its time by the launcher's clock."""
         rank, code, now = _rank(host, message), message.number("code", *CODES), time.time()
         host.ahead = now - message.seconds("now")
         by_launcher = bool(message.head["by_launcher"]) and (self._ending or self._signum is not None)
@@ -370,14 +369,14 @@ class Conductor:
             self._board.send(self._by_rank[stalled], "where", rank=stalled)
 
     def _relay(self, host: RemoteHost, line: str) -> None:
-        """Show a line of an agent's, but for what the launcher has said itself."""
+        """Show a line of an agent, unless the launcher has shown the same one."""
         if line != self._told:
             self._say(f"{host.name}: {line}")
 
     # ---- the ending
 
     def _signals(self) -> None:
-        """Pass on the signals that have come; a second one to end kills."""
+        """Pass on the signals that have come; a second signal to end kills the ranks."""
         for signum in read_signals(self._wakeup):
             if signum in PASSED_SIGNALS and self._started:
                 self._board.tell("signal", number=signum)
@@ -400,14 +399,14 @@ class Conductor:
         self._board.tell("signal", number=signum)
 
     def _end(self, why: str) -> None:
-        """Begin the ending on all hosts, after a failure on one; does nothing once it has begun."""
+        """End the ranks on all hosts after a failure on one; does nothing if the ending has begun."""
         if not self._ending and self._signum is None:
             self._ending = True
             self._patience = Patience(2 * self._options.grace + MARGIN)
             self._board.tell("end", why=why)
 
     def _lost(self, host: RemoteHost, how: str) -> None:
-        """An agent has gone: its ranks have, or will at once; nobody can see how."""
+        """Record that an agent is lost, and with it its ranks, whose exit codes cannot be known."""
         if host.done or host.trouble:
             return
         if not self._started:
@@ -429,7 +428,7 @@ class Conductor:
         host.alive.clear()
 
     def _give_up(self) -> None:
-        """The time is over in which agents had to answer: those that have not are lost."""
+        """Treat agents that have not answered in time as lost."""
         self._patience = None
         for host in self._hosts:
             if not host.done and not host.trouble and (host.alive or self._finishing):
@@ -437,7 +436,7 @@ class Conductor:
                 self._lost(host, "did not answer in time")
 
     def abandon(self) -> None:
-        """Close all channels, at which agents end whatever still runs; none is left when this returns."""
+        """Close all channels, so that agents kill what still runs; no agent is left when this returns."""
         self._board.close()
         for display in self.displays.values():
             display.close()
@@ -446,7 +445,7 @@ class Conductor:
 
 
 def _rank(host: RemoteHost, message: Message) -> int:
-    """The rank that a message is about, which must be one of its host."""
+    """Return the rank that a message names, which must be one of its host."""
     rank = message.number("rank")
     if rank not in host.place.ranks:
         raise ChannelError(f"it speaks of rank {rank}, which is not one of its ranks")
@@ -454,7 +453,7 @@ def _rank(host: RemoteHost, message: Message) -> int:
 
 
 def _account(hosts: Sequence[RemoteHost], of: int) -> str:
-    """Say which hosts cannot take part, each with what it said and the command that was tried."""
+    """Return the error text on hosts that cannot take part, each with its output and the command that was tried."""
     lines = [host.account() for host in hosts]
     if len(lines) == 1:
         return lines[0]

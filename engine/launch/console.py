@@ -1,4 +1,4 @@
-"""The launcher's own stdout and stderr, written by threads: a terminal or a disk that pauses stops no training."""
+"""The launcher's own stdout and stderr, written by threads so that a blocked terminal or disk stops no training."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import stat
 from ..host.sockets import retry_short
 from .writer import FLUSH, Writer
 
-PORTION = 1 << 16  # bytes of one write; of a longer one nobody would see that it moves
+PORTION = 1 << 16  # bytes of one write; a longer one would show no progress
 PIPE_PORTION = 4096
 
 
@@ -22,16 +22,16 @@ class Console:
     descriptor : int
         1 or 2.
     beside : Console, optional
-        The other one. If both are the same file they have one thread, which keeps the order of what is written.
+        The other stream. If both are the same file, they share a thread, which keeps the order of their output.
 
     Attributes
     ----------
     writer : Writer
-        What writes it.
+        Writer thread of the stream.
     colour : bool
         Whether it is a terminal and the user has not set NO_COLOR.
     broken : bool
-        Whether its reader has gone; what is written is dropped.
+        Whether its reader has gone or the disk is full; further output is dropped.
     """
 
     def __init__(self, descriptor: int, beside: Console | None = None) -> None:
@@ -51,11 +51,11 @@ class Console:
 
     @property
     def lost(self) -> int:
-        """Bytes that were not written, or not yet."""
+        """Number of bytes that are not written yet; 0 if the stream is broken."""
         return 0 if self.broken else self._given - self._written
 
     def write(self, data: bytes) -> None:
-        """Write as soon as there is room.
+        """Queue data to be written as soon as there is room.
 
         Parameters
         ----------
@@ -66,34 +66,36 @@ class Console:
             self.writer.put(functools.partial(self._write, data), len(data))
 
     def flush(self) -> bool:
-        """Wait until all is written: for a reader as long as there is one, for a file that stands still `FLUSH`.
+        """Wait until all output is written.
+
+        The wait for a reader has no limit while there is one; a file that makes no progress is given up after `FLUSH`.
 
         Returns
         -------
         bool
-            Whether it was.
+            Whether everything was written.
         """
         return self.writer.flush(None if self._read_by_somebody else FLUSH)
 
     def close(self) -> None:
-        """Flush, and end the thread; what is written after that is written at once."""
+        """Flush and end the thread; later writes are synchronous."""
         self.writer.finish(None if self._read_by_somebody else FLUSH)
 
     def _is_as(self, other: Console) -> bool:
-        """Whether both are the same file."""
+        """Return whether both streams are the same open file."""
         return not self.broken and not other.broken and os.path.sameopenfile(self._descriptor, other._descriptor)
 
     def _write(self, data: bytes) -> None:
-        """Write in the writer's thread."""
+        """Write data; runs in the writer's thread."""
         view = memoryview(data)
         while view and not self.broken:
             try:
                 written = retry_short(os.write, self._descriptor, view[: self._portion])
-            except BlockingIOError:  # somebody made it non-blocking
+            except BlockingIOError:  # another process has made it non-blocking
                 poll = select.poll()
                 poll.register(self._descriptor, select.POLLOUT)
                 poll.poll()
-            except OSError:  # the reader has gone, or the disk is full; the ranks' files have it all
+            except OSError:  # the reader has gone, or the disk is full; the ranks' files have all output
                 self.broken = True
             else:
                 view = view[written:]

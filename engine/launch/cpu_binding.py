@@ -30,11 +30,11 @@ class Allotment:
     Attributes
     ----------
     threads : int or None
-        `OMP_NUM_THREADS` for each rank; None where the user's value stays.
+        `OMP_NUM_THREADS` for each rank; None if the user's value is kept.
     slices : tuple of tuple of int, or None
-        CPUs of each rank; None where ranks are not bound.
+        CPUs of each rank; None if ranks are not bound.
     summary : str
-        The decision and its reason, one line.
+        The decision and its reason, in one line.
     crowded : bool
         Whether there are more ranks than CPUs in the affinity set.
     """
@@ -101,7 +101,7 @@ def allot(
 def _why_free(
     facts: Facts, ranks: int, environment: Mapping[str, str], binding: bool, cpus_per_rank: int | None
 ) -> str:
-    """Give the reason for not binding, or an empty string."""
+    """Return the reason for not binding; empty if ranks are bound."""
     if not binding:
         return "--no-binding"
     placed = [name for name in PLACEMENT if environment.get(name)]
@@ -115,13 +115,13 @@ def _why_free(
 
 
 def _slices(cpus: tuple[int, ...], ranks: int, width: int | None) -> tuple[tuple[int, ...], ...]:
-    """Cut the CPUs into one slice per rank: of `width`, or all of them as evenly as possible."""
+    """Divide the CPUs into one slice per rank: of `width` CPUs, or all CPUs as evenly as possible."""
     if width is not None:
         return tuple(cpus[rank * width : (rank + 1) * width] for rank in range(ranks))
     return tuple(cpus[rank * len(cpus) // ranks : (rank + 1) * len(cpus) // ranks] for rank in range(ranks))
 
 
 def _show(slices: tuple[tuple[int, ...], ...]) -> str:
-    """Write slices, the first and the last of many."""
+    """Format slices; of many only the first ones and the last."""
     shown = [readable.cpus(part) for part in slices]
     return " | ".join(shown if len(shown) <= SHOWN_SLICES else [*shown[: SHOWN_SLICES - 2], "...", shown[-1]])

@@ -1,4 +1,4 @@
-"""GPUs of a host, and which of them each process of a RiseML worker sees."""
+"""GPUs of a host, and their division among the processes of RiseML workers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from .errors import LaunchError
 
 
 def devices_here(visible: str | None, devices: Path = Path("/dev")) -> tuple[str, ...]:
-    """The GPUs of this machine, as CUDA_VISIBLE_DEVICES names them.
+    """Return the GPUs of this machine, as CUDA_VISIBLE_DEVICES names them.
 
     Parameters
     ----------
     visible : str or None
-        CUDA_VISIBLE_DEVICES of the environment, to which the job is bound; None: not set.
+        CUDA_VISIBLE_DEVICES of the environment, which limits the job; None: not set.
     devices : Path
-        `/dev`.
+        Directory of device files.
 
     Returns
     -------
@@ -36,23 +36,23 @@ def share_devices(gpus: int, processes: int, size: int, devices: Sequence[str]) 
     Parameters
     ----------
     gpus, processes : int
-        Of each worker.
+        Numbers of GPUs and processes of each worker.
     size : int
-        Processes on this machine, a multiple of `processes`.
+        Number of processes on this machine, a multiple of `processes`.
     devices : sequence of str
         The machine's GPUs.
 
     Returns
     -------
     tuple of str
-        CUDA_VISIBLE_DEVICES of each process, by its place on this machine. With a process for each GPU, all see those
-        of all workers here, for they choose by `local_rank`. Otherwise each sees its share of its worker's, or all of
-        them if they cannot be divided.
+        CUDA_VISIBLE_DEVICES of each process, by its local rank. With as many processes as GPUs, each process sees the
+        GPUs of all workers here, because programs choose by `local_rank`. Otherwise it sees its share of its worker's
+        GPUs, or all of the worker's if they cannot be divided evenly.
 
     Raises
     ------
     LaunchError
-        There are fewer.
+        The machine has too few GPUs.
     """
     workers = size // processes
     needed = gpus * workers

@@ -1,7 +1,7 @@
-"""Which hosts an elastic job has: those of `-H`, or what a script prints, which is asked once a second.
+"""Discovery of an elastic job's hosts: those of `-H`, or the output of a script that runs once a second.
 
-The script runs in a process of its own, with a deadline, beside whatever the driver does. A thread starts it and waits
-for it, and nobody for the thread: the program may be on a file system that stands still, and so may what it reads.
+The script runs in a child process with a deadline, while the driver goes on. A thread starts it and waits for it.
+Nobody waits for the thread, because the script's program or its input may be on a file system that hangs.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from .hosts import is_here, read_discovered
 from .spawn import start_command
 from .verdict import describe
 
-EVERY = 1.0  # seconds from one question to the next
-DEADLINE = 20.0  # seconds that a script has
-MOMENT = 2.0  # seconds that a killed one has to end
-ANSWER = 1 << 20  # bytes of an answer
-SAID = 500  # characters of what it wrote to stderr that are shown
+EVERY = 1.0  # least seconds between the starts of two runs
+DEADLINE = 20.0  # seconds that a run may take
+MOMENT = 2.0  # seconds in which a killed script must end
+ANSWER = 1 << 20  # largest size of the output in bytes
+SAID = 500  # characters of its stderr that are shown
 
 
 class Discovery(Protocol):
-    """Tells which hosts there are."""
+    """Source of an elastic job's hosts."""
 
     def look(self, now: float) -> Mapping[str, int] | None:
-        """The slots of each host, if there is a new answer. Does not block.
+        """Return the slots of each host if they have changed, else None. Does not block.
 
         Raises
         ------
         LaunchError
-            There is no answer, and there was none before.
+            Discovery failed, and there is no earlier answer.
         """
         ...
 
@@ -48,7 +48,7 @@ class Discovery(Protocol):
 
 
 class Fixed:
-    """The hosts of `-H`, which are told once.
+    """The hosts of `-H`, which `look` returns once.
 
     Parameters
     ----------
@@ -59,31 +59,31 @@ class Fixed:
         self._hosts: Mapping[str, int] | None = hosts
 
     def look(self, now: float) -> Mapping[str, int] | None:
-        """As of `Discovery`."""
+        """Same as in `Discovery`."""
         hosts, self._hosts = self._hosts, None
         return hosts
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no resource is open."""
 
 
 class _Question:
-    """One run of a script, in a thread of its own: whatever it waits for, nobody else does.
+    """One run of a script, in a thread of its own, so that nothing else waits for it.
 
     Parameters
     ----------
     command : sequence of str
     slots : int
-        Of a host that it names without.
+        Slots of a host that the script names without a number.
     answered : callable
-        Called in the thread when there is an answer, or will be none.
+        Called in the thread when the run is over, with or without an answer.
 
     Attributes
     ----------
     answer : dict of str to int, or None
-        None: there is none, or not yet.
+        Slots of each host; None if there is no answer, or not yet.
     trouble : str
-        Why there is none.
+        Why there is no answer.
     over : bool
         Whether the script has ended.
     """
@@ -98,13 +98,13 @@ class _Question:
         threading.Thread(target=self._ask, name="enginerun-discovery", daemon=True).start()
 
     def stop(self) -> None:
-        """End the script, and what it has started. One that is in an uninterruptible wait ends later."""
+        """Kill the script and its child processes. A process in an uninterruptible wait ends later."""
         self._unwanted = True
         if self._process is not None:
             processes.send_group(self._process.pid, signal.SIGKILL)
 
     def who(self) -> str:
-        """Name the process, as far as it has begun."""
+        """Return a text that names the process, or says that it is still being loaded."""
         return "its program is still being loaded" if self._process is None else f"process {self._process.pid}"
 
     def _ask(self) -> None:
@@ -114,7 +114,7 @@ class _Question:
                 if self._unwanted:
                     self.stop()
                 code = self._process.wait()
-                self.stop()  # what it has started
+                self.stop()  # its child processes
                 self._read(code, out.fileno(), err.fileno())
         except OSError as error:
             self.trouble = f"it cannot be started: {error.strerror or error}"
@@ -123,7 +123,7 @@ class _Question:
             self._answered()
 
     def _start(self, command: Sequence[str], out: int, err: int) -> subprocess.Popen[bytes]:
-        """Start the script; one without a first line that names its interpreter by the shell, as a shell does."""
+        """Start the script; run one without an interpreter line by /bin/sh, as a shell does."""
         try:
             return start_command(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True)
         except OSError as error:
@@ -132,7 +132,7 @@ class _Question:
         return self._start(["/bin/sh", shutil.which(command[0]) or command[0], *command[1:]], out, err)
 
     def _read(self, code: int, out: int, err: int) -> None:
-        """Take what it has written as its answer."""
+        """Parse the script's output into `answer`, or set `trouble`."""
         if os.fstat(out).st_size > ANSWER:
             self.trouble = f"its answer is longer than {ANSWER >> 20} MiB"
             return
@@ -148,19 +148,19 @@ class _Question:
 
 
 class Script:
-    """A script of the user's. The first question without an answer ends the job; later ones keep the last answer.
+    """The user's discovery script. If its first run fails, the job ends; if later ones fail, the last answer is kept.
 
     Parameters
     ----------
     command : sequence of str
     slots : int
-        Of a host that it names without.
+        Slots of a host that the script names without a number.
     selects : Selects
-        Returns from its wait when there is an answer.
+        Event loop that is woken when there is an answer.
     say : callable
         Shows a line.
     deadline : float
-        Seconds that it has.
+        Seconds that a run may take.
     """
 
     def __init__(
@@ -177,19 +177,19 @@ class Script:
         self._say = say
         self._deadline = deadline
         self._woken, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._lock = threading.Lock()  # over `_wake`, which threads use that may outlive this
+        self._lock = threading.Lock()  # guards `_wake`, which is used by threads that may outlive this object
         self._selects.hear(self._woken, self._hear)
         self._question: _Question | None = None
-        self._held: _Question | None = None  # of which was said that it cannot be ended
-        self._late = False  # the question had its time, and the script has not ended yet
+        self._held: _Question | None = None  # the run of which it was reported that it cannot be killed
+        self._late = False  # whether the current run has exceeded its deadline
         self._since = float("-inf")
         self._answer: dict[str, int] | None = None
         self._new = False
-        self._trouble = ""  # of the newest question
+        self._trouble = ""  # that of the latest run
         self._told = ""
 
     def look(self, now: float) -> Mapping[str, int] | None:
-        """As of `Discovery`."""
+        """Same as in `Discovery`."""
         question = self._question
         if question is not None and question.over:
             self._question = None
@@ -205,7 +205,7 @@ class Script:
         return self._answer if new else None
 
     def close(self) -> None:
-        """End a script that runs; nobody waits for one that cannot be ended."""
+        """Kill a script that runs, without waiting for its end."""
         if self._question is not None:
             self._question.stop()
             self._question = None
@@ -223,7 +223,7 @@ class Script:
             self._answer = question.answer
 
     def _wait_no_longer(self, question: _Question, now: float) -> None:
-        """End a script whose time is over, and say so if it cannot be ended."""
+        """Kill a script that has exceeded its deadline, and report once if it does not end."""
         if not self._late:
             self._late = True
             question.stop()
@@ -236,7 +236,7 @@ class Script:
             )
 
     def _tell(self) -> None:
-        """Say what has changed with the script."""
+        """Report that the script begins to fail or works again; raise a `LaunchError` if there is no answer at all."""
         if self._trouble and self._answer is None:
             raise LaunchError(f"--host-discovery-script: {self._command[0]!r} tells no hosts: {self._trouble}")
         if self._trouble and not self._told:
@@ -246,7 +246,7 @@ class Script:
         self._told = self._trouble
 
     def _answered(self) -> None:
-        """Wake whoever looks; called in the thread of a question."""
+        """Wake the event loop; called in the thread of a run."""
         with self._lock, contextlib.suppress(BlockingIOError):
             if self._wake >= 0:
                 os.write(self._wake, b".")
@@ -257,12 +257,12 @@ class Script:
 
 
 class Names:
-    """Makes one host of all names of this machine: the first that was told stands for the others.
+    """Unification of this machine's names: the first one that was used replaces the others.
 
     Parameters
     ----------
     names : collection of str or None
-        As of `lay_out`.
+        Same as in `lay_out`.
     """
 
     def __init__(self, names: Collection[str] | None) -> None:
@@ -270,11 +270,11 @@ class Names:
         self._here: str | None = None
 
     def is_here(self, name: str) -> bool:
-        """Whether a host is this machine."""
+        """Return whether a host is this machine."""
         return self._names is not None and is_here(name, self._names)
 
     def merge(self, hosts: Mapping[str, int]) -> dict[str, int]:
-        """The slots of each host, under the name by which it is known."""
+        """Return the slots of each host, with all names of this machine merged into one."""
         merged: dict[str, int] = {}
         for name, slots in hosts.items():
             if self.is_here(name):
@@ -284,7 +284,7 @@ class Names:
 
 
 def changes(before: Mapping[str, int], after: Mapping[str, int]) -> str:
-    """Say how the hosts have changed; empty if they have not."""
+    """Return a text on how the hosts have changed; empty if they have not."""
     said = [f"{name} is new, with {_slots(slots)}" for name, slots in after.items() if name not in before]
     said += [f"{name} is gone" for name in before if name not in after]
     said += [

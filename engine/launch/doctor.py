@@ -1,4 +1,4 @@
-"""`enginerun doctor -H a,b`: what is built, found and reachable on each host, and what to install or open."""
+"""`enginerun doctor -H a,b`: report what is built, found and reachable on each host, and what to install or open."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ installed there, which address its ranks would use, and which hosts it reaches. 
 
 
 def examine(channel: Channel, order: Message) -> None:
-    """Tell the launcher what is here, and open a socket that other hosts can try to reach.
+    """Report this host's installation to the launcher, and open a socket that other hosts can try to reach.
 
     Parameters
     ----------
     channel : Channel
     order : Message
-        `interface`: the network interface that ranks are to use; empty for any.
+        Its field `interface` is the network interface that ranks are to use; empty for any.
     """
     kernels, problem = check_build.native()
     address = network_of(str(order.head["interface"]))[1] if order.head["interface"] else ""
@@ -66,7 +66,7 @@ def examine(channel: Channel, order: Message) -> None:
 
 
 def _lacks() -> Iterable[str]:
-    """What ranks need of the system and it refuses."""
+    """Yield the system features that ranks need and that are missing, with what to do."""
     if not processes.visible():
         yield "/proc does not show the processes: mount that of the PID namespace"
     try:
@@ -80,19 +80,19 @@ def _lacks() -> Iterable[str]:
 
 
 def connect(targets: Mapping[str, Sequence[Any]], limit: float = CONNECT) -> dict[str, tuple[str, str]]:
-    """Try to connect to other hosts, to all at once.
+    """Try to connect to other hosts, one after the other.
 
     Parameters
     ----------
     targets : mapping of str to (str, int)
-        Address and port, by the name of a host.
+        Address and port of each host, by its name.
     limit : float
-        Seconds for all of them.
+        Seconds for all of them; each has at least 0.1 s.
 
     Returns
     -------
     dict of str to (str, str)
-        By the name: the address of this host that was used, and why the other cannot be reached; one of them is empty.
+        For each host, the address of this host that was used and why the other cannot be reached; one is empty.
     """
     found: dict[str, tuple[str, str]] = {}
     end = time.monotonic() + limit
@@ -121,7 +121,7 @@ def main(arguments: Sequence[str]) -> int:
     Parameters
     ----------
     arguments : sequence of str
-        Those behind `doctor`.
+        Arguments after `doctor`.
 
     Returns
     -------
@@ -155,14 +155,14 @@ def main(arguments: Sequence[str]) -> int:
 
 
 class Examination:
-    """Looks at hosts.
+    """Examination of hosts by agents.
 
     Parameters
     ----------
     places : sequence of Place
     reach : Reach
     limit : float
-        Seconds that agents have to answer.
+        Seconds in which agents must answer.
     """
 
     def __init__(self, places: Sequence[Place], reach: Reach, limit: float) -> None:
@@ -176,7 +176,7 @@ class Examination:
         self._board = Switchboard(self._hosts, (), self._act, self._lost)
 
     def run(self) -> int:
-        """Look, and print what was found.
+        """Examine the hosts, and print the table and the problems.
 
         Returns
         -------
@@ -198,7 +198,7 @@ class Examination:
         return int(bool(problems))
 
     def _gather(self, limit: float) -> dict[str, Message]:
-        """One answer of each host that can answer, by its name."""
+        """Wait up to `limit` seconds for one answer of each host, and return the answers by host name."""
         self._answers = {}
         patience = Patience(limit)
         while waited := [host for host in self._hosts if not host.trouble and host.name not in self._answers]:
@@ -222,7 +222,7 @@ class Examination:
         host.trouble = host.trouble or f"its agent {how}"
 
     def _find_addresses(self) -> None:
-        """The address that the ranks of each host would use: that with which it reaches the first."""
+        """Find the address that the ranks of each host would use: the one from which it reaches the first host."""
         here = [host for host in self._hosts if host.name in self._facts]
         if not here:
             return
@@ -242,7 +242,7 @@ class Examination:
         return self._addresses.get(name, ""), self._facts[name]["port"]
 
     def _try(self, targets: Mapping[str, tuple[str, int]]) -> dict[str, dict[str, tuple[str, str]]]:
-        """Have every host connect to the others of those whose address is known."""
+        """Make every host try to connect to the other hosts whose address is known; return their results."""
         known = {name: place for name, place in targets.items() if place[0]}
         for host in self._hosts:
             self._board.send(host, "reach", targets={name: place for name, place in known.items() if name != host.name})
@@ -261,7 +261,7 @@ class Examination:
                 continue
             tried = self._reached.get(host.name, {})
             reached = sum(not trouble for _, trouble in tried.values())
-            others = len(self._facts) - 1  # that answer: of those that do not there is a line below
+            others = len(self._facts) - 1  # those that answer; the others have a line of their own below
             yield (
                 host.name,
                 str(facts["version"]),
@@ -274,7 +274,7 @@ class Examination:
             )
 
     def _problems(self) -> Iterable[str]:
-        """What keeps a job from running, and how to mend it, in a line each."""
+        """Yield a line on each problem that keeps a job from running, with what to do."""
         facts = self._facts
         for host in self._hosts:
             if host.name not in facts:
@@ -290,7 +290,7 @@ class Examination:
 
 
 def differences(facts: Iterable[Mapping[str, Any]]) -> Iterable[str]:
-    """What hosts have in several versions, or only some of them have, in a line each."""
+    """Yield a line on each program or framework that hosts have in different versions, or that some hosts lack."""
     found = [
         {"enginerun": str(each["version"]), "Python": str(each["python"])}
         | dict(str(framework).rsplit(" ", 1) for framework in each["frameworks"])

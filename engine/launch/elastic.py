@@ -1,7 +1,7 @@
-"""The driver of an elastic job: feeds `engine.elastic.machine` with what happens, and has done what it decides.
+"""The driver of an elastic job: it feeds events to `engine.elastic.machine`, and carries out the machine's decisions.
 
-It decides nothing itself, starts no worker, and waits for nobody: agents start workers (`elastic_agent`), and tell what
-becomes of them. One thread, one selector, as in the conductor.
+It makes no decisions, starts no workers, and never blocks. Agents start workers (`elastic_agent`), and report what
+happens to them. It has one thread and one selector, like the conductor.
 """
 
 from __future__ import annotations
@@ -40,51 +40,51 @@ from .options import Options
 from .plan import Job
 from .supervisor import ENDING_SIGNALS, PASSED_SIGNALS
 
-KEPT = 64  # workers that have failed of which the last words are kept
+KEPT = 64  # most failed workers whose last output is kept
 
 
 @dataclass
 class _Worker:
-    """A worker that may run."""
+    """A worker that may be running."""
 
     slot: Slot
-    number: int  # of its slot in the job: by it go files, the prefix of lines and the page of counters
-    since: int  # bytes in the file of the slot's stderr before it began
-    came: bool = False  # whether it has come to the gate
-    port: int = 0  # on which it listens for other hosts
+    number: int  # number of its slot in the job, used for files, the prefix of lines and the page of counters
+    since: int  # size in bytes of the slot's stderr file when the worker began
+    came: bool = False  # whether it has connected to its agent
+    port: int = 0  # port on which it listens for other hosts
 
 
 class Driver:
-    """Runs an elastic job. Whatever it raises, `abandon` it then: nothing is left after that.
+    """Driver of an elastic job. After any exception call `abandon`, which leaves no process behind.
 
     Parameters
     ----------
     options : Options
-        With `elastic`.
+        Options that have `elastic`.
     job : Job
     limits : Limits
     consoles : sequence of Console
         The launcher's stdout and stderr.
     pages : sequence of int
-        By the number of a slot, descriptors of pages to which those of workers are copied; none: nothing is counted.
+        Descriptors by slot number, to which workers' pages of counters are copied; empty if nothing is counted.
     environment : mapping of str to str
-        The launcher's.
+        The launcher's environment.
     say : callable
         Shows a line of the launcher's own.
     wakeup : socket.socket
-        Gives the numbers of signals that come (`engine.host.signals`).
+        Socket that delivers the numbers of signals (`engine.host.signals`).
     seconds : float
-        That agents have to answer at first.
+        Seconds in which a new agent must answer.
     used : callable
         Called with the number of a slot before a worker is started in it.
     watch : Watch
     cluster : Cluster, optional
-        What tells the hosts and starts agents, where the command line does not.
+        Cluster that discovers hosts and starts agents, instead of the means of the command line.
 
     Attributes
     ----------
     slots : Slots
-        With the output of workers.
+        Slots of the job, with the output of their workers.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Driver:
         )  # fmt: skip
         self._fleet.board.hear(wakeup.fileno(), self._signals)
         self._discovery = self._discover(options.elastic)
-        self._hosts: dict[str, int] = {}  # those of the last answer, and those that are gone and still have workers
+        self._hosts: dict[str, int] = {}  # hosts of the last answer, and removed hosts that still have workers
         self._answer: dict[str, int] | None = None  # the last answer of the discovery
         self._workers: dict[int, _Worker] = {}
         self._places: Mapping[int, Place] = {}  # of the newest world
@@ -137,20 +137,20 @@ class Driver:
         self._refusal = ""
 
     def runs(self, number: int) -> bool:
-        """Whether a worker is in the slot of that number."""
+        """Return whether the slot of that number has a worker."""
         return any(worker.number == number for worker in self._workers.values())
 
     @property
     def members(self) -> list[int]:
-        """The numbers of the slots of the newest world's members, by rank."""
+        """Slot numbers of the newest world's members, by rank."""
         return [self.slots[place.slot] for place in sorted(self._places.values(), key=lambda place: place.rank)]
 
     def hear(self, descriptor: int, act: Callable[[], None]) -> None:
-        """Call back whenever a descriptor can be read; `act` reads it, and does not block."""
+        """Call `act` whenever a descriptor is readable; `act` reads it, and must not block."""
         self._fleet.board.hear(descriptor, act)
 
     def run(self) -> Result:
-        """Return when the job is over, and nothing of its workers is left.
+        """Run until the job is over and no process of its workers is left.
 
         Returns
         -------
@@ -184,18 +184,21 @@ class Driver:
         return self._result()
 
     def abandon(self) -> None:
-        """End everything; nothing is left when this returns. A second call does nothing."""
+        """End all agents and workers; none is left when this returns. A second call does nothing."""
         self._end_discovery()
         self._fleet.close()
         self.slots.close()
 
     def _end_discovery(self) -> None:
-        """Ask no more. A script may run now; it is ended as long as there is the selector that listens to it."""
+        """Stop discovery, and kill a script that runs. This must precede the end of the selector that watches it."""
         self._discovery.close()
         self._discovery = Fixed({})
 
     def _hopeless(self, now: float) -> bool:
-        """Whether nothing runs, and nothing ever will. The machine would wait: others might have more hosts to come."""
+        """Return whether nothing runs or ever will: all hosts are blacklisted, and no others can come.
+
+        The machine would wait for ever, because it does not know that the hosts are fixed.
+        """
         machine = self._machine
         if machine.phase is not Phase.WAITING or len(machine.roster) or not self._hosts or self._events:
             return False
@@ -213,15 +216,15 @@ class Driver:
     # ---- the machine
 
     def _feed(self, event: events.Event) -> None:
-        """Tell the machine what has happened, and have done what it wants; what follows at once from that, too."""
+        """Feed an event to the machine, and carry out its actions and those of events that follow from them."""
         self._events.append(event)
         if len(self._events) > 1:
-            return  # an outer call is at work
+            return  # an outer call handles it
         while self._events:
             try:
                 for action in self._machine.handle(self._clock.now(), self._events[0]):
                     _DEEDS[type(action)](self, action)
-            except (LookupError, TypeError, ValueError) as error:  # no agent is to blame, whoever brought the event
+            except (LookupError, TypeError, ValueError) as error:  # the driver's fault, not an agent's
                 raise RuntimeError(f"the driver cannot act on {self._events[0]}") from error
             self._events.popleft()
         ranks = {worker.number: self._rank(number) for number, worker in self._workers.items()}
@@ -231,7 +234,7 @@ class Driver:
         return {number: worker.number for number, worker in self._workers.items()}
 
     def _rank(self, worker: int) -> int:
-        """In the newest world; -1: it has none there."""
+        """Return a worker's rank in the newest world; -1 if it has none."""
         place = self._places.get(worker)
         return -1 if place is None else place.rank
 
@@ -262,7 +265,7 @@ class Driver:
             self._gone(action.worker)
             self._feed(events.Ended(action.worker, 0, "was not started"))
         elif self._signum is not None:
-            # It has had the user's signal, and a grace. At its next commit it hears why.
+            # It has had the user's signal and its grace period; it gets the reason at its next commit.
             self._tell(action.worker, "end", why=action.why, good=False, over=False)
         else:
             if self._options.verbose:
@@ -295,7 +298,7 @@ class Driver:
             )
 
     def _because(self) -> str:
-        """Why the next world is made."""
+        """Return why the next world is made; empty for the first."""
         if not self._machine.causes.resets:
             return ""
         return reason(self._machine.causes.resets[-1], self._places)
@@ -357,19 +360,19 @@ class Driver:
             raise ChannelError(f"it sends {kind!r}, which this launcher does not know; install the same version")
 
     def _said(self, host: str, message: Message) -> None:
-        """A worker has said something at the gate."""
+        """Handle a worker's message that its agent has passed on."""
         number, worker = message.number("worker", *WORLDS), self._worker(host, message)
         try:
             said = check(message.head.get("message"))
         except SaidError as error:
             raise ChannelError(f"of worker {number} {error}") from None
         if said["kind"] == "logged":
-            if self._cluster is not None:  # else nobody asked for it
+            if self._cluster is not None:  # else no one uses it
                 self._cluster.logged(said["value"])
             return
         if said["kind"] == "ready":
             worker.came, worker.port = True, said["port"]
-        elif said["kind"] == "leaving" and self._signum is None:  # else it has this from the user's signal
+        elif said["kind"] == "leaving" and self._signum is None:  # else it leaves because of the user's signal
             self._say(f"worker {number} in {worker.slot} wants to leave")
         self._feed(event_of(number, said))
 
@@ -418,7 +421,7 @@ class Driver:
         self._feed(events.AgentLost(host, why, within))
 
     def _cleared(self, workers: list[int]) -> None:
-        """Workers of a lost agent do not run any more, or never did."""
+        """Record workers of a lost agent that certainly do not run."""
         for worker in workers:
             self._feed(events.Ended(worker, 0, "ended with its agent"))
 
@@ -429,7 +432,7 @@ class Driver:
             self._lost(host, text, MARGIN)
 
     def _forget_host(self, host: str) -> None:
-        """Nobody can tell any more what becomes of its workers."""
+        """Forget the workers of a host whose agent is lost: no one reports their end."""
         for number in [number for number, worker in self._workers.items() if worker.slot.host == host]:
             self._gone(number)
 
@@ -437,7 +440,7 @@ class Driver:
         self.slots.flush(self._workers.pop(number).number)
 
     def _signals(self) -> None:
-        """Pass on the signals that have come; a second one to end kills."""
+        """Pass on the signals that have come; a second signal to end kills the workers."""
         for signum in read_signals(self._wakeup):
             if signum in PASSED_SIGNALS:
                 self._fleet.signal(signum)
@@ -457,7 +460,7 @@ class Driver:
             self._feed(events.Stop(f"ended by {name}"))
 
     def _worker(self, host: str, message: Message) -> _Worker:
-        """The worker that a message is about, which must be one of its host."""
+        """Return the worker that a message names, which must be one of its host."""
         worker = self._workers.get(message.number("worker", *WORLDS))
         if worker is None or worker.slot.host != host:
             raise ChannelError(f"it speaks of worker {message.head['worker']}, which is not one of its workers")
@@ -497,8 +500,9 @@ _DEEDS: dict[type[Any], Callable[[Driver, Any], None]] = {
 
 
 class _Clock:
-    """Seconds, without those in which this process stood still: of a pause between two looks no more than a moment
-    counts, as in `engine.host.patience`.
+    """Clock that leaves out the time in which this process was suspended.
+
+    At most `STEP` seconds count between two calls of `now`, as in `engine.host.patience`.
     """
 
     def __init__(self) -> None:

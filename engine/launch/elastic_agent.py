@@ -1,9 +1,9 @@
-"""The agent of a host in an elastic job: starts one worker after the other in the slots of its host, as it is told.
+"""The agent of a host in an elastic job: it starts workers in the slots of its host when the driver asks for them.
 
-It is an `Agent` that starts nothing at first. Between workers and the driver it passes on what is said at the gate. On
-another host than the launcher's it has a lease: whatever the launcher has heard of it, it confirms, and from when that
-was said workers may run for so long. When it is over, the guardian kills the agent and its workers, because the driver
-lets others go on without them. Only agents start workers, and they have one thread.
+It is an `Agent` that starts no ranks at first. It passes messages on between its workers and the driver. On a host
+other than the launcher's it holds a lease. The launcher confirms the agent's heartbeats, and each confirmation extends
+the lease, counted from the time of the heartbeat. When the lease expires, the guardian kills the agent and its workers,
+because the driver lets others go on without them. Only agents start workers, and they have one thread.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NOT_EXECUTED = {errno.ENOENT: 127, errno.EACCES: 126, errno.ENOEXEC: 126}
 
 
 class Keeper(Supervisor):
-    """Watches the workers of a host, each for itself: the end of one is not that of the others."""
+    """Supervisor of a host's workers, which end independently of each other."""
 
     def __init__(self, *arguments: Any, leaving: Any) -> None:
         super().__init__(*arguments)
@@ -46,22 +46,22 @@ class Keeper(Supervisor):
         self._asked_to_leave = False
 
     def kill_one(self, worker: int) -> None:
-        """Kill a worker and what it has started; does nothing if it has ended. It cannot object, nor be stopped."""
+        """Kill a worker and its process group with SIGKILL; do nothing if it has ended."""
         if worker in self._alive:
             processes.send_group(self._alive[worker].pid, signal.SIGKILL)
 
     def end_by(self, signum: int) -> None:
-        """The user ends the job: workers have the signal, and a grace; a second one kills."""
+        """Pass the user's signal to end the job on to workers, which have a grace period; a second one kills them."""
         super()._end_by(signum)
 
     def _failed(self, rank: Rank, end: End) -> None:
-        """What it has started must not write beside those that go on."""
+        """Kill the child processes of a failed worker, so that they write nothing into the output of other workers."""
         processes.send_group(rank.pid, signal.SIGKILL)
         held = [worker for worker, streams in self._streams.items() if worker in self._alive or _open(streams)]
         self._streams = {worker: self._streams[worker] for worker in held}
 
     def _end_by(self, signum: int) -> None:
-        """A signal to the agent itself: this host is about to go. A second one kills."""
+        """Handle a signal to the agent itself, which means that this host is about to go; a second one kills."""
         if self._asked_to_leave:
             self.kill()
             self.release()
@@ -75,19 +75,20 @@ def _open(streams: list[Stream]) -> bool:
 
 
 class ElasticAgent(Agent):
-    """The workers of this host.
+    """Manager of the workers of this host.
 
     Parameters
     ----------
     channel : Channel
-        To the launcher.
+        Channel to the launcher.
     order : Message
-        Its `prepare`. Its `ranks` are the numbers that slots of the job may have; `slots` is how many this host has.
+        The launcher's message `prepare`. Its `ranks` are the possible slot numbers of the job, its `slots` the number
+        of slots of this host.
     """
 
     def __init__(self, channel: Channel, order: Message) -> None:
         super().__init__(channel, order)
-        self._running: set[int] = set()  # workers whose end was not told
+        self._running: set[int] = set()  # workers whose end is not reported yet
         self._killed: set[int] = set()
         self._gatehouse: Gatehouse | None = None
         self._unguarded = False
@@ -95,11 +96,11 @@ class ElasticAgent(Agent):
         self._lease = None if self.head["lease"] is None else order.seconds("lease", 0)
 
     def run(self, head: dict[str, Any]) -> None:
-        """Start workers as the launcher asks for them, until it says that all is over, or is gone."""
+        """Start workers as the launcher asks for them, until it ends the job or has gone."""
         self._descriptors = spawn.raise_descriptor_limit(self._most)
         self.files.settle()
         self._guardian = Guardian(self.job.name, lambda: None, str(self.crew.host), self._lease)
-        self._beat()  # before anything of a worker: the launcher counts on the lease from when it has heard this
+        self._beat()  # precedes all messages on workers: the launcher relies on the lease from this message on
         processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
         with caught(SIGNALS, lambda *_: None) as wakeup:
             keeper = Keeper(
@@ -120,7 +121,7 @@ class ElasticAgent(Agent):
             gatehouse = Gatehouse(self.job.secret, several, self._most, keeper, self._passed, self._say)
             self._gatehouse = gatehouse
             try:
-                self._hear()  # what has come with the word to start
+                self._hear()  # messages that came together with `start`
                 keeper.run()
             finally:
                 gatehouse.close_quietly()
@@ -130,7 +131,7 @@ class ElasticAgent(Agent):
         self.copies.send(self.channel)
 
     def _watch_guardian(self) -> None:
-        """End all workers if the guardian ends: with it goes what holds the lease, by which the launcher counts."""
+        """Kill all workers if the guardian ends, because only the guardian enforces the lease."""
         pidfd = linux.pidfd_open(self._guardian.pid)
 
         def end() -> None:
@@ -145,9 +146,9 @@ class ElasticAgent(Agent):
         self._keeper.hear(pidfd, end)
 
     def _hear(self) -> None:
-        """Do what the launcher asks for; at the end of the channel, kill."""
+        """Handle the launcher's messages; at the end of the channel, kill the workers."""
         descriptor = self.channel.reading
-        if self._unguarded:  # since a moment, of the same batch
+        if self._unguarded:  # set by another event of the same batch
             return
         for message in self.channel.receive():
             self._do(message)
@@ -184,14 +185,14 @@ class ElasticAgent(Agent):
             raise ChannelError(f"the launcher asks for {kind!r}, which this agent does not know")
 
     def _beat(self) -> None:
-        """Tell that it lives, and when that was; the launcher says it back."""
+        """Send a heartbeat with its time, which the launcher sends back."""
         self.channel.send("beat", at=boot_time())
 
     def _facts(self) -> dict[str, str]:
         return {"where": where()}
 
     def _launch(self, message: Message) -> None:
-        """Start a worker. That it cannot be started is told as its end."""
+        """Start a worker; if it cannot be started, report that as its end."""
         worker = message.number("worker", *WORLDS)
         try:
             self._start_worker(worker, message)
@@ -240,7 +241,7 @@ class ElasticAgent(Agent):
         self.channel.send("end", end.report.data(), **told)
 
     def _passed(self, worker: int, message: dict[str, Any]) -> None:
-        """Pass on what a worker says at the gate, if it is one that runs here, and says what workers do."""
+        """Pass a worker's message on to the launcher; raise a `TalkError` if the worker or the message is unknown."""
         if worker not in self._running:
             raise TalkError(f"no worker {worker} runs here")
         try:
@@ -249,7 +250,7 @@ class ElasticAgent(Agent):
             raise TalkError(str(error)) from None
 
     def _page(self, number: int) -> int:
-        """The page of counters of a slot, which outlives workers."""
+        """Return the page of counters of a slot, which outlives workers."""
         if number not in self.pages:
             try:
                 self.pages[number] = page.make()
@@ -258,10 +259,10 @@ class ElasticAgent(Agent):
         return self.pages[number]
 
     def _make_pages(self) -> None:
-        """They are made as slots are used."""
+        """Do nothing: pages are made when slots are used."""
 
     def _allot(self) -> Allotment:
-        """CPUs for all slots that the host has now. Workers in slots that it gets later may run on any CPU."""
+        """Allot CPUs to the slots that the host has now; workers in slots that it gets later may run on any CPU."""
         return allot(
             machine.facts(),
             max(1, self._slots),

@@ -1,4 +1,4 @@
-"""Options of elastic jobs, whose ranks may come and go, under Horovod's names."""
+"""Options of elastic jobs, whose ranks may come and go; they have Horovod's names."""
 
 from __future__ import annotations
 
@@ -19,33 +19,35 @@ from .reach import Kept
 COUNT = Whole(1)
 SLOW_TIME = 60.0  # seconds
 TIMEOUT = 600.0  # seconds that a job waits for enough workers, as Horovod's
-LEASE = 10.0  # seconds without a word of the launcher after which an agent's workers are ended, and the other way round
-LEAST_LEASE = 2.0  # and the least `host_silence`
-MARGIN = 1.0  # seconds that a guardian may take to see that a lease is over, and to end what runs
+LEASE = 10.0  # seconds without a message after which the agent kills its workers, and the launcher gives the agent up
+LEAST_LEASE = 2.0  # least lease, and least `host_silence`
+MARGIN = 1.0  # seconds in which a guardian notices that a lease has expired, and kills the workers
 
 
 @dataclass(frozen=True)
 class Elastic:
-    """What the command line says of an elastic job.
+    """Options of an elastic job.
 
     Attributes
     ----------
     size, min_size, max_size, multiple : int
-        As of `Limits`.
+        Same as in `Limits`.
     hosts : tuple of (str, int)
-        Those of `-H`, or this one, with their slots; none with a script.
+        Hosts of `-H`, or this one, with their slots; empty with a script.
     script : tuple of str
-        The words of the command that tells the hosts; empty: they are fixed.
+        Words of the host discovery command; empty if hosts are fixed.
     slots : int
-        Of a host for which the script tells none.
+        Slots of a host that the script names without a number.
     timeout : float
         Seconds that the job waits for `min_size` workers.
     reset_limit : int or None
+        Most resets of the job; None: no limit.
     cooldown : (float, float) or None
+        Least and longest seconds for which a failed host is blacklisted; None: for good.
     slow : (float, float) or None
-        Seconds a step for which the others wait for one worker, and for how many seconds, before it is let go.
+        A worker is let go if the others wait for it this many seconds in each step, and for how many seconds so.
     lease : float
-        Seconds without a word of the launcher after which the workers of another host are ended.
+        Seconds without a message of the launcher after which the workers of another host are killed.
     """
 
     size: int
@@ -63,24 +65,29 @@ class Elastic:
 
     @property
     def silence(self) -> float:
-        """Seconds for which ranks wait for a silent host: no longer than the lease."""
+        """Longest time in seconds for which ranks wait for a silent host; at most the lease."""
         return min(self.lease, Config.host_silence)
 
     def several(self, names: Collection[str] | None) -> bool:
-        """Whether ranks may be on several hosts; `names` as of `lay_out`."""
+        """Return whether ranks may be on several hosts; `names` is the same as in `lay_out`."""
         fixed = [name for name, _ in self.hosts if names is None or not is_here(name, names)]
         return bool(self.script) or len(fixed) + (len(fixed) < len(self.hosts)) > 1
 
     def limits(self, start_timeout: float, stall_limit: float, grace: float) -> Limits:
-        """The limits of the driver's machine.
+        """Return the limits of the driver's machine.
 
         Parameters
         ----------
         start_timeout, stall_limit : float
-            As the engine's settings have them; a stall limit of 0 is none, and then elastic jobs have one anyway: a
-            member that never comes back would keep all others from going on.
+            The engine's settings, in seconds. For a stall limit of 0 (none) the default of `Limits` is used, because a
+            member that never comes back would block all others.
         grace : float
-            That workers have to end when the user ends the job.
+            Seconds in which workers must end when the user ends the job.
+
+        Raises
+        ------
+        LaunchError
+            The options contradict each other.
         """
         try:
             return Limits(
@@ -106,7 +113,7 @@ def add_elastic(parser: argparse.ArgumentParser) -> None:
     Parameters
     ----------
     parser : ArgumentParser
-        Its `ignored` collects the names of those that do nothing unless the job is elastic.
+        Its `ignored` collects the names of options that have no effect unless the job is elastic.
     """
     group = parser.add_argument_group(
         "elastic jobs", "--min-np, --max-np or --host-discovery-script makes one, whose program calls elastic.run."
@@ -147,12 +154,12 @@ def add_elastic(parser: argparse.ArgumentParser) -> None:
 
 
 def elastic_of(given: argparse.Namespace, hosts: Sequence[tuple[str, int]] | None) -> Elastic | None:
-    """What the options say; None if ranks neither come nor go, and so the job is none of these.
+    """Return the options of an elastic job; None if the job is not elastic.
 
     Raises
     ------
     LaunchError
-        They contradict each other.
+        The options contradict each other.
     """
     script = _script(given.host_discovery_script)
     size = given.num_proc or (None if hosts is None else sum(slots for _, slots in hosts)) or given.min_np
@@ -206,7 +213,7 @@ def _script(text: str | None) -> tuple[str, ...]:
 
 
 def _in_options(text: str) -> str:
-    """A text on limits in the words of the command line."""
+    """Replace the names of limits in a text by those of command-line options."""
     for name, option in (
         ("min_size", "--min-np"),
         ("max_size", "--max-np"),

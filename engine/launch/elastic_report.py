@@ -1,4 +1,4 @@
-"""What an elastic job tells of its workers: why a world is made, what a worker's last words were, how the job ended."""
+"""Reports of an elastic job: why a world is made, the last output of a failed worker, how the job ended."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from .report import QUOTE, TAIL_LINES, last_words, tail_lines
 from .supervisor import Outcome
 from .verdict import traceback_span
 
-# Exceptions with which a worker ends because of something that it was told.
+# Exceptions that a worker raises because of a message to it, and not because of its own failure.
 _TOLD = ("CalledOff", "ElasticTimeoutError", "HostsUpdatedInterrupt", "JobOver", "RendezvousError")
 _PACKAGE = Path(__file__).parents[1]
 _LINE = re.compile(r'^\s+File "(?P<file>.+)", line (?P<line>[0-9]{1,9})')
-_NO_PROGRAM = re.compile(r"^\S+: (can't open file .+|No module named [\w.]+)$")  # as Python says it of its arguments
+_NO_PROGRAM = re.compile(r"^\S+: (can't open file .+|No module named [\w.]+)$")  # Python's message about its arguments
 
 
 @dataclass(frozen=True)
 class Result(Outcome):
-    """How an elastic job ended.
+    """The outcome of an elastic job.
 
     Attributes
     ----------
@@ -37,7 +37,7 @@ class Result(Outcome):
     code : int
         The launcher's exit code.
     lines : tuple of str
-        What the user is told.
+        Lines of the report to the user.
     """
 
     good: bool = False
@@ -46,7 +46,7 @@ class Result(Outcome):
 
     @property
     def failed(self) -> bool:
-        """Whether the training is not complete."""
+        """True if the training is not complete."""
         return not self.good
 
 
@@ -57,11 +57,11 @@ class Last:
     Attributes
     ----------
     code : int
-        As of `End.code`.
+        Same as in `End.code`.
     path : Path
-        Of the stderr of its slot.
+        File of the stderr of its slot.
     words : list of str
-        The end of its stderr.
+        Last lines of its stderr.
     report : ExitReport
     """
 
@@ -72,23 +72,23 @@ class Last:
 
     @property
     def not_run(self) -> bool:
-        """Whether there was no program to run, so that another try would come to the same."""
+        """True if there was no program to run, so that another try would fail in the same way."""
         return self.code in (126, 127) or (
             self.code in (1, 2) and bool(self.words) and _NO_PROGRAM.match(self.words[-1]) is not None
         )
 
     @property
     def exception(self) -> str:
-        """Type and line of the exception of its own with which it ended; empty if there is none."""
+        """Type and place of the exception with which it ended, if that was its own failure; else empty."""
         raised = self.report.raised
         if raised is None or raised.consequence or raised.type in _TOLD or not raised.file:
             return ""
         return f"{readable.plain(raised.type)} in {readable.plain(raised.file)}, line {raised.line}"
 
     def quoted(self) -> list[str]:
-        """Of its last words what the report shows: the exception and the program's line, where there is one.
+        """Return the lines that the report quotes: the exception and the program's innermost frame, or the last lines.
 
-        All the rest of a traceback was on the screen when the worker wrote it.
+        The rest of a traceback was shown when the worker wrote it.
         """
         span = traceback_span(self.words)
         if span is None:
@@ -101,36 +101,36 @@ class Last:
 
 
 def _place(lines: Sequence[str]) -> int | None:
-    """The line of a traceback that names the innermost place in the program, or of all if that is in the engine."""
+    """Return the index of a traceback's innermost frame outside of the engine, or of its innermost frame, or None."""
     found = [(number, place["file"]) for number, line in enumerate(lines) if (place := _LINE.match(line))]
     own = [number for number, file in found if not _is_engines(file)]
     return own[-1] if own else found[-1][0] if found else None
 
 
 def _is_engines(file: str) -> bool:
-    """Whether a file is the engine's, wherever that is installed on the worker's host."""
+    """Return whether a file belongs to the engine, wherever that is installed on the worker's host."""
     _, within, name = file.rpartition("/engine/")
     return file.startswith("engine_ext/") or (bool(within) and (_PACKAGE / name).is_file())
 
 
 def _is_code(line: str) -> bool:
-    """Whether a line of a traceback shows code, and names no place."""
+    """Return whether a line of a traceback shows code, and is not the line that names file and line."""
     return line[:1].isspace() and _LINE.match(line) is None
 
 
 def last_of(code: int, report: ExitReport, stderr: Display, since: int) -> Last:
-    """Return the end of a worker, which has written from so many bytes of its slot's stderr on."""
+    """Return the end of a worker whose output begins at byte `since` of its slot's stderr."""
     return Last(code, stderr.path, tail_lines(*stderr.tail(since)), report)
 
 
 def how(code: int, came: bool) -> str:
-    """Say how a worker ended, as the end of a sentence of which it is the subject."""
+    """Return a predicate that says how a worker ended, such as "was killed by SIGKILL"."""
     never = "" if came else ", and never came to elastic.run"
     return (f"ended with exit code {code}" if code >= 0 else f"was killed by {processes.signal_name(-code)}") + never
 
 
 def reason(cause: Cause, places: Mapping[int, Place]) -> str:
-    """Say why a world has ended: the worker that is to blame by its rank in it, if it had one."""
+    """Return a text on why a world has ended, which names the worker that caused it by its rank, if it had one."""
     place = None if cause.worker is None else places.get(cause.worker)
     if cause.worker is None or place is None:
         return cause.text
@@ -142,7 +142,7 @@ def reason(cause: Cause, places: Mapping[int, Place]) -> str:
 
 
 def resets(causes: Sequence[Cause]) -> list[str]:
-    """Say how often worlds have ended, and why; the same in a row once."""
+    """Return the lines on how often worlds have ended, and why; those in the middle of a long list are left out."""
     if not causes:
         return []
     lines = [f"the job had {len(causes)} reset{'s' * (len(causes) > 1)}"]
@@ -153,7 +153,7 @@ def resets(causes: Sequence[Cause]) -> list[str]:
 
 
 def first_failure(cause: Cause | None, why: str, last: Last | None) -> list[str]:
-    """The end of the report on a job that has failed: why it ends, then the first cause, last on the screen."""
+    """Return the last lines of the report on a failed job: why it ends, then the first cause."""
     ends = why.split("\n")
     if cause is None:
         return [*ends[1:], f"first failure: {ends[0]}"]
@@ -161,7 +161,7 @@ def first_failure(cause: Cause | None, why: str, last: Last | None) -> list[str]
     if last is None or not last.words:
         silent = "" if last is None else "; it wrote nothing to stderr"
         return [*lines, f"first failure: {cause.text}{silent}"]
-    # Who kills a process asks it nothing: what it has written is what it did before.
+    # A process killed by SIGKILL could not react: its output is from before.
     which = "before that it had written to" if last.code == -signal.SIGKILL else "from its"
     lines.append(f"first failure: {cause.text}; {which} stderr ({last.path}):")
     return lines + [f"{QUOTE}{line}" for line in last.quoted()]

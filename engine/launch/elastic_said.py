@@ -1,4 +1,4 @@
-"""What a worker says at the gate, as its agent passes it on: looked at before anybody acts on it."""
+"""Validation of workers' messages, which agents pass on to the driver."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..forms import LARGEST, MOST_PORTS
 
 _NUMBER, _TEXT = (int,), (str,)
 _MAYBE_NUMBER = (int, type(None))
-# Of each kind, its fields and the types that they may have.
+# Fields of each kind of message, and their types.
 _FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
     "ready": {
         "world": _NUMBER,
@@ -30,26 +30,26 @@ _FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
 
 
 class SaidError(Exception):
-    """No worker of this version says that."""
+    """No worker of this version sends such a message."""
 
 
 def check(said: Any) -> dict[str, Any]:
-    """Refuse what no worker says.
+    """Validate a worker's message.
 
     Parameters
     ----------
     said : object
-        A message, as of `engine.elastic.worker.messages`.
+        A message of `engine.elastic.worker.messages`.
 
     Returns
     -------
     dict
-        The same.
+        A copy of the message.
 
     Raises
     ------
     SaidError
-        It is of another kind, or a field of it is missing or something else.
+        Its kind is unknown, or a field is missing or invalid.
     """
     kind = said.get("kind") if isinstance(said, dict) else None
     fields = _FIELDS.get(kind) if isinstance(kind, str) else None
@@ -67,7 +67,7 @@ def check(said: Any) -> dict[str, Any]:
 
 
 def event_of(worker: int, said: dict[str, Any]) -> events.Event:
-    """What the driver's machine is told of a message that `check` has let pass."""
+    """Return the machine's event for a message that `check` has accepted."""
     match said["kind"]:
         case "ready":
             told = {name: said[name] for name in ("world", "text", "culprit", "commit", "stalled", "build")}

@@ -1,4 +1,4 @@
-"""The slots of an elastic job: the number of each, and the files in which the output of its workers is kept."""
+"""The slots of an elastic job: their numbers, and the files with their workers' output."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .writer import Writer
 
 
 class Slots:
-    """Numbers of slots, and what is written in them.
+    """Numbers of slots, and the output of their workers.
 
     Parameters
     ----------
     directory : Path
-        The job's. Each slot has a directory of its own in it, by its number.
+        The job's directory, in which each slot has a directory `rank.NUMBER`.
     most : int
-        Workers that there are at once, at most.
+        Largest number of workers at once.
     consoles : sequence of Console
         The launcher's stdout and stderr.
     timestamps : bool
@@ -34,11 +34,11 @@ class Slots:
     Attributes
     ----------
     displays : dict
-        Of each number and stream that was used.
+        Display of each (slot number, stream name) that was used.
     problems : dict of str to OSError
         Files of workers that could not be written here, and why.
     files : Writer
-        Writes them.
+        Writer of the workers' files.
     """
 
     def __init__(self, directory: Path, most: int, consoles: Sequence[Console], *, timestamps: bool) -> None:
@@ -48,22 +48,23 @@ class Slots:
         self._directory, self._most = directory, most
         self._consoles, self._timestamps = list(consoles), timestamps
         self._numbers: dict[Slot, int] = {}
-        self._had: set[tuple[str, int]] = set()  # hosts, and numbers that slots of theirs have or had
+        self._had: set[tuple[str, int]] = set()  # hosts, and the numbers that their slots have or had
 
     def __getitem__(self, slot: Slot) -> int:
-        """The number that the slot has."""
+        """Return the number of a slot that has one."""
         return self._numbers[slot]
 
     def number(self, slot: Slot, used: Collection[int]) -> int:
-        """A slot's number in the job. It stays, unless there are so many that one without a worker must give its.
+        """Return a slot's number in the job; assign one if it has none.
 
-        The first are given in the order of the first world's ranks.
+        A slot keeps its number, unless the numbers run out: then a slot without a worker loses its number to the new
+        one. The first numbers are assigned in the order of the first world's ranks.
 
         Parameters
         ----------
         slot : Slot
         used : collection of int
-            The numbers of slots in which there are workers.
+            Numbers of slots that have workers.
         """
         number = self._numbers.get(slot)
         if number is None:
@@ -77,7 +78,7 @@ class Slots:
         return number
 
     def open(self, number: int) -> int:
-        """Open the files of a slot, if they are not; the bytes that its workers have written to stderr so far."""
+        """Open the files of a slot, unless they are open; return how many bytes its workers have written to stderr."""
         if (number, "stderr") not in self.displays:
             opened = open_displays(
                 number, self._directory, self._consoles, self.files, timestamps=self._timestamps
@@ -86,9 +87,9 @@ class Slots:
         return self.displays[number, "stderr"].taken
 
     def show(self, host: str, message: Message) -> None:
-        """Show what was written in a slot: by its worker, or by what a worker has started, which may outlive it.
+        """Show output of a slot's worker, or of a child process that has outlived it.
 
-        Its number may have been given to another slot by then, with its files.
+        By then the slot's number and files may belong to another slot.
         """
         number = message.number("number")
         if (host, number) not in self._had:
@@ -98,23 +99,23 @@ class Slots:
         self.displays[number, stream].take(message.body)
 
     def keep(self, host: str, message: Message) -> None:
-        """Keep a file of a worker's that its host has sent."""
+        """Write a worker's file, a part of which its host has sent."""
         numbers = [number for name, number in self._had if name == host]
         remote_files.keep_later(message, self._directory, numbers, self.files, self.problems)
 
     def keep_report(self, number: int, report: ExitReport) -> None:
-        """Write the exit report of a worker that failed beside what it wrote."""
+        """Write the exit report of a failed worker into the directory of its slot."""
         if not report.empty:
             path = self._directory / f"rank.{number}" / NAME
             self.files.put(functools.partial(_write_quietly, path, report.data()))
 
     def flush(self, number: int) -> None:
-        """Show what a worker has left of its last line, as no more follows."""
+        """Show the last, unfinished line of a worker that has ended."""
         for name in ("stdout", "stderr"):
             self.displays[number, name].flush()
 
     def close(self) -> None:
-        """Close all files, as soon as all is in them; one that takes nothing is given up."""
+        """Write out and close all files; one that makes no progress is given up."""
         for display in self.displays.values():
             display.close()
         self.files.put(functools.partial(remote_files.remove_token, self._directory))

@@ -1,4 +1,4 @@
-"""Looks at an elastic job for its driver: which worker is slow, what resets cost, and to what they are due."""
+"""Observation of an elastic job for its driver: slow workers, and the cost and causes of resets."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ class _Span:
 
     unix: float
     begun: float
-    ended: float | None = None  # None: it is not over
+    ended: float | None = None  # None while it is not over
 
 
 class Watch:
-    """Looks at the machine of an elastic job, and changes nothing there.
+    """Observer of an elastic job's machine, which it does not change.
 
     Parameters
     ----------
     elastic : Elastic
     pages : sequence of int
-        By the number of a slot, descriptors of copies of pages of counters; none: nothing is counted.
+        Descriptors by slot number of copies of the pages of counters; empty if nothing is counted.
     publish : callable
-        Takes what others may read of the job, whenever it has changed.
+        Called with the public state of the job whenever it has changed.
 
     Raises
     ------
     LaunchError
-        Slow workers shall be found, and nothing is counted.
+        Slow workers are to be found, and nothing is counted.
     """
 
     def __init__(self, elastic: Elastic, pages: Sequence[int], publish: Callable[[ElasticJob], None]) -> None:
@@ -53,15 +53,15 @@ class Watch:
         self._told: ElasticJob | None = None
 
     def slow(self, machine: Machine, numbers: Mapping[int, int], now: float) -> events.Slow | None:
-        """Look for a slow worker, if the user wants that.
+        """Return an event for a slow worker, if `--slow-limit` is set and there is one; else None.
 
         Parameters
         ----------
         machine : Machine
         numbers : mapping of int to int
-            The slot's number of each worker.
+            Slot number of each worker.
         now : float
-            Seconds.
+            Time in seconds, on the driver's clock.
         """
         if self._slow is None:
             return None
@@ -70,17 +70,17 @@ class Watch:
         return None if found is None else events.Slow(found.worker, str(found))
 
     def saw(self, machine: Machine, ranks: Mapping[int, int], size: int, now: float) -> None:
-        """Note what has changed; to be called after each event.
+        """Record the state of the machine, and publish it if it has changed; to be called after each event.
 
         Parameters
         ----------
         machine : Machine
         ranks : mapping of int to int
-            As of `ElasticJob`.
+            Same as in `ElasticJob`.
         size : int
-            Of the newest world.
+            Size of the newest world.
         now : float
-            Seconds.
+            Time in seconds, on the driver's clock.
         """
         running = machine.phase in (Phase.RUNNING, Phase.DRAINING, Phase.OVER)
         while len(self._spans) < len(machine.causes.resets):

@@ -1,4 +1,4 @@
-"""Exceptions of the launcher. Their texts quote hosts, ranks and files, and control no terminal that shows them."""
+"""Exceptions of the launcher. Control characters are removed from their texts, which quote hosts, ranks and files."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from .. import readable
 
 
 class LaunchError(Exception):
-    """A job that cannot start. The text says what, where and how to mend it; the exit code is 2.
+    """A job cannot start. The text says why, where and how to mend it; the exit code is 2.
 
-    It is one line; where several hosts cannot take part, one more for each.
+    The text is one line, or, if several hosts cannot take part, one more line for each.
     """
 
     def __init__(self, text: object = "") -> None:
@@ -16,12 +16,12 @@ class LaunchError(Exception):
 
 
 class JobError(RuntimeError):
-    """A job that `engine.run` started and that failed. The text begins with what the first failing rank said.
+    """A job of `engine.run` has failed. The text names the rank that failed first, and has its traceback or a report.
 
     Attributes
     ----------
     rank : int or None
-        The rank that failed first; None if none did, as when the job was ended by a signal.
+        Rank that failed first; None if none did, as when the job was ended by a signal.
     """
 
     def __init__(self, text: str, rank: int | None = None) -> None:

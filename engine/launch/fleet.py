@@ -1,4 +1,4 @@
-"""The agents of an elastic job: one on each host that has had something to do, started when it first has."""
+"""The agents of an elastic job: one on each host, started together with the first worker there."""
 
 from __future__ import annotations
 
@@ -26,36 +26,36 @@ from .remote import RemoteHost, agent_command
 from .switchboard import Switchboard
 from .writer import Writer
 
-BEAT = 1.0  # seconds from one word to each agent to the next, at most
+BEAT = 1.0  # longest time between two heartbeats to each agent, in seconds
 
 
 @dataclass
 class _Inquiry:
-    """Whether workers of a lost agent still run."""
+    """Pending inquiry whether workers of a lost agent still run."""
 
     agent: RemoteHost
-    where: str  # as of `witness`
-    workers: dict[int, list[int]]  # by number, the process's number and when it began; none if it may not have begun
-    patience: Patience  # until none runs in any case
+    where: str  # result of `witness.where`
+    workers: dict[int, list[int]]  # pid and start time of each worker; empty if it may not have started
+    patience: Patience  # until certainly no worker runs
 
 
 class _Routes:
-    """Under which address of this machine other hosts see it. A name server may be slow, or gone: threads ask it.
+    """Addresses of this machine as other hosts see it. Threads find them, because a name server may be slow or dead.
 
-    A thread begins as the agent of a host is started, which takes longer than an answer that comes at all.
+    A thread starts together with the agent of a host, whose start takes longer than a look-up that succeeds.
     """
 
     def __init__(self) -> None:
         self._known: dict[str, str | None] = {}
 
     def ask(self, other: str) -> None:
-        """Find out for a host, by its name or address, unless it is known."""
+        """Start to find the address that a host (a name or an address) sees, unless it is known."""
         if self._known.get(other) is None:
             self._known[other] = None
             threading.Thread(target=self._find, args=(other,), daemon=True).start()
 
     def known(self, other: str) -> str | None:
-        """What is known by now."""
+        """Return the address that a host sees; None if it is not known yet."""
         return self._known.get(other)
 
     def _find(self, other: str) -> None:
@@ -63,38 +63,38 @@ class _Routes:
 
 
 class Fleet:
-    """Starts agents, and carries what the driver and they say to each other.
+    """The agents of a job; it starts them, and carries messages between them and the driver.
 
     Parameters
     ----------
     options : Options
-        With `elastic`.
+        Options that have `elastic`.
     job : Job
     names : Names
-        Which hosts are this machine.
+        Names of this machine.
     several : bool
         Whether workers may be on several hosts.
     environment : mapping of str to str
-        The launcher's, which workers inherit.
+        The launcher's environment, which workers inherit.
     writers : sequence of Writer
-        Of files and consoles, to which output of workers goes.
+        Writers of files and consoles, which receive the output of workers.
     pages : sequence of int
-        Descriptors of the copies of pages of counters, by the number of a slot; none: nothing is counted.
+        Descriptors by slot number of copies of the pages of counters; empty if nothing is counted.
     seconds : float
-        That agents have to answer at first.
+        Seconds in which a new agent must answer.
     told : callable
         Called with a host and a message of its agent.
     lost : callable
-        Called with a host whose agent is lost, why, and after how many seconds no worker of it runs. It is not an
-        agent's any more by then.
+        Called when an agent is lost, with its host, the reason, and the seconds after which none of its workers runs.
+        The host has no agent any more by then.
     cleared : callable
-        Called with workers of a host whose agent was lost, or given up, once it is certain that they do not run.
+        Called with workers of a lost or given-up agent once it is certain that they do not run.
     refused : callable
-        Called with a host and what keeps its agent from starting workers.
+        Called with a host and the reason why its agent cannot start workers.
     say : callable
         Shows a line.
     cluster : Cluster, optional
-        What starts agents, where they are not started by ssh or a command.
+        Cluster that starts agents, instead of ssh or a command.
     """
 
     def __init__(
@@ -125,20 +125,20 @@ class Fleet:
         self._seconds = seconds
         self._told, self._lost, self._cleared, self._refused, self._say = told, lost, cleared, refused, say
         self._agents: dict[str, RemoteHost] = {}
-        self._patience: dict[str, Patience] = {}  # until an agent that starts, or is silent, is lost
+        self._patience: dict[str, Patience] = {}  # time until an agent that starts, or is silent, counts as lost
         self._copies: dict[str, Copies] = {}
-        self._holders: dict[int, str] = {}  # by the number of a slot, the host that it was used on last
+        self._holders: dict[int, str] = {}  # slot number -> host on which it was used last
         self._waiting: dict[str, list[dict[str, Any]]] = {}  # workers to be started once the agent is ready
         self._addresses: dict[str, str] = {}
         self._routes = _Routes()
-        self._where: dict[str, str] = {}  # as of `witness`
-        self._running: dict[str, dict[int, list[int]]] = {}  # by worker, its process's number and when that began
-        self._inquiries: dict[RemoteHost, _Inquiry] = {}  # by the agent that looks
+        self._where: dict[str, str] = {}  # host -> result of `witness.where` there
+        self._running: dict[str, dict[int, list[int]]] = {}  # host -> worker -> pid and start time
+        self._inquiries: dict[RemoteHost, _Inquiry] = {}  # by the agent that makes the inquiry
         self._numbered = 0
         self._finishing = False
 
     def launch(self, host: str, slots: int, fields: dict[str, Any]) -> None:
-        """Have a worker started on a host that has so many slots."""
+        """Start a worker on a host with `slots` slots; its agent is started first, if it is not running."""
         if host not in self._agents:
             self._start(host, slots)
         agent = self._agents.get(host)
@@ -151,7 +151,7 @@ class Fleet:
             self._waiting[host].append(fields)
 
     def withdraw(self, host: str, worker: int) -> bool:
-        """Have a worker not started that was to be; whether it has not been."""
+        """Cancel the start of a worker, and return whether that came in time."""
         waiting = self._waiting.get(host, [])
         found = [fields for fields in waiting if fields["worker"] == worker]
         for fields in found:
@@ -160,42 +160,42 @@ class Fleet:
         return bool(found)
 
     def kill(self, host: str, worker: int) -> None:
-        """Have a worker killed."""
+        """Ask a host's agent to kill a worker."""
         if host in self._agents:
             self.board.send(self._agents[host], "kill", worker=worker)
 
     def tell(self, host: str, worker: int, kind: str, /, **fields: Any) -> None:
-        """Tell a worker something at the gate."""
+        """Send a message to a worker through its agent."""
         if host in self._agents:
             self.board.send(self._agents[host], "tell", worker=worker, kind=kind, fields=fields)
 
     def __len__(self) -> int:
-        """How many agents there are."""
+        """Return the number of agents."""
         return len(self._agents)
 
     def signal(self, signum: int) -> None:
-        """Pass a signal on to all workers. An agent that is not ready has none."""
+        """Pass a signal on to all workers; agents that are not ready have none."""
         for agent in self._agents.values():
             if agent.ready:
                 self.board.send(agent, "signal", number=signum)
 
     def disown(self, host: str) -> None:
-        """Never listen to the agent of a host again; it ends its workers as its channel closes, or by its lease."""
+        """Give up the agent of a host. It kills its workers when its channel closes or its lease expires."""
         if host in self._agents:
             self._inquire(self._part(self._agents[host]))
 
     def step(self, seconds: float) -> None:
-        """Serve what is ready, for so long at most; see who has said nothing for too long."""
+        """Wait up to `seconds` for events and handle them; then give up agents that have been silent for too long."""
         self.board.step(seconds)
         for witness in [each for each, inquiry in self._inquiries.items() if not inquiry.patience.left()]:
             self._dismiss(witness)
-        # Agents, and not hosts: the loss of one may have another given up, and started anew.
+        # Iterate over agents, not hosts: the loss of one may cause another to be given up and started anew.
         for agent in [self._agents[host] for host, patience in self._patience.items() if not patience.left()]:
             late = f"has not answered for {self._lease:g} s", f"did not answer within {self._seconds:g} s"
             self._lose(agent, late[not agent.ready])
 
     def reached_by(self, host: str, others: Sequence[str]) -> str:
-        """The name or address by which workers of other hosts reach one; empty if there is no other."""
+        """Return the name or address by which workers on `others` reach a host; empty if there is no other host."""
         others = [other for other in others if other != host]
         if not others:
             return ""
@@ -208,10 +208,10 @@ class Fleet:
         return next(filter(None, found), None) or socket.gethostname()
 
     def finish(self) -> None:
-        """Have agents hand over what is left, and end; nothing of them is left when this returns."""
+        """Let agents send the remaining output and files, then end them; none is left when this returns."""
         self._finishing = True
         for agent in [agent for agent in self._agents.values() if not agent.ready]:
-            self._part(agent)  # it has started nothing, and may never answer
+            self._part(agent)  # it has started no worker, and may never answer
         for agent in self._agents.values():
             self.board.send(agent, "finish")
         patience = Patience(FAREWELL)
@@ -220,7 +220,7 @@ class Fleet:
         self.close()
 
     def close(self) -> None:
-        """Close all channels, at which agents end whatever still runs; none is left when this returns."""
+        """Close all channels, so that agents kill what still runs; no agent is left when this returns."""
         self.board.close()
 
     # ---- agents
@@ -250,7 +250,7 @@ class Fleet:
             slots=min(slots, self._options.most),
             most=self._options.most,
             several=self._several,
-            lease=None if agent.place.local else self._lease,  # between processes of one machine nothing gets lost
+            lease=None if agent.place.local else self._lease,  # pipes on one machine need no lease
             **order(self._options, self._job, agent, self._environment),
         )
         if self._options.enclosed:
@@ -258,7 +258,7 @@ class Fleet:
                 self.board.send(agent, "file", part, **head)
 
     def _agent(self, host: str, seconds: float) -> RemoteHost:
-        """An agent of a host that has so many seconds to answer; it is not started yet."""
+        """Make an agent of a host, which must answer within `seconds` once it is started."""
         number, self._numbered = self._numbered, self._numbered + 1
         if self._cluster is not None:
             return self._cluster.agent(number, host)
@@ -306,7 +306,7 @@ class Fleet:
         self._waiting[agent.name] = []
 
     def _lose(self, agent: RemoteHost, how: str) -> None:
-        """The channel of an agent has ended, or should have."""
+        """Record that an agent is lost, because its channel has ended or it is silent."""
         host = agent.name
         if agent in self._inquiries:
             self._dismiss(agent)
@@ -321,9 +321,9 @@ class Fleet:
     # ---- what is left of those that were lost
 
     def _part(self, agent: RemoteHost) -> _Inquiry:
-        """Give an agent up; what is to be found out of its workers.
+        """Give an agent up, and return the inquiry on its workers.
 
-        They run until a lease has passed since the agent said the last that was heard, at the longest.
+        Its workers run at most until the lease, counted from the agent's last heartbeat, has expired.
         """
         host = agent.name
         heard = self._relay.stop(agent.channel)
@@ -335,7 +335,7 @@ class Fleet:
         return inquiry
 
     def _inquire(self, inquiry: _Inquiry) -> None:
-        """Have somebody see that the workers of a lost agent do not run."""
+        """Start another agent that makes sure that the workers of a lost one do not run."""
         agent = inquiry.agent
         if inquiry.workers and not agent.ready:  # it was never told to start them
             self._cleared(list(inquiry.workers))
@@ -358,7 +358,7 @@ class Fleet:
 
     def _dismiss(self, witness: RemoteHost) -> None:
         del self._inquiries[witness]
-        self.board.part(witness)  # first: what is hung up has no descriptor by which the board could forget it
+        self.board.part(witness)  # before hang_up, which closes the descriptor by which the board knows it
         witness.hang_up()
 
     def _drop(self, host: str) -> RemoteHost:

@@ -1,7 +1,7 @@
-"""The socket of a host at which its workers come to the gate: the agent's end of `engine.elastic.worker.gate`.
+"""The server of an agent to which its workers connect: the agent's end of `engine.elastic.worker.gate`.
 
-Who connects must be of this user, and prove that it knows the job's secret; of two that say they are the same worker
-the first counts, as long as it stays. Nothing here knows what messages mean but for the greeting.
+A connection must be of this user, and prove that it knows the job's secret. If two claim to be the same worker, the
+first one counts while it is connected. Except for the greeting, the server does not interpret messages.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from ..host.sockets import retry_short
 from ..host.strangers import NO_DESCRIPTORS, Strangers, accept
 from ..rendezvous.messages import peer_uid
 
-STRANGERS = 32  # connections, or two for each worker, that may have proven nothing yet; beyond, the oldest is closed
-BACKLOG = 128  # connections, or two for each worker, that may wait to be accepted; one beyond is refused by the kernel
+STRANGERS = 32  # most unauthenticated connections (at least two for each worker); with more, the oldest is closed
+BACKLOG = 128  # backlog of the listener (at least two for each worker), beyond which the kernel refuses connections
 
 
 class Selects(Protocol):
-    """Calls back whenever a descriptor can be read."""
+    """Event loop that calls back when a descriptor is readable."""
 
     def hear(self, descriptor: int, act: Callable[[], None]) -> None: ...
 
@@ -33,7 +33,7 @@ class Selects(Protocol):
 
 
 class _Visitor:
-    """A connection."""
+    """A connection to the server."""
 
     def __init__(self, connection: socket.socket, talk: Talk) -> None:
         self.connection = connection
@@ -42,26 +42,26 @@ class _Visitor:
 
 
 class Gatehouse:
-    """Listens on an abstract socket of this network namespace.
+    """Server on an abstract socket of this network namespace.
 
     Parameters
     ----------
     secret : str
-        The job's.
+        The job's secret.
     several : bool
         Whether workers may be on several hosts.
     most : int
-        Workers that may come at once.
+        Largest number of workers that may connect at once.
     selects : Selects
     told : callable
-        Called with a worker's number and a message of its.
+        Called with a worker's number and each of its messages.
     say : callable
         Shows a line.
 
     Attributes
     ----------
     name : str
-        Of the socket, without the leading NUL.
+        Name of the socket, without the leading NUL.
     """
 
     def __init__(
@@ -81,20 +81,23 @@ class Gatehouse:
         self._say = say
         self._strangers: Strangers[_Visitor] = Strangers(max(STRANGERS, 2 * most))
         self._workers: dict[int, _Visitor] = {}
-        self._deaf = False  # whether there were no descriptors left for another visitor
+        self._deaf = False  # whether the server accepts nothing, for lack of descriptors
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
         self._listener.bind(f"\0{self.name}")
         self._listener.listen(max(BACKLOG, 2 * most))
         selects.hear(self._listener.fileno(), self._accept)
 
     def send(self, worker: int, kind: str, /, **fields: Any) -> None:
-        """Send a message to a worker, if it is there. One that reads nothing, so that there is no room, is cut off."""
+        """Send a message to a worker, if it is connected; close the connection if its buffer is full."""
         visitor = self._workers.get(worker)
         if visitor is not None:
             self._write(visitor, visitor.talk.message(kind, **fields))
 
     def forget(self, worker: int) -> None:
-        """A worker's process has ended. What it has said is told first; others may say more for ever, and wait."""
+        """Handle the last messages of a worker whose process has ended, and close its connection.
+
+        Other workers are not read meanwhile, since they might send messages without end.
+        """
         own = [self._workers[worker]] if worker in self._workers else list(self._strangers)
         for visitor in own:
             while visitor.worker in (None, worker) and _readable(visitor.connection):
@@ -104,7 +107,7 @@ class Gatehouse:
         self._hear_again()
 
     def close(self) -> None:
-        """Close everything, at which workers that are still there end."""
+        """Close the listener and all connections, which ends workers that are still connected."""
         if not self._deaf:
             self._selects.forget(self._listener.fileno())
         self._listener.close()
@@ -112,7 +115,7 @@ class Gatehouse:
             self._close(visitor)
 
     def close_quietly(self) -> None:
-        """The same, once whatever calls back has closed itself."""
+        """Close the same once the event loop is closed, without unregistering anything."""
         for connection in (self._listener, *(each.connection for each in (*self._strangers, *self._workers.values()))):
             connection.close()
 
@@ -124,7 +127,7 @@ class Gatehouse:
                 self._say(f"no worker can come to the gate: {linux.refusal('accept', error)}")
                 self._selects.forget(self._listener.fileno())
                 self._deaf = True
-            return  # else it has gone again
+            return  # otherwise the connection has ended already
         if peer_uid(connection) != os.getuid():
             connection.close()
             return
@@ -136,20 +139,20 @@ class Gatehouse:
         self._selects.hear(connection.fileno(), lambda: self._read(visitor))
 
     def _give_way(self) -> bool:
-        """Close the oldest connection that has proven nothing; False if there is none."""
+        """Close the oldest unauthenticated connection; return False if there is none."""
         displaced = self._strangers.displace()
         if displaced is not None:
             self._close(displaced)
         return displaced is not None
 
     def _hear_again(self) -> None:
-        """There may be descriptors again."""
+        """Resume accepting: there may be free descriptors again."""
         if self._deaf and self._listener.fileno() >= 0:
             self._deaf = False
             self._selects.hear(self._listener.fileno(), self._accept)
 
     def _read(self, visitor: _Visitor) -> None:
-        if visitor.connection.fileno() < 0:  # of the same batch, which has closed it meanwhile
+        if visitor.connection.fileno() < 0:  # closed by another event of the same batch
             return
         try:
             data = retry_short(visitor.connection.recv, 1 << 16)
@@ -169,7 +172,7 @@ class Gatehouse:
             self._close(visitor)
 
     def _hear(self, visitor: _Visitor, message: dict[str, Any]) -> None:
-        if visitor.connection.fileno() < 0:  # closed while the messages before it were heard
+        if visitor.connection.fileno() < 0:  # closed while the messages before it were handled
             return
         if visitor.worker is None:
             visitor.worker = _worker(message)

@@ -1,13 +1,13 @@
-"""A process that outlives the launcher for a moment, and ends what is left when the launcher was killed.
+"""The guardian: a process that outlives a killed launcher for a moment, and kills the processes that it leaves.
 
-A rank dies with the launcher by PR_SET_PDEATHSIG, but what the rank started does not: a shell's child, a data loader's
-worker. The guardian is a fork of the launcher that sleeps on a pipe. It is told which process groups exist; when the
-pipe ends without a farewell, it kills those groups and every process that was started with the job's `ENGINE_JOB`.
+A rank dies with the launcher by PR_SET_PDEATHSIG. Its child processes, such as a shell's child or a data loader's
+worker, do not. The guardian is a fork of the launcher that sleeps on a pipe, over which it learns the process groups of
+the job. When the pipe ends without a farewell, it kills those groups and every process with the job's `ENGINE_JOB`.
 
-In an elastic job it also holds the lease of an agent on another host than the launcher's: one that has heard nothing of
-the launcher for so long, or is stopped, is killed with all its workers, since the launcher may have given them up and
-let others go on without them. A lease ends at a time of CLOCK_BOOTTIME, which goes on while a host is suspended. When a
-host wakes up after the end, its workers are stopped at once, and killed if the launcher does not renew the lease then.
+In an elastic job the guardian of an agent on another host than the launcher's also enforces the lease. An agent that is
+stopped, or has heard nothing of the launcher for the length of the lease, is killed with all its workers, because the
+launcher may have let others go on without them. A lease ends at a time of CLOCK_BOOTTIME, which includes suspension. If
+a host wakes up after that time, its workers are stopped at once, and killed unless the launcher renews the lease.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from ..host import processes
 from ..host.patience import Patience
 
 SWEEP_LIMIT = 5.0
-DISMISSAL = 2.0  # seconds that it has to end, once it is dismissed, or to read what it is told
-LOOK = 0.001  # seconds between two looks for that
+DISMISSAL = 2.0  # seconds in which a dismissed guardian must end, or read from its pipe
+LOOK = 0.001  # seconds between two polls for its end
 
 
 class Guardian:
-    """The launcher's end of the pipe. Start it before the ranks, from a process with one thread.
+    """The launcher's handle of its guardian. Make it before the ranks are started, in a process with one thread.
 
     Parameters
     ----------
     job : str
         The value of `ENGINE_JOB`.
     discard : callable
-        Called as well when the launcher was killed: removes files that would announce the job as running.
+        Called in the guardian if the launcher was killed; removes files that announce the job as running.
     host : str, optional
-        The value of `ENGINE_CROSS_RANK`, of an agent that starts the ranks of one host: processes of other hosts, which
-        may share this machine, are left alone.
+        The value of `ENGINE_CROSS_RANK` in an agent: only processes of that host are killed, because several hosts may
+        share a machine.
     lease : float, optional
-        Seconds from now to the end of the lease, unless it is renewed, when everything ends, this process too; none:
-        there is no lease.
+        Seconds until the lease expires, unless it is renewed; then the workers and this process are killed. None: no
+        lease.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Guardian:
         os.close(reading)
 
     def watch(self, group: int) -> None:
-        """Tell it of a process group.
+        """Add a process group to those that it guards.
 
         Parameters
         ----------
@@ -68,7 +68,7 @@ class Guardian:
         self._tell(f"+{group}\n")
 
     def forget(self, group: int) -> None:
-        """Tell it that a process group is empty, and that its number may come to mean another.
+        """Remove a process group that is empty, and whose number the system may reuse.
 
         Parameters
         ----------
@@ -77,31 +77,31 @@ class Guardian:
         self._tell(f"-{group}\n")
 
     def renew(self, until: float) -> None:
-        """Tell it when the lease ends now.
+        """Set a new end of the lease.
 
         Parameters
         ----------
         until : float
-            By `boot_time`.
+            Time of `boot_time` at which the lease expires.
         """
         self._tell(f"={until:.3f}\n")
 
     def dismiss(self) -> None:
-        """Let it go: nothing is left to guard."""
+        """End the guardian, because no process is left to guard."""
         self._tell(".\n")
         os.close(self._pipe)
-        if not self._ended(DISMISSAL):  # somebody has stopped it
+        if not self._ended(DISMISSAL):  # it was stopped by a signal
             processes.send(self.pid, signal.SIGKILL)
             self._ended(DISMISSAL)
 
     def _ended(self, seconds: float) -> bool:
-        """Wait for its end; whether it has come."""
+        """Wait up to `seconds` for its end, and return whether it has ended."""
         patience = Patience(seconds)
         while True:
             try:
                 if os.waitpid(self.pid, os.WNOHANG)[0]:
                     return True
-            except ChildProcessError:  # who has started the launcher lets the kernel reap its children
+            except ChildProcessError:  # SIGCHLD is ignored (inherited), so the kernel reaps children
                 return True
             if not patience.left():
                 return False
@@ -110,26 +110,26 @@ class Guardian:
     def _tell(self, line: str) -> None:
         poll = select.poll()
         poll.register(self._pipe, select.POLLOUT)
-        # Somebody killed it, or has stopped it for so long that its pipe is full: the job goes on without.
+        # If it was killed, or stopped for so long that its pipe is full, the job goes on without it.
         with contextlib.suppress(BrokenPipeError):
             if poll.poll(1e3 * DISMISSAL):
                 os.write(self._pipe, line.encode())
 
 
 def boot_time() -> float:
-    """Seconds since this host has started, those in which it was suspended too."""
+    """Return the seconds since this host was booted, including the time in which it was suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class _Told:
-    """What the guardian was told. Lines come whole, or in parts: a reading ends anywhere.
+    """Parser and state of the messages to the guardian; a read may end in the middle of a line.
 
     Attributes
     ----------
     groups : set of int
-        Process groups that there are.
+        Existing process groups of the job.
     farewell : bool
-        Whether nothing is left to guard.
+        Whether the guardian was dismissed.
     """
 
     def __init__(self) -> None:
@@ -138,7 +138,7 @@ class _Told:
         self._rest = b""
 
     def take(self, part: bytes) -> list[float]:
-        """Take what was read; until when the lease was renewed."""
+        """Parse bytes that were read, and return the new ends of the lease."""
         *lines, self._rest = (self._rest + part).split(b"\n")
         renewals = []
         for line in lines:
@@ -155,10 +155,10 @@ class _Told:
 
 
 class _Lease:
-    """Until when the workers of an agent may run, as the guardian knows."""
+    """The guardian's lease: the time until which an agent's workers may run."""
 
     def __init__(self, seconds: float) -> None:
-        self._patience = Patience(seconds)  # as a process counts that may have stood still: after that there is no hope
+        self._patience = Patience(seconds)  # its clock leaves out suspension; afterwards there is no hope of a renewal
         self._until = boot_time() + seconds
         self.held = False
 
@@ -175,14 +175,14 @@ class _Lease:
         return not self._patience.left()
 
     def wait(self) -> float:
-        """Seconds to the next look."""
+        """Return the seconds until the lease must be examined again."""
         return min(self._patience.wait(), max(self.left(), 0.0) if not self.held else 1.0)
 
 
 def _guard(
     pipe: int, job: str, discard: Callable[[], None], host: str | None, launcher: int, seconds: float | None
 ) -> None:
-    """Wait for the end of the pipe in the forked process, or of the lease; sweep if no farewell came."""
+    """Run the guardian in the forked process: wait for the end of pipe or lease; kill all if no farewell came."""
     os.setsid()
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP):
         signal.signal(signum, signal.SIG_IGN)
@@ -209,7 +209,10 @@ def _guard(
 
 
 def _told_in_time(pipe: int, lease: _Lease, groups: Collection[int]) -> bool:
-    """Wait for something to read, or for the end of the lease, at which the workers are held."""
+    """Wait until the pipe is readable and return True; return False if the lease has expired without hope of a renewal.
+
+    While the lease's time is over but may still be renewed, the workers are stopped by SIGSTOP.
+    """
     poll = select.poll()
     poll.register(pipe, select.POLLIN)
     while not lease.hopeless():
@@ -223,12 +226,12 @@ def _told_in_time(pipe: int, lease: _Lease, groups: Collection[int]) -> bool:
 
 
 def _keep_only(pipe: int) -> int:
-    """Close all descriptors but the pipe: a reader of the launcher's output must not wait for us."""
+    """Close all descriptors but the pipe, so that readers of the launcher's output do not wait for the guardian."""
     null = os.open(os.devnull, os.O_RDWR)
     kept = os.dup2(pipe, 3) if null != 3 else os.dup2(pipe, 4)
     for standard in (0, 1, 2):
         os.dup2(null, standard)
-    # Those that are open, not all that could be: these may be a thousand million, and old kernels have no close_range.
+    # Only open descriptors: the limit may be a thousand million, and old kernels have no close_range.
     for entry in os.listdir("/proc/self/fd"):
         if int(entry) > kept:
             os.closerange(int(entry), int(entry) + 1)  # ignores the one that the listing itself has used
@@ -236,7 +239,7 @@ def _keep_only(pipe: int) -> int:
 
 
 def _sweep(job: str, host: str | None) -> None:
-    """Kill every process of the job until a look finds none."""
+    """Kill processes of the job until none is found, for at most `SWEEP_LIMIT` seconds."""
     deadline = time.monotonic() + SWEEP_LIMIT
     while time.monotonic() < deadline and end_all(job, host):
         time.sleep(0.01)
@@ -255,7 +258,7 @@ def end_all(job: str, host: str | None) -> bool:
     Returns
     -------
     bool
-        Whether any was found that runs.
+        Whether any running process was found.
     """
     found = [
         process.pid
@@ -268,7 +271,7 @@ def end_all(job: str, host: str | None) -> bool:
 
 
 def runs(process: processes.Process) -> bool:
-    """Whether a process is more than an entry that nobody has reaped: its first thread may have ended before others."""
+    """Return whether a process runs; one whose first thread has ended may still have others."""
     if process.state not in ("Z", "X"):
         return True
     try:
@@ -278,5 +281,5 @@ def runs(process: processes.Process) -> bool:
 
 
 def _belongs(pid: int, job: str, host: str | None) -> bool:
-    """Whether a process was started in the job, and on that host of it."""
+    """Return whether a process belongs to the job, and to that host of it, if one is given."""
     return processes.job_of(pid) == job and host in (None, processes.variable_of(pid, "ENGINE_CROSS_RANK"))
