@@ -1,4 +1,4 @@
-"""Options of `horovodrun` that `enginerun` accepts without effect, and the file of settings of `--config-file`."""
+"""Options of `horovodrun` that `enginerun` accepts without effect, and the settings file of `--config-file`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NOT_ELASTIC = "of elastic jobs, see --min-np"
 _NOISE_IS_LEARNED = "the tuner learns how noisy steps are"
 _ALWAYS_TIMED = "log lines have the time"
 
-# Options that are accepted and do nothing, with the reason, which is shown.
+# Options that are accepted without effect, with the reason that is shown.
 FLAGS = {
     "--disable-cache": "nothing is checked over the network",
     **dict.fromkeys(("--hierarchical-allreduce", "--no-hierarchical-allreduce"), _ONE_ALGORITHM),
@@ -35,7 +35,7 @@ WITH_VALUE = {
     "--num-nccl-streams": "the work of a GPU goes to one stream of the engine's own",
     "--thread-affinity": "ranks are bound to CPUs, see --cpus-per-rank",
 }
-# Options for other hosts, which do nothing where there are none.
+# Options for other hosts, which have no effect if all ranks are on this host.
 FAR = dict.fromkeys(
     (
         *("-p", "--ssh-port", "-i", "--ssh-identity-file", "--ssh-options", "--launch-agent", "--remote-python"),
@@ -43,7 +43,7 @@ FAR = dict.fromkeys(
     ),
     _NO_NETWORK,
 )
-# Options of elastic jobs, which do nothing where ranks neither come nor go.
+# Options of elastic jobs, which have no effect in other jobs.
 ELASTIC = dict.fromkeys(
     (
         *("--slots-per-host", "--slots", "--elastic-timeout", "--reset-limit", "--blacklist-cooldown-range"),
@@ -52,7 +52,7 @@ ELASTIC = dict.fromkeys(
     _NOT_ELASTIC,
 )
 
-# Sections of a file of settings, and how the options begin that its keys stand for; `enabled` is the section itself.
+# Sections of a settings file, with the prefix of the options for their keys; the key `enabled` is the section itself.
 _SECTIONS = {
     "params": "",
     "autotune": "autotune-",
@@ -64,7 +64,7 @@ _SECTIONS = {
 
 
 def without_effect(options: Iterable[str]) -> str:
-    """Say in one line which options were accepted and do nothing, and why.
+    """Return one line on the options that were accepted without effect, with the reasons.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ def arguments_of(path: Path, options: Collection[str]) -> list[str]:
         JSON or TOML by its suffix, else YAML. It holds sections `params`, `autotune`, `timeline`, `stall_check`,
         `library_options` and `logging`, and options outside of them.
     options : collection of str
-        Those that the command line knows.
+        All options of the command line.
 
     Returns
     -------
@@ -100,7 +100,7 @@ def arguments_of(path: Path, options: Collection[str]) -> list[str]:
     Raises
     ------
     LaunchError
-        If it cannot be read, or a key stands for no option.
+        The file cannot be read, or a key stands for no option.
     """
     content = _read(path)
     if not isinstance(content, dict):
@@ -121,7 +121,7 @@ def arguments_of(path: Path, options: Collection[str]) -> list[str]:
 
 
 def _entries(content: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
-    """Yield what the file calls a setting, its option and its value."""
+    """Yield each setting of the file: its name there, its option and its value."""
     for name, value in content.items():
         section = str(name).replace("_", "-")
         if section not in _SECTIONS or not isinstance(value, dict):
@@ -139,7 +139,7 @@ def _read(path: Path) -> Any:
             return bounded_reader.parse_json(text)
         if path.suffix == ".toml":
             return tomllib.loads(text)
-    except (OSError, ValueError, RecursionError) as error:  # of both formats, and of what is not text
+    except (OSError, ValueError, RecursionError) as error:  # errors of both formats, and of files that are no text
         raise LaunchError(f"--config-file: cannot read {str(path)!r}: {_one_line(error)}") from error
     try:
         return yaml_files.load(text)

@@ -1,4 +1,4 @@
-"""Host specifications, `name:slots,name:slots` and files of hosts, and which ranks each host gets."""
+"""Host specifications (`name:slots,name:slots`, host files) and the assignment of ranks to hosts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ..bounded_reader import shorten
 from .errors import LaunchError
 
-MOST_SLOTS = 1 << 20  # of a host; more is a mistake in a file or a script
+MOST_SLOTS = 1 << 20  # most slots of a host; more is a mistake in a file or a script
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _PART = re.compile(r"(?P<name>\[[^\]]+\]|[^:]+)(?::(?P<slots>[0-9]+))?")
 _NAME = re.compile(r"(?:[A-Za-z0-9_][\w.-]*@)?[A-Za-z0-9_:][\w.:%-]*")
@@ -24,9 +24,9 @@ class Place:
     Attributes
     ----------
     name : str
-        As the user gave it.
+        Name as the user gave it.
     ranks : tuple of int
-        In ascending order.
+        Ranks in ascending order.
     local : bool
         Whether it is this machine.
     """
@@ -37,27 +37,27 @@ class Place:
 
     @property
     def address(self) -> str:
-        """The name without a user's, as other hosts look it up."""
+        """Name without the user (`user@`), which other hosts can resolve."""
         return self.name.rpartition("@")[2]
 
 
 def parse_hosts(text: str) -> list[tuple[str, int]]:
-    """Read `name:slots,name:slots`; a name without slots has one. An IPv6 address stands in brackets.
+    """Parse `name:slots,name:slots`; a name without slots has one. IPv6 addresses are in brackets.
 
     Parameters
     ----------
     text : str
-        What `--hosts` was given.
+        Value of `--hosts`.
 
     Returns
     -------
     list of (str, int)
-        Names and slots, in the order given; a name that is given twice has the slots of both.
+        Names and slots, in the order given; the slots of a name that is given twice are added.
 
     Raises
     ------
     LaunchError
-        If a part is empty, its slots are not a positive integer, or its name is none.
+        A part is empty, its slots are not a positive integer, or its name is invalid.
     """
     hosts: dict[str, int] = {}
     for part in text.split(","):
@@ -72,36 +72,36 @@ def parse_hosts(text: str) -> list[tuple[str, int]]:
 
 
 def _part(text: str) -> tuple[str, int] | None:
-    """Name and slots of `name:slots`; None if it is not of that form. Whether the name can be one is not looked at."""
+    """Parse `name:slots`; return None if the text has another form. The name itself is not validated."""
     found = _PART.fullmatch(text.strip())
     slots = _count(found["slots"] or "1") if found else 0
     return None if found is None or not 1 <= slots <= MOST_SLOTS else (found["name"].strip("[]"), slots)
 
 
 def _count(digits: str) -> int:
-    """Read a number of slots; whatever is beyond `MOST_SLOTS` reads as one more, however many digits it has."""
+    """Parse a number of slots; any larger number gives `MOST_SLOTS` + 1, however many digits it has."""
     significant = digits.lstrip("0")
     return min(int(significant or "0"), MOST_SLOTS + 1) if len(significant) < 10 else MOST_SLOTS + 1
 
 
 def read_hostfile(text: str) -> list[tuple[str, int]]:
-    """Read a host file.
+    """Parse a host file.
 
     Parameters
     ----------
     text : str
-        The file's content: lines of `name slots=N`, as Horovod and Open MPI write them, or of `name:N`; a name without
-        slots has one. `#` begins a comment. What Open MPI has beside the slots, such as `max_slots=8`, is passed over.
+        Content of the file: lines of `name slots=N`, as in Horovod and Open MPI, or of `name:N`; a name without slots
+        has one. `#` begins a comment. Open MPI's `max_slots=8` is ignored.
 
     Returns
     -------
     list of (str, int)
-        As of `parse_hosts`.
+        Same as for `parse_hosts`.
 
     Raises
     ------
     LaunchError
-        A line that is neither.
+        A line has another form.
     """
     hosts: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -123,23 +123,23 @@ def read_hostfile(text: str) -> list[tuple[str, int]]:
 
 
 def read_discovered(text: str, slots: int) -> dict[str, int]:
-    """Read what a discovery script has printed: lines of `name:slots`, or of `name`. The order means nothing.
+    """Parse the output of a discovery script: lines of `name:slots` or `name`, in any order.
 
     Parameters
     ----------
     text : str
     slots : int
-        Of a host that is named without.
+        Slots of a host that is named without a number.
 
     Returns
     -------
     dict of str to int
-        Slots by host; of a host that is named twice, the slots of both.
+        Slots of each host; those of a host that is named twice are added.
 
     Raises
     ------
     ValueError
-        A line that is neither.
+        A line has another form.
     """
     hosts: dict[str, int] = {}
     for line in text.splitlines():
@@ -156,7 +156,7 @@ def read_discovered(text: str, slots: int) -> dict[str, int]:
 
 
 def is_here(name: str, names: Collection[str]) -> bool:
-    """Tell whether a host is this machine, without asking a name server.
+    """Return whether a host is this machine, without asking a name server.
 
     Parameters
     ----------
@@ -168,7 +168,7 @@ def is_here(name: str, names: Collection[str]) -> bool:
     Returns
     -------
     bool
-        Of an address, whether one of this machine's interfaces has it.
+        For an address, whether an interface of this machine has it.
     """
     plain = plain_name(name)
     if plain in LOOPBACK or plain in map(plain_name, names):
@@ -186,32 +186,32 @@ def is_here(name: str, names: Collection[str]) -> bool:
 
 
 def plain_name(name: str) -> str:
-    """Return a host's name as name servers compare it: case and a final dot mean nothing."""
+    """Return a host's name in lower case and without a final dot, for comparison."""
     return name.lower().removesuffix(".")
 
 
 def own_names() -> set[str]:
-    """The names of this machine, with and without its domain."""
+    """Return the names of this machine, with and without its domain."""
     names = {socket.gethostname(), socket.getfqdn()}
     return names | {name.partition(".")[0] for name in names}
 
 
 def lay_out(hosts: Sequence[tuple[str, int]], size: int, names: Collection[str] | None) -> list[Place]:
-    """Give ranks to hosts, in order: each is filled before the next.
+    """Assign ranks to hosts in order; each host is filled before the next.
 
     Parameters
     ----------
     hosts : sequence of (str, int)
-        Names and slots, with as many slots as ranks or more.
+        Names and slots, with at least as many slots as ranks.
     size : int
         Number of ranks.
     names : collection of str or None
-        Names of this machine besides the loopback's; None: no name is this machine's, not even the loopback's.
+        Names of this machine besides the loopback's; None: no host counts as this machine, not even the loopback.
 
     Returns
     -------
     list of Place
-        Those that get ranks. All names of this machine are one host, and stand where the first of them does.
+        Hosts that get ranks. All names of this machine are one host, at the position of the first of them.
     """
     ranks: dict[str, list[int]] = {}
     here = None
@@ -229,14 +229,14 @@ def lay_out(hosts: Sequence[tuple[str, int]], size: int, names: Collection[str] 
 
 
 def without_ranks(hosts: Sequence[tuple[str, int]], size: int, names: Collection[str] | None) -> tuple[str, ...]:
-    """The hosts to which `lay_out` gives no rank. Parameters as there."""
+    """Return the hosts to which `lay_out` assigns no rank; it has the same parameters."""
     having = {place.name for place in lay_out(hosts, size, names)}
     every = lay_out([(name, 1) for name, _ in hosts], len(hosts), names)
     return tuple(place.name for place in every if place.name not in having)
 
 
 def told_idle(idle: Sequence[str], size: int) -> list[str]:
-    """The line on hosts that get no rank; none if there are no such hosts."""
+    """Return a line on hosts that get no rank; empty if there are no such hosts."""
     if not idle:
         return []
     ranks = "the rank" if size == 1 else f"all {size} ranks"

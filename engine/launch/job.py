@@ -44,30 +44,30 @@ from .supervisor import SIGNALS, Outcome, Supervisor
 from .verdict import Verdict
 from .writer import Writer
 
-NOWHERE = "-"  # the number of no host: a guardian that ends no ranks, since those of agents are the agents'
+NOWHERE = "-"  # no host's number: a guardian with it kills no ranks, because each agent has a guardian for its own
 
 
 class JobRun:
-    """A job that runs.
+    """One run of a job.
 
     Parameters
     ----------
     options : Options
     collect : callable, optional
-        Called with the job's directory when nothing of its ranks is left, before it may be removed.
+        Called with the job's directory when all its processes have ended, before the directory may be removed.
 
     Attributes
     ----------
     hosts : dict of int to str, or None
-        After `run`: the host of each rank, where not all are here.
+        After `run`: host of each rank; None if all ranks were on this host or the job was elastic.
     verdict : Verdict or None
-        After `run`: who failed first, if one did.
+        After `run`: the rank that failed first, and why; None if none failed.
     report : list of str
-        After `run`: the report on that, as it was shown.
+        After `run`: the report on the failure, as it was shown.
     problems : dict of str to OSError
-        After `run`: files that ranks of other hosts have left and that are not complete here, and why.
+        After `run`: files of ranks that are incomplete here, and why.
     directories : list of int
-        After `run`: N of the directory `rank.N` of each rank, by rank; in an elastic job of those of its last world.
+        After `run`: the N of each rank's directory `rank.N`, by rank; in an elastic job, for the last world's ranks.
     """
 
     def __init__(self, options: Options, collect: Callable[[Path], None] = lambda directory: None) -> None:
@@ -87,7 +87,7 @@ class JobRun:
         self._keep = True
 
     def run(self) -> int:
-        """Run it.
+        """Run the job to its end.
 
         Returns
         -------
@@ -98,7 +98,7 @@ class JobRun:
         Raises
         ------
         LaunchError
-            If it cannot start.
+            The job cannot start.
         """
         options = self._options
         linux.open_standard_descriptors()  # after the consoles have seen which of them were closed
@@ -141,7 +141,7 @@ class JobRun:
             outcome = start(job, metrics)
             self._collect(directory)
             seconds = time.monotonic() - began
-            # The clock of the day may have been set since: what has ended is told by how it stands now.
+            # The system clock may have been set meanwhile; times are reported by its present setting.
             code, lines = self._conclude(outcome, directory, time.time() - seconds)
             if not self._files.given_up:
                 leftovers.forget_empty(directory)
@@ -157,7 +157,7 @@ class JobRun:
 
     @contextlib.contextmanager
     def _told_first(self) -> Iterator[None]:
-        """Have all that was said written before an error is shown."""
+        """Flush the consoles before a `LaunchError` is shown."""
         try:
             yield
         except LaunchError:
@@ -165,23 +165,23 @@ class JobRun:
             raise
 
     def _close_consoles(self) -> None:
-        """Have all that was said written, before others write there."""
+        """Flush and close both consoles, so that other code may write to stdout and stderr."""
         self._out.close()
         self._err.close()
 
     def _say(self, line: str) -> None:
-        """Show a line of the launcher's own, which may quote ranks, agents and files."""
+        """Show a line of the launcher's own; control characters that it quotes are removed."""
         prefix = "" if line.startswith(QUOTE) else "enginerun: "
         self._err.write(f"{prefix}{readable.plain_line(line)}\n".encode())
 
     def _how(self, chosen: Mapping[str, Any]) -> Callable[[Job, Metrics], Outcome]:
-        """How the ranks run; what cannot be is refused now."""
+        """Return the function that runs the ranks: elastic, on several hosts, or here; refuse invalid options now."""
         if self._options.elastic is not None:
             return self._elastic(chosen, self._options.elastic)
         return self._on_hosts(chosen) if self._options.places else self._here()
 
     def _here(self) -> Callable[[Job, Metrics], Outcome]:
-        """How ranks run that are all on this host; what cannot be is refused now."""
+        """Return the function that runs all ranks on this host; refuse invalid options now."""
         options = self._options
         program = spawn.find_command(options.command, os.environ)
         allotment = allot(
@@ -201,7 +201,7 @@ class JobRun:
         return run
 
     def _on_hosts(self, chosen: Mapping[str, Any]) -> Callable[[Job, Metrics], Outcome]:
-        """How ranks run on several hosts, each with an agent."""
+        """Return the function that runs ranks on several hosts, each with an agent."""
         seconds = float(chosen.get("start_timeout", Config.start_timeout))
 
         def run(job: Job, metrics: Metrics) -> Outcome:
@@ -212,7 +212,7 @@ class JobRun:
         return run
 
     def _conduct(self, job: Job, metrics: Metrics, seconds: float, wakeup: socket.socket) -> Outcome:
-        """Start agents and ranks, and stay until nothing of them is left, whatever happens."""
+        """Run agents and ranks, and return when all their processes have ended, whatever happens."""
         consoles = (self._out, self._err)
         conductor = Conductor(self._options, job, consoles, metrics.pages, self._say, wakeup, seconds)
         try:
@@ -238,7 +238,7 @@ class JobRun:
         return outcome
 
     def _elastic(self, chosen: Mapping[str, Any], elastic: Elastic) -> Callable[[Job, Metrics], Outcome]:
-        """How ranks run that may come and go, each host with an agent, also where there is only this one."""
+        """Return the function that runs an elastic job; each host has an agent, even if this is the only host."""
         config = Config(**{name: chosen[name] for name in ("start_timeout", "stall_limit") if name in chosen})
         limits = elastic.limits(config.start_timeout, config.stall_limit, self._options.grace)
 
@@ -250,7 +250,7 @@ class JobRun:
         return run
 
     def _drive(self, job: Job, metrics: Metrics, limits: Limits, wakeup: socket.socket, watch: Watch) -> Outcome:
-        """Run an elastic job until nothing of its workers is left, whatever happens."""
+        """Run an elastic job, and return when all its workers' processes have ended, whatever happens."""
 
         def used(number: int) -> None:
             metrics.add(number, functools.partial(driver.runs, number))
@@ -278,7 +278,7 @@ class JobRun:
     def _supervise(
         self, job: Job, plans: Sequence[RankPlan], program: str, descriptors: tuple[int, int], metrics: Metrics
     ) -> Outcome:
-        """Start the ranks and stay until nothing of them is left, whatever happens."""
+        """Run all ranks on this host, and return when all their processes have ended, whatever happens."""
         guardian = Guardian(job.name, metrics.discard)
         processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
         writers = (self._files, self._out.writer, self._err.writer)
@@ -293,7 +293,7 @@ class JobRun:
                         cpus = "any CPU" if rank_plan.cpus is None else f"CPUs {readable.cpus(rank_plan.cpus)}"
                         self._say(f"rank {rank.number}: pid {rank.pid}, {cpus}, files in {rank_plan.directory}")
                 metrics.start(supervisor)
-                for writer in writers:  # no rank is started any more
+                for writer in writers:  # all ranks are started, so threads may begin
                     writer.start()
             except LaunchError:
                 supervisor.abandon()
@@ -305,13 +305,13 @@ class JobRun:
             self._files.finish()
             if outcome.failed and outcome.signum is None and not outcome.hurried:
                 metrics.linger(wakeup)
-            metrics.stop()  # while signals cannot end us, and the guardian would clean up
+            metrics.stop()  # while signals cannot end this process, and the guardian would clean up
         guardian.dismiss()
         processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 0)
         return outcome
 
     def _watch(self, supervisor: Supervisor, rank: spawn.Rank) -> None:
-        """Have a rank and its streams watched."""
+        """Add a rank and its streams to the supervisor."""
         supervisor.add(rank)
         displays = open_displays(
             rank.number, rank.plan.directory.parent, (self._out, self._err), self._files,
@@ -322,7 +322,7 @@ class JobRun:
         supervisor.listen(Stream(rank.number, rank.stderr, displays["stderr"]))
 
     def _conclude(self, outcome: Outcome, directory: Path, started: float) -> tuple[int, list[str]]:
-        """Find the exit code and what to tell the user."""
+        """Return the exit code and the lines to show to the user."""
         verdict = None if isinstance(outcome, Result) else investigate(outcome.ends, self._clocks)
         lines = [lack for each in self._displays if (lack := each.lack())]
         lines += [
@@ -331,7 +331,7 @@ class JobRun:
         if self._out.broken or self._err.broken:
             lines.append("the output could not all be shown, because nobody reads it or the disk is full")
         flights = flight_records(directory)
-        # Ended by the user; before any rank was started there is nothing to keep.
+        # A job ended by the user counts as failed, unless no rank had been started: then there is nothing to keep.
         failed = verdict is not None or (outcome.signum is not None and bool(outcome.ends))
         if isinstance(outcome, Result):
             failed = outcome.failed
@@ -356,17 +356,18 @@ class JobRun:
     def _summary(
         self, pages: Sequence[int], seconds: float, unix_offset: float, log: object, signum: int | None
     ) -> list[str]:
-        """The lines of `--summary`, from the ranks' pages of counters and what else the launcher knows of the run.
+        """Return the lines of `--summary`, from the ranks' pages of counters and the launcher's knowledge of the run.
 
         Parameters
         ----------
         pages : sequence of int
+            Descriptors of the pages, by rank.
         seconds, unix_offset : float
-            How long it took; the time of day less the monotonic clock's.
+            Duration of the job; seconds since 1970 minus the monotonic clock.
         log : object
-            The tuner's, if there is one.
+            Path of the tuner's log; None if there is none.
         signum : int or None
-            The signal by which the user ended it.
+            Signal by which the user ended the job.
         """
         if not self._options.summary:
             return []
@@ -387,7 +388,7 @@ class JobRun:
 
     @contextlib.contextmanager
     def _directory(self) -> Iterator[Path]:
-        """Give the job a directory of its own; remove a temporary one after success."""
+        """Make and lock the job's directory; remove it afterwards, unless it is to be kept."""
         chosen = self._options.directory
         lock = None
         try:
@@ -418,7 +419,10 @@ class JobRun:
 
 @contextlib.contextmanager
 def _guarded(job: Job, metrics: Metrics) -> Iterator[socket.socket]:
-    """Catch signals, and guard what a killed launcher leaves here, where agents guard ranks; what gives the signals."""
+    """Catch signals, and yield the socket that delivers them; a guardian cleans up here if the launcher is killed.
+
+    The ranks are guarded by their agents.
+    """
     guardian = Guardian(job.name, metrics.discard, NOWHERE)
     try:
         with caught(SIGNALS, lambda *_: None) as wakeup:
@@ -428,8 +432,11 @@ def _guarded(job: Job, metrics: Metrics) -> Iterator[socket.socket]:
 
 
 def _settings(options: Options, chosen: Mapping[str, Any]) -> dict[str, str]:
-    """The settings, and what follows for those that nobody has chosen: the tuner's log goes to the job's directory, if
-    that is kept, and ranks wait for a silent host no longer than the launcher does."""
+    """Return the ranks' settings, with the launcher's values for two that the user has not chosen.
+
+    With `--output-dir` the tuner's log goes to the job's directory. In an elastic job ranks wait for a silent host no
+    longer than the launcher does.
+    """
     ours = {}
     if options.directory is not None:
         ours["autotune_log"] = str(machine.absolute_path(options.directory) / "autotune.jsonl")
@@ -439,7 +446,7 @@ def _settings(options: Options, chosen: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _lock(directory: Path) -> int:
-    """Hold a directory against a second job."""
+    """Lock a directory against other jobs; raise a `LaunchError` if another job uses it."""
     try:
         return leftovers.lock(directory)
     except BlockingIOError:

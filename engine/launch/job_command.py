@@ -1,4 +1,4 @@
-"""`enginerun job riseml.yml`: run an experiment that is described in RiseML's form, line by line."""
+"""`enginerun job riseml.yml`: run an experiment described in RiseML's format, line by line."""
 
 from __future__ import annotations
 
@@ -32,13 +32,14 @@ Other options are those of enginerun, except for the number of ranks and the com
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a process may use.
+    """Resources that each process may use.
 
     Attributes
     ----------
     cpus : int or None
+        Number of CPUs; None: no limit.
     memory : int or None
-        Bytes.
+        Private memory in bytes; None: no limit.
     """
 
     cpus: int | None
@@ -51,12 +52,12 @@ def main(arguments: Sequence[str]) -> int:
     Parameters
     ----------
     arguments : sequence of str
-        Those behind `job`.
+        Arguments after `job`.
 
     Returns
     -------
     int
-        Exit code: 0, or that of the first line that failed, as `JobRun.run` says.
+        Exit code: 0, or that of `JobRun.run` for the first line that failed.
 
     Raises
     ------
@@ -90,7 +91,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _run(jobs: Sequence[Options], lines: Sequence[str]) -> int:
-    """One job after another; what follows one that fails is not started."""
+    """Run the jobs one after another; after one that fails, no further job is started. Return the exit code."""
     for number, job in enumerate(jobs, 1):
         if len(jobs) > 1:
             if not job.quiet:
@@ -106,7 +107,7 @@ def _run(jobs: Sequence[Options], lines: Sequence[str]) -> int:
 
 
 def quoted(word: str) -> str:
-    """Quote a word for a shell; one that a terminal would not show as it is gets the form `$'..'`, with escapes."""
+    """Quote a word for a shell; one with unprintable characters gets the form `$'..'`, with escapes."""
     if word.isprintable():
         return shlex.quote(word)
     shown = "".join(_escaped(each) for each in word)
@@ -135,7 +136,7 @@ def _hosts_given(rest: Sequence[str]) -> bool:
 def _arguments(
     description: Description, bounds: Bounds, rest: Sequence[str], command: Sequence[str]
 ) -> tuple[str, ...]:
-    """What `enginerun` takes for one line. What the user adds goes before what the file says."""
+    """Return the command line of `enginerun` for one line; the user's options override those of the file."""
     cpus = () if bounds.cpus is None else ("--cpus-per-rank", str(bounds.cpus))
     horovod = ("--horovod",) if description.distributed else ()
     return ("enginerun", "-np", str(description.size), *horovod, *cpus, *rest, "--", *command)
@@ -157,7 +158,7 @@ def _options(description: Description, bounds: Bounds, line: str, rest: Sequence
 
 
 def _check_cpus(description: Description, bounds: Bounds, options: Options) -> None:
-    """Refuse CPUs that processes cannot be bound to, unless they are not bound to any."""
+    """Refuse numbers of CPUs to which the processes cannot be bound; does nothing with `--no-binding`."""
     if bounds.cpus is None or description.cpus is None or not options.binding:
         return
     if description.cpus.value < description.processes:
@@ -174,7 +175,7 @@ def _check_cpus(description: Description, bounds: Bounds, options: Options) -> N
 
 
 def _check_whole(description: Description, places: Sequence[Place]) -> None:
-    """Refuse hosts between which a worker would be divided."""
+    """Refuse hosts whose slots would divide a worker between two hosts."""
     processes = description.processes
     for place in places:
         for worker in dict.fromkeys(rank // processes for rank in place.ranks):
@@ -191,7 +192,7 @@ def _other(command: Sequence[str]) -> Sequence[str]:
 
 
 def bounds_of(description: Description) -> Bounds:
-    """What each process may use, of what a worker has.
+    """Return the resources of each process: its share of its worker's.
 
     Parameters
     ----------
@@ -211,7 +212,7 @@ def bounds_of(description: Description) -> Bounds:
 
 
 def devices_of(description: Description, devices: Sequence[str]) -> tuple[str, ...]:
-    """Which GPUs of this machine each process sees, where it runs them all.
+    """Return the GPUs that each process sees, if all processes run on this machine.
 
     Parameters
     ----------
@@ -222,12 +223,12 @@ def devices_of(description: Description, devices: Sequence[str]) -> tuple[str, .
     Returns
     -------
     tuple of str
-        As of `share_devices`; empty: they are as they are.
+        Same as for `share_devices`; empty if the description names no GPUs.
 
     Raises
     ------
     LaunchError
-        There are fewer.
+        The machine has too few GPUs.
     """
     if description.gpus is None:
         return ()
@@ -246,7 +247,7 @@ def said(
     idle: Sequence[str] = (),
     hosts_given: bool = False,
 ) -> list[str]:
-    """What the user is told before anything is started, in a line each."""
+    """Return the lines that the user is shown before anything is started."""
     project = f"project {description.project}, " if description.project else ""
     where = "" if hosts_given or not description.distributed else "; no hosts are given: this machine runs them all"
     lines = [
@@ -280,6 +281,6 @@ def said(
 
 
 def _same(asked: str, there: str) -> bool:
-    """Whether a version is the one that was asked for; `2.1` asks for any 2.1.x, and `+cpu` is of no interest."""
+    """Return whether a version is the one that was asked for; `2.1` matches any 2.1.x, and `+cpu` is ignored."""
     public = there.partition("+")[0]
     return public == asked or public.startswith(f"{asked}.")

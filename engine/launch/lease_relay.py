@@ -1,9 +1,9 @@
-"""A thread between the driver of an elastic job and its agents, which keeps leases while the driver stands still.
+"""A relay thread between the driver of an elastic job and its agents, which renews leases while the driver is blocked.
 
-The driver writes to files and consoles, starts commands and reads directories. On a file system that hangs each of
-these can block for minutes, and no agent may end its workers for that. So this thread owns the agents' pipes. It sends
-the beat and answers what agents say to it, and passes everything else on over pipes of its own. It calls nothing that
-can block: no file, no process, no name look-up; a check holds that.
+The driver writes to files and consoles, starts commands and reads directories. If a file system hangs, each of these
+can block for minutes, and agents must not kill their workers because of that. So this thread owns the agents' pipes. It
+sends heartbeats, confirms those of agents, and passes everything else on over pipes of its own. It makes no blocking
+call: no file, no process, no name look-up. A check enforces that.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from ..host.sockets import is_short
 from .channel import LENGTHS, READ_BYTES, Channel, ChannelError, Decoder, Message, pack
 from .outgoing import Outgoing
 
-HIGH = 16 << 20  # bytes that an agent has sent and the driver has not read, from which on agents hold output back
-LOW = 1 << 20  # and from which on they send it again
-DOWN = 1 << 20  # bytes for an agent that are taken from the driver before the agent has read them
-FAREWELL = 1.0  # seconds that an agent has to read the last words, once the driver has hung up
+HIGH = 16 << 20  # high-water mark: unread bytes of an agent above which it must hold output back
+LOW = 1 << 20  # low-water mark: unread bytes at which it may send output again
+DOWN = 1 << 20  # most bytes from the driver that wait for an agent to read them
+FAREWELL = 1.0  # seconds in which an agent can read the last messages after the driver has hung up
 
 
 class _Link:
@@ -35,12 +35,12 @@ class _Link:
         self.from_driver, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         channel.out = Outgoing(writing)
         self.up, self.down = bytearray(), bytearray()
-        self.part = bytearray()  # of a message of the driver's that is not whole
+        self.part = bytearray()  # an incomplete message of the driver
         self.decoder: Decoder | None = Decoder(channel.decoder.greeted)
         self.beats = self.held = False
-        self.stamped: float | None = None  # when the agent's own time was last heard
+        self.stamped: float | None = None  # time of the last heartbeat of the agent
         self.wanted = False  # whether the driver wants output held back
-        self.until = 0.0  # when the connection to the agent is closed, since the driver has hung up
+        self.until = 0.0  # time to close the connection to the agent, after the driver has hung up
 
     def descriptors(self) -> list[int]:
         return [each for each in (self.from_agent, self.to_agent, self.from_driver, self.to_driver) if each >= 0]
@@ -65,7 +65,7 @@ class _Link:
             try:
                 for message in self.decoder.feed(data):
                     self._answer(message)
-            except ChannelError:  # the driver finds that, too, and gives the agent up
+            except ChannelError:  # the driver detects it, too, and gives the agent up
                 self.decoder, self.beats = None, False
 
     def _answer(self, message: Message) -> None:
@@ -74,7 +74,7 @@ class _Link:
             self.down += pack("heard", at=message.seconds("at"))
 
     def write_driver(self) -> None:
-        if not _write(self.to_driver, self.up):  # it does not listen any more
+        if not _write(self.to_driver, self.up):  # the driver reads no more
             self.close("to_driver", "from_agent")
 
     # ---- from the driver to the agent
@@ -88,7 +88,7 @@ class _Link:
             self.beats, self.until = False, time.monotonic() + FAREWELL
             return
         self.part += data
-        while len(self.part) >= LENGTHS.size:  # messages stay whole, since others come between them
+        while len(self.part) >= LENGTHS.size:  # whole messages only, since others are inserted between them
             size = frames.HEADER + LENGTHS.unpack_from(self.part)[0]
             if len(self.part) < size:
                 return
@@ -102,7 +102,7 @@ class _Link:
             self.close("to_agent")
 
     def look(self, now: float) -> None:
-        """Close what has had its time, and have the agent hold back output, or send it."""
+        """Close finished directions; tell the agent to hold output back, or to send it again."""
         if self.to_driver >= 0 and self.from_agent < 0 and not self.up:
             self.close("to_driver")
         if self.to_agent >= 0 and self.from_driver < 0 and (not self.down or now >= self.until):
@@ -113,12 +113,12 @@ class _Link:
 
 
 class LeaseRelay:
-    """Keeps the leases of all agents of a job.
+    """Relay thread that renews the leases of all agents of a job.
 
     Parameters
     ----------
     period : float
-        Seconds from one beat to the next.
+        Seconds between two heartbeats.
     """
 
     def __init__(self, period: float) -> None:
@@ -132,14 +132,14 @@ class LeaseRelay:
         self._thread.start()
 
     def take(self, channel: Channel) -> None:
-        """Stand between the driver and an agent from now on; nothing was read from the channel yet."""
+        """Relay the messages of an agent's channel, from which nothing has been read yet."""
         with self._lock:
             self._links[channel] = link = _Link(channel)
             link.wanted = self._held
         os.write(self._wake, b".")
 
     def hold(self, held: bool) -> None:
-        """Have all agents hold output back, or send it again."""
+        """Tell all agents to hold output back, or to send it again."""
         with self._lock:
             self._held = held
             for link in self._links.values():
@@ -147,7 +147,7 @@ class LeaseRelay:
         os.write(self._wake, b".")
 
     def stop(self, channel: Channel | None) -> float | None:
-        """Answer no beat of an agent any more.
+        """Stop to confirm an agent's heartbeats.
 
         Parameters
         ----------
@@ -156,7 +156,7 @@ class LeaseRelay:
         Returns
         -------
         float or None
-            When the last that was answered came, by `time.monotonic`; None: none was.
+            Time of the last confirmed heartbeat, by `time.monotonic`; None if none was confirmed.
         """
         with self._lock:
             link = None if channel is None else self._links.get(channel)
@@ -166,12 +166,12 @@ class LeaseRelay:
             return link.stamped
 
     def close(self) -> None:
-        """End the thread, and close what is left of all links; a second call does nothing."""
+        """End the thread and close all connections; a second call does nothing."""
         if self._closing:
             return
         self._closing = True
         os.write(self._wake, b".")
-        self._thread.join()  # it waits for nothing but this word
+        self._thread.join()  # the byte above wakes it, and nothing else blocks it
         for descriptor in (self._wake, self._waking):
             os.close(descriptor)
 
@@ -196,7 +196,7 @@ class LeaseRelay:
                 link.close()
 
     def _watched(self) -> dict[int, tuple[int, _Link, Callable[[], None]]]:
-        """Descriptors to be looked at: for which events, and what is done then."""
+        """Return the descriptors to poll, each with the events, its connection and the function to call."""
         acts: dict[int, tuple[int, _Link, Callable[[], None]]] = {}
         with self._lock:
             for link in self._links.values():
@@ -222,7 +222,7 @@ class LeaseRelay:
 
 
 def _read(descriptor: int) -> bytes | None:
-    """Read what there is; empty: that was the end; None: nothing is there."""
+    """Read available bytes; empty at the end of the stream, None if nothing is available."""
     try:
         return os.read(descriptor, READ_BYTES)
     except BlockingIOError:
@@ -232,12 +232,12 @@ def _read(descriptor: int) -> bytes | None:
 
 
 def _write(descriptor: int, data: bytearray) -> bool:
-    """Write what there is room for, and forget that much; return whether anybody can read it."""
+    """Write as much as there is room for and remove it from `data`; return False if the reader has gone."""
     try:
         if data:
             del data[: os.write(descriptor, memoryview(bytes(data[:READ_BYTES])))]
         else:
-            return False  # asked only because of an error of the pipe
+            return False  # nothing to write: it was polled only for an error of the pipe
     except BlockingIOError:
         pass
     except OSError as error:

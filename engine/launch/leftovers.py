@@ -1,4 +1,4 @@
-"""Files of earlier jobs: records in a directory that is used again, and old temporary directories."""
+"""Clean-up of earlier jobs: records in a directory that is used again, and old temporary directories."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from ..host import stacks
 from ..trace import flight
 
 PREFIX = "enginerun-"  # prefix of the names of jobs' temporary directories
-RESULT, ERROR = "call-result", "call-error"  # files that a rank of `engine.run` leaves: one of them
-# Files that a rank leaves about its job.
+RESULT, ERROR = "call-result", "call-error"  # files of a rank of `engine.run`, which leaves one of them
+# Records of a job that a rank leaves.
 RECORDS = (*flight.RECORDS, stacks.NAME, REPORT, RESULT, ERROR)
 KEPT = 7 * 24 * 3600.0  # seconds for which a temporary directory is kept
 _OF_RANK, _OF_WORLD = re.compile(r"rank\.\d+"), re.compile(r"world\.\d+")
 _OF_JOB = re.compile(r"(rank|world|line)\.\d+|autotune\.jsonl|enclosed.*|\.job|\.agents")  # names in its directory
-CLEARED = 20  # most directories that one job clears, so that it does not start late
+CLEARED = 20  # most directories that one job removes, so that its start is not delayed
 
 
 def holds_other_files(directory: Path) -> bool:
-    """Whether a directory that exists has files that are no job's; then it has a mode that others may count on."""
+    """Return whether an existing directory has files of no job; then other programs may rely on its mode."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return any(_OF_JOB.fullmatch(name) is None for name in os.listdir(directory))
     return False
 
 
 def forget_records(directory: Path) -> None:
-    """Remove what the ranks of an earlier job have recorded, however many there were: it would be taken for this job's.
+    """Remove all records of an earlier job's ranks, which would be mistaken for this job's.
 
     Parameters
     ----------
     directory : Path
-        Of a job.
+        Directory of a job.
 
     Raises
     ------
@@ -55,21 +55,21 @@ def forget_records(directory: Path) -> None:
 
 
 def forget_empty(directory: Path) -> None:
-    """Remove the files for stacks into which no rank has written, once the report has been made of them.
+    """Remove files for stacks that are empty; to be called after the report is made.
 
     Parameters
     ----------
     directory : Path
-        Of a job.
+        Directory of a job.
     """
-    with contextlib.suppress(OSError):  # an empty file is no reason to call a job failed
+    with contextlib.suppress(OSError):  # a failure here must not fail the job
         for path in directory.glob(f"rank.*/{stacks.NAME}"):
             if path.stat().st_size == 0:
                 path.unlink()
 
 
 def lock(directory: Path) -> int:
-    """Hold a directory, so that no other job uses it and none clears it away; no link is followed.
+    """Lock a directory, so that no other job uses or removes it; symbolic links are not followed.
 
     Parameters
     ----------
@@ -78,12 +78,12 @@ def lock(directory: Path) -> int:
     Returns
     -------
     int
-        A descriptor; the directory is held until it is closed, or its process has ended.
+        A descriptor; the lock is held until it is closed or the process ends.
 
     Raises
     ------
     BlockingIOError
-        Another process holds it.
+        Another process holds the lock.
     """
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -97,24 +97,24 @@ def lock(directory: Path) -> int:
 def clear_old(temporary: Path) -> None:
     """Remove temporary directories of this user's jobs in which nothing has changed for `KEPT` seconds.
 
-    They are those of `enginerun`, and those of records that ranks without it have written (`engine.trace.flight`).
-    A job holds its directory by a lock, so that one in use is never removed, however long it says nothing. No link is
-    followed: what is looked at is what was opened. What cannot be looked at or removed is left to the next job.
+    These are directories of `enginerun`, and of the records of ranks that were started without it
+    (`engine.trace.flight`). A job locks its directory, so a directory in use is never removed, however long nothing
+    changes there. Symbolic links are not followed. Directories that cannot be examined or removed are skipped.
 
     Parameters
     ----------
     temporary : Path
-        Where they are.
+        Directory that contains them.
     """
     cleared = 0
     try:
         names = [name for name in os.listdir(temporary) if name.startswith((PREFIX, flight.PREFIX))]
     except OSError:
-        return  # making the job's own directory there will say what is wrong
+        return  # the error shows again when the job's own directory is made there
     for name in names:
         with contextlib.suppress(OSError):  # in use, no directory, or gone since
             if not _is_old(os.lstat(temporary / name)):
-                continue  # not even for a moment is a new one held, which its job is about to hold
+                continue  # a new one must not be locked, even briefly: its job is about to lock it
             descriptor = lock(temporary / name)
             try:
                 ours = name.startswith(PREFIX) or _holds_records_alone(descriptor)
@@ -128,9 +128,9 @@ def clear_old(temporary: Path) -> None:
 
 
 def _holds_records_alone(descriptor: int) -> bool:
-    """Whether a directory is one of ranks' records by what is in it: others may have named theirs alike.
+    """Return whether a directory holds nothing but ranks' records; other programs may use the same name for theirs.
 
-    Those of an elastic job are in directories of its worlds.
+    Records of an elastic job are in directories of its worlds.
     """
     names = os.listdir(descriptor)
     return bool(names) and all(
@@ -142,7 +142,7 @@ def _holds_records_alone(descriptor: int) -> bool:
 
 
 def _in(name: str, descriptor: int, ask: Callable[[int], bool]) -> bool:
-    """What is to be said of a directory within another."""
+    """Open a directory within another, and return the result of `ask` for its descriptor."""
     inside = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=descriptor)
     try:
         return ask(inside)
@@ -151,18 +151,18 @@ def _in(name: str, descriptor: int, ask: Callable[[int], bool]) -> bool:
 
 
 def _is_of_records(descriptor: int) -> bool:
-    """Whether a directory has records, or drafts of such, and nothing else."""
+    """Return whether a directory has only records and unfinished records."""
     known = (*RECORDS, *(f".{record}." for record in RECORDS))
     return all(name.startswith(known) for name in os.listdir(descriptor))
 
 
 def _is_old(about: os.stat_result) -> bool:
-    """Whether a file has not changed for long."""
+    """Return whether a file has not changed for `KEPT` seconds."""
     return about.st_mtime < time.time() - KEPT
 
 
 def _is_abandoned(descriptor: int) -> bool:
-    """Whether a directory is a job's of this user, and nothing in it has changed for long."""
+    """Return whether a directory has this user, a job's mode, and no change in it for `KEPT` seconds."""
     about = os.fstat(descriptor)
     if about.st_uid != os.geteuid() or stat.S_IMODE(about.st_mode) != 0o700:
         return False

@@ -1,4 +1,4 @@
-"""A job's metrics in the launcher: makes a page of counters for each rank, and publishes what they say."""
+"""A job's metrics in the launcher: it makes a page of counters for each rank, and publishes the counters."""
 
 from __future__ import annotations
 
@@ -32,28 +32,28 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Hears(Protocol):
-    """Calls back whenever a descriptor can be read."""
+    """Event loop that calls back when a descriptor is readable."""
 
     def hear(self, descriptor: int, act: Callable[[], None]) -> None: ...
 
 
 class Metrics:
-    """The pages of a job's ranks, and whatever publishes them. Make it before the ranks; use it in a `with`.
+    """Pages of counters of a job's ranks, and their publication. Make it before the ranks; use it in a `with`.
 
     Parameters
     ----------
     options : Options
     chosen : mapping
-        The settings that options or the environment give, by name.
+        Settings given by options or the environment, by name.
     environment : mapping of str to str
-        The launcher's.
+        The launcher's environment.
     say : callable
-        Shows a line; called from the launcher's one thread.
+        Shows a line; called from the launcher's main thread.
 
     Attributes
     ----------
     pages : list of int
-        By rank, descriptors that stay readable until the end of the `with` statement; none if nothing is counted.
+        Descriptors by rank, which stay open until the end of the `with` statement; empty if nothing is counted.
     settings : dict of str to str
         Environment variables for the ranks.
 
@@ -72,7 +72,7 @@ class Metrics:
     ) -> None:
         self.pages: list[int] = []
         self._up: dict[int, Callable[[], bool]] = {}
-        self._members: list[Member] = []  # of an elastic job, slots in which there was a worker
+        self._members: list[Member] = []  # in an elastic job, the slots that have had a worker
         self._elastic = options.elastic is not None
         self._board: Board | None = None
         self._job: ElasticJob | None = None
@@ -119,36 +119,36 @@ class Metrics:
 
     @property
     def counters(self) -> list[str]:
-        """Where each rank finds its page."""
+        """Path of each rank's page."""
         return [f"/proc/{os.getpid()}/fd/{descriptor}" for descriptor in self.pages]
 
     def add(self, number: int, up: Callable[[], bool]) -> None:
-        """Have a rank shown as up until it has ended.
+        """Show a rank as up until it has ended.
 
         Parameters
         ----------
         number : int
-            A rank that has just been started, or the slot of a worker. A second call for a slot does nothing.
+            Number of a rank that has just been started, or of a worker's slot. A second call for a slot replaces `up`.
         up : callable
-            Tells whether it still runs.
+            Returns whether it still runs.
         """
         if self._elastic and number not in self._up and number < len(self.pages):
             self._members.append(self._member(number))
         self._up[number] = up
 
     def tell(self, job: ElasticJob) -> None:
-        """Have others read this of an elastic job from now on: who scrapes it, and `enginerun top`."""
+        """Publish the state of an elastic job, for scrapers and `enginerun top`."""
         self._job = job
         if self._board is not None:
             self._board.write(job)
 
     def start(self, supervisor: Hears) -> None:
-        """Serve from now on. It starts threads: all ranks have to be started.
+        """Start to serve. It starts threads, so all ranks must have been started before.
 
         Parameters
         ----------
         supervisor : Supervisor or Conductor
-            Has what threads say shown.
+            Event loop in which the lines of threads are shown.
 
         Raises
         ------
@@ -166,12 +166,12 @@ class Metrics:
             self._say(line)
 
     def linger(self, wakeup: socket.socket) -> None:
-        """After a failure: let whoever has scraped this job see how it ended, so that an alert can say so.
+        """Keep serving for a while after a failure, so that scrapers see it and alerts can report it.
 
         Parameters
         ----------
         wakeup : socket.socket
-            Signals that come end it.
+            Socket that delivers signals; a signal to end the job ends the wait.
         """
         if self._service is None or not self._service.end() or not self._seconds:
             return
@@ -183,19 +183,19 @@ class Metrics:
                 return
 
     def stop(self) -> None:
-        """Serve no longer; remove what pointed to it."""
+        """Stop serving, and remove the files that announce the service."""
         if self._service is not None:
             self._service.stop()
             self._service = None
         self._show_notes()
 
     def discard(self) -> None:
-        """In another process: remove the files of a launcher that was killed."""
+        """Remove the files that announce the service; called in the guardian if the launcher was killed."""
         if self._service is not None:
             self._service.discard()
 
     def close(self) -> None:
-        """Close the pages."""
+        """Close the pages and the lines' descriptor."""
         for descriptor in self.pages:
             os.close(descriptor)
         self.pages.clear()
@@ -218,7 +218,7 @@ class Metrics:
 
 
 class _Notes:
-    """Lines that threads leave for the launcher's one thread, which alone writes to the console."""
+    """Queue of lines from threads to the main thread, which alone writes to the console."""
 
     def __init__(self) -> None:
         self.descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)

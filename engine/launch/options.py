@@ -25,12 +25,12 @@ from .reach import NO_OPTIONS, Ignored, Reach, add_reach, hosts_of, idle_of, pla
 
 COUNT = Whole(1)
 MEBIBYTE = 1 << 20
-GROUPS = {"autotune": "tuning", "metrics": "metrics", "run": "metrics"}  # groups of the help, by a setting's first word
+GROUPS = {"autotune": "tuning", "metrics": "metrics", "run": "metrics"}  # first word of a setting -> help group
 
 
 @dataclass(frozen=True)
 class Options:
-    """The command line, read and checked.
+    """The parsed and validated command line.
 
     Attributes
     ----------
@@ -39,36 +39,36 @@ class Options:
     command : tuple of str
         Program and arguments of every rank.
     directory : Path or None
-        Where the job's files go; None for a private temporary directory.
+        Directory of the job's files; None for a private temporary directory.
     settings : dict of str to str
-        Engine settings that options gave, as text, by variable.
+        Engine settings given by options, as text, by environment variable.
     binding : bool
     cpus_per_rank : int or None
     grace : float
         Seconds between the stages by which a job is ended.
     timestamps, verbose, quiet : bool
     summary : bool
-        Print figures of the run at its end.
+        Whether to print figures of the run at its end.
     horovod : bool
-        `import horovod.torch` gives `engine.torch`, and so for the other frameworks.
+        Whether `import horovod.torch` gives `engine.torch`, and so for the other frameworks.
     torchrun : bool
-        Ranks are given torchrun's variables too.
+        Whether ranks get torchrun's variables too.
     ignored : tuple of str
-        Options that were accepted and do nothing.
+        Options that were accepted without effect.
     memory : int or None
-        Bytes of private memory that a rank may have; no option gives it, nor the next two.
+        Limit of a rank's private memory in bytes; no option sets it, nor the next two.
     gpus : tuple of int, or None
-        GPUs of each worker of a RiseML job, and its processes; None: GPUs are as they are.
+        GPUs and processes of each worker of a RiseML job; None: CUDA_VISIBLE_DEVICES is left as it is.
     enclosed : bytes
-        What every host finds in a file of the job's directory (`remote_files.ENCLOSED`); empty: there is none.
+        Content of a file that every host gets in the job's directory (`remote_files.ENCLOSED`); empty: no file.
     places : tuple of Place
-        Hosts, each with an agent that starts its ranks; empty: all ranks are here, and the launcher starts them.
+        Hosts whose agents start the ranks; empty if the launcher starts all ranks here, or the job is elastic.
     reach : Reach
-        Of hosts with agents.
+        Access to hosts with agents.
     idle : tuple of str
         Hosts that were given and get no rank.
     elastic : Elastic or None
-        Whose ranks may come and go; `places` is empty then.
+        Options of an elastic job; None: the job is not elastic.
     """
 
     size: int
@@ -95,7 +95,7 @@ class Options:
 
     @property
     def most(self) -> int:
-        """Number of ranks that there may be at a time."""
+        """Largest number of ranks at a time."""
         return self.size if self.elastic is None else self.elastic.max_size
 
 
@@ -106,7 +106,7 @@ class _Parser(argparse.ArgumentParser):
         raise LaunchError(f"{message}{self._hint(message)} (see 'enginerun --help')")
 
     def _hint(self, message: str) -> str:
-        """What may have been meant by the first option that is not known."""
+        """Return a hint on what the first unknown option may mean; empty if there is none."""
         before, found, rest = message.partition("unrecognized arguments: --")
         if before or not found:
             return ""
@@ -121,7 +121,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Set(argparse.Action):
-    """An option of a setting: its value is checked at once, and kept as text for the ranks. The last one counts."""
+    """Option of a setting: its value is validated at once, and kept as text for the ranks. The last one counts."""
 
     def __init__(self, setting: Setting, text: Callable[[str], str] = str.strip, **more: Any) -> None:
         super().__init__(**more | {"dest": argparse.SUPPRESS})
@@ -140,7 +140,7 @@ class _Set(argparse.Action):
 
 
 class _Version(argparse.Action):
-    """Look the version up only when asked: it takes longer than starting a rank."""
+    """Option that shows the version, which is looked up only then, because that takes longer than starting a rank."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         from importlib.metadata import PackageNotFoundError, version
@@ -160,14 +160,14 @@ class _CheckBuild(argparse.Action):
 
 
 def parse(arguments: Sequence[str], kind: type[Config] = Config) -> Options:
-    """Read the command line.
+    """Parse and validate the command line.
 
     Parameters
     ----------
     arguments : sequence of str
-        Without the program's name.
+        Arguments without the program's name.
     kind : type
-        Where the settings are: `Config`, or a class that adds some.
+        Class of the settings: `Config`, or a class that adds some.
 
     Returns
     -------
@@ -176,14 +176,14 @@ def parse(arguments: Sequence[str], kind: type[Config] = Config) -> Options:
     Raises
     ------
     LaunchError
-        If it makes no sense.
+        The command line is invalid.
     SystemExit
         After `--help`, `--version` and `--check-build`.
     """
     parser = _parser(config.settings(kind))
     given = parser.parse_args(arguments)
     if given.config_file is not None:
-        # The command line goes before the file: of an option that is given twice, the last counts.
+        # The command line overrides the file, because the last one of an option that is given twice counts.
         known = {name for action in parser._actions for name in action.option_strings}
         from_file = horovod_options.arguments_of(given.config_file, known - {"--config-file"})
         given = parser.parse_args([*from_file, *arguments])
@@ -219,7 +219,7 @@ def parse(arguments: Sequence[str], kind: type[Config] = Config) -> Options:
 
 
 def _ignored(names: Sequence[str], places: Sequence[Place], elastic: Elastic | None) -> tuple[str, ...]:
-    """Of options that may do nothing, those that do nothing in this job."""
+    """Return those of the given options that have no effect in this job."""
     effective: set[str] = set()
     if places or elastic is not None:
         effective |= horovod_options.FAR.keys()
@@ -229,12 +229,14 @@ def _ignored(names: Sequence[str], places: Sequence[Place], elastic: Elastic | N
 
 
 def load(options: Options, environment: Mapping[str, str]) -> dict[str, Any]:
-    """The settings that options or the environment give, by name: those that ranks would refuse are refused here.
+    """Return the settings given by options or the environment, by name, after the validation that ranks do, too.
+
+    With `--no-metrics` the settings that publish metrics are ignored.
 
     Raises
     ------
     LaunchError
-        Of a value that cannot be, with its variable. With `--no-metrics` nobody looks at what publishes them.
+        A value is invalid; the text names its variable.
     """
     environment = {**environment, **options.settings}
     if options.settings.get(variable("metrics")) == "0":
@@ -323,7 +325,7 @@ def _add_horovods(parser: argparse.ArgumentParser, settings: Mapping[str, Settin
 
 
 def _add_settings(parser: argparse.ArgumentParser, settings: Mapping[str, Setting]) -> None:
-    """Add the options that the settings name."""
+    """Add the options of those settings that have one."""
     groups = {title: parser.add_argument_group(title) for title in ("engine settings", "tuning", "metrics")}
     for each in settings.values():
         if each.option is not None:
@@ -348,7 +350,7 @@ def _add_setting(group: Any, each: Setting, option: Option) -> None:
 
 
 def _size(given: argparse.Namespace, hosts: Sequence[tuple[str, int]] | None) -> int:
-    """Find the number of ranks from `-np` and the hosts."""
+    """Return the number of ranks, from `-np` or the slots of the hosts."""
     slots = None if hosts is None else sum(slots for _, slots in hosts)
     size: int | None = given.num_proc or slots
     if size is None:
@@ -361,12 +363,12 @@ def _size(given: argparse.Namespace, hosts: Sequence[tuple[str, int]] | None) ->
 
 
 def _settings(given: argparse.Namespace) -> dict[str, str]:
-    """The settings that options gave, by variable; what is not given is left to the environment and the defaults."""
+    """Return the settings given by options, by variable; others are left to the environment and the defaults."""
     settings: dict[str, str] = dict(given.settings)
     if given.stall_check is False:
         settings |= dict.fromkeys((variable("stall_warning"), variable("stall_limit")), "0")
     known = config.settings()
-    # What the options say in the word for nothing, such as `none`, they do not ask for.
+    # A setting whose value means nothing, such as `none`, is not asked for.
     values = {name: each.read(settings[each.variable]) for name, each in known.items() if each.variable in settings}
     log = values.get("autotune_from")
     if log is not None and not log.is_file():
@@ -378,10 +380,10 @@ def _settings(given: argparse.Namespace) -> dict[str, str]:
 
 
 def _ranks(text: str) -> int:
-    """A number of ranks. Of `-np4`, written without a blank, argparse takes `p4` for the value of `-n`."""
+    """Parse a number of ranks. For `-np4` without a blank, argparse passes `p4` as the value of `-n`."""
     return int(argument(COUNT)(text[1:] if text[:1] == "p" and text[1:].isdigit() else text))
 
 
 def _mebibytes(text: str) -> str:
-    """Bytes, as text, of a number of MiB."""
+    """Convert a number of MiB to bytes, both as text."""
     return str(round(read(Number(0, LARGEST / MEBIBYTE), text, "--fusion-threshold-mb") * MEBIBYTE))

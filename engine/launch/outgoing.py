@@ -1,7 +1,7 @@
-"""What goes to a process that may read slowly, by a pipe or a connection that does not block.
+"""Buffered, non-blocking output to a process that may read slowly, over a pipe or a connection.
 
-What cannot be written now waits, in memory first, then in an unnamed file. Agents leave the output of ranks unread long
-before that (`full`): only what a launcher hands to many hosts at once is as long.
+Data that cannot be written now waits in memory, and above a limit in an unnamed file. Agents apply back-pressure to
+their ranks long before that (`full`); only data that a launcher sends to many hosts at once gets so long.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from ..host.sockets import retry_short
 
 MEMORY_BYTES = 16 << 20
 PORTION = 1 << 18
-BEHIND = 4 << 20  # bytes that wait, from which on ranks are not read: what else is sent stands behind them
+BEHIND = 4 << 20  # high-water mark in bytes, above which ranks are not read: other messages wait behind their output
 
 
 class Backlog:
-    """First in, first out; in memory up to `MEMORY_BYTES`, then on disk."""
+    """FIFO of bytes, in memory up to `MEMORY_BYTES`, then on disk."""
 
     def __init__(self) -> None:
         self._head = bytearray()
@@ -52,12 +52,12 @@ class Backlog:
             view = view[written:]
 
     def peek(self, size: int) -> bytes:
-        """Look at the first bytes.
+        """Return the first bytes without removing them.
 
         Parameters
         ----------
         size : int
-            How many at most.
+            Largest number of bytes.
 
         Returns
         -------
@@ -88,13 +88,13 @@ class Outgoing:
     Parameters
     ----------
     descriptor : int
-        Does not block.
+        Non-blocking descriptor.
 
     Attributes
     ----------
     descriptor : int
     broken : bool
-        Whether its reader has gone; what is written is dropped.
+        Whether its reader has gone, or the disk is full; further data is dropped.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -104,15 +104,15 @@ class Outgoing:
 
     @property
     def waiting(self) -> bool:
-        """Whether something is left to write as soon as the reader has room."""
+        """True if data waits for the reader to have room."""
         return bool(self._backlog)
 
     def full(self) -> bool:
-        """Whether whoever gives should give no more for now."""
+        """Return whether producers should pause, because more than `BEHIND` bytes wait."""
         return len(self._backlog) > BEHIND
 
     def write(self, data: bytes) -> None:
-        """Write now what can be written without waiting, and keep the rest.
+        """Write as much as possible without blocking, and buffer the rest.
 
         Parameters
         ----------
@@ -129,12 +129,12 @@ class Outgoing:
             self.pump()
 
     def pump(self) -> None:
-        """Write what can be written without waiting."""
+        """Write as much as possible without blocking."""
         while self.waiting and self._write_portion():
             pass
 
     def drain(self) -> None:
-        """Write everything, waiting for the reader."""
+        """Write everything, and block while the reader has no room."""
         poll = select.poll()
         while self.waiting:
             poll.register(self.descriptor, select.POLLOUT)
@@ -142,7 +142,7 @@ class Outgoing:
             self._write_portion()
 
     def _write_portion(self) -> bool:
-        """Write once; tell whether it went."""
+        """Write once, and return whether that succeeded."""
         try:
             self._backlog.drop(retry_short(os.write, self.descriptor, self._backlog.peek(PORTION)))
         except BlockingIOError:
@@ -153,6 +153,6 @@ class Outgoing:
         return True
 
     def give_up(self) -> None:
-        """Write nothing any more, and forget what waits."""
+        """Drop the waiting data and all further data."""
         self.broken = True
         self._backlog = Backlog()

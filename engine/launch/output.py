@@ -1,8 +1,8 @@
 """A rank's output: raw bytes to its file, whole lines with a prefix to the console.
 
-Whole lines: a line is held back until its end has come, so that halves of two ranks never share one. A line beyond
-`LINE_LIMIT` is shown in pieces, each a line of its own. What a carriage return overwrote is not shown, except that a
-progress bar gives a sign of life every `PROGRESS_INTERVAL` seconds.
+A line is held back until it is complete, so that the output of two ranks never shares a line. A line longer than
+`LINE_LIMIT` is shown in pieces, each a line of its own. Text that a carriage return overwrites is not shown; only a
+progress bar is shown every `PROGRESS_INTERVAL` seconds.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from .writer import Writer
 LINE_LIMIT = 8 << 20
 PROGRESS_INTERVAL = 10.0
 READ_BYTES = 1 << 16
-TAIL_BYTES = 1 << 18  # bytes of the end of a stream that are looked at after a failure
+TAIL_BYTES = 1 << 18  # bytes at the end of a stream that are examined after a failure
 COLOURS = (36, 33, 32, 35, 34, 31)
 
 
 class Lines:
-    """Cut a stream of bytes into whole lines.
+    """Splitter of a stream of bytes into whole lines.
 
     Parameters
     ----------
     limit : int
-        Most bytes of an unfinished line that are held back.
+        Largest size in bytes of an unfinished line that is held back.
     clock : callable
-        The clock, in seconds, that times the signs of life of an overwritten line.
+        Clock in seconds, by which overwritten lines are shown at intervals.
     """
 
     def __init__(self, limit: int = LINE_LIMIT, clock: Callable[[], float] = time.monotonic) -> None:
@@ -46,12 +46,11 @@ class Lines:
         self._shown = float("-inf")
 
     def feed(self, data: bytes) -> bytes:
-        """Take what was read.
+        """Take the next part of the stream, and return the lines to show.
 
         Parameters
         ----------
         data : bytes
-            Any part of the stream.
 
         Returns
         -------
@@ -76,19 +75,19 @@ class Lines:
         return whole
 
     def flush(self) -> bytes:
-        """Give up waiting for the end of the line.
+        """Return the unfinished line.
 
         Returns
         -------
         bytes
-            The line with a newline, or nothing if none was begun.
+            The line with a newline; empty if no line was begun.
         """
         line = _visible(bytes(self._held))
         self._held.clear()
         return line + b"\n" if line else b""
 
     def _progress(self) -> bytes:
-        """Forget what was overwritten; now and then, show the last of it."""
+        """Drop overwritten text; at intervals, return the last of it as a line."""
         text = bytes(self._held)
         *overwritten, _ = text.rstrip(b"\r").split(b"\r")  # a newline may follow the last return: DOS
         last = next((part for part in reversed(overwritten) if part.strip()), b"")
@@ -102,7 +101,7 @@ class Lines:
 
 
 def _visible(line: bytes) -> bytes:
-    """Give what is left on a terminal of a line that overwrites itself."""
+    """Return the part of a line that a terminal shows after its carriage returns."""
     if b"\r" not in line:
         return line
     return next((part for part in reversed(line.split(b"\r")) if part.strip()), b"")
@@ -131,7 +130,7 @@ class Tail:
 
 
 class Display:
-    """Where one stream of a rank goes: raw bytes to its file, whole lines to the console.
+    """Destination of one stream of a rank: raw bytes go to a file, whole lines to the console.
 
     Parameters
     ----------
@@ -139,19 +138,19 @@ class Display:
     name : str
         `stdout` or `stderr`.
     path : Path
-        Its file; a new one, in a directory that is made if it is missing.
+        Path of the file, which is newly made, with its directory if that is missing.
     console : Console
-        Where its lines are shown.
+        Console that shows the lines.
     files : Writer
-        Writes the file. Once it has started, nothing here waits for a file system.
+        Writer of the file. Once it is started, no method here waits for a file system.
     timestamps : bool
-        Put the time in front of the prefix.
+        Whether the prefix of lines begins with the time.
 
     Attributes
     ----------
     path : Path
     problem : OSError or None
-        Why the file is not complete.
+        Why the file is incomplete.
     taken : int
         Bytes of the stream so far.
     """
@@ -176,7 +175,7 @@ class Display:
         files.put(self._open)
 
     def take(self, data: bytes) -> None:
-        """Keep what the rank wrote, and show the lines that are whole.
+        """Write data to the file, and show the lines that are complete.
 
         Parameters
         ----------
@@ -188,7 +187,7 @@ class Display:
         self._show(self._lines.feed(data))
 
     def tail(self, since: int) -> tuple[bytes, bool]:
-        """Return the last that was written behind so many bytes, and whether there is more than that."""
+        """Return the end of the stream after its first `since` bytes, and whether some of it was cut off."""
         size = max(0, self.taken - since)
         return (bytes(self._tail)[-size:], size > TAIL_BYTES) if size else (b"", False)
 
@@ -202,7 +201,7 @@ class Display:
         self._files.put(self._close)
 
     def lack(self) -> str:
-        """Say what the file lacks, once its writer has finished; empty if it is complete."""
+        """Return a text on what is missing in the file, once its writer has finished; empty if it is complete."""
         if self.problem is not None:
             return f"{self.path} is not complete: {linux.explain_briefly(self.problem)}"
         if (lost := self.taken - self._kept) > 0:
@@ -249,7 +248,7 @@ class Display:
 
 
 class Sink(Protocol):
-    """What takes the bytes of a stream; its methods are those of `Display`."""
+    """Destination of a stream's bytes, with methods of `Display`."""
 
     def take(self, data: bytes) -> None: ...
 
@@ -265,15 +264,15 @@ class Stream:
     ----------
     rank : int
     pipe : int
-        Its reading end; does not block.
+        Reading end of the pipe, which does not block.
     sink : Sink
-        Takes what is read.
+        Destination of the data.
 
     Attributes
     ----------
     rank : int
     pipe : int
-        -1 once it is closed.
+        Reading end of the pipe; -1 once it is closed.
     """
 
     def __init__(self, rank: int, pipe: int, sink: Sink) -> None:
@@ -282,7 +281,7 @@ class Stream:
         self._sink = sink
 
     def read(self) -> bool:
-        """Take one portion from the pipe.
+        """Read once from the pipe, and pass the data on.
 
         Returns
         -------
@@ -300,7 +299,7 @@ class Stream:
         return True
 
     def drain(self, limit: int) -> None:
-        """Take what is in the pipe now and show it, an unfinished line too.
+        """Read what the pipe holds now and show it, including an unfinished line.
 
         Parameters
         ----------
@@ -313,7 +312,7 @@ class Stream:
         self._sink.flush()
 
     def close(self) -> None:
-        """Close the pipe and what takes its bytes; a second call does nothing."""
+        """Close the pipe and the sink; a second call does nothing."""
         if self.pipe < 0:
             return
         self._sink.close()
@@ -330,22 +329,22 @@ def open_displays(
     ----------
     rank : int
     directory : Path
-        The job's.
+        Directory of the job.
     consoles : sequence of Console
         The launcher's stdout and stderr.
     files : Writer
     timestamps : bool
-        As of `Display`.
+        Same as in `Display`.
 
     Returns
     -------
     dict of str to Display
-        By the name of the stream.
+        Display of each stream, by its name.
 
     Raises
     ------
     LaunchError
-        They cannot be written, as is known at once unless the writer has started.
+        A file cannot be written. Once the writer is started, that is not detected here.
     """
     displays = {}
     for name, console in zip(("stdout", "stderr"), consoles, strict=True):

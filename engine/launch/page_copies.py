@@ -1,7 +1,7 @@
-"""Pages of counters of other hosts: what an agent sends of its ranks', and the copies that the launcher keeps.
+"""Copies of the pages of counters of other hosts: agents send their ranks' pages, and the launcher keeps copies.
 
-The launcher asks for them now and then. What an agent answers is small: the pages that have changed since, compressed,
-the states of the ranks' processes, and what time it is there.
+The launcher asks for them at intervals. An agent's answer is small: the pages that have changed since the last one,
+compressed, the states of the ranks' processes, and the time of its clocks.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from ..host.processes import look
 from ..metrics import page
 from .channel import Channel, ChannelError, Message
 
-CLOCKS = (0, 1 << 63)  # nanoseconds that a clock may tell
+CLOCKS = (0, 1 << 63)  # range of a clock in nanoseconds
 
 
 class Pages:
-    """The pages of an agent's ranks, as it tells of them.
+    """An agent's side: the pages of its ranks.
 
     Parameters
     ----------
     descriptors : mapping of int to int
-        By rank.
+        Descriptor of each rank's page.
     """
 
     def __init__(self, descriptors: Mapping[int, int]) -> None:
@@ -35,12 +35,12 @@ class Pages:
         self._pids: dict[int, int] = {}
 
     def send(self, channel: Channel) -> None:
-        """Tell what has changed since the last time.
+        """Send the pages that have changed since the last call.
 
         Parameters
         ----------
         channel : Channel
-            To the launcher.
+            Channel to the launcher.
         """
         states, changed = {}, []
         for rank, descriptor in self._descriptors.items():
@@ -55,33 +55,33 @@ class Pages:
 
 
 class Copies:
-    """What the launcher keeps of one host's pages.
+    """The launcher's side: copies of one host's pages.
 
     Parameters
     ----------
     descriptors : sequence of int
-        Of the copies, by rank, those of other hosts included; none if nothing is counted.
+        Descriptors of the copies of all ranks, including those of other hosts; empty if nothing is counted.
     ranks : collection of int
-        Those of the host.
+        Ranks of the host.
     """
 
     def __init__(self, descriptors: Sequence[int], ranks: Collection[int]) -> None:
         self._descriptors = {rank: descriptors[rank] for rank in ranks} if descriptors else {}
 
     def keep(self, message: Message, held: Collection[int] | None = None) -> None:
-        """Take what an agent has sent.
+        """Write the pages of an agent's message into the copies.
 
         Parameters
         ----------
         message : Message
-            Its `pages`.
+            The agent's message `pages`.
         held : collection of int, optional
-            Those of its ranks that are its own now: of others it has an old page, and another host the copy.
+            Ranks that run on this host now; the host's pages of others are outdated and skipped. None: all its ranks.
 
         Raises
         ------
         ChannelError
-            It is not what `Pages` sends.
+            The message is not one of `Pages`.
         """
         changed, states = _numbers(message)
         clocks = _clocks()
@@ -107,7 +107,7 @@ class Copies:
 
 
 def _numbers(message: Message) -> tuple[list[int], dict[int, str]]:
-    """Of which ranks a message has pages, each once; and the states of processes, by rank."""
+    """Return the ranks whose pages a message has, each once, and the states of processes by rank."""
     changed = message.numbers("changed")
     states: Any = message.head.get("states")
     try:
@@ -124,7 +124,7 @@ def _clocks() -> dict[str, int]:
 
 
 def _pid(descriptor: int) -> int:
-    """The process that counts into a page; 0 if there was none yet."""
+    """Return the pid of the process that counts into a page; 0 if there is none yet."""
     with contextlib.suppress(page.PageError):
         snapshot = page.read(descriptor)
         return 0 if snapshot is None else snapshot["pid"]
@@ -132,6 +132,6 @@ def _pid(descriptor: int) -> int:
 
 
 def _state(pid: int) -> str:
-    """The state of a process, `X` if it is gone; empty if there is none."""
+    """Return the state of a process; `X` if it has ended, empty for a pid of 0."""
     process = look(pid) if pid else None
     return process.state if process is not None else "X" if pid else ""

@@ -11,16 +11,16 @@ from ..launchers import AGENT, PLACES, TORCHRUN_PLACE
 from ..setting import variable
 from .cpu_binding import Allotment
 
-MOST_RANKS = 256  # ranks of a job: a control segment has room for so many (engine_ext/shared/layout.h)
-# What the launcher does itself, and ranks would do a second time; and an outer job's page.
+MOST_RANKS = 256  # largest number of ranks, for which a control segment has room (engine_ext/shared/layout.h)
+# Settings that the launcher acts on, so that ranks must not, and the page of an outer job.
 PUBLISHING = ("metrics_port", "metrics_file_sd", "metrics_textfile")
 OURS = (*map(variable, (*PUBLISHING, "metrics_address", "metrics_linger")), "ENGINE_COUNTERS")
-# What only a job on several hosts is told.
+# Variables of jobs on several hosts.
 BETWEEN_HOSTS = (
     *("ENGINE_CROSS_RANK", "ENGINE_CROSS_SIZE", "ENGINE_HOST_NAME"),
     *("ENGINE_HUB", "ENGINE_HUB_FD", "ENGINE_INTERFACE"),
 )
-# What only a worker of an elastic job is told.
+# Variables of workers of elastic jobs.
 OF_WORKERS = ("ENGINE_GATE", "ENGINE_WORKER", "ENGINE_SLOT")
 
 
@@ -31,13 +31,13 @@ class Crew:
     Attributes
     ----------
     host : int
-        Number of the host; hosts are numbered by their lowest ranks.
+        Number of the host; hosts are numbered in the order of their lowest ranks.
     sizes : tuple of int
-        By host, how many ranks it has.
+        Number of ranks of each host.
     ranks : tuple of int
-        In ascending order.
+        Ranks of this host, in ascending order.
     name : str
-        What the user calls the host.
+        Name of the host, as the user gave it.
     """
 
     host: int
@@ -46,7 +46,7 @@ class Crew:
     name: str = ""
 
     def cross(self, local_rank: int) -> tuple[int, int]:
-        """The number of this host among those that have a rank of this local rank, and how many these are."""
+        """Return this host's index among the hosts that have a local rank, and their number (cross rank and size)."""
         having = [host for host, size in enumerate(self.sizes) if size > local_rank]
         return having.index(self.host), len(having)
 
@@ -60,33 +60,33 @@ class Job:
     size : int
         Number of ranks.
     name : str
-        Unique among the jobs of the host.
+        Name that is unique among the jobs of the host.
     secret : str
         32 random bytes in hex. It is passed in the environment only, never in an argument or a file.
     port : int
         `MASTER_PORT`.
     directory : Path
-        The job's files; rank N's are in `rank.N`.
+        Directory of the job's files; rank N's are in `rank.N`.
     settings : mapping of str to str
-        Engine settings that options asked for, by variable.
+        Engine settings given by options, by variable.
     horovod : bool
         Whether ranks run scripts written for Horovod.
     torchrun : bool
-        Whether ranks are given torchrun's variables too.
+        Whether ranks get torchrun's variables too.
     counters : sequence of str
-        Path of the page of counters of each rank on this host; none if nothing is counted.
+        Path of the page of counters of each rank on this host; empty if nothing is counted.
     memory : int or None
-        Bytes of private memory that a rank may have.
+        Limit of a rank's private memory in bytes; None: no limit.
     gpus : tuple of int, or None
-        GPUs of each worker of a RiseML job, and its processes; None: GPUs are as they are.
+        GPUs and processes of each worker of a RiseML job; None: CUDA_VISIBLE_DEVICES is left as it is.
     devices : sequence of str
-        CUDA_VISIBLE_DEVICES of each rank on this host; none: as it is inherited.
+        CUDA_VISIBLE_DEVICES of each rank on this host; empty: the inherited value is kept.
     address : str
         `MASTER_ADDR`.
     hub : str
         `ADDRESS:PORT` on which rank 0 listens for the leaders of other hosts; empty: there are no other hosts.
     interface : str
-        The network interface by which ranks of different hosts reach each other; empty: whichever leads there.
+        Network interface by which ranks of different hosts reach each other; empty: whichever leads there.
     """
 
     size: int
@@ -114,15 +114,15 @@ class RankPlan:
     ----------
     rank : int
     environment : dict of str to str
-        The whole environment.
+        Complete environment of the process.
     cpus : tuple of int, or None
-        CPUs to bind to.
+        CPUs to which it is bound; None: any CPU.
     directory : Path
-        Where its files go.
+        Directory of its files.
     crowded : bool
         Whether there are more ranks than CPUs.
     memory : int or None
-        Bytes of private memory that it may have.
+        Limit of its private memory in bytes; None: no limit.
     """
 
     rank: int
@@ -134,23 +134,23 @@ class RankPlan:
 
 
 def plan(job: Job, allotment: Allotment, environment: Mapping[str, str], crew: Crew | None = None) -> list[RankPlan]:
-    """Lay out the ranks of a job on one host.
+    """Plan the ranks of a job on one host.
 
     Parameters
     ----------
     job : Job
-        The facts that they share.
+        Facts that the ranks share.
     allotment : Allotment
-        Their threads and CPUs.
+        Threads and CPUs of the ranks.
     environment : mapping of str to str
         The launcher's environment, which they inherit.
     crew : Crew or None
-        Which ranks are on this host; None: all of them, and there is no other host.
+        Ranks of this host; None: all ranks, and there is no other host.
 
     Returns
     -------
     list of RankPlan
-        In the order of ranks.
+        Plans in the order of ranks.
     """
     ranks = range(job.size) if crew is None else crew.ranks
     return [plan_one(job, allotment, environment, crew, rank, local_rank) for local_rank, rank in enumerate(ranks)]
@@ -159,7 +159,7 @@ def plan(job: Job, allotment: Allotment, environment: Mapping[str, str], crew: C
 def plan_one(
     job: Job, allotment: Allotment, environment: Mapping[str, str], crew: Crew | None, rank: int, local_rank: int
 ) -> RankPlan:
-    """Lay out one rank. Parameters as of `plan`; a local rank beyond those for which CPUs were allotted has any CPU."""
+    """Plan one rank; it has the parameters of `plan`. A local rank for which no CPUs were allotted may use any CPU."""
     shared = without_places(environment)
     shared.setdefault("PYTHONUNBUFFERED", "1")
     if allotment.threads is not None:
@@ -179,7 +179,7 @@ def plan_one(
 
 
 def without_places(environment: Mapping[str, str]) -> dict[str, str]:
-    """Leave out what another launcher says, which would contradict ours, and what the launcher does itself.
+    """Return an environment without other launchers' variables of places, and without what the launcher does itself.
 
     Parameters
     ----------
@@ -196,7 +196,7 @@ def without_places(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _place(job: Job, rank: int, local_rank: int, crew: Crew | None) -> dict[str, str]:
-    """Give the variables that tell a process its place: ours, and torchrun's and Horovod's where they are wanted."""
+    """Return the variables of a rank's place: the engine's own, and torchrun's and Horovod's if they are wanted."""
     number, size = str(rank), str(job.size)
     local, crew_size = str(local_rank), str(job.size if crew is None else len(crew.ranks))
     place = {

@@ -1,4 +1,4 @@
-"""Options that say which hosts there are and how they are reached, of `enginerun` and of `enginerun doctor`."""
+"""Options of `enginerun` and `enginerun doctor` on hosts and the access to them."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from .hosts import Place, lay_out, own_names, parse_hosts, read_hostfile, withou
 
 @dataclass(frozen=True)
 class Reach:
-    """How agents are started on other hosts, and by what their ranks reach each other.
+    """Access to other hosts: the command that starts their agents, and the network between their ranks.
 
     Attributes
     ----------
     launch_agent : tuple of str
         Words of the command that starts an agent, instead of ssh; empty: ssh.
     ssh : tuple of str
-        Options for ssh, before those that the launcher gives.
+        Options of ssh, which precede those of the launcher.
     python : tuple of str
-        The Python of other hosts: it runs their agents, and is first on the PATH of their ranks; empty: the launcher's.
+        Python of other hosts, which runs their agents and is first on the PATH of their ranks; empty: the launcher's.
     directory : str or None
-        The working directory on other hosts; None: the launcher's.
+        Working directory on other hosts; None: the launcher's.
     interface : str or None
-        The network interface by which ranks reach each other.
+        Network interface by which ranks reach each other; None: whichever leads there.
     """
 
     launch_agent: tuple[str, ...] = ()
@@ -44,14 +44,14 @@ NO_OPTIONS = Reach()
 
 
 class Ignored(argparse.Action):
-    """An option that is accepted and does nothing; the parser's `ignored` has its name."""
+    """An option that is accepted without effect; its name is added to the namespace's `ignored`."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         namespace.ignored = [*namespace.ignored, option_string]
 
 
 class Kept(Ignored):
-    """An option for other hosts, or for elastic jobs: kept, and told as one without effect if it has none."""
+    """An option for other hosts or elastic jobs: its value is kept, and it is reported if it has no effect."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         super().__call__(parser, namespace, values, option_string)
@@ -59,7 +59,7 @@ class Kept(Ignored):
 
 
 def reach_of(given: argparse.Namespace) -> Reach:
-    """How the options that `add_reach` has added say that hosts are reached."""
+    """Return the access to hosts, from the options that `add_reach` has added."""
     ssh = _words("--ssh-options", given.ssh_options)
     if given.ssh_port is not None:
         ssh += ("-p", str(given.ssh_port))
@@ -75,12 +75,12 @@ def reach_of(given: argparse.Namespace) -> Reach:
 
 
 def add_reach(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say how other hosts are reached.
+    """Add the options for access to other hosts.
 
     Parameters
     ----------
     parser : ArgumentParser
-        Its `ignored` collects the names of those that are given.
+        Its `ignored` collects the names of those options that are given.
     """
     group = parser.add_argument_group("other hosts")
 
@@ -106,7 +106,7 @@ def add_reach(parser: argparse.ArgumentParser) -> None:
 
 
 def hosts_of(given: argparse.Namespace) -> list[tuple[str, int]] | None:
-    """The hosts and their slots, if any are given."""
+    """Return the given hosts and their slots; None if no hosts are given."""
     if given.hostfile is None:
         return None if given.hosts is None else parse_hosts(given.hosts)
     if given.hosts is not None:
@@ -121,7 +121,7 @@ def hosts_of(given: argparse.Namespace) -> list[tuple[str, int]] | None:
 
 
 def places_of(given: argparse.Namespace, hosts: Sequence[tuple[str, int]] | None, size: int) -> tuple[Place, ...]:
-    """The hosts that need an agent; none if all ranks are here, and nothing says how to start one."""
+    """Return all hosts with ranks, each of which gets an agent; empty if all ranks are on this machine."""
     if hosts is None:
         if given.launch_agent is not None:
             raise LaunchError(
@@ -133,17 +133,17 @@ def places_of(given: argparse.Namespace, hosts: Sequence[tuple[str, int]] | None
 
 
 def idle_of(given: argparse.Namespace, hosts: Sequence[tuple[str, int]] | None, size: int) -> tuple[str, ...]:
-    """The hosts that get no rank."""
+    """Return the hosts that get no rank."""
     return () if hosts is None else without_ranks(hosts, size, _names_here(given))
 
 
 def _names_here(given: argparse.Namespace) -> set[str] | None:
-    """The names of this machine; None: with `--launch-agent` no host is this machine."""
+    """Return the names of this machine; None with `--launch-agent`, by which no host counts as this machine."""
     return None if given.launch_agent is not None else own_names()
 
 
 def _words(option: str, text: str | None) -> tuple[str, ...]:
-    """The words of a command or of options that are given as one argument."""
+    """Split an option's value into the words of a command or of options."""
     try:
         words = tuple(shlex.split(text or ""))
     except ValueError as error:
@@ -159,12 +159,12 @@ def network_of(interfaces: str) -> tuple[str, str]:
     Parameters
     ----------
     interfaces : str
-        Names of interfaces, or addresses of hosts, with commas between them: the first that is here counts.
+        Names or addresses of interfaces, separated by commas; the first that this host has is used.
 
     Returns
     -------
     tuple of str
-        The name, and the address.
+        Name and address of the interface.
 
     Raises
     ------

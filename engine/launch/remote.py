@@ -1,4 +1,4 @@
-"""The launcher's end of an agent: the command that starts it, its channel, and what it said if it did not answer."""
+"""The launcher's end of an agent: the command that starts it, its channel, and its output if it does not answer."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from .spawn import start_command
 from .verdict import describe
 
 SAID_LINES = 5  # last lines of an agent's stderr that a report shows
-SAID_READS = 64  # portions of it that are read for that: something may go on writing
+SAID_READS = 64  # most reads of stderr for that: a process may go on writing
 LINE_CHARACTERS = 500
-EARLIER = 5.0  # seconds before the end of the time to answer, at which ssh has to be connected
-MOMENT = 1.0  # seconds that what carries a channel has to end behind it; other hosts' leases run meanwhile
-PATIENCE = 5.0  # seconds that an agent has to end after its channel has been closed
-# Between ssh and a host: a host that is gone is noticed after 15 s. What the user gives goes first and counts.
+EARLIER = 5.0  # seconds before the agent's deadline at which ssh must be connected
+MOMENT = 1.0  # seconds in which the carrier process must end after its channel; other hosts' leases run meanwhile
+PATIENCE = 5.0  # seconds in which an agent must end after its channel was closed
+# ssh notices a dead host after 15 s. The user's options precede these, and so override them.
 SSH_OPTIONS = ("BatchMode=yes", "StrictHostKeyChecking=accept-new", "ServerAliveInterval=5", "ServerAliveCountMax=3")
 
 
 def agent_command(place: Place, reach: Reach, seconds: float) -> list[str]:
-    """The command that starts the agent of a host.
+    """Return the command that starts the agent of a host.
 
     Parameters
     ----------
     place : Place
     reach : Reach
     seconds : float
-        That the agent has to answer; ssh gives up earlier, so that its reason is known by then.
+        Seconds in which the agent must answer; ssh gives up earlier, so that its reason is known by then.
 
     Returns
     -------
     list of str
     """
-    # -P: a file of the user's in the working directory must not be taken for a module of ours.
+    # -P: a file of the user's in the working directory must not hide one of the engine's modules.
     agent = ["-P", "-m", "engine.launch.agent"]
     if place.local:
         return [sys.executable, *agent]
@@ -56,7 +56,10 @@ def agent_command(place: Place, reach: Reach, seconds: float) -> list[str]:
 
 
 def _ends_with(launcher: int) -> Callable[[], None]:
-    """Have what reaches a host end with the launcher, even while it still tries to; agents here see its end."""
+    """Return a preexec function by which the carrier process (ssh) ends with the launcher, even while it connects.
+
+    Agents on this host notice the end of the launcher themselves.
+    """
 
     def prepare() -> None:
         processes.prctl(processes.PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -67,34 +70,36 @@ def _ends_with(launcher: int) -> Callable[[], None]:
 
 
 class RemoteHost:
-    """One host of a job, as the launcher sees it.
+    """The launcher's state of one host of a job, and of its agent.
+
+    The carrier is the process that the command starts and that carries the channel: ssh, or a local agent itself.
 
     Parameters
     ----------
     number : int
-        Of the host.
+        Number of the host.
     place : Place
     command : sequence of str
-        Starts the agent.
+        Command that starts the agent.
     tied : bool
-        End what reaches the host with the launcher, even while it still tries to. That runs Python between fork and
-        exec, and so needs a launcher with one thread. Otherwise a thread starts the command, waits for its end, and
-        ends then: nobody else stands still while its program is on a file system that does.
+        Whether the carrier ends with the launcher, even while it still connects. That runs Python between fork and
+        exec, and so needs a launcher with one thread. Otherwise a thread starts the command and waits for its end, so
+        that nothing else blocks if the program's file system hangs.
 
     Attributes
     ----------
     channel : Channel or None
-        None if the command could not be started.
+        Channel to the agent; None if the command could not be started.
     carrier : int
-        Readable when the process that carries the channel has ended; -1 if there is none.
+        Descriptor that is readable when the carrier has ended; -1 if there is none.
     cut_off : bool
-        Whether that process has ended while somebody else, as its agent, holds the channel open.
+        Whether the carrier has ended while another process, such as the agent, holds the channel open.
     alive : set of int
-        Its ranks that have not ended.
+        Ranks of the host that have not ended.
     ready, done : bool
-        Whether the agent has told so.
+        Whether the agent has sent this message.
     trouble : str
-        Why it cannot take part; empty as long as it can, and while a thread still starts the command.
+        Why the host cannot take part; empty as long as it can, and while a thread still starts the command.
     ahead : float
         Seconds by which this host's clock is behind the launcher's.
     """
@@ -115,16 +120,16 @@ class RemoteHost:
         self._rest = b""
         self._process: subprocess.Popen[bytes] | None = None
         self._thread: threading.Thread | None = None
-        self._unwanted = False  # a process that has not started yet shall end as it does
+        self._unwanted = False  # whether a process that is still being started must end at once
         self._tied = tied
 
     @property
     def name(self) -> str:
-        """The host, as the user calls it."""
+        """Name of the host, as the user gave it."""
         return self.place.name
 
     def start(self) -> None:
-        """Start the agent; if that is impossible, `trouble` says why, or the channel ends and it does by then."""
+        """Start the agent. If that fails, `trouble` says why, at once or, with a thread, when the channel has ended."""
         stdin, writing = os.pipe2(os.O_CLOEXEC)
         reading, stdout = os.pipe2(os.O_CLOEXEC)
         self.errors, stderr = os.pipe2(os.O_CLOEXEC)
@@ -146,9 +151,9 @@ class RemoteHost:
         self._thread.start()
 
     def _execute(self, stdin: int, stdout: int, stderr: int) -> None:
-        """Start the command, and close these ends of its pipes."""
+        """Start the command, and close the launcher's copies of its descriptors."""
         try:
-            # A session of its own: Ctrl-C in the launcher's terminal must not reach ssh.
+            # In a session of its own, Ctrl-C in the launcher's terminal does not reach ssh.
             self._process = start_command(
                 self.command,
                 stdin=stdin,
@@ -165,7 +170,7 @@ class RemoteHost:
                 os.close(descriptor)
 
     def _carry(self, stdin: int, stdout: int, stderr: int, ended: int) -> None:
-        """Start the command in a thread, and stay until it has ended."""
+        """Start the command and wait for its end; runs in a thread."""
         try:
             self._execute(stdin, stdout, stderr)
             if self._process is not None:
@@ -176,12 +181,12 @@ class RemoteHost:
             os.close(ended)
 
     def hear_errors(self) -> list[str]:
-        """Take what ssh and the agent wrote to stderr.
+        """Read the stderr of ssh and the agent.
 
         Returns
         -------
         list of str
-            Lines that are whole.
+            Complete lines.
         """
         if self.errors < 0:
             return []
@@ -200,9 +205,9 @@ class RemoteHost:
         return lines
 
     def said(self) -> str:
-        """The last that it said, in one line: its stderr, and what came in the place of messages.
+        """Return the host's last output in one line: its stderr, and other text on the channel than messages.
 
-        Nothing may listen to `errors` any more: its end is looked for.
+        The caller must have unregistered `errors` from selectors, since it is read here and may be closed.
         """
         for _ in range(SAID_READS):
             if self.errors < 0 or not self.hear_errors():
@@ -212,9 +217,9 @@ class RemoteHost:
         return " / ".join(line for line in lines if line)
 
     def account(self) -> str:
-        """Why it cannot take part, in one line: what it said, the command that was tried, and what may mend it."""
+        """Return one line on why it cannot take part: its output, the command that was tried, and what may mend it."""
         said = self.said()
-        # What the agent itself has told is the cause; else the end of what ssh said is.
+        # The agent's own message is the cause, if there is one; else the last output of ssh is.
         more = f"; it said: {said}" if said and said not in self.trouble else ""
         mend = ""
         if self.command[0] == "ssh" and network.is_own_name(self.place.address):
@@ -222,7 +227,7 @@ class RemoteHost:
         return f"{self.name}: {self.trouble}{more} (tried: {self.tried()}){mend}"
 
     def how_it_ended(self) -> str:
-        """How the process that carries the channel ended; it gets a moment to."""
+        """Return a text on how the carrier ended, after waiting up to `MOMENT` seconds for that."""
         if not self._await_end(MOMENT):
             return "closed its channel"
         if self._process is None:
@@ -230,11 +235,11 @@ class RemoteHost:
         return f"ended ({describe(self._process.returncode)})"
 
     def tried(self) -> str:
-        """The command, as it can be tried in a shell."""
+        """Return the command as it can be tried in a shell."""
         return shlex.join(self.command)
 
     def hang_up(self) -> None:
-        """Close the channel to the agent, at which it ends its ranks and itself; end what still tries to reach it."""
+        """Close the channel, so that the agent ends its ranks and itself; terminate a carrier that still connects."""
         if self.channel is None:
             return
         self.channel.hang_up()
@@ -244,7 +249,7 @@ class RemoteHost:
                 self._process.terminate()
 
     def give_up(self) -> None:
-        """Hang up; a process of this machine is killed, as it may be stopped, and its guardian ends its ranks."""
+        """Hang up, and kill a local agent, which may be stopped; its guardian then kills its ranks."""
         self.hang_up()
         if self.place.local and not self.has_ended():
             self._unwanted = True
@@ -252,11 +257,11 @@ class RemoteHost:
                 self._process.kill()
 
     def has_ended(self) -> bool:
-        """Whether the process that carried the channel is no more, so that `close` waits for nothing."""
+        """Return whether the carrier has ended, so that `close` does not wait."""
         return self._await_end(0.0)
 
     def _await_end(self, seconds: float) -> bool:
-        """Wait for the end of the process that carries the channel; whether it has come."""
+        """Wait up to `seconds` for the end of the carrier, and return whether it has ended."""
         if self._thread is not None:
             self._thread.join(seconds)
             return not self._thread.is_alive()
@@ -268,7 +273,7 @@ class RemoteHost:
         return True
 
     def _answered(self) -> bool:
-        """Whether there is an agent, as far as can be known by now."""
+        """Return whether the agent's greeting has come by now."""
         assert self.channel is not None
         if not self.channel.decoder.greeted and not self.channel.ended:
             with contextlib.suppress(ChannelError):
@@ -277,7 +282,7 @@ class RemoteHost:
         return self.channel.decoder.greeted
 
     def close(self, patience: float = PATIENCE) -> None:
-        """Hang up, wait for the end of the agent, and kill what carried the channel if that does not come.
+        """Hang up, wait for the end of the carrier, and kill it if it does not end in time.
 
         Parameters
         ----------
@@ -289,7 +294,7 @@ class RemoteHost:
             self._unwanted = True
             if self._process is not None:
                 processes.send_group(self._process.pid, signal.SIGKILL)
-            self._await_end(MOMENT)  # one in an uninterruptible wait ends later, and nobody waits for it
+            self._await_end(MOMENT)  # one in an uninterruptible wait ends later, and is not waited for
         if self.channel is not None and self.cut_off:
             self.channel.await_end(patience)
         self._close_channel()

@@ -1,9 +1,9 @@
 """The files of a job on a host that may not share a file system with the launcher.
 
-Ranks get a directory with the same path on every host, so that messages which name a file name the one that the user
-finds. Where that is the launcher's own, as on a shared file system, files lie where they belong. Elsewhere the agent
-makes it, and sends what is in it when the ranks have ended. Several agents may share a file system that the launcher
-does not see: one of them makes the directory and removes it, and each sends what its own ranks have left.
+Ranks have a directory with the same path on every host, so that file names in messages are right on the launcher's
+host, too. On a file system that is shared with the launcher, that is the launcher's own directory. Elsewhere the agent
+makes it, and sends its files when the ranks have ended. Several agents may share a file system that the launcher does
+not see: one of them makes and removes the directory, and each sends the files of its own ranks.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from .channel import Channel, ChannelError, Message
 from .errors import LaunchError
 from .writer import Writer
 
-TOKEN = ".job"  # file in the launcher's directory that holds the job's name: whoever sees it shares the directory
-FELLOWS = ".agents"  # the same in one that agents have made: an agent of this job may use what another one holds
-ENCLOSED = "enclosed"  # file in the directory that the launcher hands to every host
+TOKEN = ".job"  # file in the launcher's directory with the job's name: an agent that sees it shares the directory
+FELLOWS = ".agents"  # the same in an agent's directory: other agents of the job may use the directory, too
+ENCLOSED = "enclosed"  # file in the directory that the launcher sends to every host
 NOT_SENT = ("stdout", "stderr", TOKEN, ENCLOSED, FELLOWS)  # names of files that the launcher or an agent writes itself
-DEEPEST = 32  # directories above a file that is sent
+DEEPEST = 32  # most parts of the path of a file that is sent
 LONGEST = 200  # characters of a refused name that are shown
 PART = 1 << 20
-FELLOW = 5.0  # seconds within which an agent that holds the directory has said for which job
-PAUSE = 0.02  # seconds from one look for that to the next
+FELLOW = 5.0  # seconds in which the agent that has locked the directory must write the job's name
+PAUSE = 0.02  # seconds between two polls for that
 
 
 class Directory:
@@ -44,7 +44,7 @@ class Directory:
     job : str
         The job's name.
     ranks : sequence of int
-        Those of this host.
+        Ranks of this host.
     """
 
     def __init__(self, path: Path, job: str, ranks: Sequence[int]) -> None:
@@ -54,15 +54,15 @@ class Directory:
         self._shared = False
         self._made = False
         self._lock = -1
-        self._enclosed = f"{ENCLOSED}.{ranks[0]}"  # its name while it comes: fellows take it, too
+        self._enclosed = f"{ENCLOSED}.{ranks[0]}"  # its name while it is received; other agents may receive it, too
 
     def make(self) -> None:
-        """Make it, unless it is the launcher's own.
+        """Make and lock the directory, unless it is the launcher's own.
 
         Raises
         ------
         LaunchError
-            It cannot be made, or is in use.
+            It cannot be made, or another job uses it.
         """
         with contextlib.suppress(OSError):
             self._shared = (self._path / TOKEN).read_text() == self._job
@@ -83,7 +83,7 @@ class Directory:
             ) from error
 
     def _hold(self) -> None:
-        """Hold it against other jobs, unless another agent of this one does."""
+        """Lock the directory against other jobs, unless another agent of this job has locked it."""
         try:
             self._lock = leftovers.lock(self._path)
         except BlockingIOError:
@@ -101,7 +101,7 @@ class Directory:
         return False
 
     def send(self, channel: Channel) -> None:
-        """Send the files that the ranks have left, if the launcher does not see them.
+        """Send the ranks' files, unless the launcher shares the directory.
 
         Parameters
         ----------
@@ -116,12 +116,12 @@ class Directory:
                     channel.out.drain()
 
     def take(self, message: Message) -> None:
-        """Take a part of a file that the launcher hands over, unless it lies here already.
+        """Write a part of the file that the launcher sends, unless the launcher shares the directory.
 
         Parameters
         ----------
         message : Message
-            A `file`.
+            A message `file`.
 
         Raises
         ------
@@ -136,14 +136,14 @@ class Directory:
             raise LaunchError(f"cannot write {str(path)!r}: {linux.explain_briefly(error)}") from error
 
     def settle(self) -> None:
-        """What was handed over is complete, and can be read by the name that ranks look for."""
-        with contextlib.suppress(FileNotFoundError):  # nothing was
+        """Rename the launcher's file, which is complete, to the name that ranks look for."""
+        with contextlib.suppress(FileNotFoundError):  # none was sent
             (self._path / self._enclosed).rename(self._path / ENCLOSED)
 
     def remove(self) -> None:
-        """Remove it, if this agent has made it, or else what was handed over; a second call does nothing."""
+        """Remove the directory if this agent has made it, else the files that it has written; may be called twice."""
         if self._lock >= 0:
-            with contextlib.suppress(OSError):  # the directory is gone, or somebody else's meanwhile
+            with contextlib.suppress(OSError):  # the directory is gone, or belongs to another user by now
                 for name in (ENCLOSED, self._enclosed, FELLOWS):
                     (self._path / name).unlink(missing_ok=True)
             os.close(self._lock)
@@ -153,9 +153,9 @@ class Directory:
             self._made = False
 
     def _files(self) -> Iterator[Path]:
-        """Those to send: what ranks of this host have left, and what else lies in a directory that this agent has made.
+        """Yield the files to send: those of this host's ranks, and other files if this agent has made the directory.
 
-        The output of ranks is there already.
+        The launcher has the ranks' stdout and stderr already.
         """
         own = {f"rank.{rank}" for rank in self._ranks}
         for folder, folders, names in os.walk(self._path):
@@ -167,13 +167,13 @@ class Directory:
 
 
 def parts(path: Path, directory: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
-    """Read a file in the parts by which it is sent, each with the head of its message.
+    """Read a file, and yield its parts of `PART` bytes, each with the head of its message.
 
     Parameters
     ----------
     path : Path
     directory : Path
-        Of the job, in which it lies.
+        Directory of the job, which contains the file.
 
     Yields
     ------
@@ -187,7 +187,7 @@ def parts(path: Path, directory: Path) -> Iterator[tuple[dict[str, Any], bytes]]
 
 
 def enclosed_parts(data: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:
-    """Cut what the launcher hands to every host into parts, as `parts` does with a file."""
+    """Yield the parts of the file that the launcher sends to every host, as `parts` does."""
     for start in range(0, len(data), PART):
         yield {"path": ENCLOSED, "first": start == 0}, data[start : start + PART]
 
@@ -201,12 +201,12 @@ def remove_token(directory: Path) -> None:
 def keep_later(
     message: Message, directory: Path, numbers: Collection[int], files: Writer, problems: dict[str, OSError]
 ) -> None:
-    """Have a part of a file written, as of `keep`, and note by its path why it could not be.
+    """Queue `keep` in a writer; if the part cannot be written, note the reason in `problems`, by the file's path.
 
     Raises
     ------
     ChannelError
-        As of `keep`.
+        Same as for `keep`.
     """
     path, numbers = directory / name_of(message, numbers), tuple(numbers)
 
@@ -219,12 +219,12 @@ def keep_later(
 
 
 def name_of(message: Message, numbers: Collection[int]) -> Path:
-    """Return the name of a file in the job's directory that an agent has sent.
+    """Return the validated name, relative to the job's directory, of a file that an agent has sent.
 
     Raises
     ------
     ChannelError
-        It leads out of the directory, or to what is not the host's.
+        It leads out of the directory, or to a file that the agent may not write.
     """
     text = message.text("path")
     name = Path(text)
@@ -241,11 +241,11 @@ def keep(message: Message, directory: Path, numbers: Collection[int]) -> OSError
     Parameters
     ----------
     message : Message
-        A `file`.
+        A message `file`.
     directory : Path
-        The job's.
+        Directory of the job.
     numbers : collection of int
-        The ranks of the agent's host, or its slots in an elastic job: it writes into the directories of no others.
+        Ranks of the agent's host, or its slots in an elastic job; the agent may write into their directories only.
 
     Returns
     -------
@@ -255,11 +255,11 @@ def keep(message: Message, directory: Path, numbers: Collection[int]) -> OSError
     Raises
     ------
     ChannelError
-        Its name leads out of the directory, or to what is not the host's.
+        Its name leads out of the directory, or to a file that the agent may not write.
     """
     name = name_of(message, numbers)
     try:
-        for depth in range(1, len(name.parts)):  # each of them, so that none is a link
+        for depth in range(1, len(name.parts)):  # each of them is checked, so that none is a link
             private_files.make_directory(directory.joinpath(*name.parts[:depth]))
         _write_part(message, directory / name)
     except OSError as error:
@@ -268,7 +268,7 @@ def keep(message: Message, directory: Path, numbers: Collection[int]) -> OSError
 
 
 def _write_part(message: Message, path: Path) -> None:
-    """Write the first part into a new file, and others behind it."""
+    """Write a file's first part into a new file, and append the others."""
     if message.head.get("first"):
         private_files.write(path, message.body)
     else:

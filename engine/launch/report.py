@@ -1,4 +1,4 @@
-"""The report on a failed job: the other ranks in a line each, then the first cause, last on the screen."""
+"""The report on a failed job: a summary of the other ranks, then the first cause as the last lines on the screen."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ QUOTE = "  | "
 TAIL_LINES = 20
 TRACEBACK_LINES = 200
 LINE_CHARACTERS = 2000
-# Words that the engine's errors put around a reason: who is to blame, and who saw it. The report itself says both.
+# Text that the engine's errors put around a reason: the blamed rank, and the rank that noticed it. The report has both.
 _FRAME = re.compile(
     rf"^rank \d+ (?:{'|'.join(kind.did for kind in BY_CAUSE.values())}): | \(rank \d+ noticed it first\)$"
 )
@@ -42,7 +42,7 @@ def read_tail(path: Path) -> list[str]:
     Returns
     -------
     list of str
-        As of `tail_lines`; empty without a file.
+        Lines as `tail_lines` returns them; empty without a file.
     """
     try:
         with path.open("rb") as file:
@@ -55,18 +55,18 @@ def read_tail(path: Path) -> list[str]:
 
 
 def tail_lines(data: bytes, cut: bool) -> list[str]:
-    """Cut the end of a rank's stderr into lines.
+    """Split the end of a rank's stderr into lines, without colours and overwritten text.
 
     Parameters
     ----------
     data : bytes
     cut : bool
-        Whether there is more before it, so that it begins with the second half of something.
+        Whether the beginning was cut off, so that the first line is incomplete and is dropped.
 
     Returns
     -------
     list of str
-        Without blank ones at the end.
+        Lines, without blank ones at the end.
     """
     lines = data.decode(errors="backslashreplace").split("\n")
     lines = [_COLOUR.sub("", line.rstrip("\r").rpartition("\r")[2])[:LINE_CHARACTERS] for line in lines]
@@ -78,14 +78,14 @@ def tail_lines(data: bytes, cut: bool) -> list[str]:
 
 
 def investigate(ends: Sequence[End], clocks: Mapping[int, float] | None = None) -> Verdict | None:
-    """Judge a job by its ranks' ends and exit reports.
+    """Find the first failure of a job from its ranks' ends and exit reports.
 
     Parameters
     ----------
     ends : sequence of End
-        Every rank's.
+        Ends of all ranks.
     clocks : mapping of int to float, optional
-        By rank, the seconds by which the launcher's clock is ahead of its host's; 0 for ranks that are not there.
+        Seconds by which the launcher's clock is ahead of each rank's host; 0 for ranks that are missing.
 
     Returns
     -------
@@ -97,19 +97,19 @@ def investigate(ends: Sequence[End], clocks: Mapping[int, float] | None = None) 
     for end in ends:
         claim = claim_of(end)
         if claim is not None:
-            by_host = end.report.failure is not None  # its time is of the rank's own host
+            by_host = end.report.failure is not None  # its time is from the clock of the rank's host
             claims.append(replace(claim, time=claim.time + ahead.get(end.rank, 0.0)) if by_host else claim)
     return judge(ends, claims)
 
 
 def keep_reports(ends: Sequence[End], directory: Path) -> None:
-    """Write the exit reports of ranks that failed beside their output, for people and tools; a full disk is no error.
+    """Write the exit reports of failed ranks beside their output, for people and tools; errors are ignored.
 
     Parameters
     ----------
     ends : sequence of End
     directory : Path
-        The job's.
+        Directory of the job.
     """
     for end in ends:
         if end.code != 0 and not end.report.empty:
@@ -118,12 +118,12 @@ def keep_reports(ends: Sequence[End], directory: Path) -> None:
 
 
 def flight_records(directory: Path) -> list[int]:
-    """List the ranks whose flight recorders left something.
+    """Return the ranks that have left a flight record.
 
     Parameters
     ----------
     directory : Path
-        The job's.
+        Directory of the job.
 
     Returns
     -------
@@ -136,19 +136,19 @@ def flight_records(directory: Path) -> list[int]:
 def failure_lines(
     verdict: Verdict, ends: Sequence[End], directory: Path, started: float, hosts: Mapping[int, str] | None = None
 ) -> list[str]:
-    """Write the report on a failed job.
+    """Return the report on a failed job.
 
     Parameters
     ----------
     verdict : Verdict
     ends : sequence of End
-        Every rank's.
+        Ends of all ranks.
     directory : Path
-        The job's.
+        Directory of the job.
     started : float
-        When the ranks were started, as CLOCK_REALTIME stands now.
+        Start of the ranks, by the present setting of CLOCK_REALTIME.
     hosts : mapping of int to str, optional
-        The host of each rank; None: all are on this one.
+        Host of each rank; None: all ranks are on this host.
 
     Returns
     -------
@@ -177,17 +177,17 @@ def failure_lines(
 
 
 def odd_one_out(report: ExitReport) -> int | None:
-    """Find the one rank that disagrees with all others, in the exception of a rank that failed of a mismatch.
+    """Find the one rank that disagrees with all others, from the report of a rank that failed with a mismatch.
 
     Parameters
     ----------
     report : ExitReport
-        A mismatch has the message `ranks disagree on 'x': ranks 0, 1 sent .., rank 2 sent ..`.
+        Report of a rank. A mismatch has the message `ranks disagree on 'x': ranks 0, 1 sent .., rank 2 sent ..`.
 
     Returns
     -------
     int or None
-        None without a mismatch, or if no rank stands alone against several that agree.
+        None if there is no mismatch, or if no single rank disagrees with several others that agree.
     """
     raised = report.raised
     if raised is None or raised.type != MismatchError.__name__:
@@ -198,7 +198,7 @@ def odd_one_out(report: ExitReport) -> int | None:
 
 
 def _where(verdict: Verdict, end: End, path: Path) -> list[str]:
-    """Say in a line at most where the culprit stood still or crashed, as far as it could tell."""
+    """Return a line on where the culprit stalled or crashed; empty if that is not known or does not apply."""
     stalled = verdict.claim is not None and verdict.claim.cause == "stalled"
     if not stalled and -end.code not in stacks.CRASHES:
         return []
@@ -213,7 +213,7 @@ def _where(verdict: Verdict, end: End, path: Path) -> list[str]:
 
 
 def _cause(verdict: Verdict, end: End, started: float) -> str:
-    """Say in one line what the culprit did."""
+    """Return a text on what the culprit did, in one line."""
     after = f"{max(0.0, end.time - started):.1f} s after the start"
     claim = verdict.claim
     said = "" if claim is None or claim.source == end.rank else _FRAME.sub("", claim.message).partition("\n")[0]
@@ -236,7 +236,7 @@ def _cause(verdict: Verdict, end: End, started: float) -> str:
 
 
 def _others(verdict: Verdict, ends: Sequence[End]) -> list[str]:
-    """Summarise the other ranks, those with the same end together."""
+    """Return a line for each group of other ranks that ended in the same way."""
     groups: dict[str, list[int]] = {}
     for end in ends:
         if end.rank == verdict.culprit:
@@ -252,7 +252,7 @@ def _others(verdict: Verdict, ends: Sequence[End]) -> list[str]:
 
 
 def last_words(lines: list[str]) -> list[str]:
-    """Of the end of a rank's stderr, the last lines, and the last traceback if it began before them; no line twice."""
+    """Return the last `TAIL_LINES` lines of a rank's stderr, preceded by its last traceback if that began earlier."""
     tail = max(0, len(lines) - TAIL_LINES)
     span = traceback_span(lines)
     if span is None or span[0] >= tail:

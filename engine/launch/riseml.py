@@ -1,4 +1,4 @@
-"""Descriptions of experiments as RiseML took them, `riseml.yml`: read, and refused with line and key where they err."""
+"""Parser of RiseML's descriptions of experiments, `riseml.yml`; errors name file, line and key."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ..forms import LARGEST, Form, Whole
 from . import yaml_files
 from .errors import LaunchError
 
-FRAMEWORKS = {"keras": "keras", "mxnet": "mxnet", "pytorch": "torch", "tensorflow": "tensorflow"}  # and their packages
+FRAMEWORKS = {"keras": "keras", "mxnet": "mxnet", "pytorch": "torch", "tensorflow": "tensorflow"}  # -> their packages
 COUNT = Whole(1)
 LONGEST_KEY = 100  # characters of an unknown key that are shown
-_SHELL = set("$`|&;<>()*?[]{}~#!\n")  # what a shell does something about
-_BUILTINS = frozenset(  # of a POSIX shell; most of them are no programs
+_SHELL = set("$`|&;<>()*?[]{}~#!\n")  # characters with a meaning in a shell
+_BUILTINS = frozenset(  # builtins of a POSIX shell, most of which are no programs
     ": . alias bg break cd command continue eval exec exit export fc fg getopts hash jobs read readonly return set "
     "shift times trap type ulimit umask unalias unset wait".split()
 )
@@ -26,7 +26,7 @@ _NULL = "tag:yaml.org,2002:null"
 
 @dataclass(frozen=True)
 class Told:
-    """A value, and where it stands: `riseml.yml:7: train.resources.cpus`."""
+    """A value of the file, and its place there, such as `riseml.yml:7: train.resources.cpus`."""
 
     value: Any
     place: str
@@ -42,13 +42,13 @@ class Description:
     framework : str
         One of `FRAMEWORKS`.
     version : Told or None
-        Of the framework.
+        Version of the framework; None if the file names none.
     distributed : bool
         Whether there is a section `horovod`.
     workers, processes : int
-        Workers, and processes of each.
+        Number of workers, and of processes of each worker.
     gpus, cpus, mem : Told or None
-        Of each worker; `mem` in MiB.
+        Resources of each worker; `mem` in MiB.
     run : tuple of str
         Lines that each process executes, one after another.
     """
@@ -66,12 +66,12 @@ class Description:
 
     @property
     def size(self) -> int:
-        """Processes in all: ranks."""
+        """Number of all processes: the ranks."""
         return self.workers * self.processes
 
 
 class _Section:
-    """A section of the file, whose keys are known. `name` has its keys from the outermost on."""
+    """A section of the file; unknown keys are refused. `name` is its path of keys, from the outermost one."""
 
     def __init__(self, file: str, node: Any, name: str, allowed: Sequence[str]) -> None:
         self._file, self._node, self._name = file, node, name
@@ -89,40 +89,40 @@ class _Section:
             self._keys[known], self._values[known] = key, value
 
     def path(self, key: str) -> str:
-        """A key with those that it stands below."""
+        """Return the full path of a key of this section."""
         return f"{self._name}.{key}" if self._name else key
 
     def fail(self, node: Any, key: str, why: str) -> NoReturn:
-        """Refuse what stands at a node, or the whole file."""
+        """Raise a `LaunchError` about a node, or about the whole file if the node is None."""
         raise LaunchError(f"{self._place(node)}: {f'{key}: ' if key else ''}{why}")
 
     def _place(self, node: Any) -> str:
         return self._file if node is None else f"{self._file}:{node.start_mark.line + 1}"
 
     def has(self, key: str) -> bool:
-        """Whether a key is there, with a value or without."""
+        """Return whether a key is there, with a value or without."""
         return key in self._values
 
     def need(self, *keys: str) -> None:
-        """Refuse a section that lacks one of these."""
+        """Raise a `LaunchError` if the section lacks one of these keys."""
         for key in keys:
             if key not in self._values:
                 self.fail(self._node, self.path(key), f"it is missing; {self._allowed}")
 
     def refuse(self, key: str, why: str) -> NoReturn:
-        """Refuse a key that is there."""
+        """Raise a `LaunchError` about a key that is there."""
         self.fail(self._keys[key], self.path(key), why)
 
     def section(self, key: str, *allowed: str) -> _Section:
-        """A section in this one."""
+        """Return the section at a key of this one."""
         return _Section(self._file, self._values[key], self.path(key), allowed)
 
     def is_section(self, key: str) -> bool:
-        """Whether a key has keys below it."""
+        """Return whether a key has keys below it."""
         return bool(self._values[key].id == "mapping")
 
     def read(self, key: str, form: Form) -> Told | None:
-        """A value in a form; None: the key is not there."""
+        """Return the value of a key, parsed by `form`; None if the key is missing."""
         if key not in self._values:
             return None
         node = self._values[key]
@@ -134,13 +134,13 @@ class _Section:
             self.fail(node, self.path(key), f"{bounded_reader.shorten(node.value)!r} is not {error}")
 
     def must(self, key: str, form: Form) -> Any:
-        """A value in a form, of a key that has to be there."""
+        """Return the value of a key that must be there, parsed by `form`."""
         self.need(key)
         told = self.read(key, form)
         return None if told is None else told.value
 
     def lines(self, key: str) -> tuple[str, ...]:
-        """A line, or a list of lines."""
+        """Return the lines of a key, whose value is a line or a list of lines."""
         node = self._values[key]
         nodes = node.value if node.id == "sequence" else [node]
         for each in nodes:
@@ -152,7 +152,7 @@ class _Section:
 
 
 def _expected(form: Form) -> str:
-    """What a form takes, in its own words."""
+    """Return the text by which a form describes its values."""
     try:
         form("")
     except ValueError as error:
@@ -173,7 +173,7 @@ def _framework(value: str) -> str:
 
 
 def describe(path: Path) -> Description:
-    """Read a description.
+    """Read a description of an experiment.
 
     Parameters
     ----------
@@ -186,7 +186,7 @@ def describe(path: Path) -> Description:
     Raises
     ------
     LaunchError
-        It cannot be read, or says what cannot be; with file, line and key, and what is allowed there.
+        The file cannot be read, or is invalid; the text names file, line and key, and what is allowed there.
     """
     file = str(path)
     top = _Section(file, _compose(path), "", ("project", "train"))
@@ -228,7 +228,7 @@ def describe(path: Path) -> Description:
 
 
 def _workers(horovod: _Section) -> tuple[int, int | None]:
-    """The workers, and the processes of each, if the file says."""
+    """Return the number of workers, and of processes of each worker; None if the file does not say the latter."""
     horovod.need("workers")
     if not horovod.is_section("workers"):
         return horovod.must("workers", COUNT), None
@@ -238,7 +238,7 @@ def _workers(horovod: _Section) -> tuple[int, int | None]:
 
 
 def _compose(path: Path) -> Any:
-    """The file as nodes, which know their lines."""
+    """Parse the file into YAML nodes, which have line numbers."""
     try:
         return yaml_files.compose(bounded_reader.read_text(path, yaml_files.LARGEST))
     except ModuleNotFoundError:
@@ -252,12 +252,12 @@ def _compose(path: Path) -> Any:
 
 
 def command_of(line: str) -> tuple[str, ...]:
-    """Program and arguments of a line, which a shell runs only where it has something to do.
+    """Return program and arguments of a line; a line that needs a shell is run by `sh -c`.
 
     Raises
     ------
     LaunchError
-        A quotation does not end.
+        A quotation is not closed.
     """
     try:
         words = shlex.split(line)

@@ -1,4 +1,4 @@
-"""Finds a file of the user's that hides the package `engine` from a script."""
+"""Search for a file of the user's that hides the package `engine` from a script."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _OURS = Path(__file__).resolve().parents[1]
 
 
 def shadowed(command: Sequence[str], here: Path) -> str | None:
-    """Find what hides the package `engine` from a script that a command names.
+    """Find a file that hides the package `engine` from the script of a command.
 
     Python looks for modules in the script's own directory first, so an `engine.py` there is what `import engine` gives.
 
@@ -26,7 +26,7 @@ def shadowed(command: Sequence[str], here: Path) -> str | None:
     Returns
     -------
     str or None
-        One line that names the file and the way round; None if nothing is hidden, or the script uses the other name.
+        A line with the file and a workaround; None if nothing is hidden, or the script uses the name `enginerun`.
     """
     if not _PYTHON.fullmatch(Path(command[0]).name):
         return None

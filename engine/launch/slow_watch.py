@@ -1,7 +1,7 @@
-"""Looks for a slow worker of an elastic job, in the pages of counters that agents send (`engine.elastic.slow` decides).
+"""Sampling of workers' counters, to find a slow worker of an elastic job (`engine.elastic.slow` decides).
 
-A look is taken only when each member has made a step since the last one, so that neither steps that are longer than
-the time between looks, nor copies of pages that are a moment old, are taken for time without steps.
+The counters come from the pages that agents send. A sample is taken only when each member has made a step since the
+last one. So neither long steps nor slightly outdated copies of pages look like time without steps.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from ..elastic.slow import Look, Reading, SlowWorker, find
 from ..metrics import page
 from .fleet import BEAT
 
-SHORTEST = 2.5 * BEAT  # seconds between two looks: copies of pages come once a beat
-LOOKS = 10  # in the time for which a worker must have been slow
+SHORTEST = 2.5 * BEAT  # least seconds between two samples: copies of pages come with each heartbeat
+LOOKS = 10  # most samples in the time for which a worker must have been slow
 
 
 class SlowWatch:
-    """Finds the worker that the others wait for.
+    """Detector of the worker that the others wait for.
 
     Parameters
     ----------
     limit : float
-        Seconds a step.
+        Seconds of each step for which the others wait for a slow worker.
     seconds : float
-        For how long a worker must have been slow; at least two looks are taken in any case.
+        Seconds for which a worker must have been slow; at least the time of two samples.
     pages : sequence of int
-        By the number of a slot, descriptors of the copies of pages.
+        Descriptors by slot number of the copies of pages.
     """
 
     def __init__(self, limit: float, seconds: float, pages: Sequence[int]) -> None:
@@ -39,21 +39,21 @@ class SlowWatch:
         self._looks: list[Look] = []
 
     def look(self, now: float, world: int, numbers: Mapping[int, int]) -> SlowWorker | None:
-        """Look, if it is time to.
+        """Take a sample, if one is due, and return a slow worker, if there is one.
 
         Parameters
         ----------
         now : float
-            Seconds.
+            Time in seconds.
         world : int
-            The number of the world that trains; 0: none does.
+            Number of the world that trains; 0: none does.
         numbers : mapping of int to int
-            The slot's number of each member.
+            Slot number of each member.
 
         Returns
         -------
         SlowWorker or None
-            It is told once in a world.
+            A slow worker, at most one in each world.
         """
         if world != self._world:
             self._world, self._next, self._looks = world, now + self._every, []
@@ -70,14 +70,14 @@ class SlowWatch:
         return found
 
     def _advanced(self, taken: Look) -> bool:
-        """Whether each member has made a step since the last look."""
+        """Return whether each member has made a step since the last sample."""
         if not self._looks:
             return True
         before = self._looks[-1].readings
         return all(reading.steps > before[worker].steps for worker, reading in taken.readings.items())
 
     def _readings(self, numbers: Mapping[int, int]) -> dict[int, Reading]:
-        """Of each member whose page can be read."""
+        """Read the counters of each member whose page can be read."""
         found = {}
         for worker, number in numbers.items():
             reading = _read(self._pages[number]) if number < len(self._pages) else None

@@ -1,11 +1,11 @@
 """Start ranks as processes that cannot outlive the launcher.
 
-A rank leads a process group of its own, so that it and all it starts can be ended together, and has no controlling
-terminal. It leads a session as well, unless there are more ranks than CPUs: the kernel divides processors among
-sessions first (autogroups, see sched(7)), so that a rank which yields would be given its processor back at once.
+A rank leads a process group of its own, so that it and its child processes can be ended together. It has no controlling
+terminal. It also leads a session, unless there are more ranks than CPUs: the kernel divides processors among sessions
+first (autogroups, see sched(7)), so that a rank which yields would get its processor back at once.
 
-It asks for SIGKILL at the death of its parent. That request follows the *thread* that spawned it, so spawn from the
-main thread; it is made between fork and exec, which is safe because the launcher has one thread.
+A rank requests SIGKILL at the death of its parent. The request is tied to the *thread* that spawned it, so spawn from
+the main thread. It is made between fork and exec, which is safe because the launcher has one thread.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ class Rank:
     ----------
     plan : RankPlan
     process : Child
-        Leader of its own process group.
+        Process of the rank, the leader of its own process group.
     pidfd : int
-        Readable when the process has ended.
+        Descriptor that is readable when the process has ended.
     stdout, stderr : int
-        Reading ends of its pipes; they do not block.
+        Reading ends of its pipes, which do not block.
     page : int
-        Where it reports how it ends (`engine.exit_report`); -1: nowhere.
+        Descriptor of the page for its exit report (`engine.exit_report`); -1: none.
     started : float
-        Seconds, CLOCK_MONOTONIC.
+        Time of the start: seconds, CLOCK_MONOTONIC.
     """
 
     plan: RankPlan
@@ -66,28 +66,28 @@ class Rank:
 
     @property
     def number(self) -> int:
-        """The rank."""
+        """Number of the rank."""
         return self.plan.rank
 
     @property
     def pid(self) -> int:
-        """The process, and its process group."""
+        """Id of the process, and of its process group."""
         return self.process.pid
 
     def runs(self) -> bool:
-        """Whether it has not been reaped yet, which the supervisor does."""
+        """Return whether the supervisor has not reaped it yet."""
         return self.process.returncode is None
 
 
 def find_command(command: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Find the program of a command, or say why it cannot run.
+    """Find the program of a command.
 
     Parameters
     ----------
     command : sequence of str
         Program and arguments.
     environment : mapping of str to str
-        Its PATH is searched.
+        Environment whose PATH is searched.
 
     Returns
     -------
@@ -97,7 +97,7 @@ def find_command(command: Sequence[str], environment: Mapping[str, str]) -> str:
     Raises
     ------
     LaunchError
-        If there is none, or it may not be executed.
+        There is no such program, or it may not be executed; the text says why.
     """
     name = command[0]
     if found := shutil.which(name, path=environment.get("PATH")):
@@ -136,9 +136,9 @@ def start(
     descriptors : tuple of int
         Its limit of open files, soft and hard.
     inherited : sequence of int
-        Descriptors that it has under the same numbers.
+        Descriptors that it inherits under the same numbers.
     awaited : bool
-        Return when its program has been found; else its `process` tells later whether it has.
+        Whether to wait until its program has been found; else its `process` reports the result later.
 
     Returns
     -------
@@ -147,7 +147,7 @@ def start(
     Raises
     ------
     LaunchError
-        If the system cannot start it, or not watch it; nothing of it is left.
+        The system cannot start or watch it; no process is left.
     """
     opened: list[int] = []
     try:
@@ -182,16 +182,16 @@ def start(
 
 
 def start_command(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-    """Start a command as `subprocess.Popen` does, but so that other threads go on until its program has been found.
+    """Start a command as `subprocess.Popen` does, but without blocking other threads while its program is loaded.
 
-    The latter takes as long as the file system does on which the program is. vfork(2), by which the interpreter starts
-    processes where it can, would hold its lock meanwhile, and with it all threads.
+    Loading takes as long as the program's file system needs. With vfork(2), the interpreter's default, it would hold
+    the GIL meanwhile.
 
     Parameters
     ----------
     command : sequence of str
     **options
-        As of `subprocess.Popen`.
+        Same as in `subprocess.Popen`.
 
     Returns
     -------
@@ -202,12 +202,12 @@ def start_command(command: Sequence[str], **options: Any) -> subprocess.Popen[by
     OSError
         It cannot be started.
     """
-    subprocess._USE_VFORK = False  # type: ignore[misc]  # as the documentation of the module has it
+    subprocess._USE_VFORK = False  # type: ignore[misc]  # as the module's documentation recommends
     return subprocess.Popen(list(command), **options)
 
 
 def raise_descriptor_limit(ranks: int) -> tuple[int, int]:
-    """Allow the launcher the descriptors it needs.
+    """Raise the launcher's limit of open files to what it needs for its ranks, as far as the hard limit allows.
 
     Parameters
     ----------
@@ -232,13 +232,13 @@ def _pipe(opened: list[int]) -> tuple[int, int]:
     reading, writing = os.pipe2(os.O_CLOEXEC)
     opened += [reading, writing]
     os.set_blocking(reading, False)
-    with contextlib.suppress(OSError):  # the user's share of pipe memory is spent: the default size will do
+    with contextlib.suppress(OSError):  # the user's share of pipe memory is used up: the default size will do
         fcntl.fcntl(reading, F_SETPIPE_SZ, PIPE_BYTES)
     return reading, writing
 
 
 def _before_exec(launcher: int, plan: RankPlan, descriptors: tuple[int, int]) -> Callable[[], None]:
-    """Make what the child does between fork and exec."""
+    """Return the function that the child calls between fork and exec."""
     hard, memory = resource.getrlimit(resource.RLIMIT_DATA)[1], plan.memory
     if memory is not None and hard != resource.RLIM_INFINITY:
         memory = min(memory, hard)
@@ -263,8 +263,8 @@ def _before_exec(launcher: int, plan: RankPlan, descriptors: tuple[int, int]) ->
 
 
 def _leave_terminal() -> None:
-    """Have no controlling terminal, as in a session of its own: reading one from the background would stop the rank."""
-    with contextlib.suppress(OSError):  # the launcher has none either
+    """Give up the controlling terminal, since reading from it in the background would stop the rank."""
+    with contextlib.suppress(OSError):  # the launcher has no terminal either
         terminal = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY)
         try:
             fcntl.ioctl(terminal, termios.TIOCNOTTY)
@@ -273,12 +273,12 @@ def _leave_terminal() -> None:
 
 
 def not_started(rank: int, program: str, error: OSError) -> str:
-    """Say why a rank could not be started, and how to mend it."""
+    """Return the error text on a rank that could not be started, with what to do."""
     return f"rank {rank}: cannot start {program!r}: {error.strerror or error}{_mend(error)}"
 
 
 def _mend(error: OSError) -> str:
-    """The clause that says how to mend an error that kept a rank from starting."""
+    """Return the clause of that text which says what to do; empty if nothing is known."""
     if isinstance(error, BlockingIOError):
         return "; there are too many processes: see 'ulimit -u'"
     if isinstance(error, FileNotFoundError):
@@ -291,7 +291,7 @@ def _mend(error: OSError) -> str:
 
 
 def find_port(address: str = "127.0.0.1") -> int:
-    """Find a free TCP port for `MASTER_PORT`, as `machine.free_port` does; a LaunchError says why there is none."""
+    """Find a free TCP port for `MASTER_PORT` by `machine.free_port`; raise a `LaunchError` if there is none."""
     try:
         return machine.free_port(address)
     except OSError as error:
