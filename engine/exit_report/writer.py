@@ -59,7 +59,7 @@ def report_exception(error: BaseException) -> None:
     try:
         _report["raised"] = describe(error)
         _write()
-    except Exception:  # whatever a program's exception does when it is looked at
+    except Exception:  # a program's exception may raise when it is examined
         pass
 
 

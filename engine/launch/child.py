@@ -134,7 +134,7 @@ def _become(
     prepare: Callable[[], None],
     told: int,
 ) -> NoReturn:
-    """In the child: execute the program, or write the error number to `told` and exit."""
+    """Execute the program; if that fails, write the error number to `told` and exit. Runs in the child."""
     code = 0
     try:
         _reset_signals()

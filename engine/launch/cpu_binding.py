@@ -3,11 +3,11 @@
 The policy
 ----------
 - *Usable* CPUs: those in the launcher's affinity set, but no more than the cgroup's CPU quota allows.
-- Threads per rank: `max(1, usable // ranks)`, or what `--cpus-per-rank` says; given as `OMP_NUM_THREADS`, unless the
-  user has set that.
-- Binding: each rank to its own contiguous slice of the affinity set (in the order of cores, so that the hardware
-  threads of a core stay together), when there is a CPU for each rank and the quota leaves all of them usable. Not when
-  the user has said where OpenMP threads go, and not with `--no-binding`.
+- Threads per rank: `max(1, usable // ranks)`, or the value of `--cpus-per-rank`; passed as `OMP_NUM_THREADS`, unless
+  the user has set that.
+- Binding: each rank to its own contiguous slice of the affinity set, in the order of cores, so that the hardware
+  threads of a core stay together. Ranks are bound if there is a CPU for each rank and the quota leaves all CPUs usable.
+  They are not bound with `--no-binding`, or if the user has set the placement of OpenMP threads.
 """
 
 from __future__ import annotations

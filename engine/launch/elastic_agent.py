@@ -226,7 +226,7 @@ class ElasticAgent(Agent):
         for name, pipe in (("stdout", rank.stdout), ("stderr", rank.stderr)):
             self._keeper.listen(Stream(worker, pipe, Relay(self.channel, name, number=number)))
         process = processes.look(rank.pid)
-        assert process is not None  # nobody has reaped it
+        assert process is not None  # it is not reaped yet
         self.channel.send("started", worker=worker, pid=rank.pid, born=process.born, cpus=rank_plan.cpus)
 
     def _ended(self, rank: Rank, end: End) -> None:

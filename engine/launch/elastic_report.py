@@ -124,7 +124,7 @@ def last_of(code: int, report: ExitReport, stderr: Display, since: int) -> Last:
 
 
 def how(code: int, came: bool) -> str:
-    """Return a predicate that says how a worker ended, such as "was killed by SIGKILL"."""
+    """Return a clause on how a worker ended, without a subject, such as `was killed by SIGKILL`."""
     never = "" if came else ", and never came to elastic.run"
     return (f"ended with exit code {code}" if code >= 0 else f"was killed by {processes.signal_name(-code)}") + never
 

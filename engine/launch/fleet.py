@@ -1,4 +1,4 @@
-"""The agents of an elastic job: one on each host, started together with the first worker there."""
+"""The agents of an elastic job: one on each host, started when its first worker is to start."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class _Routes:
         self._known: dict[str, str | None] = {}
 
     def ask(self, other: str) -> None:
-        """Start to find the address that a host (a name or an address) sees, unless it is known."""
+        """Begin looking up the address that a host (a name or an address) sees, unless it is known."""
         if self._known.get(other) is None:
             self._known[other] = None
             threading.Thread(target=self._find, args=(other,), daemon=True).start()
@@ -318,7 +318,7 @@ class Fleet:
             self._lost(host, f"its agent {how}" + (f"; it said: {said}" if said else ""), inquiry.patience.left())
             self._inquire(inquiry)
 
-    # ---- what is left of those that were lost
+    # ---- workers of lost agents
 
     def _part(self, agent: RemoteHost) -> _Inquiry:
         """Give an agent up, and return the inquiry on its workers.
@@ -337,7 +337,7 @@ class Fleet:
     def _inquire(self, inquiry: _Inquiry) -> None:
         """Start another agent that makes sure that the workers of a lost one do not run."""
         agent = inquiry.agent
-        if inquiry.workers and not agent.ready:  # it was never told to start them
+        if inquiry.workers and not agent.ready:  # it never got the order to start them
             self._cleared(list(inquiry.workers))
         if not inquiry.workers or not agent.ready:
             return

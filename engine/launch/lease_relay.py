@@ -147,7 +147,7 @@ class LeaseRelay:
         os.write(self._wake, b".")
 
     def stop(self, channel: Channel | None) -> float | None:
-        """Stop to confirm an agent's heartbeats.
+        """Stop confirming an agent's heartbeats.
 
         Parameters
         ----------

@@ -143,7 +143,7 @@ class Metrics:
             self._board.write(job)
 
     def start(self, supervisor: Hears) -> None:
-        """Start to serve. It starts threads, so all ranks must have been started before.
+        """Start serving. This starts threads, so all ranks must have been started before.
 
         Parameters
         ----------

@@ -189,8 +189,8 @@ def without_places(environment: Mapping[str, str]) -> dict[str, str]:
     -------
     dict of str to str
     """
-    # Torch would look for the store of an agent that is not there. Libraries that find torchrun's variables make a
-    # process group and wrap the model in one of their own.
+    # With these variables torch would look for the store of an agent that does not exist, and libraries would make a
+    # process group and wrap the model in DDP.
     hidden = {*PLACES, *TORCHRUN_PLACE, *OURS, *BETWEEN_HOSTS, *OF_WORKERS}
     return {name: value for name, value in environment.items() if name not in hidden and not name.startswith(AGENT)}
 

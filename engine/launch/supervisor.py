@@ -1,6 +1,6 @@
-"""Watch the ranks of a job until all have ended and nothing of them is left.
+"""Watch the ranks of a job until all have ended and no process of theirs is left.
 
-One thread, one selector: pidfds, pipes, signals, and the channel to the launcher when that is slow. After the first
+One thread waits in one selector for pidfds, pipes, signals and room in the channel to the launcher. After the first
 failure, or a signal to end, the stages are::
 
     RUNNING --> ENDING (ranks end by themselves) --grace--> TERMINATING (SIGTERM) --grace--> KILLING (SIGKILL)
@@ -37,12 +37,12 @@ SWEEP_LOOK = 0.02
 SWEEP_PATIENCE = 0.5
 SWEEP_GRACE = 2.0
 SWEEP_LIMIT = 10.0
-UNKILLABLE = 10.0  # seconds after SIGKILL from which on a rank that has not ended is not waited for
-TRACED = 5.0  # seconds that a debugger may hold a rank that has ended
+UNKILLABLE = 10.0  # seconds after SIGKILL, after which a rank that has not ended is given up
+TRACED = 5.0  # seconds for which a debugger may hold a rank that has ended
 
 
 class Stage(IntEnum):
-    """How far the ending of a job has come."""
+    """Stage in the ending of a job."""
 
     RUNNING = 0
     ENDING = 1
@@ -52,16 +52,16 @@ class Stage(IntEnum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended.
+    """The outcome of a job.
 
     Attributes
     ----------
     ends : list of End
-        By rank.
+        Ends of the ranks, in the order of ranks.
     signum : int or None
-        The signal that the user ended it with; None if a rank had failed before, or none came.
+        Signal by which the user ended the job; None if a rank had failed before, or no signal came.
     hurried : bool
-        Whether the user would not wait for its end.
+        Whether the ranks were killed at once, as by a second signal of the user.
     """
 
     ends: list[End]
@@ -70,27 +70,27 @@ class Outcome:
 
     @property
     def failed(self) -> bool:
-        """Whether a rank has."""
+        """True if a rank has failed."""
         return any(end.code != 0 for end in self.ends)
 
 
 class Supervisor:
-    """Runs a job's ranks to their end.
+    """Supervisor of a job's ranks on this host.
 
     Parameters
     ----------
     guardian : Guardian
-        Told of every process group.
+        Guardian that learns of every process group.
     wakeup : socket.socket
-        Gives the numbers of `SIGNALS` that come (`engine.host.signals`).
+        Socket that delivers the numbers of `SIGNALS` (`engine.host.signals`).
     sinks : iterable of Outgoing or Writer
-        Where the output goes. While one of them is full, ranks are not read: who writes more than a pipe holds waits.
+        Destinations of the output. While one of them is full, ranks are not read, and block when their pipes are full.
     grace : float
         Seconds between the stages of an ending.
     say : callable
         Shows a line of the launcher's own.
     ended : callable, optional
-        Told of each end, once all that the rank wrote has been taken.
+        Called with each rank that has ended, and its end, once all its output has been read.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Supervisor:
         self._hurry = False
         self._held = False
         self._asked: set[int] = set()
-        self._traced: list[tuple[Rank, float, Patience]] = []  # have ended, and when; a debugger holds them
+        self._traced: list[tuple[Rank, float, Patience]] = []  # ended ranks that a debugger holds, and when they ended
         self._foreign = {process.pid for process in processes.processes() if process.parent == os.getpid()}
 
     def add(self, rank: Rank) -> None:
@@ -131,7 +131,7 @@ class Supervisor:
         Parameters
         ----------
         rank : Rank
-            Just started.
+            Rank that has just been started.
         """
         self._guardian.watch(rank.pid)
         self._groups.add(rank.pid)
@@ -145,24 +145,24 @@ class Supervisor:
         Parameters
         ----------
         stream : Stream
-            Of a rank that is watched.
+            Stream of a rank that is watched.
         """
         self._streams[stream.rank].append(stream)
         self._selector.register(stream.pipe, selectors.EVENT_READ, stream)
 
     def hear(self, descriptor: int, act: Callable[[], None]) -> None:
-        """Call back whenever a descriptor can be read.
+        """Call `act` whenever a descriptor is readable.
 
         Parameters
         ----------
         descriptor : int
         act : callable
-            Reads it, and does not block.
+            Reads the descriptor, and must not block.
         """
         self._selector.register(descriptor, selectors.EVENT_READ, act)
 
     def forget(self, descriptor: int) -> None:
-        """Hear no more of a descriptor, which is about to be closed.
+        """Unregister a descriptor, which is about to be closed.
 
         Parameters
         ----------
@@ -171,32 +171,32 @@ class Supervisor:
         self._selector.unregister(descriptor)
 
     def hold(self) -> None:
-        """Stay after the last rank has ended, until `release`: ranks on other hosts may still run."""
+        """Keep `run` from returning until `release` is called: ranks on other hosts may still run."""
         self._held = True
 
     def release(self) -> None:
-        """End as soon as the ranks have."""
+        """Let `run` return as soon as the ranks have ended."""
         self._held = False
 
     def end(self, why: str) -> None:
-        """Begin the ending: a rank has failed, here or on another host. Does nothing once it has begun.
+        """Begin the ending, because a rank has failed, here or on another host; do nothing if it has begun.
 
         Parameters
         ----------
         why : str
-            What the user is told of ranks that do not end by themselves.
+            Reason that is shown with ranks that do not end by themselves.
         """
         if self._stage == Stage.RUNNING and self._signum is None:
             self._why = why
             self._enter(Stage.ENDING)
 
     def kill(self) -> None:
-        """Kill all ranks now, and what they have started."""
+        """Kill all ranks and their process groups now."""
         self._hurry = True
         self._enter(Stage.KILLING)
 
     def run(self) -> Outcome:
-        """Return when every rank has ended and nothing of them is left.
+        """Serve the ranks until all have ended and no process of theirs is left.
 
         Returns
         -------
@@ -215,12 +215,12 @@ class Supervisor:
         return Outcome(sorted(self._ends, key=lambda end: end.rank), self._signum, self._hurry)
 
     def abandon(self) -> None:
-        """Kill all ranks: the job could not be started whole."""
+        """Kill all ranks, because some could not be started, and wait for their end."""
         self.kill()
         self.run()
 
     def _step(self, timeout: float | None) -> None:
-        """Serve what is ready: deaths before signals before output, so that the order of deaths stays true."""
+        """Wait for events and handle them: deaths first, so that the order of deaths is recorded correctly."""
         self._await_room()
         if self._hold_streams():
             timeout = LOOK if timeout is None else min(timeout, LOOK)
@@ -246,11 +246,11 @@ class Supervisor:
                 key.data()
 
     def hold_back(self, held: bool) -> None:
-        """Read no more of what ranks write, or go on."""
+        """Pause reading the ranks' output, or resume it."""
         self._held_back = held
 
     def _await_room(self) -> None:
-        """Have the selector look at channels that are behind, and at no others."""
+        """Register those channels for writing that have data waiting, and no others."""
         registered = self._selector.get_map()
         for out in self._sinks:
             if not isinstance(out, Outgoing):
@@ -261,8 +261,8 @@ class Supervisor:
                 self._selector.unregister(out.descriptor)
 
     def _hold_streams(self) -> bool:
-        """Listen to streams as long as there is room for what they bring; whether to look for room soon."""
-        full = bool([sink for sink in self._sinks if sink.full()])  # all of them are looked at
+        """Register the streams for reading only while all sinks have room; return whether a sink is full."""
+        full = bool([sink for sink in self._sinks if sink.full()])  # calls full() of all of them, which has effects
         held = full or self._held_back
         if held or held != self._full:
             self._full = held
@@ -275,7 +275,7 @@ class Supervisor:
         return full
 
     def _ended(self, rank: Rank, now: float) -> None:
-        """Reap a rank that has ended, if nobody traces it: a debugger is told of its end first, and may do nothing."""
+        """Reap a rank that has ended, unless a debugger traces it, which must see its end first."""
         self._selector.unregister(rank.pidfd)
         os.close(rank.pidfd)
         if (code := rank.process.poll()) is None:
@@ -284,7 +284,7 @@ class Supervisor:
             self._reaped(rank, code, now)
 
     def _look_at_traced(self) -> None:
-        """See whether those that trace ended ranks let go of them; what they hold for long has ended all the same."""
+        """Reap ended ranks that their debuggers have released; treat others as reaped after `TRACED` seconds."""
         for entry in list(self._traced):
             rank, ended, patience = entry
             code = rank.process.poll()
@@ -299,7 +299,7 @@ class Supervisor:
                 self._reaped(rank, code, ended)
 
     def _reaped(self, rank: Rank, code: int, now: float) -> None:
-        """Show the last that a rank wrote which has ended, and begin the ending of the job if it failed."""
+        """Record the end of a reaped rank, show its last output, and begin the ending of the job if it failed."""
         del self._alive[rank.number]
         by_launcher = self._stage >= Stage.TERMINATING or self._signum is not None
         end = End(rank.number, code, now, by_launcher, report=take_page(rank.page))
@@ -316,15 +316,15 @@ class Supervisor:
             self._failed(rank, end)
 
     def _failed(self, rank: Rank, end: End) -> None:
-        """What follows from the failure of one: the end of all."""
+        """End all ranks after the failure of one, and ask a rank that it blames for a stall where it stands."""
         self.end(f"after the first rank failed (rank {rank.number}, {describe(end.code)})")
         if self._stage == Stage.ENDING and (stalled := end.report.stalled_rank) is not None:
             self.ask_where(stalled)
 
     def ask_where(self, number: int) -> None:
-        """Have a rank that others blame for standing still write where, once; it has the grace for that.
+        """Ask a rank that others blame for a stall, once, to write its stacks; it has the grace period for that.
 
-        Does nothing if the rank has ended, or is not of this host.
+        Does nothing if the rank has ended, or is not on this host.
 
         Parameters
         ----------
@@ -337,18 +337,18 @@ class Supervisor:
                 processes.send(pid, stacks.SIGNAL)
 
     def _close(self, stream: Stream) -> None:
-        """Stop listening to a stream whose pipe something may still hold."""
+        """Close a stream, although another process may still hold its pipe."""
         if stream.pipe >= 0:
             self._unlisten(stream.pipe)
             stream.close()
 
     def _unlisten(self, pipe: int) -> None:
-        """Stop listening to a pipe, which may be held back."""
+        """Unregister a pipe, if it is registered."""
         if pipe in self._selector.get_map():
             self._selector.unregister(pipe)
 
     def _signals(self) -> None:
-        """Act on the signals that have come."""
+        """Handle the signals that have come."""
         for signum in read_signals(self._wakeup):
             if signum == signal.SIGCHLD:
                 self._reap_orphans()
@@ -358,7 +358,7 @@ class Supervisor:
                 self._end_by(signum)
 
     def _end_by(self, signum: int) -> None:
-        """Forward a signal to end; at the second one, or during a failure's ending, kill."""
+        """Forward a signal to end to the ranks; if it is the second one, or a rank has failed before, kill them."""
         if self._stage == Stage.RUNNING and self._signum is None:
             self._signum = signum
             self._why = f"after {processes.signal_name(signum)}"
@@ -372,8 +372,8 @@ class Supervisor:
             self._enter(Stage.KILLING)
 
     def _pass_on(self, signum: int) -> None:
-        """Forward a signal to each rank that handles it, or to what it runs; it would kill one that does not."""
-        # SIGUSR1 asks for flight records, too, for which a rank's engine listens to another signal.
+        """Forward a signal to each rank, or its child processes, that have a handler; it would kill others."""
+        # SIGUSR1 also asks for flight records, for which a rank's engine handles another signal.
         signums = (signum, FLIGHT) if signum == signal.SIGUSR1 else (signum,)
         deaf = [
             rank.number
@@ -385,7 +385,7 @@ class Supervisor:
             self._say(f"{name}: not passed on to {readable.ranks(deaf)}, which would die of it")
 
     def _handling(self, rank: Rank, signum: int) -> list[int]:
-        """Find what handles a signal: the rank, or below a shell the processes that do and whose parents do not."""
+        """Return the pids that handle a signal: the rank's, or, as below a shell, those of its topmost handlers."""
         if processes.catches(rank.pid, signum):
             return [rank.pid]
         members = {process.pid: process for process in processes.processes() if process.group == rank.pid}
@@ -393,14 +393,14 @@ class Supervisor:
         return [pid for pid in catching if members[pid].parent not in catching]
 
     def _escalate(self) -> None:
-        """Go on to the next stage: the grace is over."""
+        """Enter the next stage, because the grace period is over."""
         if self._stage == Stage.KILLING:
             self._leave_unkillable()
         else:
             self._enter(Stage.KILLING if self._signum is not None else Stage(self._stage + 1))
 
     def _leave_unkillable(self) -> None:
-        """Wait no longer for ranks that SIGKILL does not end."""
+        """Give up ranks that SIGKILL does not end."""
         self._patience = None
         traced = [rank for rank, _, _ in self._traced]
         for rank in [rank for rank in self._alive.values() if rank not in traced]:
@@ -413,7 +413,7 @@ class Supervisor:
             self._reaped(rank, -signal.SIGKILL, time.time())
 
     def _enter(self, stage: Stage) -> None:
-        """Begin a stage of the ending."""
+        """Enter a stage of the ending and send its signal; do nothing if the stage has been reached."""
         if stage <= self._stage:
             return
         self._stage = stage
@@ -429,7 +429,7 @@ class Supervisor:
             processes.send_group(group, signal.SIGKILL if kill else signal.SIGTERM)
 
     def _reap_orphans(self) -> None:
-        """Reap what ranks left behind and the launcher inherited, so that it does not pile up in a long job."""
+        """Reap orphans of ranks, which this process inherits, so that zombies do not pile up in a long job."""
         ranks = {rank.pid for rank in self._alive.values()}
         for process in processes.processes():
             if (
@@ -442,14 +442,14 @@ class Supervisor:
         self._forget_empty()
 
     def _forget_empty(self) -> None:
-        """Forget groups of ended ranks of which nothing is left: their numbers may come to mean others."""
+        """Forget empty process groups of ended ranks, whose numbers the system may reuse."""
         for group in self._groups - {rank.pid for rank in self._alive.values()}:
             if not processes.send_group(group, 0):
                 self._groups.discard(group)
                 self._guardian.forget(group)
 
     def _sweep(self) -> None:
-        """End what the ranks left behind, wherever it has moved: all of it descends from the launcher."""
+        """End the processes that ranks have left, whatever their group or session: all descend from this process."""
         began = time.monotonic()
         told: set[int] = set()
         while left := self._left_behind():
@@ -469,7 +469,7 @@ class Supervisor:
             self._step(SWEEP_LOOK)
 
     def _left_behind(self) -> list[processes.Process]:
-        """List what is left of the ranks."""
+        """Return the running processes that ranks have left."""
         found = processes.descendants(os.getpid(), self._foreign)
         return [process for process in found if process.state != "Z"]
 

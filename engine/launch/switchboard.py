@@ -1,6 +1,6 @@
-"""Listens to the agents of several hosts, with one selector, and passes on what they say.
+"""Event loop for the agents of several hosts: one selector, which passes their messages on.
 
-Nothing here knows what messages mean: that is `conductor`'s for a job, and `doctor`'s for an examination.
+It does not interpret messages: `conductor` and `fleet` do that for a job, and `doctor` for an examination.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from .lease_relay import LeaseRelay
 from .remote import RemoteHost
 from .writer import LOOK, Writer
 
-DELIVERY = 1.0  # seconds that a channel has to end, or to bring the last, once the process that carries it has ended
-FAREWELL = 15.0  # seconds that agents have to end what still runs, once their channels are closed
+DELIVERY = 1.0  # seconds in which a channel must deliver its last data and end, once its carrier has ended
+FAREWELL = 15.0  # seconds in which agents must end what still runs, once their channels are closed
 
-MALFORMED = (ChannelError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError)  # what is read of it
+MALFORMED = (ChannelError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError)  # of a bad message
 
 
 class Switchboard:
@@ -28,16 +28,15 @@ class Switchboard:
     ----------
     hosts : iterable of RemoteHost
     writers : iterable of Writer
-        Where the output of ranks goes; agents hold it back while one of them is full.
+        Destinations of the ranks' output; agents hold it back while one of them is full.
     act : callable
-        Called with a host and a message of its. A `ChannelError`, or another of `MALFORMED`, that it raises means that
-        the host does not speak as an agent does.
+        Called with a host and each of its messages. If it raises one of `MALFORMED`, the host is treated as lost.
     lost : callable
-        Called with a host whose channel has ended, and how; the host is not listened to any more.
+        Called with a host whose channel has ended, and how; the host is unregistered by then.
     heard : callable, optional
-        Called with a host and lines that it wrote to stderr.
+        Called with a host and lines of its stderr.
     relay : LeaseRelay, optional
-        Stands between this and the agents.
+        Relay thread between this object and the agents.
     """
 
     def __init__(
@@ -59,21 +58,21 @@ class Switchboard:
         self._selector = selectors.DefaultSelector()
         self._watched: dict[int, list[int]] = {}
         self._parting: list[RemoteHost] = []
-        self._carried: dict[int, Patience] = {}  # by host whose carrier has ended, what is left of `DELIVERY`
+        self._carried: dict[int, Patience] = {}  # host whose carrier has ended -> the rest of `DELIVERY`
 
     def hear(self, descriptor: int, act: Callable[[], None]) -> None:
-        """Call back whenever a descriptor can be read.
+        """Call `act` whenever a descriptor is readable.
 
         Parameters
         ----------
         descriptor : int
         act : callable
-            Reads it, and does not block.
+            Reads the descriptor, and must not block.
         """
         self._selector.register(descriptor, selectors.EVENT_READ, act)
 
     def forget(self, descriptor: int) -> None:
-        """Hear no more of a descriptor, which is about to be closed.
+        """Unregister a descriptor, which is about to be closed.
 
         Parameters
         ----------
@@ -82,12 +81,12 @@ class Switchboard:
         self._selector.unregister(descriptor)
 
     def start(self, host: RemoteHost) -> None:
-        """Start the agent of a host and listen to it; if that is impossible, the host's `trouble` says why.
+        """Start the agent of a host and register it; if that fails, the host's `trouble` says why.
 
         Parameters
         ----------
         host : RemoteHost
-            One that came later than the others is listened to as they are.
+            One of the hosts, or a new one.
         """
         if host not in self._hosts:
             self._hosts.append(host)
@@ -101,12 +100,12 @@ class Switchboard:
             self.hear(host.carrier, lambda: self._carrier_ended(host))
 
     def step(self, seconds: float = 0.5) -> None:
-        """Serve what is ready.
+        """Wait for events once, and handle them.
 
         Parameters
         ----------
         seconds : float
-            Longest wait.
+            Longest wait in seconds; it is limited to 0.5.
         """
         self._await_room()
         self._hold_back()
@@ -121,13 +120,13 @@ class Switchboard:
             host.close(0.0)
 
     def send(self, host: RemoteHost, kind: str, body: bytes = b"", /, **head: Any) -> None:
-        """Send a message to a host that can take part and has not done its own.
+        """Send a message to a host, unless it is in trouble or done.
 
         Parameters
         ----------
         host : RemoteHost
         kind, body, **head
-            As of `channel.pack`.
+            Same as in `channel.pack`.
         """
         if host.channel is not None and not host.done and not host.trouble:
             host.channel.send(kind, body, **head)
@@ -138,7 +137,7 @@ class Switchboard:
             self.send(host, kind, **head)
 
     def ignore(self, host: RemoteHost) -> None:
-        """Listen to a host no longer; a second call does nothing.
+        """Unregister a host; a second call does nothing.
 
         Parameters
         ----------
@@ -152,12 +151,12 @@ class Switchboard:
             self._selector.unregister(out.descriptor)
 
     def part(self, host: RemoteHost) -> None:
-        """Have no more to do with a host, which may end when it does; nothing of it is left here then."""
+        """Unregister a host; `step` closes it and forgets it when its carrier has ended."""
         self.ignore(host)
         self._parting.append(host)
 
     def close(self) -> None:
-        """Close all channels, at which agents end whatever still runs; none is left when this returns."""
+        """Close all channels, so that agents kill what still runs; no agent is left when this returns."""
         for host in self._hosts:
             self.ignore(host)
             host.hang_up()
@@ -169,7 +168,7 @@ class Switchboard:
             self._relay.close()
 
     def _await_room(self) -> None:
-        """Have the selector look at channels that are behind, and at no others."""
+        """Register those channels for writing that have data waiting, and no others."""
         channels = [host.channel.out for host in self._hosts if host.channel is not None]
         registered = self._selector.get_map()
         for out in channels:
@@ -181,7 +180,7 @@ class Switchboard:
                 self._selector.unregister(out.descriptor)
 
     def _hold_back(self) -> None:
-        """Have agents hold back the output of ranks while there is no room for it, and send it again then."""
+        """Tell agents to hold the ranks' output back while a writer is full, and to send it again afterwards."""
         full = [writer for writer in self._writers if writer.full()]
         if bool(full) == self._holding:
             return
@@ -200,23 +199,23 @@ class Switchboard:
         self._heard(host, lines)
 
     def _carrier_ended(self, host: RemoteHost) -> None:
-        """The end of the channel is to follow; it does not if the agent holds the pipes itself."""
+        """Allow `DELIVERY` seconds for the end of the channel, which does not come if the agent holds the pipes."""
         if host.number in self._watched:
             self._selector.unregister(host.carrier)
             self._watched[host.number].remove(host.carrier)
             self._carried[host.number] = Patience(DELIVERY)
 
     def _cut_off(self, host: RemoteHost) -> None:
-        """The carrier of a channel has ended, and the channel has not: nobody would know when the host is gone."""
+        """Give up a host whose carrier has ended but whose channel has not, since its loss would go unnoticed."""
         self.ignore(host)
         host.cut_off = True
         host.hang_up()
         self._lost(host, f"was cut off: the command that started it {host.how_it_ended()}")
 
     def _receive(self, host: RemoteHost) -> None:
-        """Pass on what an agent says, and that its channel has ended."""
+        """Pass on an agent's messages, and the end of its channel."""
         assert host.channel is not None
-        if host.number not in self._watched:  # of the same batch, which has lost it meanwhile
+        if host.number not in self._watched:  # unregistered by another event of the same batch
             return
         try:
             for message in host.channel.receive():

@@ -1,15 +1,15 @@
-"""The verdict on a failed job: the rank to blame, as a pure function of how the ranks ended and what they reported.
+"""The cause of a failed job: the rank that caused it, as a pure function of the ranks' ends and exit reports.
 
 When a rank dies, the engine makes every other rank raise an error that names it, within milliseconds. So many ranks
-fail nearly at once, and one is the cause. What is known, best first:
+fail nearly at once, and one is the cause. The evidence, best first:
 
-1. *Failures*: the exit report of rank M says whom its engine blames for the world's failure, and when it learned of it.
-2. *Exceptions*: the exit report says that a `RankDiedError` or its like has ended rank M: it is a consequence.
+1. *Failures*: the exit report of rank M names the rank that its engine blames for the world's failure, and the time.
+2. *Exceptions*: the exit report says that a `RankDiedError` or the like has ended rank M, which is a consequence.
 3. *Time*: of the ranks that failed by themselves, the first.
 
-What ranks write to stderr is for people, and decides nothing.
+The stderr of ranks is for people, and decides nothing.
 
-A blamed rank may have ended well (it left while others needed it) or not at all (it was stopped).
+A blamed rank may have ended with exit code 0 (it left while others needed it), or not by itself (it was stopped).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from dataclasses import dataclass
 from ..exit_report.report import NOTHING, ExitReport
 from ..host.processes import signal_name
 
-UNREACHED = ("died", "lost", "absent")  # what ranks say of each other that are cut off
+UNREACHED = ("died", "lost", "absent")  # causes that ranks report of each other if they are disconnected
 _LINKS = ("During handling of the above exception", "The above exception was the direct cause")
 _TRACEBACK = re.compile(r"^(?:  [+|] )?(?:Exception Group )?Traceback \(most recent call last\):")
 
 
 @dataclass(frozen=True)
 class End:
-    """How a rank's process ended.
+    """The end of a rank's process.
 
     Attributes
     ----------
@@ -36,13 +36,13 @@ class End:
     code : int
         Exit code; minus the signal's number if one killed it.
     time : float
-        Seconds, CLOCK_REALTIME.
+        Time of the end: seconds, CLOCK_REALTIME.
     by_launcher : bool
         Whether the launcher had sent it a signal by then.
     lost : str
-        Why nobody could see its end: how the agent of its host was lost. Empty: its end was seen.
+        Description of how the agent of its host was lost, if the end was not observed because of that; else empty.
     report : ExitReport
-        What it reported before.
+        Exit report of the process.
     """
 
     rank: int
@@ -54,31 +54,31 @@ class End:
 
     @property
     def failed(self) -> bool:
-        """Whether it failed, and nobody asked it to end."""
+        """True if it failed without a signal of the launcher."""
         return self.code != 0 and not self.by_launcher
 
     @property
     def exit_code(self) -> int:
-        """The exit code as a shell gives it: 128 + the signal's number for a killed process."""
+        """Exit code as a shell has it: 128 + the signal's number for a killed process."""
         return 128 - self.code if self.code < 0 else self.code
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One rank's word on who is to blame.
+    """One rank's report on the rank that caused the failure.
 
     Attributes
     ----------
     source : int
-        The rank that says so.
+        Rank that reports.
     culprit : int or None
-        The rank that it blames, maybe itself; None if it only says that it is not to blame.
+        Rank that it blames, maybe itself; None if it only reports that another rank is the cause.
     cause : str
-        `died`, `raised`, `left`, `stalled`, `lost`, `absent`; empty if it does not say.
+        `died`, `raised`, `left`, `stalled`, `lost`, `absent`; empty if it is not known.
     message : str
-        Of an absence with the lines that say more.
+        Text of the report; if the cause is `absent`, with further lines of details.
     time : float
-        Seconds, CLOCK_REALTIME.
+        Time of the report: seconds, CLOCK_REALTIME.
     """
 
     source: int
@@ -90,18 +90,18 @@ class Claim:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The first cause.
+    """The first cause of a job's failure.
 
     Attributes
     ----------
     culprit : int
-        The rank to blame.
+        Rank that caused it.
     claim : Claim or None
-        The earliest word against it: of another rank, if there is one.
+        Earliest claim against the culprit, of another rank if there is one.
     exit_code : int
-        What the launcher exits with: the culprit's own code if it failed by itself, else that of the first who did.
+        Exit code of the launcher: the culprit's own if it failed by itself, else that of the first rank that did.
     blames : dict of int to int or None
-        Whom each consequence blames, as far as it says.
+        Rank that each rank failing as a consequence blames; None if it is not known.
     """
 
     culprit: int
@@ -111,14 +111,14 @@ class Verdict:
 
 
 def judge(ends: Sequence[End], claims: Sequence[Claim]) -> Verdict | None:
-    """Find the first cause.
+    """Find the first cause of a job's failure.
 
     Parameters
     ----------
     ends : sequence of End
-        Every rank's.
+        Ends of all ranks.
     claims : sequence of Claim
-        Failures and exceptions; those of failures have the better time.
+        Claims of failures and exceptions; the times of the former are more exact.
 
     Returns
     -------
@@ -135,7 +135,7 @@ def judge(ends: Sequence[End], claims: Sequence[Claim]) -> Verdict | None:
         if claim.culprit != claim.source:
             blames.setdefault(claim.source, claim.culprit)
     own = {end.rank: end for end in failures}
-    # Rank 0's host judges what hosts claim; only one that has lost it says, of its own, that rank 0 is gone.
+    # Rank 0's host decides on the claims of hosts. Only a host that has lost contact to it claims that rank 0 has gone.
     if blames.get(0) is not None and not (0 in own and own[0].code < 0):
         claims = [claim for claim in claims if claim.culprit != 0 or claim.cause not in UNREACHED]
     since = {end.rank: end.time for end in failures if end.rank not in blames}
@@ -161,7 +161,7 @@ def judge(ends: Sequence[End], claims: Sequence[Claim]) -> Verdict | None:
 
 
 def _root(rank: int, blames: Mapping[int, int | None]) -> int:
-    """Follow blame to its end; where ranks blame each other in a circle, stay with the first."""
+    """Follow the blames from a rank to the last one; return the rank itself if they form a circle."""
     seen = {rank}
     last = rank
     while (blamed := blames.get(last)) is not None:
@@ -173,18 +173,18 @@ def _root(rank: int, blames: Mapping[int, int | None]) -> int:
 
 
 def claim_of(end: End) -> Claim | None:
-    """Take a rank's word on another rank from its exit report.
+    """Return the claim that a rank's exit report contains.
 
     Parameters
     ----------
     end : End
-        How it ended.
+        End of the rank.
 
     Returns
     -------
     Claim or None
-        What it knew of the failure of its world; else what its exception says, if that follows from another rank's
-        deed; None if it says neither.
+        Claim of the failure of its world, or else of its exception, if that is the consequence of another rank's
+        failure; None if the report has neither.
     """
     failure, raised = end.report.failure, end.report.raised
     if failure is not None:
@@ -195,7 +195,7 @@ def claim_of(end: End) -> Claim | None:
 
 
 def traceback_span(lines: Sequence[str]) -> tuple[int, int] | None:
-    """Find the last Python traceback, with those it is chained to ("During handling of the above exception ...").
+    """Find the last Python traceback, including those to which it is chained ("During handling of the above ...").
 
     Parameters
     ----------
@@ -204,7 +204,7 @@ def traceback_span(lines: Sequence[str]) -> tuple[int, int] | None:
     Returns
     -------
     tuple of int, or None
-        Index of its first line, and of the line after the exception's first.
+        Index of its first line, and of the line after the first line of the exception's text.
     """
     starts = [index for index, line in enumerate(lines) if _TRACEBACK.match(line)]
     if not starts:
@@ -217,16 +217,16 @@ def traceback_span(lines: Sequence[str]) -> tuple[int, int] | None:
 
 
 def describe(code: int) -> str:
-    """Say how a process ended.
+    """Return a text on how a process ended.
 
     Parameters
     ----------
     code : int
-        As in `End.code`.
+        Same as in `End.code`.
 
     Returns
     -------
     str
-        `exit code 3`, `killed by SIGKILL`.
+        Text such as `exit code 3` or `killed by SIGKILL`.
     """
     return f"exit code {code}" if code >= 0 else f"killed by {signal_name(-code)}"

@@ -1,9 +1,9 @@
-"""Sees for itself that none of a lost agent's workers runs any more: what is certain need not be waited for.
+"""Confirmation that no worker of a lost agent runs any more, so that the driver need not wait for the lease.
 
-When an agent is lost, nobody tells the launcher what becomes of its workers. They end with the agent, or with its
-lease, which takes seconds. So the launcher starts another agent in the same way, for this alone: it kills what it finds
-of the workers, and says so when it finds nothing. That counts only if it is where the lost one was, and sees the same
-processes: a container or a PID namespace of its own would show it none.
+When an agent is lost, the launcher does not learn what happens to its workers. They end with the agent or its lease,
+which takes seconds. So the launcher starts another agent in the same way for this purpose alone. It kills the workers
+that it finds, and reports when none is left. That counts only if it sees the same processes as the lost agent: a
+container or PID namespace of its own would show it none.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from ..host import processes
 from .channel import PIDS, Channel, ChannelError, Message
 from .guardian import end_all, runs
 
-LOOK = 0.02  # seconds from one look to the next
+LOOK = 0.02  # seconds between two searches for workers
 
 
 def where() -> str:
-    """What tells apart two views of processes: which boot of which machine, and which PID namespace."""
+    """Return an identifier of the visible set of processes: the machine's boot id and the PID namespace."""
     return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
 
 
 def testify(channel: Channel, order: Message) -> None:
-    """End the workers of an agent that is lost, and tell when none is left; returns when the launcher hangs up.
+    """Kill the workers of a lost agent, and report when none is left; return when the launcher hangs up.
 
     Parameters
     ----------
     channel : Channel
     order : Message
-        `job` and `host`, by which their processes are known; `where` the agent was; `workers`: of each its number and
-        when it began, in ticks since boot.
+        Its fields: `job` and `host`, which identify the processes; `where`, the lost agent's result of `where()`;
+        `workers`, the pid and start time (in ticks since boot) of each worker.
     """
     head = order.head
     known = [_process(told) for told in head["workers"]]
@@ -51,7 +51,7 @@ def testify(channel: Channel, order: Message) -> None:
 
 
 def _process(told: Any) -> tuple[int, int]:
-    """A worker's number and beginning; a pid of 0 or below would be that of a group, or of all."""
+    """Return a worker's pid and start time, validated: a pid of 0 or below would mean a group or all processes."""
     if isinstance(told, list) and len(told) == 2 and all(type(each) is int for each in told):
         pid, born = told
         if PIDS[0] <= pid <= PIDS[1] and born >= 0:
@@ -60,7 +60,10 @@ def _process(told: Any) -> tuple[int, int]:
 
 
 def _end(workers: list[tuple[int, int]]) -> bool:
-    """Kill workers with their groups; whether any runs. A program may have overwritten its variables."""
+    """Kill workers with their process groups, and return whether any was running.
+
+    This finds programs that have overwritten their environment, by which `end_all` searches.
+    """
     found = [(pid, process) for pid, born in workers if (process := processes.look(pid)) and process.born == born]
     running = [pid for pid, process in found if runs(process)]
     for pid in running:
@@ -69,7 +72,7 @@ def _end(workers: list[tuple[int, int]]) -> bool:
 
 
 def _hung_up(channel: Channel) -> bool:
-    """Wait for a moment; whether the launcher wants to know no more."""
+    """Wait up to `LOOK` seconds, and return whether the launcher has hung up."""
     poll = select.poll()
     poll.register(channel.reading, select.POLLIN)
     if poll.poll(1e3 * LOOK):

@@ -1,8 +1,8 @@
-"""A thread that writes where a write may block, so that whoever supervises processes never stands still for a file.
+"""A thread for writes that may block, so that the supervisor of processes never waits for a file.
 
-What waits for it is bounded. Whoever produces output asks `full` in each of its steps, and leaves the pipes of ranks
-unread as long as it is: a slow disk slows down those that write, as it would without a launcher, and nothing is lost.
-A disk that takes nothing at all for `STANDSTILL` seconds loses what does not fit instead, and that is counted: a
+Its queue is bounded. The supervisor calls `full` in each step, and leaves the pipes of ranks unread while it returns
+True. By this back-pressure a slow disk slows down the ranks, as it would without a launcher, and no output is lost. If
+a disk makes no progress for `STANDSTILL` seconds, output beyond the bound is dropped and counted instead, because a
 training is worth more than its log.
 """
 
@@ -15,48 +15,48 @@ from queue import SimpleQueue
 from ..host.patience import Patience
 from .errors import LaunchError
 
-HIGH = 64 << 20  # bytes that wait, from which on ranks are not read
-LOW = 32 << 20  # and from which on they are read again
-STANDSTILL = 60.0  # seconds for which a full writer holds ranks back though nothing moves
-FLUSH = 30.0  # seconds without any progress after which what is left at the end is given up
-LONGEST_WAIT = 0.5  # seconds from one look at the end to the next
-LOOK = 0.05  # seconds from one look at a full writer to the next
+HIGH = 64 << 20  # high-water mark: queued bytes above which ranks are not read
+LOW = 32 << 20  # low-water mark: queued bytes at which they are read again
+STANDSTILL = 60.0  # seconds for which a full writer without progress holds ranks back
+FLUSH = 30.0  # seconds without progress after which the remaining output is given up at the end
+LONGEST_WAIT = 0.5  # longest seconds between two polls at the end
+LOOK = 0.05  # seconds between two polls of a full writer
 
 
 class Writer:
-    """Runs what it is given, in order. Until `start`, that is at once, in the thread that gives it.
+    """Queue of tasks that a thread runs in order. Before `start`, tasks run at once, in the thread that puts them.
 
-    Its thread ends by `finish`, or with the process.
+    The thread ends by `finish`, or with the process.
 
     Parameters
     ----------
     name : str
-        Of the thread.
+        Name of the thread.
 
     Attributes
     ----------
     given_up : bool
-        Whether it stood still at the end: nothing more is written.
+        Whether it made no progress at the end, so that nothing more is written.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._tasks: SimpleQueue[tuple[Callable[[], None], int]] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._given = 0  # bytes, counted by the thread that gives
-        self._taken = 0  # bytes, counted by this writer's thread, as the next
+        self._given = 0  # bytes put into the queue, counted by the producer's thread
+        self._taken = 0  # bytes of finished tasks, counted by this writer's thread, like `_moves`
         self._moves = 0  # parts of tasks that are done
-        self._seen = -1  # of `_moves`, when `_patience` began
+        self._seen = -1  # value of `_moves` when `_patience` began
         self._patience = Patience(STANDSTILL)
         self._holding = self._losing = self.given_up = False
 
     def start(self) -> None:
-        """Write in a thread from now on; a second call does nothing. No process may need a single thread any more.
+        """Start the thread; a second call does nothing. Call it when nothing needs a single-threaded process any more.
 
         Raises
         ------
         LaunchError
-            The system allows no thread more.
+            The system allows no further thread.
         """
         if self._thread is None:
             thread = threading.Thread(target=self._run, name=f"enginerun-{self._name}", daemon=True)
@@ -71,23 +71,24 @@ class Writer:
 
     @property
     def behind(self) -> int:
-        """Bytes that wait to be written."""
+        """Number of bytes that wait to be written."""
         return self._given - self._taken
 
     def put(self, task: Callable[[], None], size: int = 0) -> bool:
-        """Have something done after all that was given before.
+        """Queue a task.
 
         Parameters
         ----------
         task : callable
-            May block. It calls `moved` whenever a part is done, and raises nothing.
+            Function that may block. It calls `moved` whenever a part is done, and raises nothing.
         size : int
-            Bytes that it holds.
+            Number of bytes that it holds.
 
         Returns
         -------
         bool
-            False: it will not be done, because there is no room, and nothing has moved for `STANDSTILL`.
+            False if it is dropped, because the queue is full without progress for `STANDSTILL`, or the writer has
+            given up.
         """
         if self._thread is None:
             task()
@@ -99,11 +100,11 @@ class Writer:
         return True
 
     def moved(self) -> None:
-        """Tell that a part of a task is done; called by tasks."""
+        """Report progress: a part of a task is done. Tasks call this."""
         self._moves += 1
 
     def full(self) -> bool:
-        """Look whether whoever gives should give no more for now. It looks again after `LOOK`."""
+        """Return whether the producer should pause, and call this again after `LOOK` seconds."""
         if self.behind <= (LOW if self._holding else HIGH):
             self._holding = self._losing = False
             self._seen = -1
@@ -116,17 +117,17 @@ class Writer:
         return self._holding
 
     def flush(self, seconds: float | None = FLUSH) -> bool:
-        """Wait until all is written.
+        """Wait until all tasks are done.
 
         Parameters
         ----------
         seconds : float, optional
-            Without progress, after which what is left is given up; None: never.
+            Seconds without progress after which the rest is given up; None: never.
 
         Returns
         -------
         bool
-            Whether all was written.
+            Whether all tasks were done.
         """
         written = threading.Event()
         if self.given_up or not self.put(written.set):
@@ -143,15 +144,15 @@ class Writer:
         return True
 
     def finish(self, seconds: float | None = FLUSH) -> bool:
-        """Wait until all is written, and end the thread; parameters and result as of `flush`.
+        """Flush and end the thread; parameters and result are those of `flush`.
 
-        A thread that stands still in a write ends as soon as that does.
+        A thread that is blocked in a write ends as soon as the write does.
         """
         whole, thread = self.flush(seconds), self._thread
         if thread is not None:
             self._tasks.put((_end, 0))
             if whole:
-                thread.join()  # it does nothing more
+                thread.join()  # no task is left
                 self._thread = None
         return whole
 
@@ -165,4 +166,4 @@ class Writer:
 
 
 def _end() -> None:
-    """The last task."""
+    """Mark the end of the queue; it is never called."""

@@ -1,4 +1,4 @@
-"""Files in YAML, read within limits: aliases and deep nesting make a short one take hours and all memory."""
+"""Reader of YAML files with limits, since aliases and deep nesting can make a short file take hours and all memory."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 from .. import bounded_reader
 
-LARGEST = 1 << 16  # bytes of a file
-DEEPEST = 16  # levels of sections and lists
+LARGEST = 1 << 16  # largest size of a file in bytes
+DEEPEST = 16  # most levels of sections and lists
 
 
 class YAMLFileError(Exception):
-    """A text that is no YAML, or beyond a limit.
+    """A text is no YAML, or exceeds a limit.
 
     Attributes
     ----------
     line : int or None
-        The line where it is wrong, from 1, if that is known.
+        Line of the error, from 1; None if it is not known.
     """
 
     def __init__(self, text: str, line: int | None) -> None:
@@ -27,19 +27,19 @@ class YAMLFileError(Exception):
 
 
 def compose(text: str) -> Any:
-    """Read a text as nodes, which know their lines; None: it is empty. Errors as of `load`."""
+    """Parse a text into nodes, which have line numbers; None if it is empty. Raises as `load` does."""
     return _read(text, lambda loader: loader.get_single_node())
 
 
 def load(text: str) -> Any:
-    """Read a text as Python's values, in which numbers are texts.
+    """Parse a text into Python values, in which numbers stay texts.
 
     Raises
     ------
     ModuleNotFoundError
         PyYAML is not installed.
     YAMLFileError
-        It is no YAML, is nested too deeply, or has an alias.
+        The text is no YAML, is nested too deeply, or has an alias.
     """
     return _read(text, lambda loader: loader.get_single_data())
 
@@ -53,21 +53,21 @@ def _read(text: str, read: Callable[[Any], Any]) -> Any:
         mark = getattr(error, "problem_mark", None)
         why = " ".join(str(getattr(error, "problem", None) or error).split())
         raise YAMLFileError(why, None if mark is None else mark.line + 1) from error
-    # What PyYAML raises for a value that is not of the type that its tag or its look promises.
+    # PyYAML raises these for a value that is not of the type that its tag or its form promises.
     except (ValueError, LookupError, AttributeError, TypeError, ArithmeticError) as error:
         raise YAMLFileError(f"a value is not what it looks like: {bounded_reader.shorten(str(error))}", None) from error
 
 
 @cache
 def _loader() -> Any:
-    """PyYAML's loader of plain values, with the limits."""
+    """Make a PyYAML loader of plain values that enforces the limits."""
     import yaml
 
     class Limited(yaml.SafeLoader):  # type: ignore[misc]
         level = 0
 
         def fetch_flow_collection_start(self, TokenClass: Any) -> None:
-            if self.flow_level >= DEEPEST:  # the scanner reads ahead, in a time that grows with the square of them
+            if self.flow_level >= DEEPEST:  # the scanner's look-ahead takes time quadratic in them
                 raise yaml.scanner.ScannerError(None, None, f"more than {DEEPEST} levels", self.get_mark())
             super().fetch_flow_collection_start(TokenClass)
 
@@ -83,7 +83,7 @@ def _loader() -> Any:
             finally:
                 self.level -= 1
 
-    # YAML reads 010 as 8, 1:30 as 90 and 1_000 as 1000: a number stays the text that it is, and its form reads it.
+    # YAML reads 010 as 8, 1:30 as 90 and 1_000 as 1000. So numbers stay texts, which the options' own forms parse.
     for kind in ("int", "float"):
         Limited.add_constructor(f"tag:yaml.org,2002:{kind}", lambda loader, node: str(loader.construct_scalar(node)))
     return Limited

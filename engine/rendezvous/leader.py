@@ -39,7 +39,7 @@ class Leader(Between):
         self.calling: Steps[None] | None = None  # the conversation with the hub
 
     def begin(self) -> None:
-        """Start to call the hub; raises as `Between.begin` does."""
+        """Begin calling the hub; raises as `Between.begin` does."""
         self.calling = self._with_hub(self.chosen_address())
         self.talks.begin(self.calling)
 

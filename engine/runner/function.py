@@ -215,7 +215,7 @@ def arguments_of(options: Mapping[str, Any]) -> Iterator[str]:
 
 def _launch(home: Path, arguments: Sequence[str]) -> None:
     """Start the launcher and wait for its end. If the thread that started it ends, so do launcher and ranks."""
-    # A session of its own: Ctrl-C in the terminal reaches this process alone, which passes it on once.
+    # In a session of its own the launcher gets no Ctrl-C of the terminal: this process passes it on, once.
     launcher = subprocess.Popen(
         [sys.executable, "-P", "-m", "engine.runner.job", str(os.getpid()), str(home), *arguments],
         stdin=subprocess.DEVNULL,

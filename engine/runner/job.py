@@ -62,7 +62,7 @@ def launch(caller: int, home: Path, options: Callable[[], Options]) -> None:
     if os.getppid() == caller:
         private_files.write(home / OUTCOME, json.dumps(outcome | {"incomplete": incomplete}).encode())
     else:
-        shutil.rmtree(home, ignore_errors=True)  # nobody else is left to do it
+        shutil.rmtree(home, ignore_errors=True)  # the caller cannot do it any more
 
 
 def _collect(directory: Path, home: Path, incomplete: dict[str, str]) -> None:
