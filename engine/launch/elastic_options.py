@@ -45,7 +45,7 @@ class Elastic:
     cooldown : (float, float) or None
         Least and longest seconds for which a failed host is blacklisted; None: for good.
     slow : (float, float) or None
-        A worker is let go if the others wait for it this many seconds in each step, and for how many seconds so.
+        Limits for letting a slow worker go: seconds of each step for which the others wait for it, and for how long.
     lease : float
         Seconds without a message of the launcher after which the workers of another host are killed.
     """

@@ -4,10 +4,11 @@ A rank dies with the launcher by PR_SET_PDEATHSIG. Its child processes, such as 
 worker, do not. The guardian is a fork of the launcher that sleeps on a pipe, over which it learns the process groups of
 the job. When the pipe ends without a farewell, it kills those groups and every process with the job's `ENGINE_JOB`.
 
-In an elastic job the guardian of an agent on another host than the launcher's also enforces the lease. An agent that is
-stopped, or has heard nothing of the launcher for the length of the lease, is killed with all its workers, because the
-launcher may have let others go on without them. A lease ends at a time of CLOCK_BOOTTIME, which includes suspension. If
-a host wakes up after that time, its workers are stopped at once, and killed unless the launcher renews the lease.
+In an elastic job the guardian of an agent on another host than the launcher's also enforces the lease. It kills the
+agent and all its workers if the agent is stopped, or gets no message of the launcher for the length of the lease. By
+then the launcher may have let others go on without them. A lease ends at a time of CLOCK_BOOTTIME, which includes
+suspension. If a host wakes up after that time, its workers are stopped at once, and killed unless the launcher renews
+the lease.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class Pages:
         self._pids: dict[int, int] = {}
 
     def send(self, channel: Channel) -> None:
-        """Send the pages that have changed since the last call.
+        """Send the pages that have changed since the last call, all process states and the clocks.
 
         Parameters
         ----------

@@ -2,8 +2,8 @@
 
 Its queue is bounded. The supervisor calls `full` in each step, and leaves the pipes of ranks unread while it returns
 True. By this back-pressure a slow disk slows down the ranks, as it would without a launcher, and no output is lost. If
-a disk makes no progress for `STANDSTILL` seconds, output beyond the bound is dropped and counted instead, because a
-training is worth more than its log.
+a disk makes no progress for `STANDSTILL` seconds, output beyond the bound is dropped and counted instead. A training is
+worth more than its log.
 """
 
 from __future__ import annotations

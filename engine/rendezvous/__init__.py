@@ -1,6 +1,6 @@
 """The rendezvous: ranks find each other and exchange descriptors.
 
-On each host the *leader*, its lowest rank, makes the control segment and the arena, and listens on an abstract Unix
+On each host the *leader*, its lowest rank, makes the control segment and the arena. It listens on an abstract Unix
 socket, which leaves no file behind. Both sides check that the other runs as the same user, and prove by HMAC over the
 other's nonce that they know the job's secret. With one host the leader is rank 0.
 

@@ -194,8 +194,8 @@ def wait(
 ) -> None:
     """Wait for a request in which all ranks take part.
 
-    If it is not complete in time, a `RendezvousError` is raised whose text begins with `what`. `other_failed` is the
-    same as in `begin`.
+    If it is not complete in time, a `RendezvousError` is raised with `what` in its text. `other_failed` is the same as
+    in `begin`.
     """
     patience, soon = Patience(seconds), Patience(LOOK)
     while not request.Test():
