@@ -6,13 +6,13 @@ to write, only modules that Python has loaded already. A write never raises: it 
 
 from __future__ import annotations
 
-import _thread  # `threading` costs each start of a Python more than all of this
+import _thread  # importing `threading` would delay each start of Python more than all else here
 import atexit
 import os
 import sys
 
-PAGE = "ENGINE_EXIT_REPORT"  # variable: the inode number of the page, and its path
-OWNER = "ENGINE_EXIT_REPORT_OWNER"  # variable: process id of the rank's Python, which its child processes inherit
+PAGE = "ENGINE_EXIT_REPORT"  # environment variable: the inode number of the page, and its path
+OWNER = "ENGINE_EXIT_REPORT_OWNER"  # environment variable: pid of the rank's Python; child processes inherit it
 LIMIT = 1 << 17  # largest size of a report in bytes
 _LONGEST = 8000  # longest message in characters
 _DEEPEST = 100  # most exceptions of a chain that are examined

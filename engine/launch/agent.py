@@ -284,7 +284,7 @@ def _of_this_host(name: str) -> bool:
 
 
 def _listen(address: str) -> socket.socket:
-    """Open the socket on which rank 0 listens: on one address, or on all if that is empty."""
+    """Open the socket on which rank 0 listens, on `address`, or on all addresses if that is empty."""
     try:
         return network.listen(address or None, 0, backlog=256)
     except OSError as error:

@@ -58,13 +58,13 @@ def allot(
     Parameters
     ----------
     facts : Facts
-        The host as the launcher sees it.
+        Facts about the host, as the launcher sees it.
     ranks : int
-        Ranks on this host.
+        Number of ranks on this host.
     environment : mapping of str to str
         The user's environment: settings for OpenMP in it are kept.
     binding : bool
-        False with `--no-binding`.
+        Whether ranks may be bound; False with `--no-binding`.
     cpus_per_rank : int or None
         The value of `--cpus-per-rank`, if given.
 
@@ -75,7 +75,7 @@ def allot(
     Raises
     ------
     LaunchError
-        If the affinity set is too small for `cpus_per_rank`.
+        The affinity set is too small for `cpus_per_rank`.
     """
     if cpus_per_rank is not None and binding and cpus_per_rank * ranks > len(facts.cpus):
         raise LaunchError(

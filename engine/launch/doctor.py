@@ -131,7 +131,7 @@ def main(arguments: Sequence[str]) -> int:
     Raises
     ------
     LaunchError
-        The options make no sense.
+        The options are invalid.
     """
     parser = argparse.ArgumentParser("enginerun doctor", USAGE, DESCRIPTION, allow_abbrev=False)
     parser.add_argument("-H", "--hosts", metavar="NAME,..", help="hosts; slots behind the names are passed over")

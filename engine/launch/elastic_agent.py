@@ -33,7 +33,7 @@ from .supervisor import ENDING_SIGNALS, PASSED_SIGNALS, SIGNALS, Stage, Supervis
 from .verdict import End
 from .witness import where
 
-# Exit codes of a program that the kernel does not execute, as shells have them.
+# Exit codes of shells for a program that the kernel cannot execute.
 _NOT_EXECUTED = {errno.ENOENT: 127, errno.EACCES: 126, errno.ENOEXEC: 126}
 
 

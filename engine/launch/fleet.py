@@ -284,7 +284,7 @@ class Fleet:
         elif message.kind == "done":
             agent.done = True
         elif message.kind == "beat":
-            message.seconds("at")  # the relay has answered it
+            message.seconds("at")  # validated here; the relay has confirmed it
         else:
             if message.kind == "started":
                 worker = message.number("worker", *WORLDS)

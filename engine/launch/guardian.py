@@ -235,7 +235,7 @@ def _keep_only(pipe: int) -> int:
     # Only open descriptors: the limit may be a thousand million, and old kernels have no close_range.
     for entry in os.listdir("/proc/self/fd"):
         if int(entry) > kept:
-            os.closerange(int(entry), int(entry) + 1)  # ignores the one that the listing itself has used
+            os.closerange(int(entry), int(entry) + 1)  # ignores the listing's own descriptor, closed already
     return kept
 
 

@@ -83,7 +83,7 @@ def without_effect(options: Iterable[str]) -> str:
 
 
 def arguments_of(path: Path, options: Collection[str]) -> list[str]:
-    """Turn a file of settings, as `--config-file` takes it, into options.
+    """Convert a settings file of `--config-file` into options.
 
     Parameters
     ----------

@@ -80,7 +80,7 @@ class JobRun:
         self._collect = collect
         self._out = Console(1)
         self._err = Console(2, beside=self._out)
-        self._files = Writer("files")  # of ranks that are all here
+        self._files = Writer("files")  # files of ranks that all run here
         self._displays: list[Display] = []
         self._clocks: dict[int, float] = {}
         self._shares: dict[str, tuple[int, int]] = {}
@@ -108,7 +108,7 @@ class JobRun:
                 "it, as in 'unshare --pid --fork --mount-proc'"
             )
         try:
-            here = machine.working_directory()  # that of the ranks, too
+            here = machine.working_directory()  # also that of the ranks
         except FileNotFoundError as error:
             raise LaunchError(error.strerror) from None
         chosen = load(options, os.environ)

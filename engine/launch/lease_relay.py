@@ -27,7 +27,7 @@ FAREWELL = 1.0  # seconds in which an agent can read the last messages after the
 
 
 class _Link:
-    """Both directions between the driver and one agent."""
+    """State of the relay for one agent: descriptors and buffers of both directions."""
 
     def __init__(self, channel: Channel) -> None:
         self.from_agent, self.to_agent = channel.reading, channel.out.descriptor

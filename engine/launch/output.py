@@ -218,7 +218,7 @@ class Display:
             self.problem = error
 
     def _keep(self, data: bytes) -> None:
-        """Write raw bytes to the file; a full disk ends the file, not the job."""
+        """Write raw bytes to the file; after an error, such as a full disk, the rest is dropped."""
         if self.problem is not None:
             return
         view = memoryview(data)

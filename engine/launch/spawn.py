@@ -222,7 +222,7 @@ def raise_descriptor_limit(ranks: int) -> tuple[int, int]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 64 + ranks * DESCRIPTORS_PER_RANK
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(ValueError, OSError):  # beyond the hard limit: opening will say so
+        with contextlib.suppress(ValueError, OSError):  # beyond the hard limit: a later open() reports the error
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     return soft, hard
 
@@ -249,7 +249,7 @@ def _before_exec(launcher: int, plan: RankPlan, descriptors: tuple[int, int]) ->
         else:
             os.setsid()
         processes.prctl(processes.PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != launcher:  # it died before the request above
+        if os.getppid() != launcher:  # the launcher died before the call of prctl
             os._exit(128 + signal.SIGKILL)
         resource.setrlimit(resource.RLIMIT_NOFILE, descriptors)
         if memory is not None:

@@ -4,7 +4,7 @@ When a rank dies, the engine makes every other rank raise an error that names it
 fail nearly at once, and one is the cause. The evidence, best first:
 
 1. *Failures*: the exit report of rank M names the rank that its engine blames for the world's failure, and the time.
-2. *Exceptions*: the exit report says that a `RankDiedError` or the like has ended rank M, which is a consequence.
+2. *Exceptions*: the exit report says that a `RankDiedError` or the like has ended rank M, so M is not the cause.
 3. *Time*: of the ranks that failed by themselves, the first.
 
 The stderr of ranks is for people, and decides nothing.

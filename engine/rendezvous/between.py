@@ -248,7 +248,7 @@ class Between:
             self.failures[hello.rank] = f"{hello.failure} on {self.name}"
 
     def begin(self) -> None:
-        """Listen, or call, or both.
+        """Begin to listen for other leaders, or to call the hub.
 
         Raises
         ------

@@ -75,7 +75,7 @@ class Hub(Between):
         assert world.hub is not None
         self.address = world.hub
         self.hurried = False
-        self.inner: Door | None = None  # the door for lanes, where they have an interface of their own
+        self.inner: Door | None = None  # port for lanes, if they have an interface of their own
 
     def begin(self) -> None:
         """Listen for the leaders of other hosts; raises as `Between.begin` does."""

@@ -76,7 +76,7 @@ def run(
     Parameters
     ----------
     func : callable
-        It calls `engine.init()` itself.
+        Function to call, which calls `engine.init()` itself.
     args, kwargs : sequence, mapping
         Arguments of `func`, the same on every rank.
     num_proc, np : int, optional
@@ -89,7 +89,7 @@ network_interfaces
     verbose : int, optional
         If not 0, print what is started, and on which CPUs.
     executable : str, optional
-        The Python of the ranks; this one by default.
+        Path of the ranks' Python; by default this one.
     min_num_proc, max_num_proc, min_np, max_np, host_discovery_script
         Same as the options of these names. Each makes the job elastic, unless both bounds are `num_proc` and there is
         no discovery script. In an elastic job `func` calls a function decorated with `engine.elastic.run`.
@@ -149,7 +149,7 @@ network_interfaces
     call = pickle.dumps((sys.path, sys.executable, _dumps(func, args, dict(kwargs or {}))))
     with tempfile.TemporaryDirectory(prefix="enginerun-call-") as directory:
         home = Path(directory)
-        lock = leftovers.lock(home)  # else another job may take it for a leftover, however long this one runs
+        lock = leftovers.lock(home)  # else another job may remove it as a leftover
         try:
             private_files.write(home / CALL, call)
             python = executable or sys.executable
@@ -271,11 +271,11 @@ def read_results(home: Path) -> list[Any]:
 def _failure(home: Path, outcome: Mapping[str, Any]) -> JobError:
     rank, host = outcome["rank"], outcome["host"]
     report = "\n".join(outcome["report"])
-    if rank is None:  # of an elastic job the report begins with the first failure
+    if rank is None:  # an elastic job, or one ended by a signal
         return JobError(report or f"the job was ended by a signal (exit code {outcome['code']})")
     who = f"rank {rank}" if host is None else f"rank {rank} on {host}"
     path = home / f"rank.{rank}.{ERROR}"
-    if path.name in outcome["incomplete"] or not path.exists():  # or it was killed, or never came to the call
+    if path.name in outcome["incomplete"] or not path.exists():  # killed, or failed before the call
         return JobError(f"{who} failed first\n{report}", rank)
     trace = path.read_text(encoding="utf-8", errors="replace")
     return JobError(f"{who} failed first:\n{trace}", rank)
