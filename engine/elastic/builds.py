@@ -1,29 +1,29 @@
-"""Which newcomers cannot work with the others of a job: those of another build, or with settings that must be equal."""
+"""Detection of newcomers that cannot work with the job: another build, or different settings that must be equal."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 Build = Mapping[str, str | int]
-"""What ranks must have in common, by name; settings under the names of their variables."""
+"""Values that must be equal on all ranks, by name; settings by the names of their variables."""
 
 
 SOURCES = ("protocol", "layout", "sources")
-"""What two builds of one version may differ in: those of the native engine's sources."""
+"""Values that depend on the native engine's sources: two builds of one version may differ in them."""
 
 
 class Builds:
-    """What the members of a job have in common: that of the first world whose members have met."""
+    """Values that all members of a job share: those of the first world whose members have met."""
 
     def __init__(self) -> None:
         self._common: Build = {}
 
     def met(self, build: Build) -> None:
-        """Note the build of a member that has met the others."""
+        """Record the build of a member that has met the others."""
         self._common = self._common or build
 
     def differs(self, build: Build) -> str:
-        """In what a newcomer differs from the job, and what mends it; empty if nothing is known to differ."""
+        """Return how a newcomer differs from the job, and how to fix it; empty if no difference is known."""
         return "; ".join(
             f"it has {name} {value}, the job has {self._common[name]}: "
             + ("set it alike" if name.isupper() else "install the same " + ("build" if name in SOURCES else "version"))

@@ -1,4 +1,4 @@
-"""Why worlds have ended: which cause the user sees, and which exception is the program's own."""
+"""Causes of the ends of worlds: which one the user sees, and which exception is the program's own."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ class Kind(Enum):
 
 @dataclass
 class Cause:
-    """What ended a world.
+    """Event that ended a world.
 
     Attributes
     ----------
     text : str
+        Description for people.
     worker : int or None
-        Who is to blame.
+        Number of the worker to blame; None if no single worker is known.
     reported : bool
-        Whether only another worker has said so; what its agent tells of its end takes the place of that.
+        Whether only another worker has reported it; the report of the agent on how that worker ended replaces it.
     kind : Kind
     """
 
@@ -40,7 +41,7 @@ class Cause:
 
 
 class Causes:
-    """The causes of all resets, and of failures since the last commit.
+    """Causes of all resets, and of failures since the last commit.
 
     Parameters
     ----------
@@ -56,20 +57,20 @@ class Causes:
 
     @property
     def first(self) -> str:
-        """The first failure since the last commit; empty if there was none."""
+        """Text of the first failure since the last commit; empty if there was none."""
         return self._failures[0].text if self._failures else ""
 
     @property
     def first_failure(self) -> Cause | None:
-        """The same, and who is to blame."""
+        """First failure since the last commit, with the worker to blame; None if there was none."""
         return self._failures[0] if self._failures else None
 
     def reset(self, cause: Cause) -> None:
-        """Note what ended a world."""
+        """Record the cause that ended a world."""
         self.resets.append(cause)
 
     def failed(self, cause: Cause) -> None:
-        """Note a failure. If another worker has reported it before, this is what it was."""
+        """Record a failure. It replaces an earlier report of another worker about the same worker."""
         for earlier in self._failures:
             if earlier.reported and earlier.worker == cause.worker is not None:
                 earlier.text, earlier.reported = cause.text, cause.reported
@@ -77,9 +78,9 @@ class Causes:
         self._failures.append(cause)
 
     def repeats(self, exception: str, worker: int, strange: bool = False) -> int | None:
-        """Note an exception; the worker that has raised the same since the last commit, if another has.
+        """Record an exception, and return another worker that raised the same since the last commit, or None.
 
-        What `strange` workers alone raise does not count: it may be the fault of their host.
+        An exception that only `strange` workers raise does not count: it may be the fault of their host.
         """
         earlier, was_strange = self._exceptions.setdefault(exception, (worker, strange))
         if was_strange and not strange:
@@ -87,17 +88,17 @@ class Causes:
         return None if earlier == worker or (was_strange and strange) else earlier
 
     def begun(self) -> None:
-        """A world begins."""
+        """Count a world that begins."""
         self._barren += 1
 
     def committed(self) -> None:
-        """Forget failures that a commit has overcome."""
+        """Clear the recorded failures and exceptions after a commit."""
         self._barren = 0
         self._failures.clear()
         self._exceptions.clear()
 
     def too_many(self) -> str:
-        """Why there are no more resets; empty if there may be."""
+        """Return why no further reset is allowed; empty if one is."""
         limits = self._limits
         if limits.reset_limit is not None and len(self.resets) > limits.reset_limit:
             return f"{limits.reset_limit} resets were allowed (reset_limit){self._told()}"
@@ -106,5 +107,5 @@ class Causes:
         return ""
 
     def _told(self) -> str:
-        """The causes of all resets, one a line."""
+        """Return the causes of all resets, one a line."""
         return "".join(f"\n  reset {number}: {cause.text}" for number, cause in enumerate(self.resets, 1))

@@ -1,6 +1,6 @@
-"""Copies of values that hold arrays: the arrays lie side by side in one memory, and everything else is pickled.
+"""Copies of values that hold arrays: arrays lie side by side in one memory, and everything else is pickled.
 
-So a commit that is made into memory of an earlier one allocates nothing, and arrays reach another rank in one message
+A commit into the memory of an earlier one therefore allocates nothing. Arrays reach another rank in one message, and
 without being pickled.
 """
 
@@ -24,16 +24,17 @@ _ALIGNMENT = 64  # bytes
 
 @dataclass(frozen=True)
 class Place:
-    """Where an array lies, and what it is.
+    """Position and description of an array in the memory of a copy.
 
     Attributes
     ----------
     start, nbytes : int
+        Offset in the memory and size, in bytes.
     dtype : object
-        As its framework writes it; can be pickled.
+        Dtype in the notation of the framework; it can be pickled.
     shape : tuple of int
     origin : str
-        What else its framework needs to know to make the array again, such as a kind of device.
+        Further information that the framework needs to recreate the array, such as a kind of device.
     """
 
     start: int
@@ -44,54 +45,54 @@ class Place:
 
 
 class Arrays(Protocol):
-    """The arrays of one framework."""
+    """Operations on the arrays of one framework."""
 
     def owns(self, value: Any) -> bool:
-        """Whether a value is such an array, and is to be kept as one."""
+        """Return whether a value is an array of this framework that is to be kept as one."""
         ...
 
     def key(self, array: Any) -> Hashable:
-        """Equal for arrays that are the same memory, seen in the same way; they stay one array in a copy."""
+        """Return a key that is equal for identical views of the same memory; such arrays stay one array in a copy."""
         ...
 
     def place(self, array: Any, start: int) -> Place:
-        """What is kept of an array, at a place."""
+        """Return the description of an array that is put at offset `start`."""
         ...
 
     def memory(self, nbytes: int) -> Memory:
-        """Memory for copies; what is in it does not matter."""
+        """Return memory for copies; its contents are undefined."""
         ...
 
     def write(self, arrays: list[Any], views: list[Any]) -> None:
-        """Copy arrays into what `view` gave for their places."""
+        """Copy arrays into the views that `view` returned for their places."""
         ...
 
     def view(self, memory: Memory, place: Place) -> Any:
-        """The array at a place of memory, without a copy."""
+        """Return the array at a place of memory, without a copy."""
         ...
 
     def own(self, view: Any, place: Place) -> Any:
-        """A copy of such a view, where the array came from."""
+        """Return a copy of such a view, on the device that the array came from."""
         ...
 
 
 class NumpyArrays:
-    """Arrays of NumPy, but for those of Python objects."""
+    """Arrays of NumPy, except those of Python objects."""
 
     def owns(self, value: Any) -> bool:
-        """Whether a value is such an array, and is to be kept as one."""
+        """Return whether a value is an array that is to be kept as one."""
         return type(value) is np.ndarray and not value.dtype.hasobject
 
     def key(self, array: npt.NDArray[Any]) -> Hashable:
-        """Equal for arrays that are the same memory, seen in the same way."""
+        """Return the array's identity: a view of the same memory is another array."""
         return id(array)
 
     def place(self, array: npt.NDArray[Any], start: int) -> Place:
-        """What is kept of an array, at a place."""
+        """Return the description of an array that is put at offset `start`."""
         return Place(start, array.nbytes, array.dtype, array.shape)
 
     def memory(self, nbytes: int) -> Memory:
-        """Memory for copies."""
+        """Return uninitialized memory for copies."""
         return np.empty(nbytes, np.uint8)
 
     def write(self, arrays: list[Any], views: list[Any]) -> None:
@@ -100,11 +101,11 @@ class NumpyArrays:
             np.copyto(view, array)
 
     def view(self, memory: Memory, place: Place) -> npt.NDArray[Any]:
-        """The array at a place of memory."""
+        """Return the array at a place of memory, without a copy."""
         return np.ndarray(place.shape, place.dtype, memory.data, place.start)
 
     def own(self, view: npt.NDArray[Any], place: Place) -> npt.NDArray[Any]:
-        """A copy of such a view."""
+        """Return a copy of such a view."""
         return view.copy()
 
 
@@ -113,18 +114,18 @@ NUMPY = NumpyArrays()
 
 @dataclass(frozen=True)
 class Copy:
-    """A copy of some values.
+    """Copy of some values.
 
     Attributes
     ----------
     names : tuple of str
-        Of the values.
+        Names of the values.
     pickled : bytes
-        A pickle of each value, one behind the other, with numbers in place of arrays.
+        One pickle for each value, concatenated, with numbers in place of arrays.
     places : tuple of Place
-        By number, the arrays.
+        Places of the arrays, by number.
     memory : numpy.ndarray
-        uint8[n]: where they lie. It may be longer than needed.
+        uint8[n] that holds the arrays. It may be longer than needed.
     """
 
     names: tuple[str, ...]
@@ -142,12 +143,12 @@ NOTHING = Copy((), b"", (), np.empty(0, np.uint8))
 
 
 def extent(places: tuple[Place, ...]) -> int:
-    """Bytes of memory that arrays at these places take."""
+    """Return how many bytes of memory arrays at these places take."""
     return places[-1].start + places[-1].nbytes if places else 0
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles values, and collects their arrays."""
+    """Pickler that replaces arrays by numbers, and collects them."""
 
     def __init__(self, file: io.BytesIO, kind: Arrays) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
@@ -160,12 +161,12 @@ class _Pickler(pickle.Pickler):
             return None
         number = self._numbers.setdefault(self._kind.key(value), len(self.arrays))
         if number == len(self.arrays):
-            self.arrays.append(value)  # which also keeps its address from being given to another
+            self.arrays.append(value)  # the reference also prevents that another array gets its address
         return number
 
 
 class _Unpickler(pickle.Unpickler):
-    """The inverse of `_Pickler`."""
+    """Inverse of `_Pickler`."""
 
     find: Callable[[int], Any]
 
@@ -179,15 +180,15 @@ def take(values: Mapping[str, Any], kind: Arrays, find_memory: Callable[[int], M
     Parameters
     ----------
     values : mapping of str to object
-        Those that share something share it in the copy.
+        Values that share an object share it in the copy, too.
     kind : Arrays
     find_memory : callable
-        Gives memory of at least so many bytes, which no copy that is still needed lies in.
+        Returns memory of at least the given number of bytes, in which no copy lies that is still needed.
 
     Raises
     ------
     TypeError
-        A value that cannot be pickled, by name.
+        A value cannot be pickled; the text names it.
     """
     file = io.BytesIO()
     pickler = _Pickler(file, kind)
@@ -206,15 +207,15 @@ def take(values: Mapping[str, Any], kind: Arrays, find_memory: Callable[[int], M
 
 
 def give(copy: Copy, kind: Arrays, lent: Callable[[str], bool] = lambda name: False) -> dict[str, Any]:
-    """The values of a copy, which share nothing with it.
+    """Return the values of a copy, which share nothing with it.
 
     Parameters
     ----------
     copy : Copy
     kind : Arrays
     lent : callable, optional
-        Of a name: whether the arrays of that value may be views of the copy's memory, because whoever gets them copies
-        them at once, and changes nothing.
+        Takes a name, and returns whether the arrays of that value may be views of the copy's memory. That is safe if
+        the receiver copies them at once and changes nothing.
     """
     own: dict[int, Any] = {}
     unpickler = _Unpickler(io.BytesIO(copy.pickled))

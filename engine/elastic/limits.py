@@ -1,4 +1,4 @@
-"""What bounds an elastic job: its sizes, its waits, and how often it may begin a world."""
+"""Bounds of an elastic job: sizes of its worlds, timeouts, and how often it may start a world."""
 
 from __future__ import annotations
 
@@ -8,47 +8,49 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of a job. All times are seconds.
+    """Bounds of a job. All times are in seconds.
 
     Parameters
     ----------
     size : int
-        Ranks of the first world, unless so many do not come within `start_timeout`.
+        Number of ranks of the first world, unless fewer workers come within `start_timeout`.
     min_size, max_size : int
         Bounds of the size of every world.
     multiple : int
-        Worlds have a multiple of so many ranks.
+        Number that the size of every world is a multiple of.
     sizes : frozenset of int, optional
-        Worlds have one of these sizes.
+        Allowed sizes of worlds.
     start_timeout : float
-        That a worker has from its start to the gate, and all members of a world have to meet, unless `meeting` is less.
+        Longest time from a worker's start to its arrival at the gate. Also the longest time in which all members of a
+        world must meet, unless `meeting` is less.
     elastic_timeout : float
-        That the job waits for `min_size` workers.
+        Longest time that the job waits for `min_size` workers.
     stall_limit : float
-        That a member has to come to the gate when its world is over.
+        Longest time until a member comes to the gate after its world is over.
     grow_wait : float
-        During which newcomers are collected, so that those that come together cost one reset.
+        Time during which newcomers are collected, so that several of them cost one reset.
     end_grace : float
-        That a worker has to end by itself after it was told to.
+        Longest time that a worker has to end by itself after it was told to.
     kill_wait : float
-        That an agent has to tell of the end of a worker which it shall kill. It is more than the agent's own grace.
+        Longest time until an agent reports the end of a worker that it was told to kill. It exceeds the agent's own
+        grace.
     lease : float
-        After which no worker runs whose agent is lost, unless `AgentLost` says when. It is more than the time after
-        which an agent that hears nothing of the driver kills its workers, by as much as that can take.
+        Time after which no worker of a lost agent runs, unless `AgentLost` gives another. It exceeds the time after
+        which an agent without contact to the driver kills its workers, by as much as killing them can take.
     stalled_wait : float
-        That a member has to come to the gate when its world is over because it has stalled: the others have waited for
-        it before.
+        Longest time until a member that has stalled comes to the gate after its world is over. It is short, since the
+        others have already waited for that member.
     reset_limit : int or None
-        Resets, of whatever cause, after which the job ends with the next.
+        Number of resets, of whatever cause, that are allowed; the job ends with the next one.
     barren_limit : int or None
-        Worlds in a row that end before a commit, after which the job ends.
+        Number of consecutive worlds without a commit that are allowed; the job ends with the next one.
     cooldown : (float, float) or None
-        How long a blacklisted host is left alone: the first time, and at most; it doubles each time. None: for good.
+        Time that a blacklisted host is not used: initial value and maximum; it doubles each time. None: forever.
 
     Raises
     ------
     ValueError
-        Limits that contradict each other, by name.
+        Limits contradict each other; the text names them.
     """
 
     size: int
@@ -90,11 +92,11 @@ class Limits:
 
     @property
     def meeting(self) -> float:
-        """Seconds that the members of a world have to meet: no longer than a rank may keep others waiting, or 10."""
+        """Seconds that members of a world have to meet: `start_timeout`, at most the larger of `stall_limit` and 10."""
         return min(self.start_timeout, max(self.stall_limit, 10.0))
 
     def largest(self, workers: int) -> int:
-        """The size of the largest world that so many workers can form; 0 if they can form none."""
+        """Return the size of the largest world that `workers` workers can form; 0 if they can form none."""
         for size in range(min(workers, self.max_size), self.min_size - 1, -1):
             if size % self.multiple == 0 and (self.sizes is None or size in self.sizes):
                 return size

@@ -1,8 +1,9 @@
-"""Which samples of an epoch each rank takes, for any number of ranks that changes within the epoch.
+"""Assignment of an epoch's samples to ranks, for a number of ranks that changes within the epoch.
 
-A step covers a prefix of what is left of the epoch's permutation: sample i of the rest is rank i modulo ranks'. So what
-is done is one number, the length of a prefix, which follows from where the world began, its ranks and what each has
-taken; it is equal on all ranks without a word between them, and a world of another size goes on behind it.
+A step covers a prefix of the rest of the epoch's permutation: sample i of the rest belongs to rank i modulo the number
+of ranks. So one number, the length of a prefix, says how much is done. It follows from where the world began, its
+number of ranks and how many samples each rank has taken. It is equal on all ranks without communication, and a world of
+another size continues after it.
 """
 
 from __future__ import annotations
@@ -20,26 +21,27 @@ TAILS = (PAD, UNEVEN, DROP)
 
 
 def permutation(length: int, seed: int, epoch: int, shuffle: bool) -> npt.NDArray[np.int64]:
-    """The order in which an epoch's samples are taken.
+    """Return the order in which an epoch's samples are taken.
 
     Parameters
     ----------
     length : int
-        Samples of the data set.
+        Number of samples of the data set.
     seed, epoch : int
         From 0 to 2**32 - 1.
     shuffle : bool
-        Otherwise they are taken in their own order.
+        Whether to shuffle the samples; otherwise they keep the order of the data set.
 
     Returns
     -------
     ndarray of int64, shape (length,)
-        The same with every version of NumPy, as hosts may have different ones: its old generator is kept as it was.
+        The same with every version of NumPy, since hosts may have different ones: NumPy keeps its legacy generator
+        stable.
 
     Raises
     ------
     ValueError
-        A seed or an epoch out of range.
+        A seed or an epoch is out of range.
     """
     for name, value in (("seed", seed), ("epoch", epoch)):
         if not 0 <= value < 2**32:
@@ -52,24 +54,25 @@ def permutation(length: int, seed: int, epoch: int, shuffle: bool) -> npt.NDArra
 
 @dataclass(frozen=True)
 class Cut:
-    """How what is left of an epoch is cut for the ranks of one world.
+    """Partition of the rest of an epoch among the ranks of one world.
 
     Parameters
     ----------
     length : int
-        Samples of the epoch.
+        Number of samples of the epoch.
     done : int
-        Of these, how many were done when the world began.
+        Number of samples that were done when the world began.
     ranks : int
+        Number of ranks of the world.
     tail : str
-        What becomes of samples that do not divide evenly: with `pad` the first ones of the rest are repeated, so that
-        each rank has equally many; with `uneven` lower ranks have one more, and the others need `join`; with `drop`
-        they are left out.
+        Treatment of samples that do not divide evenly. `pad` repeats the first samples of the rest, so that each rank
+        has equally many. `uneven` gives lower ranks one sample more; the other ranks need `join`. `drop` leaves them
+        out.
 
     Raises
     ------
     ValueError
-        A tail of another name, or numbers that cannot be.
+        The tail is unknown, or the numbers are impossible.
     """
 
     length: int
@@ -85,56 +88,56 @@ class Cut:
 
     @property
     def rest(self) -> int:
-        """Samples that were not done."""
+        """Number of samples that were not done when the world began."""
         return self.length - self.done
 
     @property
     def padded(self) -> int:
-        """Samples that are repeated; fewer than ranks."""
+        """Number of samples that are repeated; fewer than ranks."""
         return -self.rest % self.ranks if self.tail == PAD else 0
 
     @property
     def most(self) -> int:
-        """Samples of rank 0, who has as many as any."""
+        """Number of samples of rank 0, the maximum over all ranks."""
         return self.rest // self.ranks if self.tail == DROP else -(-self.rest // self.ranks)
 
     def count(self, rank: int) -> int:
-        """Samples of a rank."""
+        """Return the number of samples of a rank."""
         return len(range(rank, self.rest, self.ranks)) if self.tail == UNEVEN else self.most
 
     def positions(self, rank: int) -> npt.NDArray[np.int64]:
-        """Where in the permutation a rank's samples stand, in the order in which it takes them."""
+        """Return the positions of a rank's samples in the permutation, in the order in which it takes them."""
         behind = rank + self.ranks * np.arange(self.count(rank), dtype=np.int64)
         return self.done + (behind % self.rest if self.rest else behind)
 
     def after(self, taken: int) -> int:
-        """How many samples of the epoch are done when each rank has taken so many, or all that it has."""
+        """Return how many samples of the epoch are done once each rank has taken `taken` samples or all of its own."""
         return min(self.done + min(taken, self.most) * self.ranks, self.length)
 
 
 def share(start: int, stop: int, rank: int, ranks: int) -> range:
-    """The part of one global batch, of the positions from `start` to `stop`, that is a rank's: sizes differ by one."""
+    """Return a rank's part of the global batch at positions `start` to `stop`; sizes of parts differ by at most one."""
     return range(start + rank, stop, ranks)
 
 
 @dataclass(frozen=True)
 class GlobalBatches:
-    """The batches of an epoch whose size is one number for all ranks together: the same batches for any ranks.
+    """Batches of an epoch, with one size for all ranks together: the same batches for any number of ranks.
 
     Parameters
     ----------
     length : int
-        Samples of the epoch.
+        Number of samples of the epoch.
     batch : int
-        Samples of all ranks in a step.
+        Number of samples of all ranks together in a step.
     tail : str
-        Of the last batch, if samples for a whole one are not left: `pad` fills it with the first ones of the epoch,
-        `uneven` leaves it small, so that some ranks may have no sample in it, and `drop` leaves it out.
+        Treatment of an incomplete last batch. `pad` fills it with the first samples of the epoch. `uneven` leaves it
+        small, so that some ranks may have no sample in it. `drop` leaves it out.
 
     Raises
     ------
     ValueError
-        A tail of another name, or a batch without a sample.
+        The tail is unknown, or a batch has no sample.
     """
 
     length: int
@@ -149,27 +152,27 @@ class GlobalBatches:
 
     @property
     def padded(self) -> int:
-        """Samples that are repeated in the last batch."""
+        """Number of samples that are repeated in the last batch."""
         return -self.length % self.batch if self.tail == PAD else 0
 
     def left(self, done: int) -> int:
-        """How many batches follow when so many samples are done."""
+        """Return how many batches are left when `done` samples are done."""
         rest = self.length - done
         return rest // self.batch if self.tail == DROP else -(-rest // self.batch)
 
     def positions(self, done: int, step: int, rank: int, ranks: int) -> list[int]:
-        """Where in the permutation a rank's samples of the `step`-th batch behind those done stand."""
+        """Return the positions in the permutation of a rank's samples of batch `step`, counted after `done` samples."""
         start = done + step * self.batch
         stop = start + self.batch if self.tail == PAD else min(start + self.batch, self.length)
         return [position % self.length for position in share(start, stop, rank, ranks)]
 
     def after(self, done: int, steps: int) -> int:
-        """How many samples of the epoch are done after so many more batches."""
+        """Return how many samples of the epoch are done after `steps` more batches."""
         return min(done + min(steps, self.left(done)) * self.batch, self.length)
 
 
 def check_indices(taken: Sequence[int], expected: Sequence[int]) -> None:
-    """Raise ValueError unless the samples taken are those that were to be taken next, in whatever order."""
+    """Raise ValueError unless the samples taken are the expected ones, in any order."""
     if sorted(taken) != sorted(expected):
         odd = sorted(set(taken) - set(expected))[:5]
         raise ValueError(

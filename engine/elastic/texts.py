@@ -1,4 +1,4 @@
-"""What the driver's machine says to people."""
+"""Texts that the driver's state machine shows to people."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from .hosts import Hosts
 from .limits import Limits
 from .roster import At, Roster, Worker
 
-_SHOWN = 5  # workers that a line names
+_SHOWN = 5  # most workers that one line names
 
 
 def late(worker: Worker, gathers: bool, limits: Limits) -> str:
-    """Of a worker that has not moved on in time, what it has not done."""
+    """Describe what a worker failed to do before its deadline."""
     if worker.at is At.STARTING:
         return f"did not come to elastic.run within {limits.start_timeout:g} s of its start"
     if worker.at is At.ENDING:
@@ -23,7 +23,7 @@ def late(worker: Worker, gathers: bool, limits: Limits) -> str:
 
 
 def too_few(roster: Roster, limits: Limits) -> str:
-    """Why there was no world for too long."""
+    """Describe that there were too few workers for a world for too long."""
     return (
         f"for {limits.elastic_timeout:g} s there were too few workers for a world of at least {limits.min_size}: "
         f"{len(roster.at(At.GATE))} were ready"
@@ -31,7 +31,7 @@ def too_few(roster: Roster, limits: Limits) -> str:
 
 
 def waits_for(roster: Roster, limits: Limits, hosts: Hosts, now: float) -> str:
-    """For whom or what the job waits."""
+    """Describe which workers or events the job waits for."""
     if computing := roster.computing():
         return (
             f"world {computing[0].world} is over; waiting for {_named(computing)} to come back, which "

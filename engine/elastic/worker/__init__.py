@@ -1,1 +1,1 @@
-"""What a worker of an elastic job needs of the engine: the modules here may wait, and talk to other processes."""
+"""Worker side of an elastic job: these modules may block, and communicate with other processes."""

@@ -1,22 +1,22 @@
-"""The talk between a worker and the agent of its host, over a Unix socket of the host.
+"""Protocol between a worker and the agent of its host, over a Unix socket of the host.
 
-A message is framed and signed as those of the rendezvous are. The worker begins with `hello`, in which it gives its
-number and a nonce; the agent answers with `welcome`, signed for that nonce, and a nonce of its own. From then on each
-message is signed for both nonces, its direction and its count: none can be left out, repeated or sent back.
+A message is framed and signed like those of the rendezvous. The worker begins with `hello`, which has its number and a
+nonce. The agent answers with `welcome`, which is signed for that nonce and has a nonce of its own. From then on each
+message is signed for both nonces, its direction and its count: none can be dropped, replayed or reflected.
 
 | kind | from | fields |
 |---|---|---|
 | hello | worker | worker, nonce |
 | welcome | agent | nonce; several: whether workers may be on several hosts |
-| ready | worker | world, why, text, culprit, commit, build; port: on which it listens, 0 on one host |
+| ready | worker | world, why, text, culprit, commit, build; port: its listening port, 0 on one host |
 | here | worker | |
 | joined, done | worker | world |
 | committed | worker | world, commit |
 | leaving | worker | |
-| logged | worker | value: a text for whoever started the job |
+| logged | worker | value: a text for the program that started the job |
 | place | driver | place, members, hosts, hub, reason |
 | void, update | driver | world |
-| end | driver | why, good; over: whether the job goes on without this worker, or not |
+| end | driver | why, good; over: true if the job is over, false if it goes on without this worker |
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from typing import Any
 from ... import frames
 from ...rendezvous.messages import frame, sign, take
 
-LIMIT = 1 << 20  # bytes of a message of somebody who is proven
+LIMIT = 1 << 20  # largest message of an authenticated peer, in bytes
 
 
 class TalkError(Exception):
-    """The other side does not know the job's secret, or does not speak as it should."""
+    """The peer does not know the job's secret, or violates the protocol."""
 
 
 class Talk:
-    """One side of a talk: makes the bytes of messages, and reads and proves those of the other side.
+    """One side of a connection between worker and agent: encodes messages, and decodes and verifies those of the peer.
 
     Parameters
     ----------
     secret : str
-        The job's.
+        The job's secret.
     label, other : str
-        `worker` and `agent`, or the other way round.
+        Roles of this side and of the peer: `worker` and `agent`, or vice versa.
 
     Attributes
     ----------
     proven : bool
-        Whether a message of the other side has come that only who knows the secret could send now.
+        Whether the peer is authenticated: a message has come that only a process with the secret could send now.
     """
 
     def __init__(self, secret: str, label: str, other: str) -> None:
@@ -63,23 +63,23 @@ class Talk:
         self._buffer = bytearray()
 
     def hello(self, worker: int) -> bytes:
-        """The worker's first message."""
+        """Return the bytes of the worker's first message."""
         return frame({"kind": "hello", "worker": worker, "nonce": self._nonce}, self._key, "hello", "")
 
     def welcome(self, hello: dict[str, Any], several: bool) -> bytes:
-        """The agent's answer to a `hello`."""
+        """Return the bytes of the agent's answer to a `hello`."""
         theirs = str(hello["nonce"])
         self._nonces = f"{theirs}.{self._nonce}"
         return frame({"kind": "welcome", "nonce": self._nonce, "several": several}, self._key, "welcome", theirs)
 
     def message(self, kind: str, /, **fields: Any) -> bytes:
-        """The bytes of a message, once both sides have greeted."""
+        """Return the bytes of a message; both sides must have exchanged `hello` and `welcome`."""
         data = frame({"kind": kind, **fields}, self._key, self._label, f"{self._nonces}.{self._sent}")
         self._sent += 1
         return data
 
     def feed(self, data: bytes) -> Iterator[dict[str, Any]]:
-        """Take what was read, and yield the messages that are whole and proven.
+        """Add received bytes, and yield the messages that are complete and verified.
 
         Raises
         ------
@@ -112,7 +112,7 @@ class Talk:
             raise TalkError("it sends no messages of this protocol") from None
 
     def _expected(self) -> tuple[str, str]:
-        """For what the next message of the other side must be signed."""
+        """Return the label and nonce that the peer's next message must be signed for."""
         if self._nonces:
             return self._other, f"{self._nonces}.{self._received}"
         return ("hello", "") if self._label == "agent" else ("welcome", self._nonce)

@@ -1,4 +1,4 @@
-"""The ranks of the present world, as states see them: collectives of the default engine, under names of their own."""
+"""Ranks of the present world, as states see them: collectives of the default engine under reserved names."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ _PREFIX = "engine.elastic."
 
 
 class WorldPeers:
-    """`engine.elastic.state.Peers` of whatever world the default engine is in at the time of a call."""
+    """`engine.elastic.state.Peers` of the world that the default engine is in at the time of a call."""
 
     @property
     def rank(self) -> int:
-        """This process's rank. No collective."""
+        """This process's rank. Not a collective."""
         return place.rank()
 
     def gather(self, value: Any) -> Sequence[Any]:
-        """The values of all ranks, by rank."""
+        """Return the values of all ranks, by rank."""
         return objects.allgather_object(value, f"{_PREFIX}gather")
 
     def broadcast(self, value: Any, root: int) -> Any:
-        """The value of one rank."""
+        """Return the value of rank `root`."""
         return objects.broadcast_object(value, root, f"{_PREFIX}broadcast")
 
     def fill(self, memory: npt.NDArray[np.uint8], root: int) -> None:
-        """Give memory the bytes that it has on one rank."""
+        """Overwrite memory with the bytes that it has on rank `root`."""
         collectives.broadcast_(memory, root, f"{_PREFIX}fill")
 
     def maximum(self, values: Sequence[int]) -> Sequence[int]:
-        """Of each of some numbers, the largest of all ranks."""
+        """Return the elementwise maximum over all ranks."""
         largest = np.array(values, np.int64)
         collectives.allreduce_(largest, op=Max, name=f"{_PREFIX}maximum")
         return [int(value) for value in largest]
