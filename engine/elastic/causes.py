@@ -9,7 +9,7 @@ from .limits import Limits
 
 
 class Kind(Enum):
-    """What can end a world before the training is complete."""
+    """Kind of event that ends a world before the training is complete."""
 
     FAILURE = "failure"  # a member has failed, or could not be reached
     HOST_LOST = "host_lost"  # the agent of a member's host is lost

@@ -1,8 +1,8 @@
-"""What the driver's machine is told, and what it wants done.
+"""Events that the driver's state machine takes, and actions that it returns.
 
-Whoever feeds the machine promises: what one worker says comes in the order in which it said it, and `Ended` after all
-of that; a worker that has said `Ready` stands at the gate until it is told `Assign` or `End`; a worker ends only once,
-and an `Ended` is a process that runs no more.
+The caller guarantees: messages of one worker come in the order in which it sent them, and its `Ended` after all of
+them. A worker that has sent `Ready` stays at the gate until it gets `Assign` or `End`. A worker ends only once, and
+after `Ended` its process runs no more.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .places import Place, Slot
 
 
 class Why(Enum):
-    """Why a worker stands at the gate."""
+    """Reason why a worker is at the gate."""
 
     NEW = "it is new"
     FAILURE = "its world has failed"
@@ -24,7 +24,7 @@ class Why(Enum):
     VOID = "its world was called off"
 
 
-# What the machine is told.
+# Events
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class Tick:
 
 @dataclass(frozen=True)
 class Found:
-    """The discovery's answer.
+    """Answer of the discovery.
 
     Attributes
     ----------
     slots : mapping of str to int
-        By host.
+        Number of slots, by host.
     """
 
     slots: Mapping[str, int]
@@ -47,8 +47,9 @@ class Found:
 
 @dataclass(frozen=True)
 class AgentLost:
-    """The agent of a host is gone, or out of reach: after its lease no worker runs there. If that is known for certain
-    before, each has `Ended`.
+    """The agent of a host is gone or unreachable: no worker runs there after its lease expires.
+
+    If a worker is known to have ended before that, its `Ended` follows.
 
     Attributes
     ----------
@@ -65,25 +66,25 @@ class AgentLost:
 
 @dataclass(frozen=True)
 class HostLeaves:
-    """A host has said that it is about to go."""
+    """A host has announced that it is about to go."""
 
     host: str
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A worker's process has ended.
+    """The process of a worker has ended.
 
     Attributes
     ----------
     worker : int
     code : int
-        Its exit code; negative: the signal.
+        Its exit code; if negative, the number of the signal.
     what : str
-        How it ended, for people.
+        Description of how it ended, for people.
     exception : str
-        Type and line of the exception of its own with which it ended; empty: none, or one that says that another
-        worker has failed.
+        Type and line of the program's own exception that ended it; empty if there is none. Exceptions which say that
+        another worker has failed do not count.
     """
 
     worker: int
@@ -94,24 +95,24 @@ class Ended:
 
 @dataclass(frozen=True)
 class Ready:
-    """A worker stands at the gate.
+    """A worker is at the gate.
 
     Attributes
     ----------
     worker : int
     world : int
-        The last world that it was in; 0: none.
+        Number of the last world that it was in; 0: none.
     why : Why
     text : str
-        Of a failure, what the engine said.
+        Error text of the engine after a failure.
     culprit : int or None
-        Of a failure, the worker that is to blame, as far as is known.
+        Number of the worker that caused the failure, if known.
     commit : int or None
-        The newest commit that it holds.
+        Number of the newest commit that it holds.
     stalled : bool
-        Of a failure, whether the culprit is to blame because it stood still for the stall limit.
+        Whether the failure is that the culprit made no progress for the stall limit.
     build : Build
-        What it must have in common with the others.
+        Values that must equal those of the other workers.
     """
 
     worker: int
@@ -134,7 +135,7 @@ class Joined:
 
 @dataclass(frozen=True)
 class Committed:
-    """The program of a member has made a commit. One member's word is enough: all make it in the same step."""
+    """The program of a member has committed. One member's report is enough, since all commit in the same step."""
 
     worker: int
     world: int
@@ -143,7 +144,7 @@ class Committed:
 
 @dataclass(frozen=True)
 class Done:
-    """A member's function has returned, and so has every other member's: it comes from behind a barrier."""
+    """The function has returned on this member and, as a barrier follows it, on every other one."""
 
     worker: int
     world: int
@@ -151,14 +152,14 @@ class Done:
 
 @dataclass(frozen=True)
 class Leaves:
-    """A worker has said that it wants to go, or that it will be made to."""
+    """A worker has announced that it wants to leave or will be made to."""
 
     worker: int
 
 
 @dataclass(frozen=True)
 class Slow:
-    """A worker was found to hold up the others (`slow`)."""
+    """A worker was found to delay the others (`slow`)."""
 
     worker: int
     why: str
@@ -174,12 +175,12 @@ class Stop:
 Event = Tick | Found | AgentLost | HostLeaves | Ended | Ready | Joined | Committed | Done | Leaves | Slow | Stop
 
 
-# What the machine wants done, in this order.
+# Actions, to be executed in the order in which they are returned
 
 
 @dataclass(frozen=True)
 class Start:
-    """Have a worker started in a slot. If that cannot be, it has `Ended`."""
+    """Start a worker in a slot. If that fails, `Ended` follows."""
 
     worker: int
     slot: Slot
@@ -187,7 +188,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Kill:
-    """Have a worker killed; its `Ended` is the acknowledgement."""
+    """Kill a worker; its `Ended` is the acknowledgement."""
 
     worker: int
     why: str
@@ -195,7 +196,7 @@ class Kill:
 
 @dataclass(frozen=True)
 class Disown:
-    """Close the channel to a host's agent, and never again believe it: from now on its lease runs."""
+    """Close the channel to a host's agent, and ignore it from then on: its lease begins to run out."""
 
     host: str
     why: str
@@ -203,13 +204,13 @@ class Disown:
 
 @dataclass(frozen=True)
 class Assign:
-    """Tell workers at the gate their places; they meet then.
+    """Send workers at the gate their places; then they meet.
 
     Attributes
     ----------
     world : int
     places : mapping of int to Place
-        By worker, in the order of ranks.
+        Places by worker, in the order of ranks.
     """
 
     world: int
@@ -218,7 +219,7 @@ class Assign:
 
 @dataclass(frozen=True)
 class Void:
-    """Tell members that meet that their world is called off. Who is in it already, or out again, is not concerned."""
+    """Tell members that are meeting that their world is cancelled. Members that are not meeting ignore it."""
 
     world: int
     workers: tuple[int, ...]
@@ -226,16 +227,16 @@ class Void:
 
 @dataclass(frozen=True)
 class Update:
-    """Tell members that at their next check they shall come to the gate.
+    """Tell members to come to the gate at their next check.
 
     Attributes
     ----------
     world : int
     workers : tuple of int
     count : int
-        Of updates in this job.
+        Number of updates so far in this job.
     kinds : tuple of str
-        What has changed.
+        Reasons for the update, for people.
     """
 
     world: int
@@ -253,7 +254,7 @@ class End:
     worker : int
     why : str
     good : bool
-        Whether the training is complete. Otherwise the program is given an exception.
+        Whether the training is complete. Otherwise the program gets an exception.
     """
 
     worker: int
@@ -270,13 +271,14 @@ class Say:
 
 @dataclass(frozen=True)
 class Over:
-    """It is decided how the job ends. Workers may still have to.
+    """The outcome of the job is decided. Workers may still run.
 
     Attributes
     ----------
     good : bool
+        Whether the training is complete.
     why : str
-        Of a failure: the first cause before all else.
+        Description of a failure, with the first cause first.
     """
 
     good: bool

@@ -1,9 +1,9 @@
-"""The hosts of a job: their slots and age, which slots may be started on, and who is left alone for how long.
+"""Hosts of a job: their slots, ages, back-off after failures, and blacklist.
 
-A failure costs the worker's slot 1, 2, 4 s before the next start, up to a minute, until a worker there has lived to see
-a commit. Three in a row in one slot, without a commit between, or the loss of the agent, blacklist the host: nothing is
-started there until its cooldown is over. Workers that live there go on: what failed was one of them. A newcomer that
-ends by itself before it was in a world proves nothing by the commits of others: only one of its own slot counts.
+A failure delays the next start in the worker's slot by 1, 2, 4 s and so on, up to about a minute, until a worker there
+has lived to see a commit. Three failures in a row in one slot without a commit between them, or the loss of the agent,
+blacklist the host: nothing is started there until its cooldown is over. Workers that live there go on. If a newcomer
+ends by itself before it was in a world, commits of others prove nothing about it: only a commit of its own slot counts.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from .limits import Limits
 from .places import Slot
 
-FAILURES = 3  # in a row, after which the host is blacklisted
-FIRST_APART = 10.0  # seconds before newcomers of a host that could not meet the others try again; then twice as long
-LONGEST_APART = 600.0  # and the most
-SPARE = 16  # free slots of a host that are looked at beyond those that the largest world needs
-LONGEST_REST = 64.0  # seconds, the most that a slot rests after a failure
-FIRST_REST = 1.0  # seconds before the next start in a slot after its first failure; then twice as long each time
+FAILURES = 3  # failures in a row after which the host is blacklisted
+FIRST_APART = 10.0  # initial back-off, in seconds, of a host whose newcomers could not meet the others; it doubles
+LONGEST_APART = 600.0  # its maximum, in seconds
+SPARE = 16  # free slots of a host that are considered beyond those that the largest world needs
+LONGEST_REST = 64.0  # maximum back-off of a slot after a failure, in seconds
+FIRST_REST = 1.0  # its initial value, in seconds; it doubles with each failure in a row
 
 
 @dataclass
@@ -28,29 +28,29 @@ class _Host:
     age: int
     slots: int = 0
     present: bool = True
-    """Whether the last answer of the discovery had it."""
+    """Whether the last answer of the discovery included it."""
     leaving: bool = False
-    """Whether it has said that it goes; until it was absent from an answer."""
+    """Whether it has announced that it goes; reset when it comes back after an answer without it."""
     out_until: float = -math.inf
-    """When its cooldown is over; infinite: never."""
+    """Time at which its cooldown ends; infinite: never."""
     apart_until: float = -math.inf
-    """When a worker of it may try again to meet the others, which it could not."""
+    """Time until which none of its workers is started, since its newcomers could not meet the others."""
     apart: int = 0
-    """How often in a row it could not."""
+    """Number of times in a row that its newcomers could not meet the others."""
     times: int = 0
-    """How often it was blacklisted."""
+    """Number of times that it was blacklisted."""
     failures: dict[int, int] = field(default_factory=dict)
-    """By slot, failures in a row; a commit of a worker in it ends the row."""
+    """Failures in a row, by slot; a commit of a worker in the slot ends the row."""
     counted: dict[int, int] = field(default_factory=dict)
-    """By slot, those of them that count toward the blacklist."""
+    """The failures that count toward the blacklist, by slot."""
     unproven: set[int] = field(default_factory=set)
-    """Slots whose last failure was a newcomer's own, which commits of other slots do not forgive."""
+    """Slots whose last failure was a newcomer's own; commits of other slots do not forgive it."""
     rests: dict[int, float] = field(default_factory=dict)
-    """By slot, when it may be started in again."""
+    """Earliest time of the next start, by slot."""
 
 
 class Hosts:
-    """What is known of the hosts.
+    """Registry of the hosts of a job.
 
     Parameters
     ----------
@@ -63,14 +63,14 @@ class Hosts:
         self._ages = 0
 
     def found(self, answer: Mapping[str, int]) -> None:
-        """Take in an answer of the discovery: the slots of each host. In which order old hosts stand means nothing.
+        """Update the hosts from an answer of the discovery: slots by host. The order of known hosts is ignored.
 
-        A host that was away is as new, but that its cooldown goes on: coming and going takes it off no blacklist.
+        A host that was absent counts as new, but its cooldown goes on: leaving and returning takes it off no blacklist.
 
         Raises
         ------
         ValueError
-            A number of slots below 0.
+            A number of slots is below 0.
         """
         for name, slots in answer.items():
             if slots < 0:
@@ -92,11 +92,11 @@ class Hosts:
         return self._ages
 
     def age(self, name: str) -> int:
-        """A number that is smaller for a host that was there earlier."""
+        """Return a number that is smaller for a host that was there earlier."""
         return self._hosts[name].age
 
     def departing(self, slot: Slot) -> str:
-        """Why a worker in that slot shall leave; empty if it may stay."""
+        """Return why a worker in that slot shall leave; empty if it may stay."""
         host = self._hosts[slot.host]
         if host.leaving:
             return f"host {slot.host} leaves"
@@ -107,26 +107,26 @@ class Hosts:
         return ""
 
     def free(self, taken: Collection[Slot], now: float) -> list[Slot]:
-        """The slots in which a worker may be started now, those of older hosts first."""
+        """Return the slots in which a worker may be started now, those of older hosts first."""
         return [slot for slot, since in self._open(taken) if since <= now]
 
     def next_free(self, taken: Collection[Slot], now: float) -> float | None:
-        """When the next slot that rests, or whose host does, may be started in; None if there is none."""
+        """Return the earliest future time at which a free slot may be started in; None if there is none."""
         times = [since for _, since in self._open(taken) if now < since < math.inf]
         return min(times, default=None)
 
     def _open(self, taken: Collection[Slot]) -> Iterable[tuple[Slot, float]]:
-        """Slots without a worker, and from when on they may be started in."""
+        """Yield slots without a worker, each with the earliest time of a start there."""
         for name, host in self._hosts.items():
             if host.present and not host.leaving:
-                # However many slots a script tells: no world needs more than these.
+                # A discovery script may report any number of slots; no world needs more than these.
                 needed = self._limits.max_size + len(taken) + len(host.rests) + SPARE
                 for number in range(min(host.slots, needed)):
                     if (slot := Slot(name, number)) not in taken:
                         yield slot, max(host.out_until, host.apart_until, host.rests.get(number, -math.inf))
 
     def failed(self, slot: Slot, now: float, *, unproven: bool = False) -> bool:
-        """Note a worker's failure.
+        """Record a worker's failure.
 
         Parameters
         ----------
@@ -156,7 +156,7 @@ class Hosts:
         return True
 
     def forgive(self, slots: Iterable[Slot]) -> None:
-        """Count failures anew, since a world has committed that had workers in these slots."""
+        """Reset failure counts, since a world with workers in these slots has committed."""
         for slot in slots:
             host = self._hosts[slot.host]
             host.failures.pop(slot.number, None)
@@ -176,7 +176,7 @@ class Hosts:
         )
 
     def part(self, name: str, now: float) -> float:
-        """Note that a host's newcomers could not meet the others; for how many seconds none is started there."""
+        """Record that a host's newcomers could not meet the others; return its back-off in seconds."""
         host = self._hosts[name]
         host.apart += 1
         rest = min(FIRST_APART * 2.0 ** min(host.apart - 1, 60), LONGEST_APART)
@@ -184,12 +184,12 @@ class Hosts:
         return rest
 
     def met(self, names: Iterable[str]) -> None:
-        """Note that workers of these hosts have met."""
+        """Record that workers of these hosts have met."""
         for name in names:
             self._hosts[name].apart, self._hosts[name].apart_until = 0, -math.inf
 
     def cool(self, slot: Slot, *, whole: bool, now: float) -> None:
-        """Leave a slot alone in which a worker was slow, for as long as a host that fails; or its whole host."""
+        """Exclude a slot whose worker was slow, or with `whole` its host, for as long as a host that fails."""
         if whole:
             self.exclude(slot.host, now)
             return
@@ -197,15 +197,15 @@ class Hosts:
         host.rests[slot.number] = now + (cooldown[0] if cooldown else math.inf)
 
     def leave(self, name: str) -> None:
-        """Note that a host has said that it goes."""
+        """Record that a host has announced that it goes."""
         self._hosts[name].leaving = True
 
     def knows(self, name: str) -> bool:
-        """Whether an answer of the discovery ever had a host."""
+        """Return whether an answer of the discovery ever included a host."""
         return name in self._hosts
 
     def blacklisted(self, now: float) -> list[str]:
-        """Of each host on the blacklist, its name and for how long."""
+        """Return a text for each blacklisted host: its name and for how long."""
         return [
             f"{name} ({'for good' if host.out_until == math.inf else f'for {host.out_until - now:.0f} s'})"
             for name, host in self._hosts.items()

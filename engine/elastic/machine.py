@@ -1,45 +1,45 @@
-"""The driver's machine: who is in which world, decided by what it is told and when.
+"""State machine of the driver: decides from events and their times which workers form which world.
 
-It has no socket, no thread and no clock: `handle` takes an event and the time, and gives actions; `deadline` says when
-it wants to be told of time that has passed. A world is never changed: it ends, and who is left makes the next one.
+It has no socket, no thread and no clock. `handle` takes an event and the time, and returns actions. `deadline` returns
+when it needs a `Tick`. A world never changes: it ends, and the remaining workers form the next one.
 
-| phase | what happens | what follows |
+| phase | event or condition | consequence |
 |---|---|---|
-| WAITING | enough are at the gate: at first `size`, after `start_timeout`, and later, `min_size`; \
-newcomers that start were waited for, for `grow_wait`; nobody is unfenced | GATHERING, the next world |
-| | too few, and those that may stay have the newest commit | END to those that shall leave |
-| | too few after `elastic_timeout` | OVER, with the first cause |
-| | there was a commit, and nobody at the gate holds one | OVER |
+| WAITING | enough workers are at the gate: at first `size`, after `start_timeout` and later `min_size`; \
+starting newcomers were waited for during `grow_wait`; no worker is unfenced | GATHERING, the next world |
+| | too few workers, and those that may stay have the newest commit | END to those that shall leave |
+| | too few workers after `elastic_timeout` | OVER, with the first cause |
+| | there was a commit, and no worker at the gate holds one | OVER |
 | GATHERING | all members have joined | RUNNING |
 | | a member has ended or come back, its agent is lost, or `meeting` is over | VOID to the others; RESETTING |
-| | so, and all live: newcomers of hosts where nobody holds a commit | leave; nothing is started there for a while |
+| | the same, and all members live | newcomers leave if no worker of their host holds a commit; the host backs off |
 | RUNNING | a member has ended, its agent is lost, or it has come to the gate | RESETTING |
-| | a member shall leave: its host has gone or leaves, it asks for it, it is slow; \
-if all shall, there are newcomers enough for a world beside one of them | UPDATE to all, once |
+| | a member shall leave: its host has gone or leaves, it asks for it, or it is slow; \
+if all members shall, there are enough newcomers for a world with one of them | UPDATE to all, once |
 | | a newcomer at the gate shall leave | END; one that was in a world is held until this one is over |
-| | a newcomer at the gate is of another build | END; its host is blacklisted |
-| | there are newcomers for a larger world, since `grow_wait`, and the world has committed | UPDATE to all, once |
+| | a newcomer at the gate has another build | END; its host is blacklisted |
+| | newcomers allow a larger world, since `grow_wait`, and the world has committed | UPDATE to all, once |
 | RESETTING | members still compute after `stall_limit`; one that has stalled, after `stalled_wait` | they are killed |
-| | nobody computes any more, and enough are at the gate | END to those that leave; when nobody is unfenced, GATHERING |
-| | nobody computes any more, and too few are at the gate | WAITING |
-| | `reset_limit` or `barren_limit` is passed; or there was a commit, and nobody at the gate holds one | OVER |
+| | no member computes any more; enough workers at the gate | END to those that leave; GATHERING if none is unfenced |
+| | no member computes any more, and too few workers are at the gate | WAITING |
+| | `reset_limit` or `barren_limit` is exceeded; or there was a commit, and no worker at the gate holds one | OVER |
 | GATHERING, RUNNING, RESETTING | a member is done | DRAINING |
-| DRAINING | whoever comes to the gate | END(good) |
+| DRAINING | a worker comes to the gate | END(good) |
 | | a member computes after `stall_limit` | it is killed |
-| | a member fails, or a process that is done | noted as the first cause |
-| | no process is left | OVER; good if nothing was noted |
-| OVER | whoever comes to the gate | END |
-| all but DRAINING, OVER | two members, or at first two workers, raise the same, with no commit between, and they are \
-not newcomers among others that have trained | OVER |
+| | a member fails, or a process that is done | recorded as the first cause |
+| | no process is left | OVER; good if no failure was recorded |
+| OVER | a worker comes to the gate | END |
+| all but DRAINING, OVER | two members, or before the first world two workers, raise the same with no commit between; \
+an exception that only newcomers raise among trained workers does not count | OVER |
 | | a slot is free, and fewer than `max_size` workers may stay | START |
-| all | a worker that starts is not at the gate after `start_timeout` | it is killed |
+| all | a starting worker is not at the gate after `start_timeout` | it is killed |
 | | a worker that was told END runs after `end_grace` | it is killed |
 | | a worker that is killed has not ended after `kill_wait` | its host's agent is disowned |
-| | an agent is lost or disowned | its workers are dead when `lease` is over, or when they are said to have ended |
-| | the user stops the job | all are killed; OVER |
+| | an agent is lost or disowned | its workers are dead when `lease` is over, or when they are reported to have ended |
+| | the user stops the job | all workers are killed; OVER |
 
-A worker is *unfenced* if it was in a world and may still run, but neither computes in the newest world nor stands at
-the gate. No world gathers as long as there is one: it could write what now belongs to others.
+A worker is *unfenced* if it was in a world and may still run, but neither computes in the newest world nor is at the
+gate. No world gathers as long as there is such a worker: it could write what now belongs to others.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ from .limits import Limits
 from .orders import Orders
 from .roster import At, Roster, Worker
 
-TOLD_EVERY = {"RESETTING": 10.0, "WAITING": 60.0}  # seconds between two lines that say for whom the job waits
+TOLD_EVERY = {"RESETTING": 10.0, "WAITING": 60.0}  # seconds between two lines that say what the job waits for
 
 
 class Phase(Enum):
-    """What the job does."""
+    """Phase of the job."""
 
     WAITING = "too few workers for a world"
     GATHERING = "the members of a world meet"
@@ -72,25 +72,25 @@ class Phase(Enum):
 
 
 class Machine:
-    """The driver's machine.
+    """State machine of the driver.
 
     Parameters
     ----------
     limits : Limits
     now : float
-        Seconds, of any clock that does not go back.
+        Seconds of any clock that does not go back.
 
     Attributes
     ----------
     phase : Phase
     world : int
-        The number of the newest world; 0: there was none.
+        Number of the newest world; 0: there was none.
     outcome : events.Over or None
-        How the job ends, once that is decided.
+        Outcome of the job, once it is decided.
     hosts : Hosts
     roster : Roster
     causes : Causes
-        What it decides by; to be looked at, and changed by nobody else.
+        Causes of resets. `hosts`, `roster` and `causes` are read-only for callers.
     """
 
     def __init__(self, limits: Limits, now: float) -> None:
@@ -104,23 +104,23 @@ class Machine:
         self.causes = Causes(limits)
         self._builds = Builds()
         self._now = self._began = self._since = self._told = now
-        self._newest: int | None = None  # the newest commit of which anything was heard
-        self._committed = False  # whether the newest world has
-        self._enough_since: float | None = None  # WAITING: when there were first enough
-        self._grow_since: float | None = None  # RUNNING: when there were first newcomers for a larger world
+        self._newest: int | None = None  # the newest commit that was reported
+        self._committed = False  # whether the newest world has committed
+        self._enough_since: float | None = None  # WAITING: since when there are enough workers
+        self._grow_since: float | None = None  # RUNNING: since when there are newcomers for a larger world
         self._updates = 0
-        self._updated = False  # whether the newest world was told to come
-        self._kinds: tuple[str, ...] = ()  # why
-        self._kind = Kind.HOSTS  # the same in a word
+        self._updated = False  # whether the newest world was told to come to the gate
+        self._kinds: tuple[str, ...] = ()  # reasons of that update
+        self._kind = Kind.HOSTS  # their kind
         self._spoilt = ""  # DRAINING: the first failure
 
     @property
     def finished(self) -> bool:
-        """Whether the end is decided, and no process may run any more."""
+        """True once the outcome is decided and no process may run any more."""
         return self.phase is Phase.OVER and len(self.roster) == 0
 
     def handle(self, now: float, event: Event) -> list[Action]:
-        """Take in what has happened.
+        """Process an event.
 
         Parameters
         ----------
@@ -131,12 +131,12 @@ class Machine:
         Returns
         -------
         list of Action
-            What shall be done, in this order.
+            Actions to execute, in this order.
 
         Raises
         ------
         ValueError
-            A time before that of the last call.
+            The time is before that of the last call.
         """
         if now < self._now:
             raise ValueError(f"it was {self._now} already, and now it is {now}")
@@ -144,7 +144,7 @@ class Machine:
         self._orders.begin(now)
         for (
             worker
-        ) in self.roster.by_worth():  # where a world cannot meet, the first is given up, and others get more time
+        ) in self.roster.by_worth():  # if a world cannot meet, only the first one is killed; others get more time
             if worker.until is not None and worker.until <= now:
                 self._late(worker)
         _REACTIONS[type(event)](self, event)
@@ -159,7 +159,7 @@ class Machine:
         return self._orders.given
 
     def deadline(self) -> float | None:
-        """When to call with a `Tick` if nothing else happens before; None: nothing waits for time to pass."""
+        """Return the time of the next `Tick` if no event comes before; None if no deadline is pending."""
         times = [worker.until for worker in self.roster]
         if self.phase is Phase.WAITING:
             times += [self._since + self.limits.elastic_timeout, _after(self._enough_since, self.limits.grow_wait)]
@@ -172,10 +172,10 @@ class Machine:
             times.append(self.hosts.next_free(self.roster.taken(), self._now))
         return min((time for time in times if time is not None and time > self._now), default=None)
 
-    # What it is told.
+    # Reactions to events.
 
     def _pass(self, event: events.Tick) -> None:
-        """Time alone has passed."""
+        """Handle a tick: only time has passed."""
 
     def _found(self, event: events.Found) -> None:
         self.hosts.found(event.slots)
@@ -222,7 +222,7 @@ class Machine:
         if not self.roster.is_member(worker) or self.phase not in (Phase.GATHERING, Phase.RUNNING):
             return
         if event.why is Why.HOSTS:
-            self._overcome()  # what each member has saved on its way to the gate is a commit
+            self._overcome()  # each member has committed on its way to the gate
             self._reset(Cause(", ".join(self._kinds) or "the hosts have changed", kind=self._kind))
         else:
             if event.why is Why.FAILURE:
@@ -256,10 +256,10 @@ class Machine:
         for worker in self.roster.at(At.STARTING, At.GATE, At.WORLD, At.DONE, At.ENDING):
             self._orders.kill(worker, event.why)
 
-    # What follows from it, in each phase.
+    # Steps of each phase.
 
     def _turn_away(self) -> None:
-        """Let newcomers go whose build is not the job's: no world that they are in could meet."""
+        """End newcomers with another build than the job's: no world with them could meet."""
         for worker in self.roster.at(At.GATE):
             if worker.world == 0 and (why := self._builds.differs(worker.build)):
                 self.hosts.exclude(worker.slot.host, self._now)
@@ -267,7 +267,7 @@ class Machine:
                 self._orders.end(worker, why, False)
 
     def _form(self) -> None:
-        """WAITING, RESETTING: make the next world, if all that it needs is there."""
+        """WAITING, RESETTING: form the next world, if all conditions hold."""
         if self.phase is Phase.RESETTING and self.roster.computing():
             return
         if reason := self._hopeless():
@@ -284,7 +284,7 @@ class Machine:
                 self._gather(chosen)
 
     def _wait(self) -> None:
-        """Too few are at the gate. Who shall leave may, and makes room, unless nobody else has what it has."""
+        """Handle too few workers at the gate. Workers that shall leave may, unless only they hold the newest commit."""
         self._enough_since = None
         stay = [worker for worker in self.roster.at(At.GATE) if not self.roster.departing(worker)]
         if stay and self.roster.keeps_newest(stay):
@@ -296,7 +296,7 @@ class Machine:
             self._end_job(texts.too_few(self.roster, self.limits))
 
     def _collects(self, chosen: list[Worker]) -> bool:
-        """Whether to wait for newcomers that are about to come. After a failure survivors never wait for them."""
+        """Return whether to wait for newcomers that are about to come. Survivors of a failure never wait for them."""
         if self.phase is Phase.RESETTING or len(chosen) == self.limits.max_size or not self.roster.at(At.STARTING):
             return False
         self._enough_since = self._now if self._enough_since is None else self._enough_since
@@ -312,7 +312,7 @@ class Machine:
         self._enter(Phase.GATHERING)
 
     def _meet(self) -> None:
-        """GATHERING: all members have met."""
+        """GATHERING: start to run once all members have met."""
         members = self.roster.computing()
         if all(worker.joined for worker in members):
             self.hosts.met({worker.slot.host for worker in members})
@@ -320,8 +320,8 @@ class Machine:
             self._enter(Phase.RUNNING)
 
     def _update(self) -> None:
-        """RUNNING: tell the members to come, if somebody shall leave or can be added."""
-        # Who was in a world is held at the gate until this one is over: let go, its program could write beside it.
+        """RUNNING: tell the members to come to the gate, if a worker shall leave or can be added."""
+        # A former member stays at the gate until this world is over: once let go, its program could write beside it.
         self._orders.dismiss(worker for worker in self.roster.at(At.GATE) if worker.world == 0)
         members = self.roster.computing()
         reasons = [reason for worker in members if (reason := self.roster.departing(worker))]
@@ -335,8 +335,9 @@ class Machine:
             self._orders.do(events.Update(self.world, tuple(worker.number for worker in members), self._updates, kinds))
 
     def _may_replace(self) -> bool:
-        """Whether enough newcomers for a world are at the gate, beside one of the members: all shall leave, and go on
-        until there are others to whom they can leave what they have.
+        """Return whether there are enough newcomers at the gate for a world with one of the members.
+
+        It is asked when all members shall leave: they go on until others come to whom they can hand over their state.
         """
         joining = sum(not self.roster.departing(worker) for worker in self.roster.at(At.GATE))
         return joining > 0 and self.limits.largest(joining + 1) >= max(2, self.limits.min_size)
@@ -350,7 +351,7 @@ class Machine:
         return self._committed and self._now >= self._grow_since + self.limits.grow_wait
 
     def _drain(self) -> None:
-        """DRAINING: nobody begins anything, and all who ask are told that the training is complete."""
+        """DRAINING: start nothing, and tell all workers at the gate that the training is complete."""
         for worker in self.roster.at(At.STARTING):
             self._orders.kill(worker, "the training is complete")
         for worker in self.roster.at(At.GATE):
@@ -363,17 +364,17 @@ class Machine:
             self._decide(not self._spoilt, self._spoilt)
 
     def _close(self) -> None:
-        """OVER: all who ask are told so."""
+        """OVER: tell all workers at the gate that the job is over."""
         assert self.outcome is not None
         for worker in self.roster.at(At.STARTING):
             self._orders.kill(worker, "the job is over")
         for worker in self.roster.at(At.GATE):
             self._orders.end(worker, self.outcome.why, self.outcome.good)
 
-    # What makes a world end.
+    # Ends of worlds.
 
     def _late(self, worker: Worker) -> None:
-        """A worker has not moved on in time."""
+        """Handle a worker that has missed its deadline."""
         worker.until = None
         if worker.at is At.LOST:
             self.roster.remove(worker.number)
@@ -392,7 +393,7 @@ class Machine:
                 self._fail(worker, text)
 
     def _fail(self, worker: Worker, text: str, exception: str = "", own: bool = True) -> None:
-        """A worker has failed, by its `own` doing or killed. Its slot is charged; a member's world is over."""
+        """Handle the failure of a worker, by its `own` doing or killed. Its slot is charged; a member's world ends."""
         if self.phase is Phase.OVER:
             return
         member = self.roster.is_member(worker)
@@ -409,7 +410,7 @@ class Machine:
                 self._end_job(f"workers {earlier} and {worker.number} raised the same: {exception}")
 
     def _lose(self, host: str, why: str, within: float | None = None) -> None:
-        """A host's agent is lost. Its workers run at most until their lease is over."""
+        """Handle the loss of a host's agent. Its workers run at most until their lease expires."""
         lost = self._orders.lose(host, within)
         self.hosts.exclude(host, self._now)
         cause = Cause(f"host {host}: {why}", kind=Kind.HOST_LOST)
@@ -418,7 +419,7 @@ class Machine:
             self._break(cause)
 
     def _blame(self, worker: Worker, event: events.Ready) -> Cause:
-        """What a member says has failed. Who is named and lives is charged, too, so that it cannot go on like that."""
+        """Record the failure that a member reports. A culprit that lives is charged, too, so that it cannot repeat it forever."""
         cause = Cause(f"{worker} says: {event.text or event.why.value}", event.culprit, reported=True)
         self.causes.failed(cause)
         culprit = self.roster.get(event.culprit)
@@ -427,14 +428,16 @@ class Machine:
         return cause
 
     def _hurry(self, event: events.Ready) -> None:
-        """RESETTING: who has kept the others waiting for the stall limit is not waited for as long again."""
+        """RESETTING: shorten the deadline of a stalled culprit, since the others have already waited for it."""
         culprit = self.roster.get(event.culprit) if event.stalled else None
         if self.phase is Phase.RESETTING and culprit is not None and culprit in self.roster.computing():
             culprit.until = min(culprit.until or self._now, self._now + self.limits.stalled_wait)
 
     def _part(self, culprit: int | None) -> None:
-        """A world could not meet, though all its members live. Those that hold a commit go on without the newcomers of
-        hosts where nobody does; these are tried again later.
+        """Handle a world that could not meet, though all its members live.
+
+        Members that hold a commit go on without the newcomers of hosts where no worker holds one. Those hosts are tried
+        again later.
         """
         members = [worker for worker in self.roster if self.roster.is_member(worker)]
         if self.phase is not Phase.GATHERING or len(members) < len(self.roster.members):
@@ -452,7 +455,7 @@ class Machine:
                     worker.leaving = worker.leaving or f"host {host} cannot be met by the others"
 
     def _charge(self, worker: Worker, unproven: bool = False) -> bool:
-        """Charge a worker's slot, once for each world; whether its host was blacklisted for that."""
+        """Charge a failure to a worker's slot, at most once a world; return whether its host was blacklisted for that."""
         if worker.charged == self.world:
             return False
         worker.charged = self.world
@@ -462,7 +465,7 @@ class Machine:
         return out
 
     def _break(self, cause: Cause) -> None:
-        """The newest world cannot go on."""
+        """Handle a failure of the newest world, which cannot go on."""
         if self.phase is Phase.DRAINING:
             self._spoilt = self._spoilt or cause.text
         elif self.phase in (Phase.GATHERING, Phase.RUNNING):
@@ -476,19 +479,19 @@ class Machine:
         self._orders.expect(self.limits.stall_limit)
 
     def _hopeless(self) -> str:
-        """Why there will be no world any more; empty if there may be."""
+        """Return why there can be no further world; empty if there can."""
         if self._newest is not None and all(worker.commit is None for worker in self.roster.at(At.GATE)):
             return "no worker is left that holds a commit, and to go on from random weights would be no training"
         return self.causes.too_many()
 
-    # What the parts above have in common.
+    # Common helpers.
 
     def _hear_of(self, commit: int | None) -> None:
         if commit is not None:
             self._newest = commit if self._newest is None else max(commit, self._newest)
 
     def _overcome(self) -> None:
-        """The newest world has committed: what failed before has been overcome."""
+        """Handle a commit of the newest world: earlier failures are forgiven."""
         self._committed = True
         for worker in self.roster.computing():
             worker.trained = True
@@ -496,7 +499,7 @@ class Machine:
         self.causes.committed()
 
     def _room(self) -> int:
-        """How many workers may be started."""
+        """Return how many workers may be started."""
         over = self.phase in (Phase.DRAINING, Phase.OVER)
         return 0 if over else max(0, self.limits.max_size - self.roster.staying())
 

@@ -1,4 +1,4 @@
-"""What the machine has done to workers. Each order that a worker must follow has its deadline."""
+"""Orders of the state machine to workers. Each order that a worker must follow has a deadline."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .roster import At, Roster, Worker
 
 
 class Orders:
-    """Gives orders, and moves workers on the roster accordingly.
+    """Issues orders, and updates the states of workers accordingly.
 
     Parameters
     ----------
@@ -24,9 +24,9 @@ class Orders:
     Attributes
     ----------
     now : float
-        The time at which orders are given.
+        Time at which orders are given, in seconds.
     given : list of Action
-        Since it was last emptied.
+        Orders since the last `begin`.
     """
 
     def __init__(self, limits: Limits, hosts: Hosts, roster: Roster) -> None:
@@ -37,21 +37,21 @@ class Orders:
         self.given: list[Action] = []
 
     def begin(self, now: float) -> None:
-        """Start anew, with no orders given."""
+        """Set the time, and clear the list of orders."""
         self.now, self.given = now, []
 
     def do(self, action: Action) -> None:
-        """An order that moves nobody."""
+        """Issue an order that changes no worker's state."""
         self.given.append(action)
 
     def start(self, room: int) -> None:
-        """Start at most so many workers, in the slots that are free."""
+        """Start at most `room` workers, in the slots that are free."""
         for slot in self._hosts.free(self._roster.taken(), self.now)[:room]:
             worker = self._roster.add(slot, self.now + self._limits.start_timeout)
             self.do(events.Start(worker.number, slot))
 
     def kill(self, worker: Worker, why: str) -> None:
-        """Kill a worker, wherever it stands."""
+        """Kill a worker, whatever its state."""
         worker.at, worker.until = At.KILLED, self.now + self._limits.kill_wait
         self.do(events.Kill(worker.number, why))
 
@@ -61,7 +61,7 @@ class Orders:
         self.do(events.End(worker.number, why, good))
 
     def dismiss(self, workers: Iterable[Worker]) -> None:
-        """Tell those of some workers at the gate that shall leave that they may."""
+        """End those of these workers at the gate that shall leave."""
         for worker in workers:
             if why := self._roster.departing(worker):
                 self.end(worker, why, False)
@@ -76,17 +76,17 @@ class Orders:
         self.do(events.Assign(world, assign(world, slots, self._hosts.age)))
 
     def expect(self, seconds: float) -> None:
-        """Give members that compute so long to move on."""
+        """Give the members that compute `seconds` to move on."""
         for worker in self._roster.computing():
             worker.until = self.now + seconds
 
     def void(self, world: int) -> None:
-        """Call a world off while its members meet."""
+        """Cancel a world while its members meet."""
         if members := self._roster.computing():
             self.do(events.Void(world, tuple(worker.number for worker in members)))
 
     def lose(self, host: str, within: float | None) -> list[Worker]:
-        """The workers of a host whose agent is lost. They run until their lease is over, at the longest."""
+        """Mark the workers of a host as lost, and return them. They run at most until the lease expires."""
         lease = self._limits.lease if within is None else within
         lost = self._roster.on(host)
         for worker in lost:

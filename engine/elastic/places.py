@@ -1,8 +1,8 @@
-"""Which rank a worker is: hosts by age, on a host by slot, and ranks count through.
+"""Assignment of ranks to workers: ordered by the age of hosts, and on a host by slot.
 
-So wherever a host is full, `local_rank` is the number of the slot, and a process that lives on keeps it. With a hole
-on the host `local_rank` is dense, since programs ask for local rank 0, and the slot is not: what belongs to a slot,
-such as its GPU, its CPUs and its page of counters, goes by the slot.
+On a full host, `local_rank` is therefore the number of the slot, and a surviving process keeps it. On a host with
+unused slots the two differ: `local_rank` is dense, since programs ask for local rank 0, and the slot is not. Whatever
+belongs to a slot, such as its GPU, its CPUs and its page of counters, is chosen by the slot.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 
 class Slot(NamedTuple):
-    """Where on a host a worker runs. It outlives workers."""
+    """Slot of a host in which one worker runs at a time. It outlives workers."""
 
     host: str
     number: int
@@ -26,17 +26,17 @@ class Slot(NamedTuple):
 
 @dataclass(frozen=True)
 class Place:
-    """A worker's place in one world.
+    """Place of a worker in one world.
 
     Attributes
     ----------
     world : int
-        The number of the world.
+        Number of the world.
     rank, size : int
     local_rank, local_size : int
-        Among the ranks of the host.
+        Rank and size among the ranks of the host.
     cross_rank, cross_size : int
-        Among the hosts that have this local rank.
+        Rank and size among the hosts that have this local rank.
     slot : Slot
     """
 
@@ -57,9 +57,9 @@ def assign(world: int, members: Mapping[int, Slot], age: Callable[[str], int]) -
     ----------
     world : int
     members : mapping of int to Slot
-        Of each worker, by its number.
+        Slot of each worker, by the worker's number.
     age : callable
-        Of a host: a number that is smaller for one that was there earlier, and different for each.
+        Takes a host's name, and returns a number that is unique, and smaller for a host that was there earlier.
 
     Returns
     -------
@@ -69,7 +69,7 @@ def assign(world: int, members: Mapping[int, Slot], age: Callable[[str], int]) -
     Raises
     ------
     ValueError
-        Two workers in one slot.
+        Two workers are in one slot.
     """
     order = sorted(members, key=lambda worker: (age(members[worker].host), members[worker].number))
     for worker, following in pairwise(order):
@@ -99,5 +99,5 @@ def assign(world: int, members: Mapping[int, Slot], age: Callable[[str], int]) -
 
 
 def moved(before: Mapping[int, Place], after: Mapping[int, Place]) -> list[int]:
-    """The workers that are in both worlds, and have another local rank: a program may have chosen its GPU by that."""
+    """Return workers of both worlds whose local rank has changed: a program may have chosen its GPU by it."""
     return [worker for worker in after if worker in before and before[worker].local_rank != after[worker].local_rank]

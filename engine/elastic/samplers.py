@@ -1,11 +1,11 @@
-"""Samplers that go on behind what was trained, in a world of whatever size. They serve a fixed world, too.
+"""Samplers that continue after the trained samples, in a world of any size. They serve a fixed world, too.
 
-Both are what `torch.utils.data.DataLoader` takes, and need no framework. Each counts what was trained, which the
-program tells with `record_batch`, and not what was fetched: a loader reads ahead.
+`torch.utils.data.DataLoader` takes both, and neither needs a framework. Each counts the samples that were trained,
+which the program reports with `record_batch`, and not those that were fetched, since a loader reads ahead.
 
-An epoch is over on a rank when its own share is recorded. What follows depends on who finished it. If this program
-did, the next iteration begins the epoch again, as does `set_epoch` with the same number. If a state was loaded in
-which the epoch is over, the samples count as trained, and the first iteration yields nothing and warns.
+An epoch is over on a rank when the rank's own share is recorded. If this program has finished the epoch, the next
+iteration begins it again, as does `set_epoch` with the same number. If a state was loaded in which the epoch is over,
+its samples count as trained; then the first iteration yields nothing and warns.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BEHIND = (
 
 
 class _Sampler:
-    """What both samplers have: an epoch, how much of it is done, and a place in the world."""
+    """Base class of both samplers: an epoch, how much of it is done, and a rank in the world."""
 
     def __init__(self, dataset: Sized, shuffle: bool, seed: int, rank: int | None, size: int | None) -> None:
         if (rank is None) != (size is None):
@@ -42,18 +42,18 @@ class _Sampler:
         self._given = None if rank is None or size is None else (rank, size)
         self._length = len(dataset)
         self._done = 0
-        self._taken = 0  # of this rank's share since the last cut, in the unit of `len(self)`
-        self._resumed = False  # whether samples count as trained that no iteration since the last reset has yielded
+        self._taken = 0  # recorded part of this rank's share since the last cut, in the unit of `len(self)`
+        self._resumed = False  # whether samples were done at the last reset, and no iteration has begun since
         self._order = permutation(self._length, seed, 0, shuffle)
 
     @property
     def done(self) -> int:
-        """Samples of the epoch that were trained, on all ranks together."""
+        """Number of samples of the epoch that were trained, on all ranks together."""
         return self._done
 
     @property
     def processed_num(self) -> int:
-        """`done`, by the name that Horovod's sampler has for it."""
+        """Same as `done`, under the name of Horovod's sampler."""
         return self._done
 
     @property
@@ -65,22 +65,22 @@ class _Sampler:
         raise NotImplementedError
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch. If it is the one that is under way, nothing happens: what was trained in it stays trained.
+        """Begin an epoch. The number of the present, unfinished epoch has no effect: its trained samples stay trained.
 
         Parameters
         ----------
         epoch : int
-            Another number than before for another order. The same number begins an epoch again that is over.
+            Another number than before gives another order. The same number begins an epoch again that is over.
         """
         if epoch != self.epoch or self._is_over():
             self._begin(epoch, 0)
 
     def _is_over(self) -> bool:
-        """Whether the epoch ended in this program: this rank's whole share of it is recorded."""
+        """Return whether this program has finished the epoch: this rank's whole share of it is recorded."""
         return not self._resumed and self._taken >= len(self)
 
     def _start_iteration(self) -> None:
-        """Cut what is left for an iteration: of this epoch, or of the same one again if it is over."""
+        """Cut the rest of the epoch for an iteration, or begin the same epoch again if it is over."""
         if self._is_over():
             self._begin(self.epoch, 0)
         self._resumed = False
@@ -96,24 +96,24 @@ class _Sampler:
             )
 
     def _left(self) -> bool:
-        """Whether any rank has samples of the epoch left: with the tail `"uneven"` this one may have none."""
+        """Return whether any rank has samples of the epoch left; with the tail `"uneven"`, this one may have none."""
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, int]:
-        """What another rank, or a later run, needs to go on from here: the order of the epoch is part of it."""
+        """Return the state from which another rank, or a later run, goes on, including what determines the order."""
         order = {"seed": self.seed, "shuffle": self.shuffle}
         return {"epoch": self.epoch, "done": self._done, "length": self._length, **order}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on from where the state was taken, with the rank and size that this process has now.
+        """Go on from a state, with the present rank and size of this process.
 
-        The order is that of the state, whatever seed this sampler was made with: another one would begin behind samples
-        that were not trained. A state without an order goes by this sampler's.
+        The order is that of the state, whatever this sampler's own seed: with another order, some samples would be
+        skipped that were not trained. For a state without an order, this sampler's is used.
 
         Raises
         ------
         ValueError
-            A state of another data set.
+            The state is that of another data set.
         """
         if state["length"] != self._length or not 0 <= state["done"] <= self._length:
             raise ValueError(
@@ -129,7 +129,7 @@ class _Sampler:
         self.reset()
 
     def reset(self) -> None:
-        """Cut what is left of the epoch anew, for the rank and size that this process has now."""
+        """Cut the rest of the epoch again, for the present rank and size of this process."""
         self.rank, self.size = self._given or (place.rank(), place.size())
         self._resumed = self._done > 0
         self._cut()
@@ -139,34 +139,34 @@ class _Sampler:
 
 
 class ElasticSampler(_Sampler):
-    """The samples of this rank, of what is left of the epoch: Horovod's `ElasticSampler` by name and meaning.
+    """Sampler of this rank's samples of the rest of the epoch, compatible with Horovod's `ElasticSampler`.
 
     Parameters
     ----------
     dataset : Sized
-        Anything with a length.
+        Any object with a length.
     shuffle : bool
         Whether each epoch has an order of its own.
     seed : int
-        Of these orders; equal on all ranks.
+        Seed of these orders; equal on all ranks.
     tail : str
-        Of samples that do not divide evenly among ranks. `"pad"` repeats some, fewer than ranks, at the end of the
-        epoch; `"uneven"` gives some ranks one more, which needs `join`, and commits only in steps of all ranks;
+        Treatment of samples that do not divide evenly among ranks. `"pad"` repeats some at the end of the epoch, fewer
+        than ranks. `"uneven"` gives some ranks one more; it needs `join`, and commits only in steps of all ranks.
         `"drop"` leaves them out.
     rank, size : int, optional
-        This process's place; not given: that in the engine's world, at each `reset`.
+        This process's rank and the number of ranks. Default: those in the engine's world, at each `reset`.
 
     Attributes
     ----------
     padded : int
-        Samples that are repeated in this epoch, as things stand.
+        Number of samples that are repeated in this epoch, in the present world.
 
     Raises
     ------
     ValueError
-        Parameters that cannot be.
+        Parameters are invalid.
     NotInitializedError
-        No place was given, and the engine does not run.
+        `rank` and `size` were not given, and the engine does not run.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class ElasticSampler(_Sampler):
 
     @property
     def padded(self) -> int:
-        """Samples that are repeated in this epoch, as things stand."""
+        """Number of samples that are repeated in this epoch, in the present world."""
         return self._rest.padded
 
     def __len__(self) -> int:
@@ -200,28 +200,28 @@ class ElasticSampler(_Sampler):
         return self._rest.most > 0
 
     def __iter__(self) -> Iterator[int]:
-        """The samples of this rank that were not trained. An iteration begins behind what was recorded before.
+        """Iterate over this rank's samples that were not trained, starting after those recorded before.
 
-        After an epoch that is over it yields all samples again, in the same order.
+        After an epoch that is over, it yields all samples again, in the same order.
         """
         self._start_iteration()
         return iter(self._mine.tolist())
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Note that a batch was trained, and all before it in this iteration.
+        """Record that a batch was trained, and all before it in this iteration.
 
         Parameters
         ----------
         batch_idx : int
-            From 0 in each iteration, also in one that resumes: as of `enumerate(loader)`.
+            Number of the batch, from 0 in each iteration, also in one that resumes, as in `enumerate(loader)`.
         batch_size : int
-            The loader's. Of a last batch that is smaller its own size will do, but not with the tail `"uneven"`, where
-            it tells nothing of the other ranks'.
+            Batch size of the loader. For a smaller last batch, its own size will do, except with the tail `"uneven"`:
+            there it does not determine the sizes on other ranks.
 
         Raises
         ------
         ValueError
-            A number that cannot be, as of a batch behind the last one of this iteration.
+            A number is impossible, such as that of a batch after the last one of this iteration.
         """
         if batch_idx < 0 or batch_size < 1:
             raise ValueError(f"batch {batch_idx} of {batch_size} samples cannot be")
@@ -231,12 +231,12 @@ class ElasticSampler(_Sampler):
         self.count_batch(batch_idx, batch_size)
 
     def count_batch(self, batch_idx: int, batch_size: int) -> None:
-        """As `record_batch`, of a number that is known to count the batches of this iteration."""
+        """Record a batch like `record_batch`, for a number that is known to count the batches of this iteration."""
         self._batch = max(self._batch, batch_size)
         self._record((batch_idx + 1) * self._batch)
 
     def record_indices(self, indices: Sequence[int]) -> None:
-        """Note that samples were trained: the next ones of this rank.
+        """Record that the next samples of this rank were trained.
 
         Raises
         ------
@@ -253,34 +253,34 @@ class ElasticSampler(_Sampler):
 
 
 class ElasticBatchSampler(_Sampler):
-    """Batches of one size for all ranks together, so that steps are the same for any number of ranks.
+    """Sampler of batches with one size for all ranks together, so that steps are the same for any number of ranks.
 
-    A rank's part of a batch differs from another's by one sample at most. A loss is therefore a sum divided by
-    `global_batch`, and gradients are added up over ranks, not averaged. For `DataLoader(batch_sampler=...)`.
+    The ranks' parts of a batch differ by at most one sample. A loss must therefore be a sum divided by `global_batch`,
+    and gradients must be added up over ranks, not averaged. Use it as `DataLoader(batch_sampler=...)`.
 
     Parameters
     ----------
     dataset : Sized
-        Anything with a length.
+        Any object with a length.
     global_batch : int
-        Samples of all ranks together in a step; at least as many as ranks.
+        Number of samples of all ranks together in a step; at least the number of ranks.
     shuffle : bool
         Whether each epoch has an order of its own.
     seed : int
-        Of these orders; equal on all ranks.
+        Seed of these orders; equal on all ranks.
     tail : str
-        Of the last batch, if samples for a whole one are not left. `"pad"` fills it with the first ones of the epoch;
-        `"uneven"` leaves it small, so that ranks without a sample in it have one step less, which needs `join`, and
-        commits only in steps of all ranks; `"drop"` leaves it out.
+        Treatment of an incomplete last batch. `"pad"` fills it with the first samples of the epoch. `"uneven"` leaves
+        it small: ranks without a sample in it have one step less, which needs `join`, and commits only in steps of all
+        ranks. `"drop"` leaves it out.
     rank, size : int, optional
-        This process's place; not given: that in the engine's world, at each `reset`.
+        This process's rank and the number of ranks. Default: those in the engine's world, at each `reset`.
 
     Raises
     ------
     ValueError
-        Parameters that cannot be; fewer samples in a batch than ranks, also at a `reset`.
+        Parameters are invalid, or a batch has fewer samples than there are ranks, also at a `reset`.
     NotInitializedError
-        No place was given, and the engine does not run.
+        `rank` and `size` were not given, and the engine does not run.
     """
 
     def __init__(
@@ -307,20 +307,20 @@ class ElasticBatchSampler(_Sampler):
 
     @property
     def padded(self) -> int:
-        """Samples that are repeated at the end of the epoch."""
+        """Number of samples that are repeated at the end of the epoch."""
         return self._batches.padded
 
     def __len__(self) -> int:
         batches = self._batches.left(self._first)
-        return batches - bool(batches and not self._part(batches - 1))  # only the last part of a rank may be empty
+        return batches - bool(batches and not self._part(batches - 1))  # only a rank's last part may be empty
 
     def _left(self) -> bool:
         return self._batches.left(self._first) > 0
 
     def __iter__(self) -> Iterator[list[int]]:
-        """This rank's parts of the batches that were not trained: it begins behind what was recorded before.
+        """Iterate over this rank's parts of the batches that were not trained, starting after those recorded before.
 
-        After an epoch that is over it yields all batches again, in the same order.
+        After an epoch that is over, it yields all batches again, in the same order.
         """
         self._start_iteration()
         return iter([*map(self._part, range(len(self)))])
@@ -330,19 +330,19 @@ class ElasticBatchSampler(_Sampler):
         return indices
 
     def record_batch(self, batch_idx: int, batch_size: Any = None) -> None:
-        """Note that a batch was trained, and all before it in this iteration.
+        """Record that a batch was trained, and all before it in this iteration.
 
         Parameters
         ----------
         batch_idx : int
-            From 0 in each iteration, also in one that resumes: as of `enumerate(loader)`.
+            Number of the batch, from 0 in each iteration, also in one that resumes, as in `enumerate(loader)`.
         batch_size : optional
-            Has no meaning here; for loops that are written for `ElasticSampler`.
+            Ignored; for loops that are written for `ElasticSampler`.
 
         Raises
         ------
         ValueError
-            A number below 0, or of a batch behind the last one of this iteration.
+            The number is below 0, or that of a batch after the last one of this iteration.
         """
         if batch_idx < 0:
             raise ValueError(f"batch {batch_idx} cannot be; they count from 0")
@@ -352,6 +352,6 @@ class ElasticBatchSampler(_Sampler):
         self.count_batch(batch_idx)
 
     def count_batch(self, batch_idx: int, batch_size: Any = None) -> None:
-        """As `record_batch`, of a number that is known to count the batches of this iteration."""
+        """Record a batch like `record_batch`, for a number that is known to count the batches of this iteration."""
         self._taken = batch_idx + 1
         self._done = self._batches.after(self._first, batch_idx + 1)

@@ -28,7 +28,7 @@ def permutation(length: int, seed: int, epoch: int, shuffle: bool) -> npt.NDArra
     length : int
         Number of samples of the data set.
     seed, epoch : int
-        From 0 to 2**32 - 1.
+        Numbers from 0 to 2**32 - 1.
     shuffle : bool
         Whether to shuffle the samples; otherwise they keep the order of the data set.
 

@@ -1,9 +1,10 @@
-"""Which worker holds up the others, by the counters of all: a pure function of what was read of them over some time.
+"""Detection of a worker that delays the others, from counters of all workers over time. A pure function.
 
-One is found only if nothing else explains it. Its lag is above the limit in every interval, so that no single pause,
-such as a checkpoint that rank 0 writes, is enough; everybody else's is below half the limit, so that it is not the
-program that is uneven; and its host does not wait for data of other hosts, so that it is not the network. One delay may
-be the lag of many collectives, and all lags are added up; so the others must also wait that much longer than it does.
+A worker is found only if nothing else explains the delay. Its lag must exceed the limit in every interval, so that no
+single pause is enough, such as a checkpoint that rank 0 writes. All other lags must be below half the limit; otherwise
+the program itself is uneven. Its host must not wait for data of other hosts; otherwise the network is slow. One delay
+may count as the lag of many collectives, since lags are added up. So the others must also wait that much longer than it
+does.
 """
 
 from __future__ import annotations
@@ -12,23 +13,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-QUIET = 0.5  # share of the limit below which all others must be, and the time for which the host waits for others
+QUIET = 0.5  # share of the limit that the lags of all others, and the host's wait for other hosts, must stay below
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What a worker's counters say at one time; all count up.
+    """Counters of a worker at one time; all count up.
 
     Attributes
     ----------
     steps : int
-        Training steps.
+        Number of training steps.
     lag : float
-        Seconds that it submitted tensors later than the first rank.
+        Seconds by which it submitted tensors later than the first rank, added up.
     crossing : float
         Seconds that it waited for data of other hosts.
     blocked : float or None
-        Seconds in which its program was blocked in the engine; None where programs do not wait there, as on a GPU.
+        Seconds in which its program was blocked in the engine; None where programs do not block there, as on a GPU.
     """
 
     steps: int
@@ -39,7 +40,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Look:
-    """The counters of all members of a world at one time.
+    """Counters of all members of a world at one time.
 
     Attributes
     ----------
@@ -47,7 +48,7 @@ class Look:
         Seconds.
     world : int
     readings : mapping of int to Reading
-        By worker.
+        Readings by worker.
     """
 
     time: float
@@ -57,13 +58,13 @@ class Look:
 
 @dataclass(frozen=True)
 class SlowWorker:
-    """A worker that holds up the others.
+    """Worker that delays the others.
 
     Attributes
     ----------
     worker : int
     lag : float
-        Seconds a step, over the whole time.
+        Delay in seconds a step, averaged over the whole time.
     """
 
     worker: int
@@ -79,21 +80,21 @@ def find(looks: Sequence[Look], limit: float, seconds: float) -> SlowWorker | No
     Parameters
     ----------
     looks : sequence of Look
-        In the order of time, at least two in `seconds`, better ten; older ones may be left out.
+        Readings in the order of time, at least two and preferably ten within `seconds`; older ones are ignored.
     limit : float
         Lag in seconds a step.
     seconds : float
-        For how long a worker must have been slow.
+        Time for which a worker must have been slow.
 
     Returns
     -------
     SlowWorker or None
-        None also if the looks do not cover so much time, or not in one world.
+        None also if the looks do not cover so much time within one world.
 
     Raises
     ------
     ValueError
-        A limit or a time that is not positive.
+        A limit or a time is not positive.
     """
     if not (limit > 0 and seconds > 0):
         raise ValueError(f"the limit is {limit} s a step, and the time {seconds} s; both must be positive")
@@ -116,7 +117,7 @@ def find(looks: Sequence[Look], limit: float, seconds: float) -> SlowWorker | No
 
 
 def _window(looks: Sequence[Look], seconds: float) -> Sequence[Look]:
-    """The last looks that cover so much time, all in one world with the same workers; none if there are none."""
+    """Return the last looks that cover `seconds` in one world with the same workers; empty if there are none."""
     if not looks:
         return ()
     last = looks[-1]
@@ -130,7 +131,7 @@ def _window(looks: Sequence[Look], seconds: float) -> Sequence[Look]:
 
 
 def _cost(before: Look, after: Look, worker: int) -> float:
-    """Seconds a step for which the others wait for a worker: its lag, or less, if they do not wait that long."""
+    """Return the seconds a step that the others wait for a worker: its lag, or less if they do not wait that long."""
     lag = _rate(before, after, worker, "lag")
     if any(look.readings[each].blocked is None for look in (before, after) for each in look.readings):
         return lag
@@ -140,7 +141,7 @@ def _cost(before: Look, after: Look, worker: int) -> float:
 
 
 def _rate(before: Look, after: Look, worker: int, what: str) -> float:
-    """Seconds a step between two looks; not a number if there was no step, which proves nothing."""
+    """Return the seconds a step of a counter between two looks; NaN if there was no step, which proves nothing."""
     first, second = before.readings[worker], after.readings[worker]
     steps = second.steps - first.steps
     seconds: float = getattr(second, what) - getattr(first, what)

@@ -1,8 +1,8 @@
-"""The state that a training keeps over resets: each rank commits for itself, and who has the newest gives it to all.
+"""State of a training that survives resets: each rank commits for itself, and one sends the newest commit to all.
 
-A state speaks with the other ranks through `Peers` alone, and needs no engine. A commit is a copy that is complete
-before it takes the place of the one before, in one assignment; so an exception or a signal in the middle of `save` or
-`sync` leaves the old one whole.
+A state communicates with other ranks only through `Peers`, and needs no engine. A commit is a copy that is complete
+before one assignment replaces the previous one. So an exception or a signal in the middle of `save` or `sync` leaves
+the old commit intact.
 """
 
 from __future__ import annotations
@@ -21,40 +21,40 @@ class HostsUpdatedInterrupt(RuntimeError):
 
 
 class Peers(Protocol):
-    """The ranks of the present world. Each method is a collective."""
+    """Ranks of the present world. Each method is a collective."""
 
     @property
     def rank(self) -> int:
-        """This process's rank. No collective."""
+        """This process's rank. Not a collective."""
         ...
 
     def gather(self, value: Any) -> Sequence[Any]:
-        """The values of all ranks, by rank."""
+        """Return the values of all ranks, by rank."""
         ...
 
     def broadcast(self, value: Any, root: int) -> Any:
-        """The value of one rank."""
+        """Return the value of rank `root`."""
         ...
 
     def fill(self, memory: Memory, root: int) -> None:
-        """Give memory the bytes that it has on one rank; as many on all ranks."""
+        """Overwrite memory with the bytes that it has on rank `root`; it has the same size on all ranks."""
         ...
 
     def maximum(self, values: Sequence[int]) -> Sequence[int]:
-        """Of each of some numbers, the largest of all ranks."""
+        """Return the elementwise maximum over all ranks."""
         ...
 
 
 @dataclass(frozen=True)
 class Commit:
-    """A copy of all values.
+    """Copy of all values of a state.
 
     Attributes
     ----------
     number : int or None
-        Counts up over the job. None: what the program began with, which no other rank need have.
+        Number of the commit, counted over the job. None: the initial values of the program, which may differ by rank.
     values : Copy
-        Nobody changes it.
+        Values of the commit; never changed.
     """
 
     number: int | None
@@ -62,12 +62,12 @@ class Commit:
 
 
 def elect(commits: Sequence[int | None]) -> int:
-    """The rank whose commit is given to all: the newest that there is, of the lowest rank that holds it.
+    """Return the rank whose commit all ranks take over: the lowest of those with the newest commit.
 
     Parameters
     ----------
     commits : sequence of int or None
-        By rank, the number of its newest commit.
+        Number of each rank's newest commit, by rank.
 
     Returns
     -------
@@ -77,22 +77,22 @@ def elect(commits: Sequence[int | None]) -> int:
 
 
 class State:
-    """What a training goes on from after a reset. `ObjectState` is the one to use.
+    """Base class of the state from which a training goes on after a reset. Use `ObjectState`.
 
     Parameters
     ----------
     peers : Peers, optional
-        Not given: the ranks of the engine's world.
+        Default: the ranks of the engine's world.
 
     Attributes
     ----------
     world : int
-        The number of the world that this process is in.
+        Number of the world that this process is in.
     """
 
     def __init__(self, peers: Peers | None = None) -> None:
         if peers is None:
-            from .worker.peers import WorldPeers  # what decides needs no engine
+            from .worker.peers import WorldPeers  # imported here, as the driver's modules need no engine
 
             peers = WorldPeers()
         self.world = 0
@@ -107,74 +107,76 @@ class State:
 
     @property
     def owed(self) -> bool:
-        """Whether a commit was put off, as gradients were in hand: the same on all ranks. A later check makes it."""
+        """True if a commit was postponed because of unapplied gradients; equal on all ranks. A later check makes it."""
         return self._owed
 
     @property
     def committed(self) -> int | None:
-        """The number of the commit that this rank holds; None before the first `sync`."""
+        """Number of the commit that this rank holds; None before the first `sync`."""
         return self._held.number
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
-        """Have functions called in each new world, before the state is made equal on all ranks."""
+        """Register functions to be called in each new world, before the state is made equal on all ranks."""
         self._callbacks.extend(callbacks)
 
     def register_in_hand(self, ask: Callable[[], bool]) -> None:
-        """Let something say whether it has gradients in hand that no step has applied, as an optimizer may that takes
-        several backward passes for one. Until it has none on any rank, commits are put off, and so are interrupts:
-        the samples of these gradients count as trained, and parameters that do not have them would be restored."""
+        """Register a function that returns whether there are gradients that no step has applied yet.
+
+        An optimizer has such gradients if it takes several backward passes for one step. Commits and interrupts are
+        postponed until no rank has any: their samples count as trained, but restored parameters would not include them.
+        """
         self._in_hand.append(ask)
 
     def enter(
         self, world: int, updated: Callable[[], bool] = lambda: False, tell: Callable[[int], None] = lambda number: None
     ) -> None:
-        """Note that this process is in a world, for which earlier news of hosts mean nothing.
+        """Set the world that this process is in; earlier news of hosts do not apply to it.
 
         Parameters
         ----------
         world : int
         updated : callable
-            Asked in each check whether the members of this world shall come to the gate.
+            Returns whether the members of this world shall come to the gate; called in each check.
         tell : callable
-            Given the number of each commit that is made in this world.
+            Called with the number of each commit that is made in this world.
         """
         self.world, self._ask, self._tell = world, updated, tell
 
     def on_hosts_updated(self, world: int) -> None:
-        """Note that the members of a world shall come to the gate. May be called from a signal handler."""
+        """Record that the members of a world shall come to the gate. A signal handler may call this."""
         self._updated = world
 
     def on_reset(self) -> None:
-        """Call what was registered for a new world."""
+        """Call `reset` and the registered callbacks in a new world."""
         self.reset()
         for callback in self._callbacks:
             callback()
 
     def reset(self) -> None:
-        """What a kind of state has to do in a new world."""
+        """Prepare for a new world; subclasses override this."""
 
     def commit(self) -> None:
-        """Save a copy, and see whether hosts have changed. Collective: all ranks commit in the same step.
+        """Save a copy, and check whether hosts have changed. Collective: all ranks commit in the same step.
 
         Raises
         ------
         HostsUpdatedInterrupt
-            They have; on all ranks alike. The commit is made.
+            Hosts have changed. It is raised on all ranks, after the commit.
         """
         self._check(commit=True)
 
     def check_host_updates(self) -> None:
-        """See whether hosts have changed. Collective.
+        """Check whether hosts have changed. Collective.
 
         Raises
         ------
         HostsUpdatedInterrupt
-            They have; on all ranks alike.
+            Hosts have changed. It is raised on all ranks.
         """
         self._check(commit=False)
 
     def _check(self, commit: bool) -> None:
-        """Ask first, and save then: whether there is a commit, and so its number, is the same on all ranks."""
+        """Ask all ranks first, and save then: so all ranks make the same commits, with the same numbers."""
         told = int(self._updated == self.world or self._ask())
         in_hand = int(any(ask() for ask in self._in_hand))
         told, in_hand = self._peers.maximum((told, in_hand))
@@ -187,21 +189,22 @@ class State:
             raise HostsUpdatedInterrupt("the hosts have changed: the ranks meet again")
 
     def save(self) -> None:
-        """Make a copy of all values the newest commit. Touches no other rank; all ranks do it in the same step."""
+        """Make a copy of all values the newest commit. Not a collective, but all ranks must do it in the same step."""
         number = 0 if self._held.number is None else self._held.number + 1
         self._held = Commit(number, self._take())
         self._owed = False
         self._tell(number)
 
     def restore(self) -> None:
-        """Give all values back as they were at the newest commit, or without one as the program began with them."""
+        """Reset all values to those of the newest commit, or to the program's initial values if there is none."""
         self._give(self._held.values)
         self._owed = False
 
     def sync(self) -> None:
-        """Give all ranks the newest commit that one of them holds, or what rank 0 has if there is none. Collective.
+        """Give all ranks the newest commit that one of them holds, or else the values of rank 0. Collective.
 
-        After it every rank holds that commit. If all do already, and so nobody is new, only their numbers travel.
+        Afterwards every rank holds that commit. If all hold it already, and so no rank is new, only commit numbers
+        travel.
         """
         numbers = self._peers.gather(self._held.number)
         root = elect(numbers)
@@ -215,7 +218,7 @@ class State:
         self._owed = False
 
     def _send(self, commit: Commit, root: int) -> Commit:
-        """The commit of one rank, on all. Collective. What each holds stays as it is until this has ended."""
+        """Return the commit of rank `root` on all ranks. Collective. Held commits stay unchanged until it completes."""
         mine = commit if self._peers.rank == root else None
         told = mine and (mine.number, mine.values.names, mine.values.pickled, mine.values.places)
         number, names, pickled, places = self._peers.broadcast(told, root)
@@ -226,21 +229,21 @@ class State:
         return mine or Commit(number, Copy(names, pickled, places, memory))
 
     def _find_memory(self, nbytes: int) -> Memory:
-        """Memory for a copy, other than that of the commit that is held."""
+        """Return memory for a copy, distinct from that of the held commit."""
         raise NotImplementedError
 
     def _take(self) -> Copy:
-        """A copy of all values, which shares nothing with them."""
+        """Return a copy of all values, which shares nothing with them."""
         raise NotImplementedError
 
     def _give(self, values: Copy) -> None:
-        """Make these the values; they share nothing with what was given."""
+        """Set the values from a copy; they share nothing with it."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What is kept of a value that stays the object that it is, and takes it over; other values are replaced.
+    """State of a value that stays the same object and loads its state; other values are replaced.
 
     Attributes
     ----------
@@ -252,14 +255,14 @@ class Parts:
 
 @dataclass
 class Progress:
-    """How far a loop over epochs is.
+    """Position of a loop over epochs.
 
     Attributes
     ----------
     epoch : int
-        The one that is under way, from 0.
+        Number of the present epoch, from 0.
     done : int
-        Samples of it that were trained, on all ranks together.
+        Number of its samples that were trained, on all ranks together.
     """
 
     epoch: int = 0
@@ -267,30 +270,30 @@ class Progress:
 
 
 class ObjectState(State):
-    """Values under names, as attributes.
+    """State of named values, which are its attributes.
 
-    Of a value with `state_dict` and `load_state_dict`, such as a sampler or a scheduler, that is kept which these give
-    and take; every other one is pickled, so that a list that a program changes comes back as it was. Arrays are copied
-    in turn into one of two memories, so that a commit allocates nothing once there are both.
+    For a value with `state_dict` and `load_state_dict`, such as a sampler or a scheduler, its state dict is kept. Every
+    other value is pickled, so that changes within a list are restored, too. Arrays are copied alternately into one of
+    two memories, so that a commit allocates nothing once both exist.
 
     Parameters
     ----------
     peers : Peers, optional
-        By position only; not given: the ranks of the engine's world.
+        Positional-only. Default: the ranks of the engine's world.
     **values
-        What is kept. An attribute that is added later is not.
+        Values to keep. Attributes that are added later are not kept.
 
     Attributes
     ----------
     progress : Progress
-        How far `engine.elastic.loop` is; kept with the values.
+        Position of `engine.elastic.loop`; kept with the values.
 
     Raises
     ------
     TypeError
-        A value that cannot be pickled, by name.
+        A value cannot be pickled; the text names it.
     ValueError
-        A name that the state has for something else.
+        A name is reserved by the state.
 
     Examples
     --------
@@ -340,15 +343,15 @@ class ObjectState(State):
                 raise
 
     def _kept(self, value: Any) -> Any:
-        """What is kept of a value: itself, or `Parts` for `_load`."""
+        """Return what is kept of a value: the value itself, or `Parts` for `_load`."""
         return Parts(value.state_dict()) if _has_state(value) else value
 
     def _lent(self, present: Any) -> bool:
-        """Whether `_load` copies what it is given at once, so that it may be given what is kept."""
+        """Return whether `_load` copies its argument at once, so that it may get views of the held commit."""
         return False
 
     def _load(self, name: str, present: Any, kept: Any) -> None:
-        """Have the value of a name take over the parts that were kept."""
+        """Load the parts that were kept into the present value of a name."""
         if not _has_state(present):
             raise ValueError(
                 f"{name!r} is a {type(present).__qualname__} here, and what is committed of it is the state of an "
@@ -358,7 +361,7 @@ class ObjectState(State):
 
 
 def expect_names(value: str, present: Iterable[str], kept: Iterable[str], what: str = "arrays") -> None:
-    """Raise ValueError, which names them, if a value of a state has other parts than what was kept of it."""
+    """Raise ValueError if a value of a state has other parts than were kept of it; the text names them."""
     here, there = list(present), list(kept)
     missing, odd = [each for each in there if each not in set(here)], [each for each in here if each not in set(there)]
     if missing or odd:
@@ -374,7 +377,7 @@ def expect_names(value: str, present: Iterable[str], kept: Iterable[str], what: 
 
 
 def expect_alike(name: str, present: tuple[str, Sequence[int]], kept: tuple[str, Sequence[int]]) -> None:
-    """Raise ValueError unless the dtype and shape of an array that was kept are those of the present one."""
+    """Raise ValueError unless a kept array has the dtype and shape of the present one."""
     (dtype, shape), (old_dtype, old_shape) = present, kept
     if dtype != old_dtype or list(shape) != list(old_shape):
         raise ValueError(

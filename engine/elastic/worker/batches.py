@@ -1,4 +1,4 @@
-"""`engine.elastic.loop`: batches of all epochs, over whatever ranks there are, with commits between them."""
+"""`engine.elastic.loop`: batches of all epochs, over a changing set of ranks, with commits between them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ...forms import whole_number
 from ..samplers import ElasticBatchSampler, ElasticSampler
 from ..state import ObjectState, Progress
 
-Feed = Callable[[], Iterable[Any]]  # begins an iteration behind what the sampler has recorded
+Feed = Callable[[], Iterable[Any]]  # begins an iteration after the samples that the sampler has recorded
 
 
 def loop(
@@ -29,35 +29,35 @@ def loop(
     commit_every: int = 50,
     on_epoch: Callable[[int], Any] | None = None,
 ) -> Iterator[Any]:
-    """The batches of this rank that are still to be trained, of all epochs.
+    """Iterate over the batches of this rank that are still to be trained, of all epochs.
 
-    It belongs into the function that `elastic.run` wraps: what the body of a loop raises never reaches an iterator, so
-    none could begin the body again. When that function is called again, the loop goes on behind the newest commit, with
-    what is left of the epoch cut for the ranks that there are then.
+    Call it in the function that `elastic.run` wraps: an iterator never sees what the body of a loop raises, and so
+    cannot start the body again. When that function is called again, the loop goes on from the newest commit, with the
+    rest of the epoch divided among the ranks of the new world.
 
-    A batch counts as trained when the next one is asked for. There is a commit after every `commit_every` batches, and
+    A batch counts as trained when the next one is requested. The loop commits after every `commit_every` batches, and
     at the end of each epoch.
 
     Parameters
     ----------
     state : ObjectState
-        Or a state of a framework, such as `engine.torch.elastic.TorchState`. It keeps how far the loop is; if it has a
-        value `epoch`, that counts the epochs that are done.
+        Or a state of a framework, such as `engine.torch.elastic.TorchState`. It keeps the loop's progress. If it has a
+        value `epoch`, that is set to the number of epochs that are done.
     loader : DataLoader, array, sequence of arrays, or callable
-        A `torch.utils.data.DataLoader`, which is made anew with an `ElasticSampler`, that shuffles if its sampler does;
-        one that has an `ElasticSampler` or an `ElasticBatchSampler` is used as it is. Or arrays of one length, of NumPy
-        or JAX: a batch is the rows of each. Or a function that makes an iterable of batches of the sampler's indices,
-        such as a `tf.data.Dataset`, which is called with the sampler at each beginning.
+        A `torch.utils.data.DataLoader`, which is recreated with an `ElasticSampler` that shuffles if its sampler does;
+        one that has an `ElasticSampler` or an `ElasticBatchSampler` is used unchanged. Or arrays of one length, of
+        NumPy or JAX: a batch is a set of rows of each. Or a function that takes the sampler and returns an iterable of
+        batches of its indices, such as a `tf.data.Dataset`; it is called at the start of each iteration.
     epochs : int
-        In all; those of earlier loops with the same state, such as one over other data, are among them.
+        Total number of epochs, including those of earlier loops with the same state, such as one over other data.
     batch_size : int, optional
-        Of a rank, for arrays and functions; a loader of torch has its own.
+        Number of samples of a rank in a step, for arrays and functions; a loader of torch has its own.
     sampler : ElasticSampler or ElasticBatchSampler, optional
-        For functions it is needed; for arrays an `ElasticSampler` with its defaults is made.
+        Required for functions; for arrays the default is an `ElasticSampler` with default options.
     commit_every : int
-        Batches.
+        Number of batches between commits.
     on_epoch : callable, optional
-        Called with the number of an epoch behind its last batch, before the commit.
+        Called with the number of an epoch after its last batch, before the commit.
 
     Yields
     ------
@@ -67,7 +67,7 @@ def loop(
     Raises
     ------
     TypeError, ValueError
-        What cannot be cut for a changing number of ranks, and what to give instead.
+        The data cannot be divided among a changing number of ranks; the text says what to give instead.
     HostsUpdatedInterrupt
         From a commit, for `elastic.run`.
     """
@@ -90,7 +90,7 @@ def _batches(
     with _bar(epochs) as show:
         while state.progress.epoch < epochs:
             epoch = state.progress.epoch
-            left = feed() if len(sampler) else ()  # a reset may come behind the last batch of an epoch
+            left = feed() if len(sampler) else ()  # empty if a reset came after the last batch of an epoch
             for number, batch in enumerate(left):
                 yield batch
                 sampler.count_batch(number, batch_size)
@@ -111,10 +111,10 @@ def _batches(
 
 
 def _begin(state: ObjectState, sampler: Any, epochs: int) -> None:
-    """Bring the sampler to where the state is, and say so if that is in the middle."""
+    """Move the sampler to the state's position, and log it if training resumes."""
     progress, length = state.progress, len(sampler.dataset)
     if progress.epoch >= epochs:
-        return  # Whatever is done beyond was done by a later loop, perhaps over other data.
+        return  # Further progress is that of a later loop, perhaps over other data.
     sampler.load_state_dict({"epoch": progress.epoch, "done": progress.done, "length": length})
     if state.committed and place.rank() == 0:
         logs.logger.info(
@@ -127,7 +127,7 @@ def _begin(state: ObjectState, sampler: Any, epochs: int) -> None:
 
 
 def _feed_of(loader: Any, batch_size: int | None, sampler: Any) -> tuple[Feed, Any, int]:
-    """What begins an iteration, the sampler that it goes by, and the size of a rank's batch."""
+    """Return the function that begins an iteration, its sampler, and the batch size of a rank."""
     torch_data = sys.modules.get("torch.utils.data")
     if torch_data is not None and isinstance(loader, torch_data.DataLoader):
         if batch_size is not None or sampler is not None:
@@ -172,7 +172,7 @@ def _chunks(indices: list[int], size: int) -> Iterator[list[int]]:
 
 @contextmanager
 def _bar(epochs: int) -> Iterator[Callable[[int, Any], None]]:
-    """A progress bar on rank 0, where there is a terminal, and rich to draw it."""
+    """Show a progress bar on rank 0, if stderr is a terminal and rich is installed."""
     if place.rank() or not sys.stderr.isatty() or find_spec("rich") is None:
         yield lambda epoch, sampler: None
         return

@@ -1,8 +1,8 @@
-"""The gate: where a worker of an elastic job waits for a place in a world, and what it tells the driver of itself.
+"""Gate of a worker of an elastic job: the connection on which it waits for a place in a world and reports its state.
 
-A worker speaks with the agent of its host, which passes messages on between it and the driver. It has no thread for
-that: what has come is read when somebody looks. Should the agent be gone, the driver has given this worker up, or will;
-so the end of the connection is the end of the job for it.
+A worker talks only to the agent of its host, which relays messages between worker and driver. No thread reads the
+connection: received messages are handled at the worker's next call. When the agent is gone, the driver gives this
+worker up; so the end of the connection is the end of the job for the worker.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from ..events import Why
 from ..places import Place, Slot
 from .messages import Talk, TalkError
 
-PATIENCE = 30.0  # seconds that the agent has to answer, and to take what is sent to it
-LOOK = 0.5  # seconds between two looks of a waiting worker at whether a signal asks it to leave
+PATIENCE = 30.0  # seconds that the agent has to answer, and to read what is sent to it
+LOOK = 0.5  # seconds between two checks of a waiting worker for a signal that asks it to leave
 GONE = "the agent of this host is gone, or has given this worker up; it cannot take part in the job any more"
 
 
@@ -38,6 +38,7 @@ class JobOver(EngineError):
     Parameters
     ----------
     why : str
+        Reason, for people.
     good : bool
         Whether the training is complete.
     """
@@ -49,26 +50,26 @@ class JobOver(EngineError):
 
 
 class LetGo(JobOver):
-    """The job goes on without this worker."""
+    """This worker must end; the job goes on without it."""
 
 
 @dataclass(frozen=True)
 class Assigned:
-    """What a worker at the gate is told.
+    """Assignment of a worker at the gate to a world.
 
     Attributes
     ----------
     place : Place
     members : tuple of int
-        By rank, the numbers of the workers.
+        Numbers of the workers, by rank.
     hosts : tuple of str
-        By rank, the host's name.
+        Names of the hosts, by rank.
     hub : str
-        `HOST:PORT` on which rank 0 listens for other hosts; empty where all are on one.
+        `HOST:PORT` on which rank 0 listens for other hosts; empty if all ranks are on one host.
     reason : str
         Why this world is made, for people.
     listener : int or None
-        On rank 0 of several hosts, the TCP socket that listens at `hub`. It belongs to whoever gets this.
+        File descriptor of the TCP socket that listens at `hub`; only on rank 0 of several hosts. The receiver owns it.
     """
 
     place: Place
@@ -80,15 +81,16 @@ class Assigned:
 
 
 class Gate:
-    """A worker's connection to the driver, through the agent of its host. For one thread; a forked child has no use of
-    it. Made by `open`.
+    """Connection of a worker to the driver, through the agent of its host. Create it with `open`.
+
+    It is not thread-safe, and a forked child cannot use it.
 
     Attributes
     ----------
     worker : int
-        The worker's number, which no other worker of the job ever has.
+        Number of the worker; it is never reused within the job.
     slot : int
-        The number of its slot on its host.
+        Number of its slot on its host.
     several : bool
         Whether workers may be on several hosts.
     """
@@ -102,9 +104,9 @@ class Gate:
         self.several = False
         self._listener: socket.socket | None = None
         self._heard: list[dict[str, Any]] = []
-        self._void = self._updated = 0  # worlds
+        self._void = self._updated = 0  # newest world that is void, and that was told to come to the gate
         self._over: JobOver | None = None
-        self._leaves = False  # whether it is still to be told that this worker wants to go
+        self._leaves = False  # whether the wish to leave is still to be sent
 
     @classmethod
     def open(cls, environ: Mapping[str, str]) -> Self:
@@ -118,9 +120,9 @@ class Gate:
         Raises
         ------
         ConfigError
-            A variable is missing, or has a value that it cannot have.
+            A variable is missing or has an invalid value.
         RendezvousError
-            Nobody is there, or not the agent of this job; the text says what may mend it.
+            No agent answers, or not the agent of this job; the text says what may help.
         """
         worker, slot = _number(environ, "ENGINE_WORKER"), _number(environ, "ENGINE_SLOT")
         name, secret = _text(environ, "ENGINE_GATE"), _text(environ, "ENGINE_SECRET")
@@ -143,23 +145,23 @@ class Gate:
         stalled: bool = False,
         build: Build | None = None,
     ) -> Assigned:
-        """Come to the gate, and wait for a place. How long that may take the driver knows, which ends every wait.
+        """Come to the gate, and wait for a place. The wait has no timeout of its own: the driver ends every wait.
 
         Parameters
         ----------
         world : int
-            The last world that this worker was in; 0: none.
+            Number of the last world that this worker was in; 0: none.
         why : Why
         text : str
-            Of a failure, what the engine said.
+            Error text of the engine after a failure.
         culprit : int or None
-            Of a failure, the worker that is to blame, as far as is known.
+            Number of the worker that caused the failure, if known.
         commit : int or None
-            The newest commit that this worker holds.
+            Number of the newest commit that this worker holds.
         stalled : bool
-            Of a failure, whether who is to blame stood still.
+            Whether the failure is that the culprit stalled.
         build : Build, optional
-            What it must have in common with the others.
+            Values that must equal those of the other workers.
 
         Returns
         -------
@@ -180,40 +182,40 @@ class Gate:
                 return place
 
     def joined(self, world: int) -> None:
-        """Tell that this worker has met all members of a world."""
+        """Report that this worker has met all members of a world."""
         self._send("joined", world=world)
 
     def committed(self, world: int, commit: int) -> None:
-        """Tell of a commit that was made in a world."""
+        """Report a commit that was made in a world."""
         self._send("committed", world=world, commit=commit)
 
     def done(self, world: int) -> None:
-        """Tell that the program's function has returned, on all members of a world."""
+        """Report that the program's function has returned on all members of a world."""
         self._send("done", world=world)
 
     def log(self, value: str) -> None:
-        """Hand a text to whoever started the job."""
+        """Send a text to the program that started the job."""
         self._send("logged", value=value)
 
     def leave(self) -> None:
-        """Tell that this worker wants to go: the members of its world come to the gate, and it is let go there.
+        """Ask to leave: the members of this worker's world come to the gate, where it is let go.
 
-        A handler of signals may call this: it is told with the next message, or the next look at what has come.
+        A signal handler may call this: the request is sent with the next message or at the next read.
         """
         self._leaves = True
 
     def hung_up(self) -> bool:
-        """Whether the agent has closed the connection. A handler of signals may ask: nothing is read."""
+        """Return whether the agent has closed the connection. A signal handler may call this: it reads nothing."""
         poll = select.poll()
         poll.register(self._connection, select.POLLRDHUP)
         return bool(poll.poll(0))
 
     def fileno(self) -> int:
-        """A descriptor that is readable when something has come."""
+        """Return a descriptor that is readable when a message has come."""
         return self._connection.fileno()
 
     def called_off(self, world: int) -> bool:
-        """Read what has come, without blocking: whether that world is void.
+        """Read received messages without blocking, and return whether that world is void.
 
         Raises
         ------
@@ -223,7 +225,7 @@ class Gate:
         return self._void >= world
 
     def updated(self, world: int) -> bool:
-        """Read what has come, without blocking: whether the members of that world shall come to the gate.
+        """Read received messages without blocking, and return whether the members of that world shall come to the gate.
 
         Raises
         ------
@@ -272,10 +274,10 @@ class Gate:
         self._check_mine()
         self._tell_leaving()
         self._write(self._talk.message(kind, **fields))
-        self._tell_leaving()  # a handler may have come meanwhile
+        self._tell_leaving()  # a signal handler may have run meanwhile
 
     def _check_mine(self) -> None:
-        """See that the job is not over for this worker, and that this is no forked child, which shares the socket."""
+        """Raise if the job is over for this worker, or if this is a forked child, which shares the socket."""
         if self._over is not None:
             raise self._over
         if os.getpid() != self._pid:
@@ -299,11 +301,11 @@ class Gate:
                 self._end(JobOver(GONE))
 
     def _receive(self, block: bool) -> None:
-        """Tell that this worker wants to go, if it does. Take what has come; with `block`, wait until something has."""
+        """Send a pending wish to leave, and handle received messages; with `block`, wait until there is one."""
         self._check_mine()
         self._tell_leaving()
         while block and not self._poll(select.POLLIN, LOOK):
-            self._tell_leaving()  # a handler of signals has come meanwhile
+            self._tell_leaving()  # a signal handler may have run meanwhile
         while True:
             try:
                 data = retry_short(self._connection.recv, 1 << 16)
@@ -342,12 +344,12 @@ class Gate:
         self._end(JobOver(why, bool(message["good"])) if message.get("over", True) else LetGo(why))
 
     def _end(self, over: JobOver) -> None:
-        """The job is over for this worker: this call raises that, and so does every later one."""
+        """Raise `over`, now and in every later call: the job is over for this worker."""
         self._over = over
         raise self._over
 
     def _poll(self, event: int, seconds: float) -> bool:
-        """Wait for an event for so many seconds at most; return whether there is one."""
+        """Wait for an event for at most `seconds`; return whether it has come."""
         poll = select.poll()
         poll.register(self._connection, event)
         return bool(poll.poll(1e3 * seconds))
@@ -355,7 +357,7 @@ class Gate:
     # ---- places
 
     def _placed(self) -> Assigned | None:
-        """The place that has come; None if none has."""
+        """Return the newest assignment that was received; None if there is none."""
         message = self._heard.pop() if self._heard else None
         self._heard.clear()
         if message is None:
@@ -375,7 +377,7 @@ class Gate:
         )
 
     def _listen(self) -> int:
-        """The port of a socket on which other hosts can reach this worker, should it become rank 0."""
+        """Return the port of a socket on which other hosts can reach this worker, should it become rank 0."""
         if self._listener is None:
             try:
                 chosen = os.environ.get("ENGINE_INTERFACE", "").strip()
@@ -409,7 +411,7 @@ _NUMBERS = ("rank", "local_rank", "cross_rank")
 
 
 def _place_of(told: Any) -> Place:
-    """The place that the agent tells. A ReadError says what no agent tells."""
+    """Parse the place that the agent sent. Raises ReadError if it is malformed."""
     counts = {name: whole(told, name, 1, MOST) for name in _COUNTS}
     numbers = {name: whole(told, name, 0, counts[of] - 1) for name, of in zip(_NUMBERS, _COUNTS, strict=True)}
     slot = told.get("slot")
@@ -419,7 +421,7 @@ def _place_of(told: Any) -> Place:
 
 
 def _lists_of(message: dict[str, Any], size: int) -> dict[str, Any]:
-    """The workers and hosts of a world, by rank. A ReadError says what no agent tells."""
+    """Parse the workers and hosts of a world, by rank. Raises ReadError if they are malformed."""
     lists: dict[str, Any] = {}
     for name, kind in (("members", int), ("hosts", str)):
         found = message.get(name)

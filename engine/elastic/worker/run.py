@@ -1,16 +1,16 @@
 """`run`: calls a function in each world that this process is a member of, until it has returned on all ranks.
 
-Between two worlds the worker stands at the gate. A call ends in one of four ways:
+Between two worlds the worker waits at the gate. A call ends in one of four ways:
 
 | the function | and then |
 |---|---|
-| returns | when it has on all ranks, the training is complete |
+| returns | once it has returned on all ranks, the training is complete |
 | raises `HostsUpdatedInterrupt` | the ranks meet again, and go on from where they are |
 | raises, and the world has failed | survivors meet again, and go on from the newest commit |
-| raises, and the world is well | it is the program's own error, and ends this worker |
+| raises, and the world has not failed | it is the program's own error, and ends this worker |
 
-Whether the world has failed is asked of the engine: a framework raises exceptions of its own for it, and a program's
-own error may come at the same moment.
+The engine says whether the world has failed, not the exception: a framework raises exceptions of its own for such a
+failure, and the program may raise an error of its own at the same moment.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from ..events import Why
 from ..state import HostsUpdatedInterrupt, State
 from .gate import Assigned, Gate, JobOver, LetGo
 
-NEWS_SECONDS = 1.0  # longest that the news of a failed world may be behind the exception that it caused
+NEWS_SECONDS = 1.0  # longest delay of the news of a failed world after the exception that it caused
 _END = "engine.elastic.end"
 _ENGINE = f"{Path(__file__).parents[2]}{os.sep}"
 
@@ -52,7 +52,7 @@ R = TypeVar("R")
 S = TypeVar("S", bound=State)
 
 _gate: Gate | None = None
-_called = ""  # of a function that `run` has wrapped, what its call does: "runs", "is complete"; empty: it has raised
+_called = ""  # state of the call of a wrapped function: "runs", "is complete"; empty: none yet, or it has raised
 
 
 def run(function: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
@@ -63,16 +63,16 @@ def run(function: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P],
     Parameters
     ----------
     function : callable
-        Takes the state first. All that shall survive a reset is in the state, and the function goes on from there.
-        Whatever communicates is called in it, and not before.
+        Takes the state first. Whatever shall survive a reset must be in the state, from which the function goes on.
+        All communication belongs into this function, and none before it.
 
     Returns
     -------
     callable
-        Takes and returns what `function` does; an elastic job has one such call. Every rank returns when the function
-        has returned on all ranks. It raises `JobOver` if the job ends before the training is complete, with the state
-        as it was last committed; and what `function` raises while its world is well. A worker without which the job
-        goes on, or that comes when all is done, ends here.
+        Takes and returns what `function` does. An elastic job may call it only once. It returns on every rank when the
+        function has returned on all ranks. It raises `JobOver` if the job ends before the training is complete, with
+        the state as last committed. It also raises what `function` raises while its world has not failed. A worker that
+        the job goes on without, or that comes after the training is complete, exits here.
 
     Examples
     --------
@@ -110,7 +110,7 @@ def run(function: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P],
 
 @contextmanager
 def _only_call() -> Iterator[None]:
-    """Note that there is a call, and whether it was completed: for the driver that is the end of the training."""
+    """Track that a call runs, and whether it completed: for the driver, completion is the end of the training."""
     global _called
     _called = "runs"
     try:
@@ -122,14 +122,14 @@ def _only_call() -> Iterator[None]:
 
 
 def _behind_the_engine(frames: TracebackType | None) -> TracebackType | None:
-    """A traceback from where the engine has called the program: by what it was called tells a user nothing."""
+    """Strip the engine's own leading frames from a traceback, since they tell a user nothing."""
     while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_ENGINE):
         frames = frames.tb_next
     return frames
 
 
 def leave() -> None:
-    """Let this worker leave its job in good order: at the next check of all ranks they commit, and go on without it.
+    """Let this worker leave its job cleanly: at the next check all ranks commit, and the others go on without it.
 
     Does nothing outside an elastic job.
     """
@@ -138,13 +138,13 @@ def leave() -> None:
 
 
 def log(value: str) -> None:
-    """Hand a text to whoever started this job. Does nothing outside an elastic job."""
+    """Send a text to the program that started this job. Does nothing outside an elastic job."""
     if (gate := _open_gate()) is not None:
         gate.log(value)
 
 
 class _Worker:
-    """A worker between its first coming to the gate and the end of the training.
+    """Worker from its first arrival at the gate to the end of the training.
 
     Parameters
     ----------
@@ -160,12 +160,12 @@ class _Worker:
         self._text = ""
         self._culprit: int | None = None
         self._stalled = False
-        self._failed = False  # whether the world has failed in which the function was called last
-        self._renewed = False  # whether the present world is not the one that the program has planned with
-        self._finished: list[Any] = []  # what the function has returned last
+        self._failed = False  # whether the world of the function's last call has failed
+        self._renewed = False  # whether the present world differs from the one that the program has planned with
+        self._finished: list[Any] = []  # the function's last result, once there is one
 
     def run(self, call: Callable[[], Any]) -> Any:
-        """Go from world to world, until the function has returned in one of them on all ranks."""
+        """Run one world after the other, until the function has returned in one of them on all ranks."""
         while True:
             try:
                 assigned = self._gate.wait(
@@ -177,11 +177,11 @@ class _Worker:
             except JobOver as over:
                 return self._last(over)
             runtime.leave()
-            # What was raised holds frames, and those the tensors and engine of a world that is no more.
+            # The exception refers to frames, and these to tensors and the engine of a world that has ended.
             gc.collect()
 
     def _last(self, over: JobOver) -> Any:
-        """What comes after the gate's END."""
+        """Return the result, exit or raise, as the end of the job requires."""
         if over.good and self._finished:
             flight.forget_temporary()
             return self._finished[0]
@@ -194,7 +194,7 @@ class _Worker:
         raise over
 
     def _enter(self, assigned: Assigned) -> bool:
-        """Meet the members of a world; whether that was possible."""
+        """Meet the members of a world; return whether that succeeded."""
         world, given = assigned.place.world, assigned.place
         planned = place.rank(), place.size()
         self._text, self._culprit, self._stalled = "", None, False
@@ -208,7 +208,7 @@ class _Worker:
             raise  # it would be the same in every world
         except EngineError as error:
             if self._world == 0 and isinstance(error, IncompatibleRanksError | MismatchError):
-                raise  # and this; but those that have met before go on without whom they cannot work with
+                raise  # so would this; but workers that have met before go on without an incompatible newcomer
             self._note_failure(runtime.failure(0.0) or runtime.Failure(" ".join(str(error).split()), None), assigned)
             return False
         self._gate.joined(world)
@@ -218,10 +218,10 @@ class _Worker:
         return True
 
     def _train(self, call: Callable[[], Any], assigned: Assigned) -> bool:
-        """Call the function in a world; whether the training is complete."""
+        """Call the function in a world; return whether the training is complete."""
         world = assigned.place.world
         try:
-            if self._failed:  # not at once: the others may have come to the end, and with them this rank
+            if self._failed:  # not right after the failure: the training may have been complete on all ranks
                 self._restore()
             if self._renewed:
                 self._state.on_reset()
@@ -229,7 +229,7 @@ class _Worker:
             self._finished = [call()]
             collectives.barrier(_END)
         except HostsUpdatedInterrupt:
-            self._state.save()  # so the newest commit is now, whatever comes next
+            self._state.save()  # the present values become the newest commit, whatever comes next
             self._why = Why.HOSTS
             return False
         except LetGo:
@@ -255,13 +255,13 @@ class _Worker:
         self._culprit = None if failure.culprit is None else assigned.members[failure.culprit]
 
     def _tell_commit(self, assigned: Assigned) -> Callable[[int], None]:
-        """What tells the driver of commits: on one rank, since all make them in the same step."""
+        """Return a function that reports commits to the driver: only on rank 0, since all ranks commit together."""
         place = assigned.place
         return (lambda commit: self._gate.committed(place.world, commit)) if place.rank == 0 else lambda commit: None
 
 
 def _open_gate() -> Gate | None:
-    """The gate of this process, which it has for its life; None outside an elastic job."""
+    """Return the gate of this process, which it keeps until it ends; None outside an elastic job."""
     global _gate
     if _gate is None and GATE in os.environ:
         _gate = Gate.open(os.environ)
@@ -269,9 +269,9 @@ def _open_gate() -> Gate | None:
 
 
 def _build(gate: Gate) -> Build:
-    """What this worker must have in common with the others, by name; of settings by that of their variables.
+    """Return the values that must be equal on all workers, by name; settings by the names of their variables.
 
-    The kernels of several hosts are no part of it: each world takes the best that all its members have.
+    With several hosts, kernels are not among them: each world takes the best ones that all its members have.
     """
     if not runtime.is_waiting():
         return {}
@@ -284,7 +284,7 @@ def _build(gate: Gate) -> Build:
 
 
 def _world(assigned: Assigned) -> World:
-    """The place of this worker, as the engine takes it."""
+    """Convert an assignment to the engine's `World`."""
     place = assigned.place
     return World(
         rank=place.rank,
@@ -305,10 +305,10 @@ def _world(assigned: Assigned) -> World:
 
 @contextmanager
 def _leaving_on_sigterm(gate: Gate) -> Iterator[None]:
-    """Take SIGTERM, which is how hosts announce that they go, for a wish to leave in good order.
+    """Treat SIGTERM, by which hosts announce that they go, as a request to leave cleanly.
 
-    Where a program has a handler of its own, that is called instead. The agent hangs up before it ends this worker:
-    then the signal does what it does by default.
+    If the program has a handler of its own, that one stays. The agent closes the connection before it ends this worker;
+    then the signal has its default effect.
     """
 
     owner = os.getpid()
