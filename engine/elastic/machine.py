@@ -419,7 +419,7 @@ class Machine:
             self._break(cause)
 
     def _blame(self, worker: Worker, event: events.Ready) -> Cause:
-        """Record the failure that a member reports. A culprit that lives is charged, too, so that it cannot repeat it forever."""
+        """Record the failure that a member reports. A live culprit is charged, too, so that it cannot repeat it forever."""
         cause = Cause(f"{worker} says: {event.text or event.why.value}", event.culprit, reported=True)
         self.causes.failed(cause)
         culprit = self.roster.get(event.culprit)
@@ -455,7 +455,7 @@ class Machine:
                     worker.leaving = worker.leaving or f"host {host} cannot be met by the others"
 
     def _charge(self, worker: Worker, unproven: bool = False) -> bool:
-        """Charge a failure to a worker's slot, at most once a world; return whether its host was blacklisted for that."""
+        """Charge a failure to a worker's slot, at most once a world; return whether its host was blacklisted."""
         if worker.charged == self.world:
             return False
         worker.charged = self.world

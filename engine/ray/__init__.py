@@ -1,7 +1,7 @@
-"""The engine on Ray: the executors of Horovod, for jobs that keep their size and for elastic ones, and Ray Train.
+"""Engine on Ray: the executors of Horovod, for jobs of fixed size and elastic ones, and Ray Train.
 
-`EngineConfig` and `EngineTorchConfig` are imported when they are asked for: they need what `pip install 'ray[train]'`
-brings, and the second one torch.
+`EngineConfig` and `EngineTorchConfig` are imported on first use: both need `pip install 'ray[train]'`, and the second
+one torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What runs in the process of a rank on Ray: it says where it stands, takes its place, and makes the user's calls."""
+"""Code in the process of a rank on Ray: it reports its location, takes its place in the job, and calls user functions."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from ..watch import summary
 
 T = TypeVar("T")
 
-_BACKLOG = 128  # of leaders that call while rank 0 still imports
+_BACKLOG = 128  # leaders of other hosts that may connect while rank 0 still imports
 
-_door: socket.socket | None = None  # on which rank 0 will hear the leaders of other hosts
+_door: socket.socket | None = None  # socket on which rank 0 listens for the leaders of other hosts
 
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a process runs, as it has found out itself.
+    """Location of a process, as it has determined itself.
 
     Attributes
     ----------
     machine : tuple
-        Equal for processes that can share memory, and for no others: boot id, network namespace and user. A name or an
-        address would not do: all nodes of a local cluster have one, and pods of one machine do not share memory.
+        Boot id, network namespace and user: equal exactly for processes that can share memory. A name or an address
+        would not do: all nodes of a local cluster have the same, and pods of one machine do not share memory.
     node : str
         Ray's id of the node.
     address : str
-        The node's, in numbers.
+        IP address of the node.
     pid : int
     gpus : tuple of str
-        The GPUs that Ray has given to this process.
+        GPUs that Ray has assigned to this process.
     """
 
     machine: tuple[str, int, int]
@@ -55,7 +55,7 @@ class Standing:
 
 
 def stand() -> Standing:
-    """Find out where this process runs."""
+    """Determine where this process runs."""
     context = ray.get_runtime_context()
     return Standing(
         (machine.boot(), os.stat("/proc/self/ns/net").st_ino, os.getuid()),
@@ -67,26 +67,26 @@ def stand() -> Standing:
 
 
 def open_door(several_hosts: bool, interfaces: str) -> tuple[str, int, str]:
-    """On rank 0: listen for the other hosts, if there are any.
+    """Listen on rank 0 for the other hosts, if there are any.
 
     Parameters
     ----------
     several_hosts : bool
     interfaces : str
-        Names with commas between them; empty: none is chosen.
+        Comma-separated names of network interfaces; empty: no choice.
 
     Returns
     -------
     tuple
-        The address of this host; a port of it for PyTorch, that is free now; and the hub, as `ENGINE_HUB` names it, or
-        an empty text.
+        Address of this host; a port of it that is free now, for PyTorch; and the hub in the form of `ENGINE_HUB`, or an
+        empty text.
     """
     global _door
     address = network_of(interfaces)[1] if interfaces else ray.util.get_node_ip_address()
     port = machine.free_port("")
     if not several_hosts:
         return address, port, ""
-    bound = address if interfaces or network.is_own_name(address) else None  # else a translation leads there
+    bound = address if interfaces or network.is_own_name(address) else None  # None: the address is a translated one
     _door = network.listen(bound, 0, _BACKLOG)
     return address, port, str(HubAddress(address, network.address_of(_door.getsockname()).port))
 
@@ -97,22 +97,21 @@ def take_place(job: Job, crew: Crew | None, rank: int, variables: Mapping[str, s
     Parameters
     ----------
     job : Job
-        Its secret comes as an argument of an actor's method, since a `runtime_env` is shown to whoever may see the
-        dashboard.
+        Its secret is passed as an argument of an actor's method, since the dashboard shows a `runtime_env`.
     crew : Crew or None
-        The ranks of this host; None: all.
+        Ranks of this host; None: all.
     rank : int
     variables : mapping of str to str
-        The user's, which go before all others.
+        Variables of the user, which take precedence over all others.
     """
     global _door
     if job.interface and crew is not None:
         variables = {"ENGINE_INTERFACE": network_of(job.interface)[0], **variables}
     if job.horovod:
         compat.install()
-    unbound = Allotment(threads=None, slices=None, summary="")  # Ray counts CPUs, and binds nobody to them.
+    unbound = Allotment(threads=None, slices=None, summary="")  # Ray counts CPUs, but binds no process to them.
     (environment,) = [each.environment for each in plan(job, unbound, os.environ, crew) if each.rank == rank]
-    del environment["ENGINE_OUTPUT_DIR"]  # Nobody collects files here; a user who wants them says where.
+    del environment["ENGINE_OUTPUT_DIR"]  # No launcher collects files here; users who want them set the directory.
     if rank == 0 and _door is not None:
         environment["ENGINE_HUB_FD"] = str(_door.detach())  # The engine closes it.
         _door = None
@@ -123,15 +122,15 @@ def take_place(job: Job, crew: Crew | None, rank: int, variables: Mapping[str, s
 
 
 def leave() -> None:
-    """Leave the world, if this process is in one. Takes no longer than `shutdown_timeout`."""
+    """Leave the world, if this process is in one, within `shutdown_timeout`."""
     runtime.shutdown()
 
 
 @contextmanager
 def telling_others() -> Iterator[None]:
-    """Have an exception end the world with its text: the other ranks would wait for this one.
+    """End the world with the text of an exception, since the other ranks would wait for this one.
 
-    Elsewhere the exception hook does this. Ray catches exceptions before it, and the process lives on.
+    Elsewhere the exception hook does this. On Ray, exceptions are caught before it, and the process lives on.
     """
     try:
         yield
@@ -142,7 +141,7 @@ def telling_others() -> Iterator[None]:
 
 
 class Rank:
-    """An actor of `RayExecutor`. Its methods run in the main thread of its process, one after the other."""
+    """Actor of `RayExecutor`. Its methods run in the main thread of its process, one after the other."""
 
     def __init__(self) -> None:
         self._executable: Any = None
@@ -152,7 +151,7 @@ class Rank:
         return function(*args)
 
     def start(self, made: tuple[Callable[..., Any] | None, Sequence[Any], Mapping[str, Any]]) -> None:
-        """Make the object that `execute` works on."""
+        """Create the object for `execute`."""
         kind, args, kwargs = made
         with telling_others():
             self._executable = None if kind is None else kind(*args, **kwargs)
@@ -170,7 +169,7 @@ class Rank:
 
 
 def _refuse_a_failed_world() -> None:
-    """Raise why the world has ended, before a call that can only fail of it."""
+    """Raise why the world has ended, before a call that could only fail because of it."""
     if runtime.is_initialized() and (failure := runtime.engine().failure) is not None:
         failure.add_note("The world ended in an earlier call: shutdown() and start() of the executor make a new one.")
         raise failure

@@ -1,7 +1,8 @@
 """`ElasticRayExecutor`: a job on a Ray cluster whose ranks may come and go, with Horovod's signatures.
 
-The driver of `engine.launch.elastic` runs in the caller's process, and one agent on each node, in an actor (`porter`).
-Workers are processes of agents, started one after the other in slots for which Ray has set aside resources (`slots`).
+The driver of `engine.launch.elastic` runs in the caller's process. On each node, an actor runs one agent (`porter`).
+Workers are processes of agents. They are started one after the other in slots for which Ray has reserved resources
+(`slots`).
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ from .slots import Slots
 T = TypeVar("T")
 Callback = Callable[[Any], Any]
 
-SETTLE = 5.0  # seconds within which slots that there is room for are found before the first world is planned
-GRACE = 5.0  # seconds that workers have to end when the job is ended
+SETTLE = 5.0  # longest wait for slots before the first world is planned, in seconds
+GRACE = 5.0  # seconds that workers have to end when the job is stopped
 
 
 class ElasticRayExecutor:
@@ -61,7 +62,7 @@ class ElasticRayExecutor:
     Parameters
     ----------
     settings : ElasticSettings
-        From `create_settings`.
+        Result of `create_settings`.
     use_gpu : bool
     cpus_per_slot : int
     gpus_per_slot : int, optional
@@ -69,13 +70,13 @@ class ElasticRayExecutor:
     env_vars : mapping of str to str, optional
         Environment variables of all workers, such as settings of the engine.
     override_discovery : bool
-        Whether Ray's resources say where workers may be, instead of the settings' `discovery`.
+        Whether Ray's resources decide where workers may run, instead of the settings' `discovery`.
 
     Raises
     ------
     ValueError
-        GPUs for slots without `use_gpu`; no discovery, though it is not to be overridden; numbers below 1, or parts of
-        a CPU or GPU.
+        GPUs were requested without `use_gpu`; a discovery is missing that shall not be overridden; or numbers are below
+        1, or parts of a CPU or GPU.
 
     Examples
     --------
@@ -125,18 +126,18 @@ class ElasticRayExecutor:
         verbose: int = 1,
         ssh_str: str | None = None,
     ) -> ElasticSettings:
-        """Make the settings of an executor.
+        """Create the settings of an executor.
 
         Parameters
         ----------
         min_num_proc, min_np, min_workers : int
-            Ranks without which the job waits for more. One of the three.
+            Minimum number of ranks; with fewer, the job waits. Give one of the three.
         max_num_proc, max_np, max_workers : int, optional
-            Ranks beyond which none are started; by default as many as there is room for.
+            Maximum number of ranks; by default as many as there is room for.
         ssh_identity_file, ssh_str
-            Accepted, and answered with one line: Ray starts the ranks, and no ssh.
+            Ignored with a warning: Ray starts the ranks without ssh.
         reset_limit, elastic_timeout, timeout_s, nics, cooldown_range, discovery, verbose
-            As of `ElasticSettings`.
+            Same as in `ElasticSettings`.
         """
         tell_of_ssh(ssh_identity_file, ssh_str)
         least = next((each for each in (min_np, min_workers) if each is not None), min_num_proc)
@@ -148,16 +149,16 @@ class ElasticRayExecutor:
 
     @property
     def num_workers(self) -> int:
-        """For how many workers there are slots."""
+        """Number of workers that there are slots for."""
         return 0 if self._slots is None else sum(self._slots.found.values())
 
     def start(self, extra_env_vars: Mapping[str, str] | None = None) -> None:
-        """Ask Ray for slots, and wait a moment for those that there is room for; others may come later.
+        """Request slots from Ray, and wait briefly for those that there is room for; others may come later.
 
         Parameters
         ----------
         extra_env_vars : mapping of str to str, optional
-            Environment variables of all workers, beside `env_vars`.
+            Environment variables of all workers, in addition to `env_vars`.
 
         Raises
         ------
@@ -192,25 +193,25 @@ class ElasticRayExecutor:
         Parameters
         ----------
         worker_fn : callable
-            It makes its model and its state, and calls a function that `engine.elastic.run` or its like has made. A
-            worker that comes later calls it from the beginning.
+            Function that creates its model and state, and calls a function that `engine.elastic.run` or its like has
+            wrapped. A worker that comes later calls it from the beginning.
         callbacks : sequence of callable, optional
-            Called, in this thread, with each value that rank 0 gives to `engine.ray.ray_logger.log`. What one raises
-            ends the job, and is raised here.
+            Called in this thread with each value that rank 0 gives to `engine.ray.ray_logger.log`. An exception of a
+            callback ends the job, and is raised here.
         args, kwargs : sequence, mapping, optional
             The same on every worker.
 
         Returns
         -------
         list
-            What it returned, by rank of the last world.
+            Return values of `worker_fn`, by rank of the last world.
 
         Raises
         ------
         JobError
-            The training is not complete; the text ends with the first cause, of a worker the end of its stderr.
+            The training is not complete. The text ends with the first cause; for a worker, with the end of its stderr.
         LaunchError
-            The executor has not been started, runs already, or no agent can start workers.
+            The executor has not been started or runs already, or no agent can start workers.
         """
         if self._slots is None:
             raise LaunchError("this ElasticRayExecutor has no slots: call start() first")
@@ -230,9 +231,9 @@ class ElasticRayExecutor:
             self._idle.set()
 
     def shutdown(self) -> None:
-        """End a function that still runs, and give all slots back; a second call does nothing."""
+        """Stop a function that still runs, and give all slots back; a second call does nothing."""
         if (running := self._running) is not None:
-            with contextlib.suppress(OSError):  # it has ended in this moment
+            with contextlib.suppress(OSError):  # it may just have ended
                 running.send(bytes([signal.SIGTERM]))
             self._idle.wait(2 * GRACE + SETTLE)
         slots, self._slots = self._slots, None
@@ -241,7 +242,7 @@ class ElasticRayExecutor:
 
 
 class _CallbackError(Exception):
-    """A callback of the user's has failed."""
+    """Failure of a callback of the user."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(error)
@@ -249,7 +250,7 @@ class _CallbackError(Exception):
 
 
 class _Call:
-    """A pickled call, as `engine.runner.rank` takes it."""
+    """Pickled call, in the form that `engine.runner.rank` takes."""
 
     def __init__(self, call: bytes) -> None:
         self.enclosed = pickle.dumps(([], "", call))
@@ -258,7 +259,7 @@ class _Call:
 
 
 class _Run:
-    """One call of a function. It is the `Cluster` of its driver."""
+    """One call of a function, and the `Cluster` of its driver."""
 
     def __init__(
         self,
@@ -279,24 +280,24 @@ class _Run:
         self._directory = Path()
 
     def agent(self, number: int, host: str) -> RemoteHost:
-        """As of `Cluster`."""
+        """Implement `Cluster.agent`."""
         return RayAgent(number, host, self._slots.node(host))
 
     def variables(self, slot: Slot) -> dict[str, str]:
-        """As of `Cluster`: a worker sees the GPUs of its node's slots so far, its own at the number of its slot."""
+        """Implement `Cluster.variables`: all GPUs of the node's slots so far, the worker's own at its slot's number."""
         gpus = seating.visible(self._slots.gpus(slot.host))
         return {"CUDA_VISIBLE_DEVICES": gpus} if gpus else {}
 
     def logged(self, value: str) -> None:
-        """As of `Cluster`."""
+        """Implement `Cluster.logged`."""
         try:
             for callback in self._callbacks:
                 callback(ray_logger.logged(value))
-        except Exception as error:  # which would look like one of what the agent has sent
+        except Exception as error:  # otherwise it would look like an error in a message of the agent
             raise _CallbackError(error) from error
 
     def run(self) -> list[Any]:
-        """Run it to its end; nothing is left then."""
+        """Run the call to its end, and clean up."""
         with self._in_directory() as keep:
             options = self._options()
             assert options.elastic is not None
@@ -359,7 +360,7 @@ class _Run:
         )
 
     def _conclude(self, result: Result, members: Sequence[int], keep: list[bool]) -> list[Any]:
-        """What the function returned, or why it did not."""
+        """Return the results of the function, or raise why there are none."""
         if not result.good:
             keep.append(True)
             raise JobError("\n".join(["the elastic job has failed", *self._lack(members), *result.lines]))
@@ -375,7 +376,7 @@ class _Run:
         return [pickle.loads(path.read_bytes()) for path in paths]
 
     def _lack(self, members: Sequence[int]) -> list[str]:
-        """What room was asked for, if that was never found."""
+        """Describe the requested room, if it was never found."""
         if members or sum(self._slots.found.values()) >= self._settings.min_num_proc:
             return []
         request = placement.Request(self._settings.min_num_proc, self._slots.per_slot)
@@ -387,7 +388,7 @@ class _Run:
 
     @contextlib.contextmanager
     def _in_directory(self) -> Iterator[list[bool]]:
-        """A directory for the job's files, which is left only if something is put into the list."""
+        """Provide a directory for the job's files; it is kept only if the caller appends to the yielded list."""
         leftovers.clear_old(Path(tempfile.gettempdir()))
         self._directory = Path(tempfile.mkdtemp(prefix=leftovers.PREFIX))
         lock = leftovers.lock(self._directory)
@@ -406,14 +407,14 @@ class _Run:
 
 
 class _News:
-    """Slots, as a driver asks for them: those that have changed since it asked last."""
+    """Slots as a discovery of the driver: reports them only when they have changed since its last query."""
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
         self._told: dict[str, int] | None = None
 
     def look(self, now: float) -> Mapping[str, int] | None:
-        """As of `Discovery`."""
+        """Implement `Discovery.look`."""
         found = self._slots.found
         if found == self._told:
             return None
@@ -421,4 +422,4 @@ class _News:
         return found
 
     def close(self) -> None:
-        """The slots are the executor's."""
+        """Do nothing: the slots belong to the executor."""

@@ -1,4 +1,4 @@
-"""`RayExecutor`: ranks as actors of a Ray cluster, with the signatures and meanings of Horovod's."""
+"""`RayExecutor`: ranks as actors of a Ray cluster, with the signatures and semantics of Horovod's."""
 
 from __future__ import annotations
 
@@ -17,36 +17,37 @@ from .settings import ElasticSettings, Settings, interfaces, read_ranks, set_asi
 
 T = TypeVar("T")
 
-LEAVING = 2.0  # seconds in which ranks that are idle leave their world before their processes end
+LEAVING = 2.0  # seconds that idle ranks have to leave their world before their processes end
 
 
 class RayExecutor:
-    """Ranks as actors of a Ray cluster, for a job of fixed size; or, with `min_workers`, ranks that come and go.
+    """Ranks as actors of a Ray cluster, for a job of fixed size or, with `min_workers`, an elastic one.
 
     Parameters
     ----------
     settings : Settings
-        From `create_settings`; None: the defaults.
+        Result of `create_settings`; None: the defaults.
     num_workers : int, optional
-        Ranks, wherever the cluster has room for them, close together. Either this or `num_hosts`.
+        Number of ranks, wherever the cluster has room for them, close together. Either this or `num_hosts`.
     num_hosts : int, optional
-        Nodes, each with `num_workers_per_host` ranks.
+        Number of nodes, each with `num_workers_per_host` ranks.
     num_workers_per_host : int
     cpus_per_worker : int
     use_gpu : bool
     gpus_per_worker : int, optional
         1 if `use_gpu` is set.
     use_current_placement_group : bool
-        Whether ranks go into the placement group that the caller runs in, if it runs in one. Not with `num_hosts`.
+        Whether to put ranks into the placement group that the caller runs in, if any. Ignored with `num_hosts`.
     min_workers, max_workers, reset_limit, cooldown_range, elastic_timeout, override_discovery
-        Of elastic jobs, in the place of `num_workers` and `num_hosts`: as of `ElasticRayExecutor`, which runs them. The
-        first one says that the job is one.
+        Arguments of an elastic job, instead of `num_workers` and `num_hosts`; `ElasticRayExecutor` runs it and explains
+        them. `min_workers` makes the job elastic.
 
     Raises
     ------
     ValueError
-        Not one of `num_workers`, `num_hosts` and `min_workers`, or several; numbers below 1, or parts of a CPU or GPU;
-        GPUs for ranks without `use_gpu`; other arguments of elastic jobs without `min_workers`.
+        None or several of `num_workers`, `num_hosts` and `min_workers` were given; numbers are below 1, or parts of a
+        CPU or GPU; GPUs were requested without `use_gpu`; or other arguments of elastic jobs were given without
+        `min_workers`.
 
     Examples
     --------
@@ -89,7 +90,7 @@ class RayExecutor:
                 max_workers,
                 reset_limit,
                 elastic_timeout,
-                max(self.settings.timeout_s, ElasticSettings.timeout_s),  # a worker's start counts there, too
+                max(self.settings.timeout_s, ElasticSettings.timeout_s),  # it includes the start of a worker
                 nics=self.settings.nics,
                 cooldown_range=None if cooldown_range is None else (cooldown_range[0], cooldown_range[1]),
             )
@@ -117,16 +118,16 @@ class RayExecutor:
         placement_group_timeout_s: float = 100,
         nics: Collection[str] | None = None,
     ) -> Settings:
-        """Make the settings of an executor.
+        """Create the settings of an executor.
 
         Parameters
         ----------
         timeout_s : float
-            Seconds in which the ranks have to meet in `engine.init()`.
+            Seconds in which the ranks must meet in `engine.init()`.
         ssh_identity_file, ssh_str
-            Accepted, and answered with one line: Ray starts the ranks, and no ssh.
+            Ignored with a warning: Ray starts the ranks without ssh.
         placement_group_timeout_s : float
-            Seconds in which Ray has to find room for the ranks.
+            Seconds in which Ray must find room for the ranks.
         nics : collection of str, optional
             Network interfaces by which ranks of different hosts reach each other.
         """
@@ -135,7 +136,7 @@ class RayExecutor:
 
     @property
     def num_workers(self) -> int:
-        """How many ranks there are, or will be; of an elastic job, for how many there is room."""
+        """Number of ranks that exist or will; in an elastic job, the number that there is room for."""
         return self._request.ranks if self._elastic is None else self._elastic.num_workers
 
     def start(
@@ -145,24 +146,24 @@ class RayExecutor:
         executable_kwargs: Mapping[str, Any] | None = None,
         extra_env_vars: Mapping[str, str] | None = None,
     ) -> None:
-        """Find room, start the ranks, and tell each its place.
+        """Find room, start the ranks, and assign each its place.
 
         Parameters
         ----------
         executable_cls : type, optional
-            Of which each rank makes an object, on which `execute` and `execute_single` then work.
+            Class of an object that each rank creates, for `execute` and `execute_single`.
         executable_args, executable_kwargs : sequence, mapping, optional
-            What it is made with.
+            Arguments of its constructor.
         extra_env_vars : mapping of str to str, optional
             Environment variables of all ranks, such as settings of the engine.
 
         Raises
         ------
         LaunchError
-            There is no room, which is a `TimeoutError`, too; or a rank does not come; nothing is left behind. Or the
-            executor has started already.
+            There is no room (also a `TimeoutError`), or a rank does not come; in both cases nothing is left behind. Or
+            the executor has started already.
         NotImplementedError
-            An `executable_cls` in an elastic job.
+            An `executable_cls` was given in an elastic job.
         """
         if self._elastic is not None:
             if executable_cls is not None:
@@ -207,22 +208,23 @@ class RayExecutor:
         Parameters
         ----------
         fn : callable
-            It calls `engine.init()` itself. The engine goes on between calls, unless `fn` shuts it down.
+            Function that calls `engine.init()` itself. The engine keeps running between calls, unless `fn` shuts it
+            down.
         args, kwargs : sequence, mapping, optional
             The same on every rank.
         callbacks : sequence of callable, optional
-            Of elastic jobs, as of `ElasticRayExecutor.run`.
+            For elastic jobs only; see `ElasticRayExecutor.run`.
 
         Returns
         -------
         list
-            What `fn` returned, by rank.
+            Return values of `fn`, by rank.
 
         Raises
         ------
         Exception
-            What the rank that failed first has raised; see `engine.ray.failures.results`. The other ranks do not wait
-            for it, and no later call finds a world: `shutdown` and `start` make a new one.
+            Exception of the rank that failed first; see `engine.ray.failures.results`. The other ranks do not wait for
+            it. No later call finds a world: `shutdown` and `start` make a new one.
         JobError
             The process of a rank ended; the text names the rank, its node, and what Ray knows.
         """
@@ -240,25 +242,25 @@ class RayExecutor:
         Returns
         -------
         list of ObjectRef
-            By rank. `ray.get` of them raises the error of the lowest rank that failed, which names the one that failed
-            first.
+            References by rank. `ray.get` of them raises the error of the lowest rank that failed, which names the rank
+            that failed first.
         """
         actors, call = self._started(), ray.put((fn, tuple(args or ()), dict(kwargs or {})))
         return [actor.run.remote(call) for actor in actors]
 
     def execute(self, fn: Callable[[Any], T]) -> list[T]:
-        """Call `fn` on every rank with its object of `executable_cls`, or None; results and errors as of `run`."""
+        """Call `fn` on every rank with its object of `executable_cls`, or None; results and errors as in `run`."""
         actors, function = self._started(), ray.put(fn)
         return self._results([actor.execute.remote(function) for actor in actors])
 
     def execute_single(self, fn: Callable[[Any], T]) -> T:
-        """Call `fn` as `execute` does, on rank 0 alone."""
+        """Call `fn` like `execute`, on rank 0 only."""
         return self._results([self._started()[0].execute.remote(fn)])[0]
 
     def shutdown(self) -> None:
-        """End all ranks, and give their room back. Ranks that are idle leave their world before.
+        """End all ranks, and give their room back. Idle ranks leave their world before.
 
-        A second call does nothing, nor does one after `ray.shutdown()`, with which all of this has ended.
+        A second call does nothing, nor does one after `ray.shutdown()`, which has ended the ranks already.
         """
         if self._elastic is not None:
             self._elastic.shutdown()

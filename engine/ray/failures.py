@@ -1,4 +1,4 @@
-"""Who failed first: of the errors of all ranks the one that the others have followed from."""
+"""Choice of the error that caused the others, from the errors of all ranks."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from .. import errors, readable
 from ..launch.errors import JobError
 from .actor import Standing
 
-GRACE = 5.0  # seconds in which Ray tells of the rank that others have named
-SETTLE = 1.0  # seconds in which the others, which follow, come to their end
+GRACE = 5.0  # seconds that Ray has to report the end of a rank that others blame
+SETTLE = 1.0  # seconds that the other ranks have to fail in turn
 
 
 def results(refs: Sequence[ray.ObjectRef[Any]], standings: Sequence[Standing]) -> list[Any]:
-    """Wait for all ranks; what they return, by rank.
+    """Wait for all ranks, and return their results by rank.
 
     Parameters
     ----------
     refs : sequence of ObjectRef
-        By rank.
+        References to the results, by rank.
     standings : sequence of Standing
-        Where they run.
+        Locations of the ranks, for messages.
 
     Raises
     ------
     Exception
-        What the first rank to fail has raised, as Ray gives it: a `RayTaskError` that is of the exception's class, too.
-        A note says which rank that was, and where.
+        Exception of the rank that failed first, as Ray raises it: a `RayTaskError` that also has the exception's class.
+        A note names the rank and its location.
     JobError
-        Its process ended, or cannot be reached; `rank` tells which.
+        The process of that rank ended, or cannot be reached; `rank` is its number.
     """
     failed: dict[int, BaseException] = {}
     values: dict[int, Any] = {}
@@ -54,15 +54,15 @@ def results(refs: Sequence[ray.ObjectRef[Any]], standings: Sequence[Standing]) -
             if not done:
                 break
     if failed:
-        raise _first(failed, standings).with_traceback(None)  # whose frames are Ray's, and would bury the text
+        raise _first(failed, standings).with_traceback(None)  # drop the frames of Ray, which would hide the text
     return [values[rank] for rank in range(len(refs))]
 
 
 def culprit(failed: dict[int, BaseException]) -> int:
-    """The rank that failed first: one with an error of its own, else the one that the others name.
+    """Return the rank that failed first: one with an error of its own, or else the one that the others blame.
 
-    Where there are several, one in whose error the engine has no part: that a rank does not come, or brings another
-    tensor, follows from what has happened to it.
+    If there are several, prefer one whose error does not come from the engine: a missing rank or a mismatched tensor is
+    a consequence of a failure elsewhere.
     """
     own = [rank for rank, error in sorted(failed.items()) if blamed(error) in (None, rank)]
     outside = [rank for rank in own if engine_error(failed[rank]) is None]
@@ -70,13 +70,13 @@ def culprit(failed: dict[int, BaseException]) -> int:
 
 
 def blamed(error: BaseException) -> int | None:
-    """The rank that an error names as the cause; None if it is an error of the rank's own."""
+    """Return the rank that an error names as the cause; None if it is an error of the rank's own."""
     found = engine_error(error)
     return found.rank if isinstance(found, errors.WorldError) else None
 
 
 def engine_error(error: BaseException) -> errors.EngineError | None:
-    """The engine's exception in what Ray raises, if there is one."""
+    """Return the engine's exception in an error that Ray raises; None if there is none."""
     return errors.of(error.cause if isinstance(error, RayTaskError) and error.cause is not None else error)
 
 
@@ -91,7 +91,7 @@ def _first(failed: dict[int, BaseException], standings: Sequence[Standing]) -> B
     error = failed.get(rank)
     if isinstance(error, RayActorError) and not isinstance(error, RayTaskError):
         return JobError(f"{where}{because}. Its process ended: {readable.exception_text(error)}", rank)
-    if error is not None:  # The user's own; Ray gives one of its own classes as it was raised.
+    if error is not None:  # An exception of the user, or one of Ray's own classes, which Ray does not wrap.
         error.add_note(readable.plain_lines(f"{where}{because}"))
         return error
     told = next(iter(failed.values()))

@@ -1,4 +1,4 @@
-"""Room for ranks in a Ray cluster: which placement group they get, and what is said if there is no room."""
+"""Room for ranks in a Ray cluster: their placement group, and the error text if there is no room."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from ..launch.errors import LaunchError
 
 
 class NoRoomError(LaunchError, TimeoutError):
-    """Ray has not found room in time, as Horovod's executor tells by a `TimeoutError`."""
+    """Ray has not found room in time. It is a `TimeoutError`, too, like that of Horovod's executor."""
 
 
-_ANY = -1  # whichever bundle has room
+_ANY = -1  # any bundle with room
 
 
 @dataclass(frozen=True)
 class Request:
-    """What room is asked for.
+    """Request for room.
 
     Attributes
     ----------
     ranks : int
     per_rank : dict of str to float
-        What each rank needs: `CPU`, and `GPU` if it needs any.
+        Resources of each rank: `CPU`, and `GPU` if it needs any.
     hosts : int or None
-        Nodes over which to spread them evenly; None: wherever there is room, close together.
+        Number of nodes over which to spread the ranks evenly; None: wherever there is room, close together.
     """
 
     ranks: int
@@ -40,7 +40,7 @@ class Request:
 
     @property
     def bundles(self) -> list[dict[str, float]]:
-        """One for each host, or for each rank."""
+        """Bundles of the placement group: one for each host, or for each rank."""
         if self.hosts is None:
             return [dict(self.per_rank) for _ in range(self.ranks)]
         ranks = self.ranks // self.hosts
@@ -55,15 +55,15 @@ class Request:
 
 @dataclass(frozen=True)
 class Room:
-    """A placement group with room for ranks.
+    """Placement group with room for ranks.
 
     Attributes
     ----------
     group : PlacementGroup
     bundles : sequence of int
-        By rank, the bundle that it belongs in.
+        Bundle of each rank, by rank.
     ours : bool
-        Whether it was made for these ranks, and goes with them.
+        Whether the group was made for these ranks, and is removed with them.
     """
 
     group: PlacementGroup
@@ -77,7 +77,7 @@ class Room:
 
 
 def connect() -> None:
-    """Connect to a cluster, if this process is not. Of Ray's own functions most do that, and some do not."""
+    """Connect to a cluster, unless this process is connected. Most of Ray's functions do that, but not all."""
     if not ray.is_initialized():
         ray.init()
 
@@ -89,14 +89,14 @@ def find(request: Request, seconds: float, use_current: bool) -> Room:
     ----------
     request : Request
     seconds : float
-        Longest that Ray may take.
+        Longest time that Ray may take.
     use_current : bool
-        Whether ranks go into the placement group that the caller runs in, if it runs in one.
+        Whether to put ranks into the placement group that the caller runs in, if any.
 
     Raises
     ------
     NoRoomError
-        There was no room in time; the text says what was asked for, and what the cluster has.
+        There was no room in time; the text says what was requested, and what the cluster has.
     """
     current = get_current_placement_group() if use_current and request.hosts is None else None
     if current is not None:
@@ -122,17 +122,17 @@ def lack(
     free: dict[str, float],
     name: str = "placement_group_timeout_s",
 ) -> str:
-    """Say what was asked for, and what the cluster has.
+    """Describe what was requested, and what the cluster has.
 
     Parameters
     ----------
     request : Request
     seconds : float
-        For which Ray was given time.
+        Time that Ray was given.
     nodes, free : sequence of dict, dict
-        As `ray.nodes()` and `ray.available_resources()` tell.
+        Results of `ray.nodes()` and `ray.available_resources()`.
     name : str
-        Of the setting that has given that time.
+        Name of the setting that limits the time.
     """
     names = list(request.per_rank)
     alive = [node["Resources"] for node in nodes if node["Alive"]]

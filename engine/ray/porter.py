@@ -1,7 +1,7 @@
-"""The agent of a node: an actor that starts it, and the caller's end, which carries what both say over calls of Ray.
+"""Agent of a node: the actor that starts it, and the caller's end, which relays its channel over calls of Ray.
 
-So agents need no port of their own, and who may speak with them is who may call actors. The actor holds the agent's
-standard input: it ends with the actor, and so with the caller, and ends its workers then.
+Agents therefore need no port of their own, and whoever may call actors may talk to them. The actor holds the agent's
+standard input. So the agent ends with the actor, and with the caller, and then ends its workers.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from ..launch.remote import PATIENCE, RemoteHost
 from ..launch.verdict import describe
 
 THREADS = "OMP_NUM_THREADS"
-LOOK = 10.0  # seconds after which a call that waits for words of a silent agent comes back
+LOOK = 10.0  # longest time that a call waits for output of the agent, in seconds
 
 
 class Porter:
-    """An actor without CPUs of its own. Calls of each of its two groups are made one after the other."""
+    """Actor that runs an agent, without CPUs of its own. It runs one `write` and one `read` at a time."""
 
     def __init__(self) -> None:
         self._agent = subprocess.Popen(
@@ -46,7 +46,7 @@ class Porter:
 
     @ray.method(concurrency_group="in")
     def write(self, data: bytes) -> None:
-        """Write to the agent; empty: close its standard input, at which it ends."""
+        """Write to the agent's standard input. Empty data closes it, at which the agent ends."""
         if not data:
             assert self._agent.stdin is not None
             self._agent.stdin.close()
@@ -56,7 +56,7 @@ class Porter:
 
     @ray.method(concurrency_group="out")
     def read(self) -> tuple[bytes, bytes, int | None]:
-        """What the agent writes to its stdout and its stderr, as soon as there is something; at its end its code."""
+        """Return new output on the agent's stdout and stderr, or empty after `LOOK`, and its exit code once it has ended."""
         poll = select.poll()
         for descriptor in self._outs:
             poll.register(descriptor, select.POLLIN)
@@ -71,27 +71,27 @@ class Porter:
 
 
 def _environment() -> dict[str, str]:
-    """What the agent and its workers find, which is what Ray's own workers find."""
-    path = os.pathsep.join(dict.fromkeys(filter(None, sys.path)))  # has the `runtime_env` and the caller's directory
+    """Return the environment of the agent and its workers, which is that of Ray's own workers."""
+    path = os.pathsep.join(dict.fromkeys(filter(None, sys.path)))  # includes the `runtime_env`, the caller's directory
     environment = os.environ | {"PYTHONPATH": path}
     if not _has_threads_of_the_user():
-        environment.pop(THREADS, None)  # Ray has set it to 1, as this actor has no CPUs; its workers have some
+        environment.pop(THREADS, None)  # Ray sets it to 1, since this actor has no CPUs; but its workers have some
     return environment
 
 
 def _has_threads_of_the_user() -> bool:
-    """Whether the node was started with a number of threads, or the `runtime_env` has one."""
+    """Return whether the user has set a number of threads, for the node or in the `runtime_env`."""
     if THREADS in ray.get_runtime_context().runtime_env.get("env_vars", {}):
         return True
     try:
         node = Path(f"/proc/{os.getppid()}/environ").read_bytes()
-    except OSError:  # another user's: as Ray has it
+    except OSError:  # a process of another user: keep the value
         return True
     return any(each.startswith(f"{THREADS}=".encode()) for each in node.split(b"\0"))
 
 
 def _read_answer(answer: object) -> tuple[bytes, bytes, int | None]:
-    """What an agent has written to its stdout and its stderr, and its code. A ValueError says that it is not that."""
+    """Validate the actor's answer: output on stdout and stderr, and exit code. Raises ValueError if it is malformed."""
     match answer:
         case (bytes(out), bytes(err), None | int() as code) if len(out) <= READ_BYTES and len(err) <= READ_BYTES:
             return out, err, code
@@ -99,12 +99,12 @@ def _read_answer(answer: object) -> tuple[bytes, bytes, int | None]:
 
 
 class RayAgent(RemoteHost):
-    """The caller's end of the agent of a node. Two threads bring what is said from pipes to the actor, and back.
+    """Caller's end of the agent of a node. Two threads relay data between pipes and the actor, one for each direction.
 
     Parameters
     ----------
     number : int
-        Of the host in the job.
+        Number of the host in the job.
     host : str
         `NODE@ADDRESS`.
     node : str
@@ -142,35 +142,35 @@ class RayAgent(RemoteHost):
             thread.start()
 
     def how_it_ended(self) -> str:
-        """How the agent ended, or its actor."""
+        """Return a description of how the agent, or its actor, ended."""
         return self._ended_how or "closed its channel"
 
     def close(self, patience: float = PATIENCE) -> None:
-        """Hang up, wait for the end of the agent, and kill the actor."""
+        """Close the channel, wait for the end of the agent, and kill the actor."""
         self.hang_up()
         fetching = self._threads[-1] if self._threads else None
         if fetching is not None and not self.cut_off:
             fetching.join(min(patience, PATIENCE))
-        if self._porter is not None and ray.is_initialized():  # else it has ended with Ray
+        if self._porter is not None and ray.is_initialized():  # otherwise it has ended with Ray
             ray.kill(self._porter)
         self._porter = None
         super().close(patience)
 
     def _bring(self, to_agent: int) -> None:
-        """Until the caller hangs up, or the actor is gone."""
+        """Relay data to the agent, until the caller closes the pipe or the actor is gone."""
         porter = self._porter
         try:
             while (data := os.read(to_agent, READ_BYTES)) and ray.is_initialized():
                 ray.get(porter.write.remote(data))
-            if ray.is_initialized():  # else a call would connect to it again
+            if ray.is_initialized():  # otherwise the call would connect to Ray again
                 ray.get(porter.write.remote(b""))
         except (RayError, OSError):
-            pass  # the other thread tells how it ended
+            pass  # the other thread records how it ended
         finally:
             os.close(to_agent)
 
     def _fetch(self, from_agent: int, errors: int, end: int) -> None:
-        """Until the agent has ended, or the actor is gone, or nobody listens here any more."""
+        """Relay data from the agent, until it has ended, the actor is gone, or the reading end of a pipe is closed."""
         porter = self._porter
         try:
             code = None

@@ -1,4 +1,4 @@
-"""`log`: hands a value to the callbacks of `ElasticRayExecutor.run`, under Horovod's name."""
+"""`log`: sends a value to the callbacks of `ElasticRayExecutor.run`, under Horovod's name."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ..elastic.worker import run
 
 __all__ = ["log"]
 
-LIMIT = 500 << 10  # bytes, of which base64 makes less than goes through the gate
+LIMIT = 500 << 10  # largest pickle in bytes; its base64 text fits into one message of the gate
 
 
 def log(info: Any) -> None:
-    """Have the caller's callbacks called with a value. Does nothing on ranks other than 0, and outside an elastic job.
+    """Send a value to the caller's callbacks. Does nothing on ranks other than 0, and outside an elastic job.
 
     Parameters
     ----------
     info : object
-        It is pickled, and has 500 KiB at most then.
+        Its pickle may have 500 KiB at most.
 
     Raises
     ------
@@ -36,5 +36,5 @@ def log(info: Any) -> None:
 
 
 def logged(value: str) -> Any:
-    """What a worker has logged, on the caller's side."""
+    """Decode a value that a worker has logged, on the caller's side."""
     return cloudpickle.loads(base64.b64decode(value))

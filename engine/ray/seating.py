@@ -1,4 +1,4 @@
-"""Which rank is where: from what the processes say of themselves to a place for each, told to all of them."""
+"""Assignment of ranks to hosts: from the locations that processes report to a place for each."""
 
 from __future__ import annotations
 
@@ -21,24 +21,25 @@ from ..rendezvous.layout import Layout
 from .actor import Standing, open_door, take_place
 
 Ask = Callable[..., "ray.ObjectRef[Any]"]
-"""Called with a rank, a function and its arguments, which the process of that rank then calls."""
+"""Takes a rank, a function and its arguments, and calls the function in the process of that rank."""
 
 
 def answers(refs: Sequence[ray.ObjectRef[Any]], seconds: float, doing: str) -> list[Any]:
-    """What all ranks answer, within a time.
+    """Return the answers of all ranks, by rank.
 
     Parameters
     ----------
     refs : sequence of ObjectRef
-        By rank.
+        References to the answers, by rank.
     seconds : float
+        Longest time to wait.
     doing : str
-        What they were asked to do, for messages.
+        Description of the task, for messages.
 
     Raises
     ------
     LaunchError
-        Some did not answer in time, or failed.
+        Some ranks did not answer in time, or failed.
     """
     end = time.monotonic() + seconds
     pending = list(refs)
@@ -69,27 +70,27 @@ def seat(
     interfaces: str = "",
     share_gpus: bool = True,
 ) -> None:
-    """Decide where each rank belongs, and tell it.
+    """Assign each rank its place, and send it.
 
     Parameters
     ----------
     ask : callable
         See `Ask`.
     standings : sequence of Standing
-        By rank.
+        Locations of the processes, by rank.
     seconds : float
-        Longest that the ranks may take to answer.
+        Longest time that the ranks may take to answer.
     settings, variables : mapping of str to str
-        Of the environment: of the engine, and the user's, which go before them.
+        Environment variables: settings of the engine, and the user's variables, which take precedence.
     interfaces : str
-        Names of network interfaces with commas between them; empty: none is chosen.
+        Comma-separated names of network interfaces; empty: no choice.
     share_gpus : bool
-        Whether the ranks of a host are to see the GPUs of all of them, each its own at the number of its local rank.
+        Whether each rank sees the GPUs of all ranks of its host, its own at the number of its local rank.
 
     Raises
     ------
     LaunchError
-        As of `answers`.
+        Same as in `answers`.
     """
     layout = layout_of(standings)
     several = len(layout.crews) > 1
@@ -117,7 +118,7 @@ def seat(
 
 
 def layout_of(standings: Sequence[Standing]) -> Layout:
-    """How ranks lie on hosts: those share one that can share memory."""
+    """Return the layout of ranks on hosts: ranks that can share memory are on one host."""
     crews: dict[tuple[str, int, int], list[int]] = {}
     for rank, standing in enumerate(standings):
         crews.setdefault(standing.machine, []).append(rank)
@@ -125,21 +126,21 @@ def layout_of(standings: Sequence[Standing]) -> Layout:
 
 
 def in_order(standings: Sequence[Standing]) -> list[int]:
-    """The processes in the order in which they become ranks: hosts as they first occur, on them nodes likewise."""
+    """Return the processes in the order of their ranks: by host and then by node, both as they first occur."""
     hosts = {machine: number for number, machine in enumerate(dict.fromkeys(each.machine for each in standings))}
     nodes = {node: number for number, node in enumerate(dict.fromkeys(each.node for each in standings))}
     return sorted(range(len(standings)), key=lambda each: (hosts[standings[each].machine], nodes[standings[each].node]))
 
 
 def visible(gpus: Sequence[Sequence[str]]) -> str:
-    """CUDA_VISIBLE_DEVICES for all ranks of a host, from the GPUs that each has.
+    """Return CUDA_VISIBLE_DEVICES for all ranks of a host, from the GPUs of each.
 
-    Scripts choose their device by the local rank: so the first GPU of each comes first, then what some have besides.
+    Scripts choose their device by the local rank. So the first GPU of each rank comes first, then the further ones.
     """
     return ",".join(dict.fromkeys(gpu for turn in zip_longest(*gpus) for gpu in turn if gpu is not None))
 
 
 def _devices(crew: Sequence[Standing]) -> tuple[str, ...]:
-    """CUDA_VISIBLE_DEVICES of each rank of a host; none if Ray has given it no GPU."""
+    """Return CUDA_VISIBLE_DEVICES of each rank of a host; empty if Ray has assigned it no GPU."""
     gpus = visible([standing.gpus for standing in crew])
     return (gpus,) * len(crew) if gpus else ()

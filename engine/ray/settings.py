@@ -1,4 +1,4 @@
-"""What `create_settings` of the executors makes: for how long a start may take, and over which network ranks speak."""
+"""Settings that `create_settings` of the executors returns: timeouts, sizes and network interfaces."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Settings:
     Attributes
     ----------
     timeout_s : float
-        Seconds in which the ranks have to meet in `engine.init()`: `ENGINE_START_TIMEOUT`.
+        Seconds in which the ranks must meet in `engine.init()`: `ENGINE_START_TIMEOUT`.
     placement_group_timeout_s : float
-        Seconds in which Ray has to find room for the ranks, and again those in which their processes have to come.
+        Seconds in which Ray must find room for the ranks, and again those in which their processes must start.
     nics : collection of str
-        Network interfaces by which ranks of different hosts reach each other: each host uses the first one that it has.
-        None: whichever leads there.
+        Network interfaces by which ranks of different hosts reach each other; each host uses the first one that it has.
+        Empty: the one with the route to the other host.
     """
 
     timeout_s: float = 30
@@ -37,10 +37,10 @@ class Settings:
 
 
 class Hosts(Protocol):
-    """A user's own discovery, as Horovod's `HostDiscovery`."""
+    """Discovery of the user, with the interface of Horovod's `HostDiscovery`."""
 
     def find_available_hosts_and_slots(self) -> Mapping[str, int]:
-        """The slots of each node, by its address or its host's name."""
+        """Return the number of slots of each node, by its address or host name."""
         ...
 
 
@@ -51,24 +51,24 @@ class ElasticSettings:
     Attributes
     ----------
     min_num_proc : int
-        Ranks without which the job waits for more.
+        Minimum number of ranks; with fewer, the job waits.
     max_num_proc : int or None
-        Ranks beyond which none are started; None: as many as there is room for.
+        Maximum number of ranks; None: as many as there is room for.
     reset_limit : int or None
-        Resets after which the next ends the job.
+        Number of resets that are allowed; the next one ends the job.
     elastic_timeout : float
         Seconds that the job waits for `min_num_proc` ranks.
     timeout_s : float
-        Seconds that a worker has from its start to the function that `engine.elastic.run` has made, and that the
-        members of a world have to meet.
+        Seconds from a worker's start to its call of the function that `engine.elastic.run` has wrapped. Also the
+        seconds in which the members of a world must meet.
     cooldown_range : (float, float) or None
-        Seconds for which a node that fails is left alone, at first and at most; None: for good.
+        Seconds for which a failed node is not used: initial value and maximum; None: forever.
     nics : collection of str
-        As of `Settings`.
+        Same as in `Settings`.
     discovery : Hosts or None
-        Says how many slots to use on which nodes; None: Ray's resources do.
+        Discovery of how many slots to use on which nodes; None: Ray's resources decide.
     verbose : int
-        0: tell nothing but failures; 1: worlds and changes of hosts; 2: each worker.
+        0: report only failures; 1: also worlds and changes of hosts; 2: also each worker.
     """
 
     min_num_proc: int = 1
@@ -100,7 +100,7 @@ class ElasticSettings:
 
 
 def _check(settings: object, name: str, form: Form) -> None:
-    """Hold a setting that is not None against its form. A ValueError says what it is and may be."""
+    """Validate and convert a setting that is not None. Raises ValueError with its value and what is allowed."""
     value = getattr(settings, name)
     try:
         if value is not None:
@@ -110,14 +110,14 @@ def _check(settings: object, name: str, form: Form) -> None:
 
 
 def _two_durations(given: object) -> tuple[float, float]:
-    """The form of `cooldown_range`."""
+    """Parse `cooldown_range`."""
     if isinstance(given, tuple | list) and len(given) == 2:
         return seconds()(given[0]), seconds()(given[1])
     raise ValueError("two numbers of seconds")
 
 
 def read_ranks(name: str, number: object) -> int:
-    """Check a number of ranks or hosts that a caller has given. A ValueError says what it is and may be."""
+    """Validate a number of ranks or hosts from a caller. Raises ValueError with its value and what is allowed."""
     try:
         return Whole(1, MOST_RANKS)(number)
     except ValueError as error:
@@ -132,7 +132,7 @@ def _read_count(name: str, number: object) -> int:
 
 
 def set_aside(cpus: int, use_gpu: bool, gpus: int | None, whose: str) -> dict[str, float]:
-    """What Ray sets aside for each rank or slot.
+    """Return the resources that Ray reserves for each rank or slot.
 
     Parameters
     ----------
@@ -141,12 +141,12 @@ def set_aside(cpus: int, use_gpu: bool, gpus: int | None, whose: str) -> dict[st
     gpus : int or None
         None: 1 if `use_gpu` is set.
     whose : str
-        `worker` or `slot`: the end of the arguments' names.
+        `worker` or `slot`: the suffix of the arguments' names.
 
     Raises
     ------
     ValueError
-        Not whole numbers of at least 1, since no two ranks can share a GPU in NCCL; or GPUs without `use_gpu`.
+        Numbers are not whole, or below 1, since no two ranks can share a GPU in NCCL; or GPUs without `use_gpu`.
     """
     cpus = _read_count(f"cpus_per_{whose}", cpus)
     gpus = None if gpus is None else _read_count(f"gpus_per_{whose}", gpus)
@@ -156,11 +156,11 @@ def set_aside(cpus: int, use_gpu: bool, gpus: int | None, whose: str) -> dict[st
 
 
 def interfaces(nics: Collection[str] | None) -> tuple[str, ...]:
-    """Names of network interfaces, however they were given."""
+    """Return names of network interfaces from a collection, or from a text with commas."""
     return tuple(nics.split(",") if isinstance(nics, str) else sorted(nics or ()))
 
 
 def tell_of_ssh(*given: object) -> None:
-    """Say that options of ssh have no effect, if any was given."""
+    """Warn that options of ssh have no effect, if any was given."""
     if any(each is not None for each in given):
         logger.warning("ssh_identity_file and ssh_str have no effect: Ray starts the ranks, and no ssh")

@@ -1,7 +1,7 @@
-"""Slots for workers of an elastic job: one placement group for each, of which Ray makes as many as there is room for.
+"""Slots for workers of an elastic job: one placement group for each, as many as the cluster has room for.
 
-Groups that have no room yet are what makes an autoscaler add nodes. A thread asks Ray twice a second which groups there
-are and on which nodes, so nothing else waits for Ray.
+Groups without room yet make an autoscaler add nodes. A thread asks Ray twice a second which groups exist on which
+nodes, so that nothing else waits for Ray.
 """
 
 from __future__ import annotations
@@ -22,47 +22,50 @@ from .. import readable
 from ..logs import logger
 from .settings import Hosts
 
-EVERY = 0.5  # seconds from one question to the next
-SHARE = 0.001  # of the resource by which Ray names a node
+EVERY = 0.5  # seconds between two queries
+SHARE = 0.001  # amount of a node's own resource that pins a group to that node
 
 
 class Holder:
-    """An actor that holds the GPUs of a slot."""
+    """Actor that holds the GPUs of a slot."""
 
     def gpus(self) -> list[str]:
-        """Those that Ray has given to it."""
+        """Return the GPUs that Ray has assigned to this actor."""
         return list(ray.get_runtime_context().get_accelerator_ids().get("GPU", ()))
 
 
 @dataclass
 class _Slot:
     group: PlacementGroup
-    pinned: str  # the address that it has to be at; empty: any
+    pinned: str  # address of the node that it must be on; empty: any node
     node: str = ""
     holder: Any = None
-    asked: Any = None  # the reference to its GPUs
+    asked: Any = None  # reference to the holder's answer with its GPUs
     gpus: list[str] = field(default_factory=list)
-    since: float = math.inf  # a number by which slots of a node count, in the order in which they came
+    since: float = math.inf  # ascending number that orders the slots of a node by their arrival
 
     @property
     def ready(self) -> bool:
-        """Whether a worker can be started in it."""
+        """True if a worker can be started in the slot."""
         return self.since < math.inf
 
 
 class Slots:
-    """Asks for slots, and tells which there are. Between `open` and `close` it has a thread.
+    """Requests slots from Ray, and tracks which ones exist. Between `open` and `close` it has a thread.
 
     Parameters
     ----------
     per_slot : dict of str to float
-        What each slot needs: `CPU`, and `GPU` if it needs any.
+        Resources of each slot: `CPU`, and `GPU` if it needs any.
     least : int
+        Minimum number of slots to request.
     most : int
-        Slots that are asked for. Where `bounded` is not set, only as many are as might find room, and one at least.
+        Maximum number of slots to request. Unless `bounded` is set, no more are requested than may find room, but at
+        least one more than exist.
     bounded : bool
+        Whether to request `most` slots whether or not there is room.
     hosts : Hosts, optional
-        Says how many slots to ask for on which nodes.
+        Discovery of the user: how many slots to request on which nodes.
     """
 
     def __init__(
@@ -78,12 +81,12 @@ class Slots:
         self._looked = threading.Condition()
         self._looks = 0
         self._numbered = 0
-        self._unknown: set[str] = set()  # names of the user's discovery that have been told
+        self._unknown: set[str] = set()  # unknown names of the user's discovery that were logged
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
     def open(self) -> None:
-        """Ask for slots, and keep looking."""
+        """Start to request and track slots."""
         self._thread = threading.Thread(target=self._watch, name="engine-ray-slots", daemon=True)
         self._thread.start()
 
@@ -94,26 +97,26 @@ class Slots:
             self._thread.join(10 * EVERY)
             self._thread = None
         slots, self._slots = self._slots, []
-        for slot in slots if ray.is_initialized() else ():  # with Ray they would have ended
+        for slot in slots if ray.is_initialized() else ():  # ray.shutdown() has removed them already
             self._give_back(slot)
 
     @property
     def found(self) -> dict[str, int]:
-        """The slots of each node that there are, by `NODE@ADDRESS`."""
+        """Number of slots of each node, by `NODE@ADDRESS`."""
         with self._lock:
             return {host: len(slots) for host, slots in self._found.items()}
 
     def node(self, host: str) -> str:
-        """Ray's id of a node."""
+        """Return Ray's id of a node."""
         return self._nodes[host]
 
     def gpus(self, host: str) -> list[list[str]]:
-        """The GPUs of all slots of a node, by slot."""
+        """Return the GPUs of all slots of a node, by slot."""
         with self._lock:
             return [slot.gpus for slot in self._found.get(host, ())]
 
     def settle(self, seconds: float) -> int:
-        """Wait until all slots that were asked for are there, or no more have come for a second; how many there are."""
+        """Wait until all requested slots exist, or no more come for a second; return their number."""
         before, quiet = -1, 0.0
         while seconds > 0:
             with self._looked:
@@ -131,11 +134,11 @@ class Slots:
 
     def _watch(self) -> None:
         trouble = ""
-        while ray.is_initialized() and not self._stop.is_set():  # else its functions would connect to it again
+        while ray.is_initialized() and not self._stop.is_set():  # otherwise Ray's functions would connect again
             try:
                 self._look()
                 trouble = ""
-            except Exception as error:  # of Ray's, or of the user's discovery: the last answer counts
+            except Exception as error:  # of Ray or of the user's discovery: the last answer stays valid
                 if (told := readable.exception(error)) != trouble:
                     trouble = told
                     logger.warning("the slots of the cluster cannot be told, the last answer counts: %s", told)
@@ -162,18 +165,18 @@ class Slots:
                 host = f"{node[:8]}@{alive[node]['NodeManagerAddress']}"
                 self._nodes[host] = node
                 found.setdefault(host, []).append(slot)
-        with self._lock:  # who has a number keeps it: its GPUs are found by that
+        with self._lock:  # a slot keeps its position, by which its GPUs are found
             self._found = {host: sorted(slots, key=lambda slot: slot.since) for host, slots in found.items()}
 
     def _wanted(self, alive: Mapping[str, dict[str, Any]]) -> Counter[str]:
-        """How many slots to ask for, by the address of the node that they have to be on; empty: any."""
+        """Return how many slots to request, by the address of the node that they must be on; empty: any node."""
         if self._hosts is None:
             if self._bounded:
                 return Counter({"": self._most})
             free = ray.available_resources()
             more = min(int(free.get(kind, 0) // amount) for kind, amount in self.per_slot.items())
             there = sum(bool(slot.node) for slot in self._slots)
-            # Those that wait in vain go one by one: what looks like that may be about to be made.
+            # Requests without room are withdrawn one at a time: some may be about to be placed.
             asked = max(there + max(1, more), len(self._slots) - 1)
             return Counter({"": min(self._most, max(self._least, asked))})
         addresses = {
@@ -204,14 +207,14 @@ class Slots:
             self._slots.append(_Slot(placement_group([{**self.per_slot, **pin}]), address))
 
     def _moved(self, slot: _Slot, node: str) -> None:
-        """It has been made on a node, or its node is lost and Ray makes it anew."""
+        """Record that a slot was placed on a node, or that its node is lost and Ray places it again."""
         slot.node, slot.since, slot.gpus, slot.asked = node, math.inf, [], None
         if slot.holder is not None:
             ray.kill(slot.holder)
             slot.holder = None
 
     def _ready(self, slot: _Slot) -> bool:
-        """Whether all is known of a slot that a worker in it has to be told."""
+        """Return whether everything about a slot is known that its worker needs."""
         if slot.ready:
             return True
         if "GPU" not in self.per_slot:

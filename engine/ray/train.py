@@ -1,4 +1,4 @@
-"""`EngineConfig`: the engine as a backend of Ray Train's trainers, and what surrounds the training function."""
+"""`EngineConfig`: the engine as a backend of Ray Train's trainers, and the context of the training function."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .seating import answers, seat
 
 @contextmanager
 def in_training() -> Iterator[None]:
-    """Around the training function: its exception ends the world with its text, and its end leaves the world."""
+    """Context of the training function: an exception ends the world with its text, and its end leaves the world."""
     try:
         with telling_others():
             yield
@@ -29,17 +29,18 @@ def in_training() -> Iterator[None]:
 
 @dataclass
 class EngineConfig(BackendConfig):
-    """Have a `DataParallelTrainer` of Ray Train give its workers places in a world of the engine.
+    """Config of a `DataParallelTrainer` of Ray Train whose workers form a world of the engine.
 
     Attributes
     ----------
     start_timeout : float
-        Seconds in which the workers have to meet in `engine.init()`, and in which they have to answer before.
+        Seconds in which the workers must meet in `engine.init()`. Also the seconds that they have for each answer
+        before.
     shutdown_timeout : float
-        Seconds for which the end of a group of workers waits for them to leave the world.
+        Longest time that the end of a group of workers waits for them to leave the world, in seconds.
     interfaces : str
-        Network interfaces by which workers on different hosts reach each other, with commas between them; empty:
-        whichever leads there.
+        Comma-separated network interfaces by which workers on different hosts reach each other. Empty: the one with the
+        route to the other host.
     environment : mapping of str to str
         Environment variables of all workers, such as settings of the engine.
     """
@@ -51,26 +52,26 @@ class EngineConfig(BackendConfig):
 
     @property
     def backend_cls(self) -> type[Backend]:
-        """What starts and ends the engine in a group of workers."""
+        """Backend that starts and ends the engine in a group of workers."""
         return EngineBackend
 
     @property
     def train_func_context(self) -> Callable[[], AbstractContextManager[None]]:
-        """What surrounds the training function."""
+        """Context manager that surrounds the training function."""
         return in_training
 
     def to_dict(self) -> dict[str, Any]:
-        """The settings, for Ray's record of the run, without the variables: these may be secret."""
+        """Return the settings for Ray's record of the run, without the environment variables, which may be secret."""
         return {name: value for name, value in asdict(self).items() if name != "environment"}
 
 
 class EngineBackend(Backend):
-    """Tells the workers of a group their places, and has them leave the world at its end."""
+    """Backend that assigns the workers of a group their places, and makes them leave the world at its end."""
 
     share_cuda_visible_devices = True  # Scripts choose their GPU by the local rank.
 
     def on_start(self, worker_group: Any, backend_config: EngineConfig) -> None:
-        """Tell each worker its place: Ray's rank is the engine's. A group that replaces another meets anew."""
+        """Assign each worker its place, with Ray's rank as the engine's. A replacement of a group meets anew."""
         seconds = backend_config.start_timeout
         try:
             seat(
@@ -80,14 +81,14 @@ class EngineBackend(Backend):
                 {"ENGINE_START_TIMEOUT": str(seconds)},
                 backend_config.environment,
                 backend_config.interfaces,
-                share_gpus=False,  # Ray Train does that itself, before.
+                share_gpus=False,  # Ray Train has done that itself.
             )
         except LaunchError as error:
-            if isinstance(error.__cause__, RayActorError):  # A dead worker: for this alone Ray Train tries again.
+            if isinstance(error.__cause__, RayActorError):  # A dead worker: only then does Ray Train retry.
                 raise error.__cause__ from None
             raise
 
     def on_shutdown(self, worker_group: Any, backend_config: EngineConfig) -> None:
-        """Have the workers leave the world. One that is dead or busy is not waited for any longer than is set."""
+        """Make the workers leave the world. A dead or busy one is waited for at most `shutdown_timeout`."""
         left = worker_group.execute_async(leave)
         ray.wait(left, num_returns=len(left), timeout=backend_config.shutdown_timeout)

@@ -16,19 +16,19 @@ from .train import EngineBackend, EngineConfig, in_training
 
 @contextmanager
 def in_torch_training() -> Iterator[None]:
-    """Around the training function: what Ray Train does for PyTorch, and `in_training`."""
+    """Context of the training function: that of Ray Train for PyTorch, and `in_training`."""
     with TorchConfigContextManager(), in_training():
         yield
 
 
 @dataclass
 class EngineTorchConfig(TorchConfig):
-    """Have a `TorchTrainer` give its workers places in a world of the engine, beside PyTorch's process group.
+    """Config of a `TorchTrainer` whose workers form a world of the engine, beside PyTorch's process group.
 
     Attributes
     ----------
     backend, init_method, timeout_s
-        Of the process group, as of `TorchConfig`.
+        Options of the process group, as in `TorchConfig`.
     engine : EngineConfig
     """
 
@@ -36,28 +36,28 @@ class EngineTorchConfig(TorchConfig):
 
     @property
     def backend_cls(self) -> type[Backend]:
-        """What starts and ends both in a group of workers."""
+        """Backend that starts and ends both the engine and the process group in a group of workers."""
         return EngineTorchBackend
 
     @property
     def train_func_context(self) -> Callable[[], AbstractContextManager[None]]:
-        """What surrounds the training function."""
+        """Context manager that surrounds the training function."""
         return in_torch_training
 
     def to_dict(self) -> dict[str, Any]:
-        """The settings, for Ray's record of the run."""
+        """Return the settings for Ray's record of the run."""
         return {**super().to_dict(), "engine": self.engine.to_dict()}
 
 
 class EngineTorchBackend(_TorchBackend):
-    """Ray Train's backend of PyTorch, after the engine's: its variables, such as LOCAL_RANK, stay as it sets them."""
+    """Ray Train's PyTorch backend, started after the engine's, so that its variables stay, such as LOCAL_RANK."""
 
     def on_start(self, worker_group: Any, backend_config: EngineTorchConfig) -> None:
-        """Tell each worker its place, and form the process group."""
+        """Assign each worker its place, and form the process group."""
         EngineBackend().on_start(worker_group, backend_config.engine)
         super().on_start(worker_group, backend_config)
 
     def on_shutdown(self, worker_group: Any, backend_config: EngineTorchConfig) -> None:
-        """Have the workers leave the world, and end the process group."""
+        """Make the workers leave the world, and end the process group."""
         EngineBackend().on_shutdown(worker_group, backend_config.engine)
         super().on_shutdown(worker_group, backend_config)
