@@ -419,7 +419,7 @@ class Machine:
             self._break(cause)
 
     def _blame(self, worker: Worker, event: events.Ready) -> Cause:
-        """Record the failure that a member reports. A live culprit is charged, too, so that it cannot repeat it forever."""
+        """Record the failure that a member reports. A live culprit is charged, too, so that it cannot go on failing."""
         cause = Cause(f"{worker} says: {event.text or event.why.value}", event.culprit, reported=True)
         self.causes.failed(cause)
         culprit = self.roster.get(event.culprit)

@@ -1,4 +1,4 @@
-"""Code in the process of a rank on Ray: it reports its location, takes its place in the job, and calls user functions."""
+"""Code in the process of a rank on Ray: reports its location, takes its place in the job, and calls user functions."""
 
 from __future__ import annotations
 

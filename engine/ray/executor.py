@@ -213,7 +213,7 @@ class RayExecutor:
         args, kwargs : sequence, mapping, optional
             The same on every rank.
         callbacks : sequence of callable, optional
-            For elastic jobs only; see `ElasticRayExecutor.run`.
+            Callbacks of an elastic job, and of no other; see `ElasticRayExecutor.run`.
 
         Returns
         -------

@@ -56,7 +56,7 @@ class Porter:
 
     @ray.method(concurrency_group="out")
     def read(self) -> tuple[bytes, bytes, int | None]:
-        """Return new output on the agent's stdout and stderr, or empty after `LOOK`, and its exit code once it has ended."""
+        """Return new output on the agent's stdout and stderr, empty after `LOOK`, and at its end its exit code."""
         poll = select.poll()
         for descriptor in self._outs:
             poll.register(descriptor, select.POLLIN)

@@ -1,4 +1,4 @@
-"""Where an estimator's ranks run: `SparkBackend`, in the tasks of a Spark job; or a class of yours."""
+"""Backends that run an estimator's ranks: `SparkBackend`, in the tasks of a Spark job, or a class of the user."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["Backend", "SparkBackend", "default_num_proc"]
 
 
 def default_num_proc() -> int:
-    """Number of slots of the active Spark application."""
+    """Return the number of slots of the active Spark application."""
     return default_size(session_of())
 
 
 class Backend:
-    """Runs the function that trains on every rank; derive from it to train elsewhere than in Spark."""
+    """Runs the training function on every rank; derive from it to train elsewhere than in Spark."""
 
     def run(
         self,
@@ -26,25 +26,25 @@ class Backend:
         kwargs: Mapping[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
     ) -> list[Any]:
-        """Call `fn(*args, **kwargs)` on every rank, with the variables of `env`; the results by rank."""
+        """Call `fn(*args, **kwargs)` on every rank, with the variables of `env`; return the results by rank."""
         raise NotImplementedError
 
     def num_processes(self) -> int:
-        """Number of ranks."""
+        """Return the number of ranks."""
         raise NotImplementedError
 
 
 class SparkBackend(Backend):
-    """Runs it by `engine.spark.run`.
+    """Backend that uses `engine.spark.run`.
 
     Parameters
     ----------
     num_proc : int, optional
-        Number of ranks; as many as Spark has slots by default.
+        Number of ranks; by default as many as Spark has slots.
     env : mapping of str to str, optional
         Variables of the ranks.
     **options
-        More arguments of `engine.spark.run`.
+        Further arguments of `engine.spark.run`.
     """
 
     def __init__(self, num_proc: int | None = None, env: Mapping[str, str] | None = None, **options: Any) -> None:
@@ -59,9 +59,9 @@ class SparkBackend(Backend):
         kwargs: Mapping[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
     ) -> list[Any]:
-        """Call `fn(*args, **kwargs)` on every rank of a new job in Spark; the results by rank."""
+        """Call `fn(*args, **kwargs)` on every rank of a new job in Spark; return the results by rank."""
         return run(fn, args, kwargs, num_proc=self._num_proc, env={**self._env, **(env or {})}, **self._options)
 
     def num_processes(self) -> int:
-        """Number of ranks."""
+        """Return the number of ranks."""
         return self._num_proc or default_num_proc()

@@ -1,9 +1,9 @@
-"""Carries the channel between the launcher and an agent in a Spark task: `carrier.main` with SOCKET and HOST.
+"""Relay of the channel between the launcher and an agent in a Spark task: `carrier.main` with SOCKET and HOST.
 
-The launcher starts it in the place of ssh. It asks the process that listens to tasks for the connection of one, over
-the Unix socket of that path, and passes bytes on between the connection and its standard input and output. The task
-does the same between the connection and its agent. Over the connection each piece is a sealed frame, so that nobody on
-the network can add to what both say, or change it.
+The launcher starts it instead of ssh. It asks the process that serves the tasks for the connection of one, over the
+Unix socket at SOCKET. Then it relays bytes between that connection and its standard input and output. The task does the
+same between the connection and its agent. On the connection each piece is a sealed frame, so that nobody on the network
+can insert or change data.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from ..host.sockets import retry_short, send_all
 from ..launch.channel import MAC, ChannelError, Seal
 
 BYTES = 1 << 18
-RELAY = "relay"  # what the key is derived for
+RELAY = "relay"  # purpose for which the key is derived
 
 
 def relay(connection: socket.socket, reading: int, writing: int, seal: Seal) -> None:
-    """Pass bytes on both ways, until the other side of the connection ends or is not who it should be.
+    """Relay bytes both ways, until the peer ends the connection or fails authentication.
 
     Parameters
     ----------
     connection : socket.socket
-        It is shut down, and not closed.
+        It is shut down, but not closed.
     reading, writing : int
-        Descriptors of this side; the end of what is read is told to the other side.
+        Descriptors of this side. At the end of input, the sending direction is shut down.
     seal : Seal
     """
     connection.setblocking(True)
@@ -61,7 +61,7 @@ def _receive(connection: socket.socket, writing: int, seal: Seal) -> None:
 
 
 def main() -> int:
-    """Pass bytes on until either side has ended.
+    """Relay bytes until either side has ended.
 
     Returns
     -------
@@ -77,7 +77,7 @@ def main() -> int:
     if not key or not descriptors:
         readable.show(f"{host} has gone", file=sys.stderr)
         return 1
-    task = socket.socket(fileno=descriptors[0])  # the other side of it stays open until `keeper` is closed, too
+    task = socket.socket(fileno=descriptors[0])  # the driver keeps its copy until `keeper` is closed
     relay(task, 0, 1, Seal(key, "launcher", "agent"))
     return 0
 

@@ -1,7 +1,7 @@
-"""Wait for a Spark job, and no longer than one wants to: its own call returns when Spark pleases.
+"""Wait for a Spark job with a timeout and cancellation, which Spark's own blocking call does not offer.
 
-A barrier stage for which there are too few slots is none that Spark can cancel: it has not begun, and is tried again
-for ten minutes. So the call is made in a thread, which is left alone if need be.
+Spark cannot cancel a barrier stage for which there are too few slots: it has not begun, and is retried for ten minutes.
+So the call is made in a thread, which is abandoned if need be.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .slots import context_of
 
 LOOK = 0.2
 CANCELLED = 3.0  # seconds that Spark has to end a job that was cancelled
-AGAIN = 1.0  # seconds from one cancellation to the next
+AGAIN = 1.0  # seconds between two cancellations
 
 
 class Late(Exception):
@@ -23,7 +23,7 @@ class Late(Exception):
 
 
 class Collecting:
-    """The rows of a DataFrame, on their way from now on.
+    """Rows of a DataFrame that are being collected in a thread.
 
     The job has the properties of the caller's thread, such as its scheduler pool.
 
@@ -32,7 +32,7 @@ class Collecting:
     session : SparkSession
     frame : DataFrame
     tag : str
-        By which Spark knows the job, and no other.
+        Unique tag of the job in Spark.
     """
 
     def __init__(self, session: Any, frame: Any, tag: str) -> None:
@@ -54,14 +54,14 @@ class Collecting:
         late : threading.Event
             Set when the job should have begun.
         excused : callable
-            Asked then: whether it may go on all the same.
+            Called once then; returns whether the job may go on all the same.
 
         Raises
         ------
         Late
-            It should have begun, and is not excused.
+            The job should have begun, and is not excused.
         Exception
-            What Spark raises.
+            Exception of Spark.
         """
         asked = False
         try:
@@ -82,7 +82,7 @@ class Collecting:
         try:
             self._session.addTag(self._tag)
             if (context := context_of(self._session)) is not None:
-                context.addJobTag(self._tag)  # by which its status tracker knows the job
+                context.addJobTag(self._tag)  # the status tracker finds the job by it
             self._rows = self._frame.collect()
         except BaseException as error:  # raised again in the thread that waits
             self._error = error
@@ -90,11 +90,11 @@ class Collecting:
             self._done.set()
 
     def _cancel(self) -> None:
-        """Cancel the job; one that Spark still holds back, whenever it begins."""
+        """Cancel the job, again and again, since Spark may not have begun it yet."""
 
         def cancel() -> None:
             while not self._done.is_set():
-                with contextlib.suppress(Exception):  # Spark itself may have ended
+                with contextlib.suppress(Exception):  # Spark may have ended
                     self._session.interruptTag(self._tag)
                 self._done.wait(AGAIN)
 

@@ -1,4 +1,4 @@
-"""Columns of a DataFrame as arrays: which kinds can be trained on, and how they become NumPy's."""
+"""Conversion of DataFrame columns to NumPy arrays, for the types that can be trained on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .manifest import DataError, check_length
 
 
 def prepared(frame: Any, columns: list[str]) -> Any:
-    """Give a DataFrame of these columns, each as of `as_numbers`.
+    """Return a DataFrame of these columns, each converted by `as_numbers`.
 
     Parameters
     ----------
@@ -20,13 +20,13 @@ def prepared(frame: Any, columns: list[str]) -> Any:
     Raises
     ------
     DataError
-        A column is missing, or is of another kind.
+        A column is missing or has an unsupported type.
     """
     return frame.select(*(as_numbers(frame, name)[0].alias(name) for name in columns))
 
 
 def as_numbers(frame: Any, name: str) -> tuple[Any, bool]:
-    """A column as float32 or int64, or as lists of these; vectors of `pyspark.ml` as lists of float32.
+    """Return a column as float32 or int64, or as lists of these; vectors of `pyspark.ml` become lists of float32.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ def as_numbers(frame: Any, name: str) -> tuple[Any, bool]:
     Raises
     ------
     DataError
-        The column is missing, or is of another kind.
+        The column is missing or has an unsupported type.
     """
     from pyspark.ml.functions import vector_to_array
     from pyspark.ml.linalg import VectorUDT
@@ -68,17 +68,17 @@ def as_numbers(frame: Any, name: str) -> tuple[Any, bool]:
 
 
 def lengths_of(table: Any) -> dict[str, int]:
-    """How long the lists of each column are, and 0 for a number a row.
+    """Return the length of the lists of each column; 0 for a column of numbers.
 
     Parameters
     ----------
     table : pyarrow.Table or pyarrow.RecordBatch
-        With rows.
+        Table with at least one row.
 
     Raises
     ------
     DataError
-        A value is missing or not finite, or lists are of several lengths, or a column has neither numbers nor lists of
+        A value is missing or not finite, lists have different lengths, or a column has neither numbers nor lists of
         them.
     """
     import pyarrow as pa
@@ -113,12 +113,12 @@ def lengths_of(table: Any) -> dict[str, int]:
 
 
 def integers_of(table: Any) -> dict[str, bool]:
-    """Whether each column of numbers, or of lists of them, has integers.
+    """Return for each column of numbers, or of lists of them, whether it has integers.
 
     Parameters
     ----------
     table : pyarrow.Table
-        Of which `lengths_of` has accepted all columns.
+        Table whose columns `lengths_of` has accepted.
     """
     import pyarrow as pa
 
@@ -128,7 +128,7 @@ def integers_of(table: Any) -> dict[str, bool]:
 
 
 def arrays(table: Any) -> dict[str, np.ndarray[Any, Any]]:
-    """Each column as an array.
+    """Convert each column to an array.
 
     Parameters
     ----------
@@ -137,7 +137,7 @@ def arrays(table: Any) -> dict[str, np.ndarray[Any, Any]]:
     Returns
     -------
     dict of str to numpy.ndarray
-        Of numbers [rows], of lists [rows, length]; float32 or int64.
+        float32 or int64; [rows] for numbers, [rows, length] for lists.
     """
     found = {}
     for name, length in lengths_of(table).items() if table.num_rows else ():

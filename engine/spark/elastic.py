@@ -1,8 +1,8 @@
 """`engine.spark.run_elastic`: a function on ranks that may come and go, in the tasks of a Spark job.
 
-Three kinds of processes take part. The launcher is that of every elastic job, a process beside this one. Spark's tasks
-offer themselves as hosts of one slot (`hosting`); this process tells the launcher of them (`offers`). The channel of an
-agent goes from the launcher through a carrier, in the place of ssh, to the task's connection.
+Three kinds of processes take part. The launcher is that of every elastic job, in a process beside this one. Spark's
+tasks offer themselves as hosts of one slot (`hosting`), and this process reports them to the launcher (`offers`). The
+channel of an agent goes from the launcher through a carrier, which replaces ssh, to the task's connection.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from .job import (
 )
 from .offers import HOSTS, SETTINGS, SOCKET, Offers
 
-MORE = 5.0  # seconds for which more tasks are waited for once there are enough
+MORE = 5.0  # seconds to wait for further tasks once there are enough
 LOOK = 0.1
-ROOT = str(Path(carrier.__file__).parents[2])  # where Python finds this package
+ROOT = str(Path(carrier.__file__).parents[2])  # directory from which Python imports this package
 FAREWELL = 5.0  # seconds that tasks have to end by themselves
-ENDING = 30.0  # seconds that the launcher has to end what it has started
+ENDING = 30.0  # seconds that the launcher has to end its processes
 
 
 def run_elastic(
@@ -77,36 +77,36 @@ def run_elastic(
 ) -> list[Any]:
     """Call `fn(*args, **kwargs)` on the ranks of an elastic job in a running Spark application, and wait for its end.
 
-    The ranks run in ordinary tasks, one in each. A rank that fails is started again in its task; a task whose process
-    or executor is lost is run again by Spark; the others go on from the last commit meanwhile.
+    The ranks run in ordinary tasks, one in each. A rank that fails is restarted in its task. Spark reruns a task whose
+    process or executor is lost. Meanwhile the others go on from the last commit.
 
     Parameters
     ----------
     fn : callable
-        It calls `engine.init()`, and a function under `engine.elastic.run`.
+        Function that calls `engine.init()`, and a function wrapped by `engine.elastic.run`.
     args, kwargs : sequence, mapping
         Its arguments, the same on every rank.
     num_proc : int, optional
         Number of ranks at the start; by default as many as Spark has slots.
     min_num_proc, min_np : int, optional
-        Go on with as few ranks as this; by default `num_proc`.
+        Minimum number of ranks with which the job goes on; by default `num_proc`.
     max_num_proc, max_np : int, optional
-        Grow to as many ranks as this, for which as many tasks are asked of Spark; by default `num_proc`.
+        Maximum number of ranks, and the number of tasks that are requested from Spark; by default `num_proc`.
     start_timeout : float, optional
-        Seconds in which Spark has to start enough tasks; 600 by default, or `HOROVOD_SPARK_START_TIMEOUT`.
+        Seconds in which Spark must start enough tasks; 600 by default, or `HOROVOD_SPARK_START_TIMEOUT`.
     elastic_timeout : float, optional
         Seconds that the job waits for enough ranks after it has lost some; 600 by default.
     reset_limit : int, optional
-        Resets after which the next ends the job.
+        Number of resets that are allowed; the next one ends the job.
     cooldown_range : (float, float), optional
-        Seconds for which a task whose ranks fail is left alone, at first and at most; by default for good.
+        Seconds for which a task whose ranks fail is not used: initial value and maximum; by default forever.
     env, stdout, stderr, verbose, nics, prefix_output_with_timestamp, executable, spark
-        As of `engine.spark.run`.
+        Same as in `engine.spark.run`.
 
     Returns
     -------
     list
-        What `fn` returned, by rank in the last world.
+        Return values of `fn`, by rank in the last world.
 
     Raises
     ------
@@ -116,7 +116,7 @@ def run_elastic(
         The job cannot start: there is no session, it is one of Spark Connect, there are too few slots, or too few tasks
         come in time.
     TypeError
-        As `engine.run`.
+        Same as in `engine.run`.
     """
     check_call(fn, args, kwargs)
     session = session_of(spark)
@@ -145,7 +145,7 @@ def run_elastic(
     lock = leftovers.lock(home)
     try:
         private_files.write(home / SETTINGS, json.dumps(settings_of(env, None)).encode())
-        # No Python is the one of name "": executors' paths go first.
+        # The empty name matches no Python interpreter, so that the executors' paths come first.
         private_files.write(home / CALL, pickle.dumps((sys.path, "", call)))
         job = _Job(session, home, executable or "", (stdout or sys.stdout, stderr or sys.stderr))
         return job.run(options, least, size, most, seconds)
@@ -163,7 +163,7 @@ def _first(*values: int | None) -> int | None:
 
 
 def _make_call(call: bytes, horovod: bool) -> Any:
-    """Make the call on a rank, with Horovod's names if the caller has them."""
+    """Make the call on a rank, with Horovod's module names if the caller has installed them."""
     if horovod:
         install_compat()
     fn, args, kwargs = pickle.loads(call)
@@ -171,16 +171,17 @@ def _make_call(call: bytes, horovod: bool) -> Any:
 
 
 class _Job:
-    """A job that may have room in Spark.
+    """Elastic job, which may find room in Spark.
 
     Parameters
     ----------
     session : SparkSession
     home : Path
-        A directory of this job's.
+        Directory of this job.
     executable : str
-        The Python of ranks; empty: the executors'.
+        Python interpreter of the ranks; empty: the executors'.
     streams : (TextIO, TextIO)
+        Streams for stdout and stderr of the launcher.
     """
 
     def __init__(self, session: Any, home: Path, executable: str, streams: tuple[TextIO, TextIO]) -> None:
@@ -192,7 +193,7 @@ class _Job:
         self._spark_error: BaseException | None = None
 
     def run(self, options: Mapping[str, Any], least: int, size: int, most: int, seconds: float) -> list[Any]:
-        """Run it, and give what its ranks returned."""
+        """Run the job, and return the results of its ranks."""
         secret = secrets.token_hex(32)
         own = listening_address(self._session)
         with Offers(most, secret, own, self._home) as offers:
@@ -211,7 +212,7 @@ class _Job:
         return read_results(self._home)
 
     def _ask(self, offer: Offer, most: int) -> Collecting:
-        """Have Spark run the tasks."""
+        """Submit the tasks to Spark."""
 
         def task(batches: Any) -> Any:
             return host_agents(offer, batches)
@@ -224,12 +225,12 @@ class _Job:
         try:
             rows.rows(self._over, lambda: False)
         except Late:
-            pass  # it was cancelled, when all was over
+            pass  # it was cancelled after the end of the job
         except BaseException as error:  # raised again in the thread that waits
             self._spark_error = error
 
     def _await_tasks(self, offers: Offers, least: int, size: int, most: int, seconds: float) -> None:
-        """Wait for `size` tasks, or for fewer that are enough."""
+        """Wait for `size` tasks, or `MORE` seconds longer than for the minimum."""
         began = time.monotonic()
         enough = 0.0
         while (came := offers.came) < size:
@@ -250,7 +251,7 @@ class _Job:
             raise JobError(f"Spark has ended the job: {reason(self._spark_error)}") from self._spark_error  # type: ignore[arg-type]
 
     def _launch(self, options: Mapping[str, Any]) -> None:
-        """Start the launcher and wait for its end."""
+        """Start the launcher, and wait for its end."""
         home = self._home
         carry = f"import sys; sys.path.insert(0, {ROOT!r}); from {carrier.__name__} import main; sys.exit(main())"
         words = [sys.executable, "-I", "-c", carry, str(home / SOCKET), "{host}"]
@@ -258,7 +259,7 @@ class _Job:
         more = {
             "--host-discovery-script": shlex.join(hosts),
             "--launch-agent": shlex.join(words),
-            "--remote-python": "python3",  # the agent's own; the carrier does not look at it
+            "--remote-python": "python3",  # ignored by the carrier
             "--remote-directory": tempfile.gettempdir(),
             "--no-binding": True,
         }
@@ -297,7 +298,7 @@ class _Job:
 
 
 def _pump(source: IO[bytes], stream: TextIO) -> None:
-    """Show what the launcher writes, line by line; a fault of the user's stream is none of the job."""
+    """Show output of the launcher, line by line; an error of the user's stream does not affect the job."""
     for line in source:
         try:
             stream.write(line.decode(errors="replace"))

@@ -1,4 +1,4 @@
-"""What estimators have in common: parameters, data in the store, the job that trains, the model that comes of it."""
+"""Base class of estimators: parameters, data in the store, the training job, and the resulting model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .writer import write
 
 
 class Common(TypedDict, total=False):
-    """The arguments that every estimator takes, as `JobEstimator` documents them."""
+    """Arguments that every estimator takes, as `JobEstimator` documents them."""
 
     num_proc: int | None
     backend: Backend | None
@@ -50,48 +50,49 @@ class Common(TypedDict, total=False):
 
 
 class JobEstimator(Estimator[TrainedModel], Stage):
-    """Trains a model on the ranks of a job in Spark.
+    """Estimator that trains a model on the ranks of a job in Spark.
 
     Parameters
     ----------
     num_proc : int, optional
         Number of ranks; by default as many as Spark has slots.
     backend : Backend, optional
-        Where the ranks run, in place of `num_proc`; in Spark by default. It is not saved with the stage.
+        Backend that runs the ranks, instead of `num_proc`; by default in Spark. It is not saved with the stage.
     model
-        What is trained, of the estimator's framework.
+        Model to train, of the estimator's framework.
     store : Store
-        Where data, checkpoints and the model lie.
+        Store for data, checkpoints and the model.
     loss_weights : list of float, optional
-        By label; 1 each by default.
+        Weights of the losses, by label; by default 1 each.
     feature_cols, label_cols : list of str
         Columns of numbers, lists of numbers of one length, or vectors.
     input_shapes : list of list of int, optional
-        Of each feature, without the rows, such as `[1, 28, 28]`; or with -1 for the rows before it, as Horovod has it:
-        `[-1, 1, 28, 28]`. By default as the column has it.
+        Shape of each feature, without the rows, such as `[1, 28, 28]`; or with a leading -1 for the rows, as in
+        Horovod: `[-1, 1, 28, 28]`. By default that of the column.
     label_shapes : list of list of int, optional
-        Of each label, likewise. By default a label gets the shape of the model's output, if that has as many values.
+        Shape of each label, likewise. By default a label gets the shape of the model's output, if the number of values
+        is the same.
     validation : float or str, optional
-        Share of the rows that validate; or a column that is true, or more than 0, where a row does.
+        Share of the rows that are for validation; or a column that is true, or more than 0, in these rows.
     batch_size, val_batch_size : int
-        Rows of a rank's batch; 32 by default.
+        Number of rows of a rank's batch; 32 by default.
     epochs : int
     train_steps_per_epoch, validation_steps_per_epoch : int, optional
-        The most batches of an epoch; all by default.
+        Maximum number of batches of an epoch; by default all.
     shuffle : bool
         Whether every epoch has another order.
     inmemory_cache_all : bool
-        Whether a rank keeps what it has read in memory, for the next epoch.
+        Whether a rank keeps data in memory for the next epoch.
     random_seed : int
-        Of the order, the split and the framework.
+        Seed of the order, the split and the framework.
     run_id : str, optional
-        The name of the run in the store, which has none of that name; a new one for each `fit` by default.
+        Name of the run, which the store must not have yet; by default a new one for each `fit`.
     backward_passes_per_step : int
-        Batches whose gradients are added up for a step; 1 by default.
+        Number of batches whose gradients are added up for a step; 1 by default.
     gradient_compression
         The `compression` of the binding's `DistributedOptimizer`.
     verbose : int
-        0: show nothing but what the model itself writes and what goes wrong.
+        0: show nothing but output of the model itself and errors.
     """
 
     OBJECT_NAMES: tuple[str, ...] = ("model", "store", "gradient_compression", "backend")
@@ -129,14 +130,14 @@ class JobEstimator(Estimator[TrainedModel], Stage):
         Parameters
         ----------
         path : str
-            Their directory, below the store.
+            Directory of the files, below the store.
         validation_path : str, optional
-            Of those that validate; `validation` does not count here.
+            Directory of the validation files; `validation` is ignored here.
 
         Returns
         -------
         TrainedModel
-            Of the estimator's framework.
+            Model of the estimator's framework.
         """
         store = self._check()
         if store.exists(f"{path}/{NAME}"):
@@ -149,7 +150,7 @@ class JobEstimator(Estimator[TrainedModel], Stage):
         return self._train("", Manifest.of(parts))
 
     def _fit(self, dataset: Any) -> Any:
-        """Write the data, train, and give the model."""
+        """Write the data, train, and return the model."""
         store, value = self._check(), self._value
         data = store.get_data_path(uuid.uuid4().hex)
         try:
@@ -160,49 +161,49 @@ class JobEstimator(Estimator[TrainedModel], Stage):
         finally:
             store.remove(data)
 
-    # ---- what each framework does in its own way
+    # ---- implemented by each framework
 
     @staticmethod
     def work(training: Training) -> Any:
-        """What each rank does."""
+        """Train on one rank."""
         raise NotImplementedError
 
     def _lacking(self) -> list[str]:
-        """The arguments that the framework needs and that were not given."""
+        """Return the names of arguments that the framework needs and that were not given."""
         raise NotImplementedError
 
     def _begin(self) -> Any:
-        """What is pickled for the ranks: the model, and how it is trained."""
+        """Return the object that is pickled for the ranks: the model, and how it is trained."""
         raise NotImplementedError
 
     def _env(self) -> dict[str, str]:
-        """Variables that the ranks get."""
+        """Return environment variables for the ranks."""
         return {}
 
     def _trained(self, home: str) -> Any:
-        """The model that the ranks have left in the store."""
+        """Load the model that the ranks have left in the store."""
         raise NotImplementedError
 
     def _more(self) -> dict[str, Any]:
-        """More arguments of the model's class."""
+        """Return further arguments of the model's class."""
         return {}
 
     def _shapes(self) -> list[Any]:
-        """The shape of each feature, without the rows; None: as the column has it."""
+        """Return the shape of each feature, without the rows; None: that of the column."""
         return self._value(self.input_shapes) or [None] * len(self._value(self.feature_cols))
 
     def _weights(self) -> str:
-        """The column with the rows' weights; empty: there is none."""
+        """Return the column with the weights of rows; empty: there is none."""
         return ""
 
-    # ---- what all do
+    # ---- common to all frameworks
 
     def _columns(self) -> list[str]:
         weights = self._weights()
         return [*self._value(self.feature_cols), *self._value(self.label_cols), *([weights] if weights else [])]
 
     def _check(self) -> Store:
-        """Refuse what lacks before anything is written."""
+        """Raise for missing or inconsistent arguments, before anything is written; return the store."""
         who = type(self).__name__
         for name in ("model", "store"):
             if getattr(self, f"_{name}") is None:
@@ -231,7 +232,7 @@ class JobEstimator(Estimator[TrainedModel], Stage):
         return self._store
 
     def _train(self, data: str, manifest: Manifest, vectors: Sequence[str] = (), spark: Any = None) -> Any:
-        """Have the ranks train, and give the model."""
+        """Train on the ranks, and return the model."""
         store, value = self._store, self._value
         assert isinstance(store, Store)
         home = store.get_run_path(value(self.run_id) or f"{self.FRAMEWORK}-{uuid.uuid4().hex[:12]}")

@@ -13,11 +13,11 @@ from ..runner.function import run as run_here
 from .job import run
 
 VERBOSITIES = ("all", "log_callback_only")
-MARK = "[driver] "  # before what a rank has for the driver
+MARK = "[driver] "  # prefix of a rank's lines for the driver
 
 
 def log_to_driver(message: object) -> None:
-    """Show something on the driver, from a rank, however little of ranks is shown there.
+    """Show a message on the driver, from a rank, even if other output of ranks is not shown there.
 
     Parameters
     ----------
@@ -33,10 +33,10 @@ class HorovodRunner:
     Parameters
     ----------
     np : int
-        Number of ranks. Below 0: so many processes beside this one, on the driver, to try a program out; Spark has no
-        part in that. 0: as many as Spark has slots.
+        Number of ranks. Below 0: that many processes on the driver, without Spark, to try a program out. 0: as many as
+        Spark has slots.
     driver_log_verbosity : str
-        `all`: what ranks write is shown here. `log_callback_only`: only what they give to `log_to_driver`.
+        `all`: show all output of ranks here. `log_callback_only`: show only messages of `log_to_driver`.
     """
 
     def __init__(self, np: int, driver_log_verbosity: str = "log_callback_only") -> None:
@@ -53,19 +53,19 @@ class HorovodRunner:
         Parameters
         ----------
         main : callable
-            It calls `engine.init()` itself.
+            Function that calls `engine.init()` itself.
         **kwargs
             Its arguments.
 
         Returns
         -------
         object
-            What it returned on rank 0.
+            Return value of rank 0.
 
         Raises
         ------
         JobError, LaunchError, TypeError
-            As `engine.spark.run`.
+            Same as in `engine.spark.run`.
         """
         if self._np < 0:
             return run_here(main, kwargs=kwargs, num_proc=-self._np)[0]
@@ -77,7 +77,7 @@ class HorovodRunner:
 
 
 class _Told(io.StringIO):
-    """Shows the lines that are for the driver, and no others."""
+    """Stream that shows the lines for the driver, and no others."""
 
     def write(self, text: str) -> int:
         sys.stdout.write("".join(line.replace(MARK, "", 1) for line in text.splitlines(True) if f">:{MARK}" in line))

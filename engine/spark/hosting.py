@@ -1,9 +1,9 @@
-"""A task of an elastic job in Spark: it has an agent started in it when the launcher wants one, and another after that.
+"""Task of an elastic job in Spark: runs an agent when the launcher wants one, and after its end the next one.
 
-The task is an ordinary one. What becomes of ranks, and of an agent, never reaches Spark; if the task's own process or
-its executor goes, Spark runs the task again alone, and the new attempt offers itself as this one has. The agent is that
-of every elastic job (`engine.launch.elastic_agent`), a child that ends with this process; its channel to the launcher
-goes over the connection by which this task has proven itself.
+The task is an ordinary one. Spark never learns what happens to ranks and agents. If the task's own process or its
+executor goes, Spark reruns only this task, and the new attempt offers itself again. The agent is that of every elastic
+job (`engine.launch.elastic_agent`), in a child process that ends with this one. Its channel to the launcher uses the
+connection by which this task has authenticated.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ UNREACHED = "it does not reach the driver under any of its addresses"
 
 @dataclass(frozen=True)
 class Offer:
-    """What every task is told.
+    """Instructions for every task.
 
     Attributes
     ----------
     addresses : tuple of (str, int)
-        Where the driver listens.
+        Addresses on which the driver listens.
     secret : str
-        Of the lines between tasks and driver.
+        Secret of the connections between tasks and driver.
     executable : str
-        The Python of agents and ranks; empty: the executor's.
+        Python interpreter of agents and ranks; empty: the executor's.
     """
 
     addresses: tuple[tuple[str, int], ...]
@@ -48,11 +48,11 @@ class Offer:
 
 
 class UnreachableError(RuntimeError):
-    """A task does not get to the driver."""
+    """A task cannot reach the driver."""
 
 
 def host_agents(offer: Offer, batches: Iterable[Any]) -> Iterator[Any]:
-    """Serve as a host of the job until the driver is gone; the function that Spark calls in a task. Yields nothing."""
+    """Serve as a host of the job until the driver is gone. Spark calls this function in a task. Yields nothing."""
     from pyspark import TaskContext
 
     for _ in batches:
@@ -78,7 +78,7 @@ def host_agents(offer: Offer, batches: Iterable[Any]) -> Iterator[Any]:
 
 
 def _begins(connection: socket.socket) -> bool:
-    """Wait until an agent is wanted, as long as the job may last; False: the driver has gone."""
+    """Wait without a timeout until an agent is wanted; False if the driver has gone."""
     poll = select.poll()
     poll.register(connection, select.POLLIN)
     poll.poll()
@@ -89,9 +89,9 @@ def _begins(connection: socket.socket) -> bool:
 
 
 def _agent(offer: Offer, connection: socket.socket, seal: Seal) -> None:
-    """Run an agent, and relay what it and the launcher say, to its end."""
+    """Run an agent to its end, and relay its channel to the launcher."""
     environment = without_places(os.environ)
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # with what Spark has brought to executors
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # includes modules that Spark has distributed
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:
@@ -109,7 +109,10 @@ def _agent(offer: Offer, connection: socket.socket, seal: Seal) -> None:
 
 
 def _ends_with(task: int) -> Callable[[], None]:
-    """Have the agent die with this process, which Spark kills without a word; the agent's guardian ends the ranks."""
+    """Return a `preexec_fn` that makes the agent die with this process, which Spark kills without notice.
+
+    The agent's guardian then ends the ranks.
+    """
 
     def prepare() -> None:
         processes.prctl(processes.PR_SET_PDEATHSIG, signal.SIGKILL)

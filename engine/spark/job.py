@@ -35,9 +35,9 @@ from .slots import check, context_of, default_size, held_by_others
 from .task import FIRST, LAST, Orders, serve
 
 START_TIMEOUT = 600.0
-SOON = 3.0  # seconds after which tasks that have not come may wait for another job
-SETTLE = 3.0  # seconds that tasks have to tell how they ended, once Spark has given the job up
-PREFIXES = ("ENGINE_", "HOROVOD_")  # of variables that ranks get from the driver
+SOON = 3.0  # seconds after which missing tasks are checked for whether they wait for another job
+SETTLE = 3.0  # seconds that tasks have to report their end after Spark has failed the job
+PREFIXES = ("ENGINE_", "HOROVOD_")  # prefixes of variables that ranks get from the driver
 
 
 def run(
@@ -62,49 +62,48 @@ def run(
     """Call `fn(*args, **kwargs)` on every rank of a new job in a running Spark application, and wait for its end.
 
     A rank is a child process of a Spark task, and has what Spark gives to a task: its slot, its executor's environment
-    and modules. Function, arguments and results are pickled by cloudpickle. What ranks write is shown here as it comes.
+    and modules. Function, arguments and results are pickled by cloudpickle. Output of ranks is shown here as it comes.
 
     Parameters
     ----------
     fn : callable
-        It calls `engine.init()` itself.
+        Function that calls `engine.init()` itself.
     args, kwargs : sequence, mapping
         Its arguments, the same on every rank.
     num_proc : int, optional
         Number of ranks; by default as many as Spark has slots. With Spark Connect it must be given.
     start_timeout : float, optional
-        Seconds in which Spark has to start all ranks; 600 by default, or `HOROVOD_SPARK_START_TIMEOUT`.
+        Seconds in which Spark must start all ranks; 600 by default, or `HOROVOD_SPARK_START_TIMEOUT`.
     env : mapping, optional
         Variables of the ranks, over those of the executors and the engine's settings in this process's environment.
     stdout, stderr : file, optional
-        Text streams for what ranks write, each line with its rank; by default this process's.
+        Text streams for output of ranks, each line with its rank; by default this process's.
     verbose : int
-        0: show nothing but what ranks write and what went wrong.
+        0: show nothing but output of ranks and errors.
     nics : str or sequence of str, optional
-        Network interfaces by which ranks of different hosts reach each other; of several each host uses the first that
-        it has.
+        Network interfaces by which ranks of different hosts reach each other; each host uses the first one that it has.
     prefix_output_with_timestamp : bool
         Whether lines begin with the time.
     executable : str, optional
-        The Python of the ranks; that of the executors by default.
+        Python interpreter of the ranks; by default that of the executors.
     use_mpi, use_gloo, extra_mpi_args
-        Accepted; they have nothing to do here.
+        Accepted and ignored.
     spark : SparkSession, optional
-        The session to run in; by default the active one.
+        Session to run in; by default the active one.
 
     Returns
     -------
     list
-        What `fn` returned, by rank. The ranks of a host follow each other.
+        Return values of `fn`, by rank. The ranks of a host are consecutive.
 
     Raises
     ------
     JobError
-        A rank failed, its traceback comes first; or its task was killed, or the executor was lost.
+        A rank failed, and the text begins with its traceback; or its task was killed, or the executor was lost.
     LaunchError
         The job cannot start: there is no session, there are too few slots, or they do not become free in time.
     TypeError
-        As `engine.run`.
+        Same as in `engine.run`.
     """
     check_call(fn, args, kwargs)
     session = session_of(spark)
@@ -130,7 +129,7 @@ def run(
 
 
 def read_ranks(name: str, number: object) -> int:
-    """Check a number of ranks that a caller has given. A LaunchError says what it is and may be."""
+    """Validate a number of ranks from a caller. Raises LaunchError with its value and what is allowed."""
     try:
         return Whole(1, MOST_RANKS)(number)
     except ValueError as error:
@@ -138,7 +137,7 @@ def read_ranks(name: str, number: object) -> int:
 
 
 def read_start_timeout(given: float | None) -> float:
-    """The seconds in which Spark has to start the tasks: what the caller has given, the variable's, or the default."""
+    """Return the seconds in which Spark must start the tasks: the given value, the variable's, or the default."""
     if given:
         chosen = read(seconds(0.001), given, "start_timeout")
     else:
@@ -147,7 +146,7 @@ def read_start_timeout(given: float | None) -> float:
 
 
 class _Job:
-    """A job that has room in Spark.
+    """Job that has room in Spark.
 
     Parameters
     ----------
@@ -167,7 +166,7 @@ class _Job:
         self._progress = Progress(orders.size)
 
     def run(self, seconds: float) -> list[Any]:
-        """Run it, and give what its ranks returned."""
+        """Run the job, and return the results of its ranks."""
         orders, session, size = self._orders, self._session, self._orders.size
 
         def task(batches: Any) -> Any:
@@ -194,14 +193,14 @@ class _Job:
         return [_result(records, rank) for rank in range(size)]
 
     def _tell_of_waiting(self) -> None:
-        """Say whom the job waits for; all its tasks begin at once, so that none runs if none has come."""
+        """Report which jobs hold the slots, if no task has come: tasks of a barrier stage start all together."""
         if self._listener.came == 0:
-            with contextlib.suppress(Exception):  # Spark itself may have ended
+            with contextlib.suppress(Exception):  # Spark may have ended
                 if line := held_by_others(self._session, self._orders.size):
                     self._say(line)
 
     def _runs_unseen(self) -> bool:
-        """Whether Spark runs tasks of the job that cannot reach this process: those are not late."""
+        """Return whether Spark runs tasks of the job that cannot reach this process; such tasks are not late."""
         context, size = context_of(self._session), self._orders.size
         if context is None:
             return self._progress.all_began
@@ -213,7 +212,7 @@ class _Job:
         )
 
     def _failure(self, error: Exception, seconds: float, began: float) -> Exception:
-        """What the user is told when Spark has given the job up."""
+        """Return the exception for the user after Spark has failed the job."""
         self._listener.settle(SETTLE)
         if isinstance(error, Late):
             return LaunchError(
@@ -235,7 +234,7 @@ class _Job:
         return JobError(f"Spark has ended the job: {reason(error)}")
 
     def _verdict(self, records: Mapping[int, Record], began: float) -> JobError:
-        """Find the rank that failed first, as `enginerun` does, and tell of it."""
+        """Return an error that names the rank that failed first, determined as in `enginerun`."""
         now = time.time()
         cut = {rank: End(rank, -9, now, by_launcher=True) for rank in range(self._orders.size) if rank not in records}
         ends = [cut[rank] if rank in cut else records[rank].end for rank in range(self._orders.size)]
@@ -258,12 +257,12 @@ class _Job:
 
 
 def session_of(spark: Any = None) -> Any:
-    """The session to run in.
+    """Return the session to run in: the given one, or else the active one.
 
     Raises
     ------
     LaunchError
-        None is active, or pyspark is not there.
+        No session is active, or pyspark is not installed.
     """
     if spark is not None:
         return spark
@@ -273,7 +272,7 @@ def session_of(spark: Any = None) -> Any:
     except ModuleNotFoundError as error:
         raise LaunchError("engine.spark needs pyspark 4: pip install '.[spark]' in the source tree") from error
     try:
-        return SparkSession.active()  # else the application's: a thread that did not make it has no active one
+        return SparkSession.active()  # of this thread, or else the default session of the application
     except PySparkRuntimeError as error:
         raise LaunchError(
             "there is no active Spark session: make one by SparkSession.builder.getOrCreate(), or give spark="
@@ -281,7 +280,7 @@ def session_of(spark: Any = None) -> Any:
 
 
 def reason(error: Exception) -> str:
-    """The line of Spark's exception that says why it has ended a job, without the stack."""
+    """Return the line of Spark's exception that says why it has ended a job, without the stack."""
     text = readable.exception_text(error)
     found = re.search(r"Job aborted due to stage failure: ([^\n]*)|([^\n]*(?:ExecutorLost|cancelled)[^\n]*)", text)
     if found:
@@ -302,7 +301,7 @@ def dumps(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     Raises
     ------
     TypeError
-        It cannot be.
+        It cannot be pickled.
     """
     from pyspark import cloudpickle
 
@@ -315,7 +314,7 @@ def dumps(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 
 
 def settings_of(env: Mapping[str, str] | None, nics: str | Sequence[str] | None) -> dict[str, str]:
-    """The variables of the ranks, beside those that the executors have."""
+    """Return the variables of the ranks, in addition to those of the executors."""
     here = {name: value for name, value in without_places(os.environ).items() if name.startswith(PREFIXES)}
     place = re.compile(
         r"ENGINE_(RANK|SIZE|LOCAL_RANK|LOCAL_SIZE|JOB|SECRET|OUTPUT_DIR)$|HOROVOD_(LOCAL_|CROSS_)?(RANK|SIZE)$"
@@ -327,16 +326,16 @@ def settings_of(env: Mapping[str, str] | None, nics: str | Sequence[str] | None)
 
 
 def elsewhere(session: Any) -> bool:
-    """Whether executors may be on other hosts than this process."""
+    """Return whether executors may be on other hosts than this process."""
     context = context_of(session)
     return context is None or re.match(r"local($|\[|-cluster\[)", str(context.master)) is None
 
 
 def listening_address(session: Any) -> str | None:
-    """The address on which this process listens for its tasks; None: all addresses of this host.
+    """Return the address on which this process listens for its tasks; None: all addresses of this host.
 
-    It is that of `spark.driver.bindAddress`, where the user has chosen one for Spark's own ports, and the loopback
-    where Spark is local.
+    It is that of `spark.driver.bindAddress`, if the user has chosen one for Spark's own ports, and the loopback address
+    if Spark is local.
     """
     if not elsewhere(session):
         return "127.0.0.1"
@@ -350,13 +349,13 @@ def listening_address(session: Any) -> str | None:
 
 
 def own_addresses(session: Any, bound: str | None) -> list[str]:
-    """The addresses of this process's host: first that by which Spark's executors reach it.
+    """Return the addresses of this process's host, first the one by which Spark's executors reach it.
 
     Parameters
     ----------
     session : SparkSession
     bound : str or None
-        As of `listening_address`: the only one on which this process listens.
+        Result of `listening_address`: the only address on which this process listens, or None.
     """
     if not elsewhere(session):
         return ["127.0.0.1"]

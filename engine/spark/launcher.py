@@ -1,4 +1,4 @@
-"""The launcher of an elastic job in Spark, a process beside the caller: CALLER DIRECTORY options -- command."""
+"""Launcher of an elastic job in Spark, in a process beside the caller: CALLER DIRECTORY options -- command."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from .offers import SETTINGS
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the job, and write down how it ended.
+    """Run the job, and write its outcome to the directory.
 
     Parameters
     ----------
     arguments : sequence of str
-        The caller's pid, the directory of the call, and what `enginerun` takes.
+        The caller's pid, the directory of the call, and arguments of `enginerun`.
     """
     home = Path(arguments[1])
     settings = json.loads((home / SETTINGS).read_text())
-    os.environ.clear()  # ranks have their executors' environment, over which agents lay what this process has
+    os.environ.clear()  # agents lay this process's variables over the environment of the executors
     os.environ.update(settings)
     launch(int(arguments[0]), home, lambda: parse(arguments[2:]))
 

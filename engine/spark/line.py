@@ -1,9 +1,8 @@
-"""The line between a task and the driver: who may speak on it, and how a task finds the driver.
+"""Authenticated connection between a task and the driver, and how a task finds the driver.
 
-Both sides prove that they know the job's secret, which Spark has brought to the tasks, before anything else is said:
-whoever else can reach the driver's port is turned away, and nobody can pretend to be the driver. Until then a message
-has `UNPROVEN` bytes at most; from then on each is sealed. What is said is not encrypted. Messages are those of
-`engine.launch.channel`.
+Both sides first prove that they know the job's secret, which Spark has brought to the tasks. So strangers that reach
+the driver's port are turned away, and nobody can pose as the driver. Until then a message has at most `UNPROVEN` bytes;
+from then on each is sealed. Messages are not encrypted. Their format is that of `engine.launch.channel`.
 """
 
 from __future__ import annotations
@@ -25,79 +24,79 @@ from ..launch.channel import LIMIT, Channel, ChannelError, Message, Seal
 
 SEARCH = 4.0  # seconds that a task looks for the driver
 TRY = 1.5  # seconds for one of its addresses
-ROUNDS = 4  # tries of an address that ends the connection, as it does where strangers crowd
-PAUSE = 0.05  # seconds before the next
-BEGIN = b"\n"  # what tells a task that offers itself as a host that its agent is wanted
-HEAD = 64 << 10  # bytes of the head of a message from somebody who has proven itself
-SILENCE = 20  # seconds after which a connection whose other side does not answer has ended
+ROUNDS = 4  # tries of an address that closes the connection, as the driver does if too many strangers connect
+PAUSE = 0.05  # seconds before the next try
+BEGIN = b"\n"  # tells a task that has offered itself as a host to start its agent
+HEAD = 64 << 10  # largest head of a message from an authenticated peer, in bytes
+SILENCE = 20  # seconds after which a connection to a peer that does not answer is closed
 
 
 def proof(secret: str, role: str, *said: str) -> str:
-    """Return what only somebody who knows the secret can answer.
+    """Return the proof that only a process with the secret can compute.
 
     Parameters
     ----------
     secret : str
     role : str
-        Who answers: an answer of one side is none of the other.
+        Role of the side that answers, so that an answer of one side cannot be reused for the other.
     *said : str
-        The other side's nonce first; then what else the proof holds for.
+        The other side's nonce first; then further values that the proof covers.
 
     Returns
     -------
     str
-        In hex.
+        Hexadecimal digest.
     """
     return hmac.new(secret.encode(), "\0".join((role, *said)).encode(), sha256).hexdigest()
 
 
 def proven(expected: str, answer: object) -> bool:
-    """Whether an answer is the `proof` that was expected."""
+    """Return whether an answer is the `proof` that was expected."""
     return isinstance(answer, str) and hmac.compare_digest(expected.encode(), answer.encode(errors="replace"))
 
 
 def channel_over(connection: socket.socket) -> Channel:
-    """The channel over a connection, which it owns from now on. The other side has proven nothing yet."""
+    """Return a channel over a connection, which it owns from now on. The peer is not authenticated yet."""
     keep_watch(connection, SILENCE)
-    writing = os.dup(connection.fileno())  # before anything is taken over: there may be no descriptor for it
+    writing = os.dup(connection.fileno())  # before the connection is taken over, as it may fail for lack of descriptors
     channel = Channel(connection.detach(), writing)
     channel.restrict(UNPROVEN, UNPROVEN)
     return channel
 
 
 def session_key(secret: str, nonces: tuple[str, str]) -> bytes:
-    """The key of one connection's messages, by the driver's nonce and the task's."""
+    """Return the key of one connection's messages, from the driver's nonce and the task's."""
     return hmac.digest(secret.encode(), "\0".join(("session", *nonces)).encode(), "sha256")
 
 
 def trust(channel: Channel, seal: Seal) -> None:
-    """Both sides have proven themselves: messages may be long from now on, and are sealed."""
+    """Allow long messages, and seal them from now on: both sides are authenticated."""
     channel.restrict(LIMIT, HEAD)
     channel.seal(seal)
 
 
 def reach_driver(addresses: Sequence[tuple[str, int]], secret: str, task: int) -> Channel | None:
-    """Look for the driver under several addresses.
+    """Look for the driver at several addresses.
 
     Parameters
     ----------
     addresses : sequence of (str, int)
-        In the order in which they are tried.
+        Addresses in the order in which they are tried.
     secret : str
     task : int
-        Who asks.
+        Number of the calling task.
 
     Returns
     -------
     Channel or None
-        None: none of them is the driver's, or nothing gets there.
+        None: none of the addresses is the driver's, or none can be reached.
     """
     patience = Patience(SEARCH)
     left = [*addresses]
     for _ in range(ROUNDS):
         again = []
         for number, address in enumerate(left):
-            share = patience.left() / (len(left) - number)  # so that strangers who say nothing leave time for the last
+            share = patience.left() / (len(left) - number)  # a silent stranger must leave time for later addresses
             if not share:
                 return None
             channel, displaced = _reach(address, secret, task, Patience(min(TRY, share)))
@@ -109,7 +108,7 @@ def reach_driver(addresses: Sequence[tuple[str, int]], secret: str, task: int) -
 
 
 def _reach(address: tuple[str, int], secret: str, task: int, patience: Patience) -> tuple[Channel | None, bool]:
-    """Try one address. The channel, and whether the other side has ended it: as it does if strangers crowd there."""
+    """Try one address; return the channel, and whether the peer has closed it for lack of room."""
     try:
         connection = socket.create_connection(address, max(0.1, patience.left()))
     except OSError:
@@ -125,7 +124,7 @@ def _reach(address: tuple[str, int], secret: str, task: int, patience: Patience)
 
 
 def _agreed(channel: Channel, secret: str, task: int, patience: Patience) -> bool:
-    """Prove who we are, and have the driver prove who it is."""
+    """Authenticate both sides as the task; return whether that succeeded."""
     nonce = secrets.token_hex(16)
     challenge = next_message(channel, patience)
     if challenge is None or challenge.kind != "challenge":
@@ -145,7 +144,7 @@ def _agreed(channel: Channel, secret: str, task: int, patience: Patience) -> boo
 
 
 def proven_task(secret: str, nonce: str, message: Message) -> int | None:
-    """Return which task has answered a challenge with this nonce; None: whoever it is does not know the secret."""
+    """Return the number of the task that has answered the challenge with this nonce; None if the proof is wrong."""
     task, theirs = message.head.get("task"), message.head.get("nonce")
     if message.kind != "proof" or type(task) is not int or not isinstance(theirs, str) or len(theirs) != len(nonce):
         return None
@@ -154,28 +153,28 @@ def proven_task(secret: str, nonce: str, message: Message) -> int | None:
 
 
 def welcome(channel: Channel, secret: str, nonce: str, message: Message) -> None:
-    """Prove to a task that has proven itself by this message that this is its driver; from now on all is sealed."""
+    """Prove to an authenticated task that this is its driver; from now on messages are sealed."""
     theirs = str(message.head["nonce"])
     channel.send("welcome", proof=proof(secret, "driver", theirs, nonce))
     trust(channel, Seal(session_key(secret, (nonce, theirs)), "driver", "task"))
 
 
 def admitted(connection: socket.socket, secret: str, patience: Patience) -> tuple[Channel | None, int]:
-    """Challenge whoever has connected: the other end of `reach_driver`.
+    """Challenge the peer that has connected: the driver's side of `reach_driver`.
 
     Parameters
     ----------
     connection : socket.socket
-        Stays the caller's.
+        Remains the caller's.
     secret : str
     patience : Patience
 
     Returns
     -------
     Channel or None
-        Over copies of the connection's descriptor; None: it is not a task, or does not say so in time.
+        Channel over copies of the connection's descriptor; None: the peer is no task, or does not answer in time.
     int
-        The task.
+        Number of the task, or -1.
     """
     channel, nonce = channel_over(connection.dup()), secrets.token_hex(16)
     with contextlib.suppress(ChannelError, OSError):
@@ -190,7 +189,7 @@ def admitted(connection: socket.socket, secret: str, patience: Patience) -> tupl
 
 
 def next_message(channel: Channel, patience: Patience) -> Message | None:
-    """The next message; None if none comes in time, or something else. The other side sends one at a time."""
+    """Return the next message; None if none comes in time, or an invalid one. The peer sends one at a time."""
     poll = select.poll()
     while not channel.ended and patience.left():
         poll.register(channel.reading, select.POLLIN)

@@ -1,7 +1,7 @@
-"""The driver's end of the lines to its tasks: shows what ranks write, and learns first how each ended.
+"""Driver's end of the connections to its tasks: shows output of ranks, and is the first to learn how each ended.
 
-A thread of its own, since the one that asked for the job waits in Spark's call. It shows whole lines on the streams
-that it is given, which in a notebook are no descriptors.
+It has a thread of its own, since the caller's thread blocks in Spark's call. It writes whole lines to the given
+streams, which have no descriptors in a notebook.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from ..launch.verdict import End, describe
 from .line import channel_over, proven_task, welcome
 from .record import Record
 
-LOOK = 0.25  # seconds from one look at the deadline to the next
-UNPROVEN = 64  # connections that may be unproven at once, beyond one per task; of more, one gives way
-PROVING = 5.0  # seconds that a connection has to prove itself
-PAUSE = 0.02  # seconds until the next try where there are no descriptors for a connection
+LOOK = 0.25  # seconds between two checks of the deadline
+UNPROVEN = 64  # most unauthenticated connections, beyond one per task; if there are more, one is closed
+PROVING = 5.0  # seconds that a connection has to authenticate
+PAUSE = 0.02  # seconds until the next try if there are no descriptors for a connection
 
 
 @dataclass(eq=False)
 class _Caller:
-    """A connection; a task once it has proven that it knows the secret."""
+    """Connection of a peer, which is a task once it has proven that it knows the secret."""
 
     channel: Channel
     nonce: str
@@ -47,7 +47,7 @@ class _Caller:
 
 
 class Listener:
-    """Listens to the tasks of one job. A context manager: its thread runs inside.
+    """Server for the tasks of one job. A context manager: its thread runs inside.
 
     Parameters
     ----------
@@ -55,9 +55,9 @@ class Listener:
         Number of tasks.
     secret : str
     host : str or None
-        The address on which to listen; None: all.
+        Address on which to listen; None: all.
     streams : tuple of TextIO
-        Where ranks' stdout and stderr are shown.
+        Streams for stdout and stderr of ranks.
     timestamps : bool
         Whether lines begin with the time.
 
@@ -65,9 +65,9 @@ class Listener:
     ----------
     port : int
     records : dict of int to Record
-        How ranks ended, by rank, as far as their tasks have told.
+        Ends of ranks, by rank, as far as their tasks have reported them.
     lost : dict of int to Record
-        Ranks whose tasks went away without a word, by rank.
+        Ends of ranks whose tasks went away without a report, by rank.
     """
 
     def __init__(
@@ -106,15 +106,15 @@ class Listener:
 
     @property
     def came(self) -> int:
-        """How many tasks have come."""
+        """Number of tasks that have connected so far."""
         return len(self._tasks)
 
     def expect(self, seconds: float, late: Callable[[], None]) -> None:
-        """Have `late` called once, in the thread, if not all tasks have come within so many seconds."""
+        """Have `late` called once, in the thread, unless all tasks connect within `seconds`."""
         self._on_late = (Patience(seconds), late)
 
     def settle(self, seconds: float) -> None:
-        """Wait, no longer than so many seconds, until each task that has come has told its end or gone."""
+        """Wait at most `seconds` until each task that has come has reported its end or gone."""
         patience = Patience(seconds)
         while patience.left() and any(caller.rank is not None for caller in self._callers):
             self._closing.wait(min(0.01, patience.wait()))
@@ -127,7 +127,7 @@ class Listener:
                 if key.data is None:
                     self._accept()
                 elif key.data not in self._callers:
-                    continue  # it has given way a moment ago
+                    continue  # it has just been closed to make room
                 elif events & selectors.EVENT_WRITE:
                     key.data.channel.out.pump()
                 else:
@@ -152,7 +152,7 @@ class Listener:
         except OSError as error:
             if error.errno in NO_DESCRIPTORS:  # the listener stays readable until there are some
                 self._closing.wait(PAUSE)
-            return  # else it has gone again
+            return  # otherwise the peer has gone
         caller = _Caller(channel, secrets.token_hex(16), Patience(PROVING))
         displaced = self._strangers.add(caller, network.address_of(name).host)
         if displaced is not None:
@@ -162,7 +162,7 @@ class Listener:
         channel.send("challenge", nonce=caller.nonce)
 
     def _give_way(self) -> bool:
-        """End the stranger that gives way next; False if there is none."""
+        """Close the next unauthenticated connection in turn; False if there is none."""
         displaced = self._strangers.displace()
         if displaced is not None:
             self._end_connection(displaced)
@@ -173,7 +173,7 @@ class Listener:
         self._part(caller)
 
     def _await_room(self, caller: _Caller) -> None:
-        """Have the selector wait for room, if something is left to write; orders are short, so it seldom is."""
+        """Poll a connection for writing only while output is pending, which is rare since orders are short."""
         descriptor, known = caller.channel.out.descriptor, self._selector.get_map()
         if caller.channel.out.waiting and descriptor not in known:
             self._selector.register(descriptor, selectors.EVENT_WRITE, caller)
@@ -186,7 +186,7 @@ class Listener:
             for message in caller.channel.receive():
                 self._act(caller, message)
             ended = caller.channel.ended
-        except Exception:  # whatever somebody sends that does not speak as a task does, this thread goes on
+        except Exception:  # this thread survives whatever a peer sends that is no task
             ended = True
         if ended:
             self._selector.unregister(descriptor)
@@ -216,7 +216,7 @@ class Listener:
             raise ChannelError(f"a task sends {message.kind!r}, which this driver does not know")
 
     def _admit(self, caller: _Caller, message: Message) -> None:
-        """Let a task in that proves that it is one."""
+        """Authenticate a task, and admit it."""
         task = proven_task(self._secret, caller.nonce, message)
         if task is None or not 0 <= task < self._size:
             raise ChannelError("it does not know the job's secret")
@@ -232,7 +232,7 @@ class Listener:
         return rank
 
     def _part(self, caller: _Caller) -> None:
-        """A connection has ended: a task that has not told its end before is lost."""
+        """Handle the end of a connection: a task that has not reported its end is lost."""
         if caller.channel.out.descriptor in self._selector.get_map():
             self._selector.unregister(caller.channel.out.descriptor)
         caller.channel.close()
@@ -246,17 +246,17 @@ class Listener:
             self._end(f"after the task of rank {caller.rank} was lost")
 
     def _end(self, why: str) -> None:
-        """Have all other tasks end their ranks, once."""
+        """Order all other tasks to end their ranks, once."""
         if not self._why:
             self._why = why
             for caller in self._callers:
                 if caller.rank is not None:
                     caller.channel.send("end", why=why)
 
-    # ---- what is shown
+    # ---- output
 
     def say(self, line: str) -> None:
-        """Show a line of the engine's own."""
+        """Show a line of the engine itself."""
         self._write("stderr", f"enginerun: {line}\n")
 
     def _show(self, caller: _Caller, name: str, data: bytes) -> None:
@@ -277,6 +277,6 @@ class Listener:
 
     def _write(self, name: str, text: str) -> None:
         stream = self._streams["stdout" if name == "stdout" else "stderr"]
-        with contextlib.suppress(Exception):  # the stream is the user's: no fault of it is one of the job
+        with contextlib.suppress(Exception):  # an error of the user's stream does not affect the job
             stream.write(text)
             stream.flush()

@@ -1,7 +1,7 @@
-"""The manifest of a data set: which files count, how many rows each row group has, and what each column is.
+"""Manifest of a data set: its valid files, the number of rows of each row group, and the type of each column.
 
-It is what the tasks that wrote the files have given back. A file that it does not name does not count: one that a task
-wrote which was then repeated, or which was run twice.
+It is made of the results of the tasks that wrote the files. Files that it does not name are ignored: they come from
+tasks that were retried or run twice.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ TRAIN, VALIDATION = "train", "validation"
 
 
 class DataError(ValueError):
-    """Rows that cannot be trained on. The text names the column, and says how to mend it."""
+    """Rows cannot be trained on. The text names the column, and says what to do."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A Parquet file.
+    """Parquet file of a data set.
 
     Attributes
     ----------
     name : str
-        Below the directory of the data set.
+        Path below the directory of the data set.
     split : str
         `TRAIN` or `VALIDATION`.
     groups : tuple of int
-        Rows of each row group.
+        Number of rows of each row group.
     lengths : mapping of str to int
-        By column, how long each of its lists is; 0 for numbers.
+        Length of the lists of each column; 0 for numbers.
     """
 
     name: str
@@ -43,24 +43,24 @@ class Part:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A data set.
+    """Description of a data set.
 
     Attributes
     ----------
     parts : tuple of Part
     lengths : mapping of str to int
-        By column; 0: a number a row.
+        Length of the lists of each column; 0 for numbers.
     """
 
     parts: tuple[Part, ...]
     lengths: Mapping[str, int]
 
     def rows(self, split: str = TRAIN) -> int:
-        """How many rows a split has."""
+        """Return the number of rows of a split."""
         return sum(sum(part.groups) for part in self.parts if part.split == split)
 
     def groups(self, split: str = TRAIN) -> list[tuple[str, int, int]]:
-        """The row groups of a split that have rows: file, number in it, rows."""
+        """Return the non-empty row groups of a split: file, number in the file, number of rows."""
         return [
             (part.name, number, rows)
             for part in self.parts
@@ -70,24 +70,24 @@ class Manifest:
         ]
 
     def text(self) -> str:
-        """The manifest as JSON, which `read` reads."""
+        """Return the manifest as JSON, for `read`."""
         return json.dumps({"parts": [asdict(part) for part in self.parts], "lengths": dict(self.lengths)})
 
     @classmethod
     def read(cls, text: str | bytes) -> Manifest:
-        """The manifest that `text` has written."""
+        """Parse a manifest that `text` has written."""
         found = json.loads(text)
         parts = [Part(**part | {"groups": tuple(part["groups"])}) for part in found["parts"]]
         return cls(tuple(parts), found["lengths"])
 
     @classmethod
     def of(cls, parts: Iterable[Part]) -> Manifest:
-        """Put together what the tasks have written.
+        """Combine the files that tasks have written.
 
         Raises
         ------
         DataError
-            There is no row; or a column's lists are longer in one file than in another.
+            There is no row, or a column's lists have different lengths in two files.
         """
         ordered = tuple(sorted(parts, key=lambda part: part.name))
         if not any(part.groups for part in ordered):
@@ -100,7 +100,7 @@ class Manifest:
 
 
 def check_length(column: str, expected: int, found: int) -> None:
-    """Refuse lists of several lengths.
+    """Refuse lists of different lengths.
 
     Raises
     ------
@@ -114,21 +114,21 @@ def check_length(column: str, expected: int, found: int) -> None:
 
 
 def of_parquet(fs: Any, path: str, columns: Sequence[str], split: str = TRAIN) -> Manifest:
-    """The manifest of Parquet files that something else has written.
+    """Create the manifest of Parquet files that another program has written.
 
     Parameters
     ----------
     fs : fsspec.AbstractFileSystem
     path : str
-        A directory of it; files whose names begin with `.` or `_` do not count.
+        Directory of the file system. Files and directories whose names begin with `.` or `_` are ignored.
     columns : sequence of str
     split : str
 
     Raises
     ------
     DataError
-        There are no files, a column is missing, or it has something else than numbers and lists of numbers, or integers
-        in one file and fractions in another.
+        There are no files with rows; a column is missing or has other values than numbers and lists of numbers; or it
+        has integers in one file and fractions in another.
     """
     import pyarrow.parquet as pq
 

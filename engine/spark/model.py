@@ -1,4 +1,4 @@
-"""A trained model as a stage of a pipeline that adds its outputs to a DataFrame; what the frameworks have in common."""
+"""Base class of trained models: a stage of a pipeline that adds a model's outputs to a DataFrame."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from .store import Store
 from .training import dump, load, shaped
 
 Compute = Callable[[Any, list[Any]], list[Any]]
-"""Of a model and the arrays of its features: an array for each output, [rows, ...]."""
+"""Takes a model and the arrays of its features, and returns an array for each output, [rows, ...]."""
 
 
 class TrainedModel(Model, Stage):
-    """Computes a model's outputs, on the executors.
+    """Stage that computes a model's outputs on the executors.
 
     Parameters
     ----------
     model
-        Of the class's framework.
+        Model of the class's framework.
     store : Store
-        Where executors find the model.
+        Store in which executors find the model.
     run_id : str
-        Of the run that has made it.
+        Name of the run that has made the model.
     history : list of dict
-        By epoch: losses and metrics; those that begin with `val_` are of the rows that validated.
+        Losses and metrics of each epoch; names that begin with `val_` are those of the validation rows.
     feature_cols, label_cols : list of str
     input_shapes : list of list of int, or None
-        Of each feature, without the rows; None: as the column has it.
+        Shape of each feature, without the rows; None: that of the column.
     feature_lengths : list of int
-        Of each feature's lists; 0: numbers.
+        Length of each feature's lists; 0: numbers.
     vector_cols : list of str
         Labels whose outputs become vectors.
     output_cols : list of str, optional
-        Names of the outputs; a label's and `__output` by default.
+        Names of the outputs; by default the label's name followed by `__output`.
     batch_size : int
-        The most rows that are computed at once.
+        Maximum number of rows that are computed at once.
     """
 
     OBJECT_NAMES: tuple[str, ...] = ("model", "store", "history")
@@ -78,24 +78,24 @@ class TrainedModel(Model, Stage):
 
     @staticmethod
     def compute(model: Any, arrays: list[Any]) -> list[Any]:
-        """As `Compute`, with whatever the model does in training switched off."""
+        """Compute the outputs in the form of `Compute`, in the model's inference mode."""
         raise NotImplementedError
 
     def getModel(self) -> Any:
-        """The model itself."""
+        """Return the model itself."""
         return self._model
 
     def getHistory(self) -> Any:
-        """Losses and metrics, averaged over all ranks, in the form that Horovod has for the framework."""
+        """Return losses and metrics, averaged over all ranks, in Horovod's form for the framework."""
         raise NotImplementedError
 
     def setOutputCols(self, names: Sequence[str]) -> TrainedModel:
-        """Name the outputs."""
+        """Set the names of the outputs."""
         self._fill({"output_cols": list(names)})
         return self
 
     def _transform(self, dataset: Any) -> Any:
-        """Add the outputs: numbers, or lists of numbers; vectors, where the label was one."""
+        """Add the outputs to a DataFrame: numbers, lists of numbers, or vectors where the label was one."""
         from pyspark.ml.functions import array_to_vector, predict_batch_udf
         from pyspark.sql import types
 
@@ -130,7 +130,7 @@ class TrainedModel(Model, Stage):
         return found.drop(temporary)
 
     def _widths(self, kinds: Sequence[Any]) -> list[int]:
-        """How many values each output has a row; 0 for a number."""
+        """Return the number of values of each output in a row; 0 for a number."""
         features, shapes = self._value(self.feature_cols), self._value(self.input_shapes)
         lengths = self._value(self.feature_lengths)
         batch = {
@@ -146,13 +146,13 @@ class TrainedModel(Model, Stage):
         ]
 
     def publish(self) -> str:
-        """Lay the model where executors find it, if it is not there yet.
+        """Write the model where executors find it, unless it is there already.
 
         Returns
         -------
         str
-            Where, below the store. The name is this model's alone: after its run was removed, another of that name has
-            another model.
+            Path below the store. It is unique to this model: a later run of the same name, after this run was removed,
+            has another path.
         """
         path = f"{self._store.get_run_path(self._value(self.run_id))}/{self.uid}.pkl"
         if not self._store.exists(path):
@@ -160,7 +160,7 @@ class TrainedModel(Model, Stage):
         return path
 
     def _kept(self) -> Any:
-        """What is pickled of the model, for executors that compute with it."""
+        """Return the object that is pickled for executors that compute with the model."""
         return self._model
 
 
@@ -173,7 +173,7 @@ def _predictor(
     names: Sequence[str],
     widths: Sequence[int],
 ) -> Any:
-    """Load the model in an executor's Python process, and give the function that computes a batch."""
+    """Load the model in an executor's Python process, and return the function that computes a batch."""
     model = load(store, path)
 
     def predict(*inputs: Any) -> dict[str, Any]:
@@ -187,7 +187,7 @@ def _predictor(
             for name, output, width in zip(names, outputs, widths, strict=True)
         }
 
-    # Spark counts the parameters, and puts all columns into one array where there is one.
+    # Spark counts the parameters; if there is only one, it passes all columns as one array.
     kind = inspect.Parameter.POSITIONAL_ONLY
     columns = [inspect.Parameter(f"column{number}", kind) for number in range(len(features))]
     predict.__signature__ = inspect.Signature(columns)  # type: ignore[attr-defined]

@@ -1,9 +1,9 @@
-"""The driver's end of the tasks of an elastic job: who offers itself as a host, and what the launcher gets of that.
+"""Driver's end of the tasks of an elastic job: admits tasks as hosts, and hands their connections to the launcher.
 
-The launcher, a process of its own, learns of hosts by a file, and gets their connections over a Unix socket, both in a
-directory that only this user can enter. Of the attempts of a task one is a host at a time, the first that came; others
-(Spark speculates, or has run the task again) wait until its connection has ended. Each is a host of another name:
-nothing is taken for its predecessor.
+The launcher, a process of its own, learns of hosts from a file. It gets their connections over a Unix socket. Both are
+in a directory that only this user can enter. Of the attempts of a task, the first that came is a host; others wait
+until its connection has ended. There are others if Spark speculates or has run the task again. Each attempt is a host
+of another name, so that none is mistaken for its predecessor.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from ..launch.channel import ChannelError
 from .carrier import RELAY
 from .line import BEGIN, admitted, next_message
 
-HOSTS, SOCKET, SETTINGS = "hosts", "agents", "settings.json"  # in the directory
-PROVING = 5.0  # seconds that a connection has to prove itself, and to offer itself after that
-MOST = 64  # connections that may be unproven at once, beyond two per task; of more, one gives way
+HOSTS, SOCKET, SETTINGS = "hosts", "agents", "settings.json"  # files in the directory
+PROVING = 5.0  # seconds that a connection has to authenticate, and again to offer itself as a host
+MOST = 64  # most unauthenticated connections, beyond two per task; if there are more, one is closed
 LONGEST_NAME = 1 << 10  # characters
 LOOK = 0.25
-PAUSE = 0.02  # seconds until the next try where there are no descriptors for a connection
+PAUSE = 0.02  # seconds until the next try if there are no descriptors for a connection
 GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 
 
 @dataclass
 class _Task:
-    """A connection that has proven itself."""
+    """Authenticated connection of a task."""
 
     number: int
     attempt: int
@@ -47,17 +47,17 @@ class _Task:
 
 
 class Offers:
-    """Listens to the tasks of one job. A context manager: its threads run inside.
+    """Server for the tasks of one job. A context manager: its threads run inside.
 
     Parameters
     ----------
     tasks : int
-        How many there are.
+        Number of tasks.
     secret : str
     host : str or None
-        The address on which to listen; None: all.
+        Address on which to listen; None: all.
     directory : Path
-        For the launcher; it exists, and is this user's alone.
+        Directory for the launcher; it exists, and only this user can enter it.
 
     Attributes
     ----------
@@ -75,7 +75,7 @@ class Offers:
         self._inner.listen(64)
         self._changed = threading.Condition()
         self._hosts: dict[int, _Task] = {}  # by task
-        self._numbers: dict[int, int] = {}  # how many hosts a task has been
+        self._numbers: dict[int, int] = {}  # number of hosts that each task has been
         self._strangers: Strangers[socket.socket] = Strangers(MOST + 2 * tasks)
         self._ended = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -87,7 +87,7 @@ class Offers:
         return self
 
     def close(self) -> None:
-        """Let all tasks go, and let nobody in any more."""
+        """Let all tasks go, and admit no more."""
         self._ended.set()
         with self._changed:
             self._changed.notify_all()
@@ -103,7 +103,7 @@ class Offers:
 
     @property
     def came(self) -> int:
-        """How many tasks are hosts now."""
+        """Number of tasks that are hosts now."""
         with self._changed:
             return len(self._hosts)
 
@@ -120,13 +120,13 @@ class Offers:
             if poll.poll(1000 * LOOK):
                 try:
                     connection, _ = accept(listener, self._give_way)
-                except OSError:  # it has gone again; or there are no descriptors, and the listener stays readable
+                except OSError:  # the peer has gone, or there are no descriptors and the listener stays readable
                     self._ended.wait(PAUSE)
                 else:
                     self._start(serve, connection)
 
     def _give_way(self) -> bool:
-        """End the stranger that gives way next, and wait until its thread has closed it; False if there is none."""
+        """Close the next unauthenticated connection in turn, and wait until its thread has; False if there is none."""
         with self._changed:
             displaced = self._strangers.displace()
         if displaced is None:
@@ -140,7 +140,7 @@ class Offers:
     # ---- tasks
 
     def _serve_task(self, connection: socket.socket) -> None:
-        """Admit whoever is a task, and have it be a host until its connection ends."""
+        """Admit a task, and let it be a host until its connection ends."""
         with connection:
             task = self._prove(connection)
             if task is not None and self._take_turn(task):
@@ -153,7 +153,7 @@ class Offers:
                         self._changed.notify_all()
 
     def _prove(self, connection: socket.socket) -> _Task | None:
-        """The task; None: it is none, or has gone again."""
+        """Authenticate a connection; return its task, or None if it is no task or has gone."""
         try:
             address = network.address_of(connection.getpeername()).host
             with self._changed:
@@ -179,7 +179,7 @@ class Offers:
                 self._strangers.remove(connection)
 
     def _take_turn(self, task: _Task) -> bool:
-        """Wait until no other attempt of the task is a host; False: the job is over, or the connection has ended."""
+        """Wait until no other attempt of the task is a host; False if the job is over, or the connection has ended."""
         with self._changed:
             while task.number in self._hosts:
                 if self._ended.is_set() or _gone(task.connection, 0):
@@ -194,24 +194,24 @@ class Offers:
             return True
 
     def _watch(self, task: _Task) -> None:
-        """Return when the connection has ended, or the launcher has let go of it, or the job is over."""
+        """Wait until the connection has ended, the launcher has released it, or the job is over; then shut it down."""
         while not self._ended.is_set() and not _gone(task.connection, LOOK):
             if task.carrier is not None and _gone(task.carrier, 0):
                 break
         with contextlib.suppress(OSError):
-            task.connection.shutdown(socket.SHUT_RDWR)  # also for the carrier, which has a copy
+            task.connection.shutdown(socket.SHUT_RDWR)  # also ends the carrier's copy
         if task.carrier is not None:
             task.carrier.close()
 
     def _publish(self) -> None:
-        """Write the hosts down, in the order in which they came."""
+        """Write the hosts to the file, in the order in which they came."""
         lines = "".join(f"[{task.name}]:1\n" for task in self._hosts.values())
         private_files.replace(self._directory / HOSTS, lines.encode())
 
     # ---- carriers
 
     def _serve_carrier(self, connection: socket.socket) -> None:
-        """Give a carrier the connection of the host that it asks for, once."""
+        """Pass a carrier the connection of the host that it asks for, once."""
         connection.settimeout(PROVING)
         with contextlib.suppress(OSError):
             name = connection.makefile("r").readline(LONGEST_NAME).strip()
@@ -227,13 +227,13 @@ class Offers:
 
 
 def _shut(connection: socket.socket) -> None:
-    """End a connection that a thread waits for; the thread then closes it."""
-    with contextlib.suppress(OSError):  # it has gone itself
+    """Shut down a connection that a thread waits for; the thread then closes it."""
+    with contextlib.suppress(OSError):  # the peer has gone already
         connection.shutdown(socket.SHUT_RDWR)
 
 
 def _gone(connection: socket.socket, seconds: float) -> bool:
-    """Whether the other side of a connection has ended, or does within so many seconds; nothing is read."""
+    """Return whether the peer has closed a connection, or does within `seconds`; nothing is read."""
     poll = select.poll()
     poll.register(connection, GONE)
     return bool(poll.poll(1000 * seconds))

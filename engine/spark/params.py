@@ -1,4 +1,4 @@
-"""What estimators and their models have in common: parameters in JSON, and what is no JSON in a pickle beside them."""
+"""Base class of estimators and their models: parameters are saved as JSON, and other objects as a pickle."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable
 from .. import __version__, readable
 from ..launch.errors import LaunchError
 
-OBJECTS = "objects"  # the directory of the pickle
-PIECE = 32 << 20  # bytes of it in a row
+OBJECTS = "objects"  # directory of the pickle
+PIECE = 32 << 20  # bytes of the pickle in a row
 
 
 def param(name: str, doc: str, convert: Any = TypeConverters.identity) -> Param[Any]:
-    """A parameter, as a class attribute of a stage."""
+    """Create a parameter, as a class attribute of a stage."""
     return Param(Params._dummy(), name, doc, convert)
 
 
 class Stage(Params, MLWritable, MLReadable[Any]):
-    """A stage of a pipeline whose parameters are its class attributes of type `Param`, and which is saved and loaded.
+    """Stage of a pipeline that can be saved and loaded; its parameters are its class attributes of type `Param`.
 
-    What `OBJECT_NAMES` names are attributes of any kind. They are pickled, in `OBJECTS` beside the parameters, so that
-    loading a stage runs code: load what trusted users have saved. Spark writes both, so a path means one place.
+    `OBJECT_NAMES` names attributes of any type. They are pickled, in `OBJECTS` beside the parameters. So loading a
+    stage runs code: load only stages that trusted users have saved. Spark writes both, so that a path means one place.
     """
 
     OBJECT_NAMES: tuple[str, ...] = ()
-    NOT_SAVED: tuple[str, ...] = ()  # of these, those that a loaded stage has not
+    NOT_SAVED: tuple[str, ...] = ()  # names among these that a loaded stage lacks
 
     def _fill(self, given: dict[str, Any]) -> None:
-        """Take parameters and objects by name; None leaves the default.
+        """Set parameters and objects by name; None leaves the default.
 
         Raises
         ------
         TypeError
-            There is none of that name.
+            No parameter or object has that name.
         """
         for name, value in given.items():
             if name in self.OBJECT_NAMES:
@@ -48,25 +48,25 @@ class Stage(Params, MLWritable, MLReadable[Any]):
                 self.set(self.getParam(name), value)
 
     def _value(self, param: Param[Any]) -> Any:
-        """The value of a parameter, None if it has neither that nor a default."""
+        """Return the value of a parameter; None if it has neither a value nor a default."""
         return self.getOrDefault(param) if self.isDefined(param) else None
 
     def _packed(self) -> Any:
-        """What is pickled of the objects: unpickled, it is a dict of them."""
+        """Return the object that is pickled; unpickled, it is a dict of the objects."""
         return {name: getattr(self, f"_{name}") for name in self.OBJECT_NAMES if name not in self.NOT_SAVED}
 
     def write(self) -> MLWriter:
-        """What saves this stage."""
+        """Return the writer that saves this stage."""
         return _Writer(self)
 
     @classmethod
     def read(cls) -> MLReader[Any]:
-        """What loads a stage of this class."""
+        """Return the reader that loads a stage of this class."""
         return _Reader(cls)
 
 
 class _Writer(DefaultParamsWriter):
-    """Saves parameters as Spark does, and the objects as rows of a Parquet file."""
+    """Writer that saves parameters as Spark does, and the objects as rows of a Parquet file."""
 
     def saveImpl(self, path: str) -> None:
         from pyspark import cloudpickle
@@ -81,15 +81,15 @@ class _Writer(DefaultParamsWriter):
 
 
 class _Reader(DefaultParamsReader[Any]):
-    """Loads what `_Writer` has saved."""
+    """Reader of stages that `_Writer` has saved."""
 
     def load(self, path: str) -> Any:
-        """The stage.
+        """Load the stage.
 
         Raises
         ------
         LaunchError
-            Another version has saved it, and this one cannot make it.
+            Another version has saved it, and this one cannot load it.
         """
         version = self.loadMetadata(path, self.sparkSession).get("engineVersion")
         try:

@@ -1,4 +1,4 @@
-"""Which tasks of a Spark job share a host, and which rank each starts: from what all tasks tell each other."""
+"""Assignment of ranks to the tasks of a Spark job, and detection of tasks that share a host."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from ..launch.plan import Crew
 
 @dataclass(frozen=True)
 class Card:
-    """What a task tells the others about itself.
+    """Description of a task, which it sends to all others.
 
     Attributes
     ----------
     host : str
-        Equal for those that can share memory, and for no others.
+        Equal exactly for tasks that can share memory.
     name : str
-        The host as messages name it.
+        Name of the host for messages.
     address : str
-        By which executors reach this one, as Spark knows it.
+        Address at which other executors reach this one, as Spark knows it.
     hub, port : int
-        Ports that are free for the other hosts to meet on, and for `MASTER_PORT`.
+        Free ports on which the other hosts meet, and for `MASTER_PORT`.
     """
 
     host: str
@@ -40,16 +40,16 @@ class Card:
 
     @classmethod
     def of_this_process(cls, address: str, hub: int) -> Card:
-        """The card of a task that runs in this process."""
+        """Create the card of the task that runs in this process."""
         return cls(host_here(), socket.gethostname(), address, hub, machine.free_port(""))
 
     def text(self) -> str:
-        """The card as a line, which `read` reads."""
+        """Return the card as a line of JSON, for `read`."""
         return json.dumps(asdict(self))
 
     @classmethod
     def read(cls, text: str) -> Card:
-        """The card that `text` has written."""
+        """Parse a card that `text` has written."""
         told = frames.parse_object(text.encode())
         host, name, address = (words(told, field) for field in ("host", "name", "address"))
         hub, port = (whole(told, field, 0, MOST_PORTS) for field in ("hub", "port"))
@@ -57,24 +57,25 @@ class Card:
 
 
 def host_here() -> str:
-    """What is equal for processes that can share memory: of one boot, one network namespace and one user.
+    """Return a text that is equal for processes that can share memory: boot id, network namespace and user.
 
-    Names and addresses do not tell: several executors of a machine have the same, containers of one machine differ.
+    Names and addresses would not do: several executors of a machine have the same, but containers of one machine
+    differ.
     """
     return f"{machine.boot()} {os.stat('/proc/self/ns/net').st_ino} {os.geteuid()}"
 
 
 @dataclass(frozen=True)
 class Place:
-    """One task's place among the ranks.
+    """Place of one task among the ranks.
 
     Attributes
     ----------
     rank : int
     crew : Crew
-        The ranks of its host.
+        Ranks of its host.
     hub : str
-        `ADDRESS:PORT` where the hosts meet; empty: there is one host.
+        `ADDRESS:PORT` at which the hosts meet; empty: there is one host.
     address : str
         `MASTER_ADDR`.
     port : int
@@ -89,17 +90,17 @@ class Place:
 
 
 def arrange(cards: Sequence[Card]) -> list[Place]:
-    """Number the ranks: those of a host follow each other, and the first task has rank 0.
+    """Assign the ranks: those of a host are consecutive, and the first task has rank 0.
 
     Parameters
     ----------
     cards : sequence of Card
-        By task.
+        Cards, by task.
 
     Returns
     -------
     list of Place
-        By task.
+        Places, by task.
     """
     hosts: dict[str, list[int]] = {}
     for task, card in enumerate(cards):

@@ -1,4 +1,4 @@
-"""Whether the tasks of a job have begun, as a Spark Connect server tells: its clients have no status tracker."""
+"""Detection that the tasks of a job have begun, on a Spark Connect server: its clients have no status tracker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .slots import context_of
 
 
 class Progress:
-    """Listens to what the server tells of the session's operations, every 2 s unless it is configured otherwise.
+    """Handler of the server's progress reports on the session's operations, by default every 2 s.
 
     Parameters
     ----------
@@ -20,6 +20,7 @@ class Progress:
     Attributes
     ----------
     all_began : bool
+        Whether all tasks have begun.
     """
 
     def __init__(self, size: int) -> None:
@@ -28,7 +29,7 @@ class Progress:
 
     @contextmanager
     def followed(self, session: Any) -> Iterator[None]:
-        """Listen as long as the context lasts, if the session is one of Spark Connect."""
+        """Receive reports within the context, if the session is one of Spark Connect."""
         if context_of(session) is not None:
             yield
             return
@@ -39,7 +40,7 @@ class Progress:
             session.removeProgressHandler(self)
 
     def __call__(self, stages: Iterable[Any] | None, inflight_tasks: int, operation_id: str | None, done: bool) -> None:
-        """Take a report, as PySpark's progress handlers do."""
+        """Handle a report, in the form of PySpark's progress handlers."""
         for stage in stages or ():
             if stage.num_tasks == self._size == inflight_tasks + stage.num_completed_tasks:
                 self.all_began = True

@@ -1,7 +1,7 @@
-"""A rank's part of a data set, epoch after epoch: every row once an epoch, equally many on each rank, in any order.
+"""Reader of a rank's part of a data set: every row once an epoch, in any order, and evenly divided among ranks.
 
-Row groups are put into an order that follows from seed and epoch, and the rows in that order are cut into equal ranges:
-ranks differ by one row at most, however many there are, and however few row groups.
+Seed and epoch determine an order of the row groups. The rows in that order are cut into equal ranges. So ranks differ
+by at most one row, however many ranks and however few row groups there are.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Batch = dict[str, np.ndarray[Any, Any]]
 
 
 class Reader:
-    """Reads the rows of one rank.
+    """Reader of the rows of one rank.
 
     Parameters
     ----------
     store : Store
     path : str
-        Of the data set, below the store.
+        Path of the data set, below the store.
     manifest : Manifest
     columns : list of str
     split : str
@@ -34,7 +34,7 @@ class Reader:
     shuffle : bool
         False: rows come in the order of the files, in every epoch.
     cache : bool
-        Whether row groups stay in memory when they have been read.
+        Whether to keep row groups in memory once they have been read.
 
     Raises
     ------
@@ -69,18 +69,18 @@ class Reader:
             raise DataError(f"{self.rows} {split} rows are too few for {size} ranks: each needs one")
 
     def steps(self, batch_size: int) -> int:
-        """How many batches an epoch has: equally many on all ranks, so that none waits for another.
+        """Return the number of batches of an epoch, which is equal on all ranks, so that none waits for another.
 
         Parameters
         ----------
         batch_size : int
-            The most rows of a batch; with one row left over for some ranks a batch may have one more.
+            Maximum number of rows of a batch; a batch may have one more if ranks have unequally many rows.
         """
         most, least = -(-self.rows // self._size), self.rows // self._size
         return min(-(-most // batch_size), least)
 
     def batches(self, epoch: int, batch_size: int) -> Iterator[Batch]:
-        """The batches of an epoch, of equal size but for a row.
+        """Iterate over the batches of an epoch, whose sizes differ by at most one row.
 
         Parameters
         ----------
@@ -90,7 +90,7 @@ class Reader:
         Yields
         ------
         dict of str to numpy.ndarray
-            By column, [rows] or [rows, length].
+            Arrays by column, [rows] or [rows, length].
         """
         begin, end = self._range()
         steps = self.steps(batch_size)
@@ -108,11 +108,11 @@ class Reader:
                 step += 1
 
     def _range(self) -> tuple[int, int]:
-        """The rows of this rank, counted through the row groups in their order."""
+        """Return the bounds of this rank's rows, counted through the row groups in the epoch's order."""
         return self._rank * self.rows // self._size, (self._rank + 1) * self.rows // self._size
 
     def _parts(self, epoch: int, begin: int, end: int) -> Iterator[Batch]:
-        """Read the row groups that this rank has rows of."""
+        """Read the row groups that contain rows of this rank, and yield those rows."""
         order = np.arange(len(self._groups))
         if self._shuffle:
             np.random.default_rng((self._seed, epoch)).shuffle(order)
@@ -121,7 +121,7 @@ class Reader:
             rows = self._groups[number][2]
             if at < end and at + rows > begin:
                 group = self._read(int(number))
-                if self._shuffle:  # equally on the ranks that share it
+                if self._shuffle:  # identically on all ranks that share the group
                     mixed = np.random.default_rng((self._seed, epoch, int(number))).permutation(rows)
                     group = {name: values[mixed] for name, values in group.items()}
                 yield {name: values[max(0, begin - at) : end - at] for name, values in group.items()}

@@ -1,4 +1,4 @@
-"""What a task says of its rank's end: how it came, and the files that the rank has left."""
+"""Record of a rank's end, which its task reports: how the rank ended, and the files that it has left."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from ..launch.verdict import End
 STDERR = "stderr"
 HEAD = "end"
 SMALL = ("failure.json", "traceback.txt", stacks.NAME, ERROR)  # files that explain a failure
-MOST = 1 << 20  # bytes of each of them
+MOST = 1 << 20  # bytes that are kept of the end of each of them
 FILES = frozenset((STDERR, RESULT, *SMALL))
-"""All names that a task's message may give to a file."""
+"""Allowed names of files in a task's message."""
 SCHEMA = "name string, data binary"
-"""Of the rows that a task gives back: a file each, and its `HEAD` first."""
+"""Schema of the rows that a task returns: its `HEAD` first, then one file each."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """The end of a rank.
+    """End of a rank.
 
     Attributes
     ----------
     rank : int
     host : str
-        As messages name it.
+        Name of the host for messages.
     end : End
     files : mapping of str to bytes
-        By name: what the rank left, and the end of its stderr.
+        Files that the rank left, and the end of its stderr, by name.
     """
 
     rank: int
@@ -46,7 +46,7 @@ class Record:
 
     @classmethod
     def of(cls, host: str, end: End, directory: Path, stderr: bytes) -> Record:
-        """Collect what a rank has left in its directory."""
+        """Collect the files that a rank has left in its directory."""
         files = {STDERR: stderr} if stderr else {}
         for name in (*SMALL, RESULT):
             path = directory / name
@@ -56,7 +56,7 @@ class Record:
         return cls(end.rank, host, end, files)
 
     def head(self) -> dict[str, Any]:
-        """The end as JSON has it; its time as an age, since clocks differ between hosts."""
+        """Return the end as a JSON object. Its time is given as an age, since clocks differ between hosts."""
         end, now = self.end, time.time()
         return {
             "rank": end.rank,
@@ -69,17 +69,17 @@ class Record:
         }
 
     def explanation(self) -> bytes:
-        """The files that explain a failure, one behind the other; `head` tells their names and sizes."""
+        """Return the concatenated files that explain a failure; `head` has their names and sizes."""
         return b"".join(data for name, data in self.files.items() if name != RESULT)
 
     @classmethod
     def read(cls, head: Mapping[str, Any], files: Mapping[str, bytes]) -> Record:
-        """A record from what `head` has given.
+        """Create a record from the result of `head`.
 
         Raises
         ------
         ValueError
-            It has a file of a name that a rank does not leave, or a field of another kind.
+            A file has a name that a rank does not use, or a field has the wrong type.
         """
         rank, code, age = head.get("rank"), head.get("code"), head.get("age")
         if type(rank) is not int or type(code) is not int or rank < 0 or not -128 <= code <= 255:
@@ -94,7 +94,7 @@ class Record:
 
     @classmethod
     def read_explanation(cls, head: Mapping[str, Any], explanation: bytes) -> Record:
-        """A record from what `head` and `explanation` have given. Errors as of `read`."""
+        """Create a record from the results of `head` and `explanation`. Raises the same errors as `read`."""
         files: dict[str, bytes] = {}
         place = 0
         sizes = head.get("files", {})
@@ -108,11 +108,11 @@ class Record:
         return cls.read(head, files)
 
     def rows(self) -> list[tuple[str, bytes]]:
-        """The record as rows of `SCHEMA`."""
+        """Return the record as rows of `SCHEMA`."""
         return [(HEAD, json.dumps(self.head()).encode()), *((name, data) for name, data in self.files.items())]
 
     def write(self, directory: Path) -> None:
-        """Lay the files out as the launcher's reports look for them."""
+        """Write the files into the layout that the launcher's reports expect."""
         home = directory / f"rank.{self.rank}"
         private_files.make_directory(home)
         for name, data in self.files.items():
@@ -122,7 +122,7 @@ class Record:
 
 
 def read_rows(rows: Iterable[tuple[str, bytes]]) -> dict[int, Record]:
-    """The records of all tasks, by rank, from their rows: those of a task follow each other."""
+    """Return the records of all tasks by rank, from their rows; those of a task are consecutive."""
     records: dict[int, Record] = {}
     head: dict[str, Any] = {}
     files: dict[str, bytes] = {}

@@ -1,7 +1,7 @@
-"""Whether Spark has room for the ranks of a job, before it is asked: left to itself it waits for many minutes.
+"""Checks for enough slots in Spark before a job is submitted; Spark by itself waits for many minutes.
 
-A barrier stage starts when all its tasks can. Spark checks that by trying again 40 times, 15 seconds apart, and says
-nothing meanwhile.
+A barrier stage starts when all its tasks can. Spark checks that 40 times, 15 seconds apart, and reports nothing
+meanwhile.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from typing import Any
 
 from ..launch.errors import LaunchError
 
-REGISTERING = 4.0  # seconds that executors have to tell Spark of themselves, before there are too few slots
+REGISTERING = 4.0  # seconds that executors have to register with Spark, before there are too few slots
 LOOK = 0.1
 UDF = "spark.sql.execution.pyspark.udf"
 SAID_EVERY = 30.0
 
 
 def default_size(session: Any) -> int:
-    """How many ranks a job has whose user does not say: as many as Spark has slots.
+    """Return the default number of ranks: as many as Spark has slots.
 
     Raises
     ------
     LaunchError
-        Spark does not tell: a Spark Connect server has no interface for it.
+        The session is one of Spark Connect, which has no interface to ask for slots.
     """
     context = context_of(session)
     if context is None:
@@ -33,14 +33,14 @@ def default_size(session: Any) -> int:
 
 
 def context_of(session: Any) -> Any:
-    """The SparkContext; None with Spark Connect, which has none."""
+    """Return the SparkContext of a session; None with Spark Connect, which has none."""
     if type(session).__module__.startswith("pyspark.sql.connect."):
         return None
     return session.sparkContext
 
 
 def check(session: Any, size: int, seconds: float, say: Callable[[str], None]) -> None:
-    """Wait for free slots, and refuse a job for which there can be none.
+    """Wait for free slots, and refuse a job that can never have enough.
 
     Parameters
     ----------
@@ -48,15 +48,15 @@ def check(session: Any, size: int, seconds: float, say: Callable[[str], None]) -
     size : int
         Number of ranks.
     seconds : float
-        That other jobs of the application may take to free their slots.
+        Longest time that other jobs of the application may take to free their slots.
     say : callable
         Shows a line.
 
     Raises
     ------
     LaunchError
-        There are fewer slots than ranks, or too few became free in time; or Spark runs no barrier stages as it is
-        configured.
+        There are fewer slots than ranks, or too few became free in time; or Spark's configuration does not allow
+        barrier stages.
     """
     _check_idle(session)
     context = context_of(session)
@@ -77,13 +77,13 @@ def check(session: Any, size: int, seconds: float, say: Callable[[str], None]) -
 
 
 def check_elastic(session: Any, least: int) -> None:
-    """Refuse an elastic job for which there can be too few slots, and one where there is no SparkContext.
+    """Refuse an elastic job without a SparkContext, or one that can never have enough slots.
 
     Parameters
     ----------
     session : SparkSession
     least : int
-        Ranks that the job needs.
+        Minimum number of ranks.
 
     Raises
     ------
@@ -102,7 +102,7 @@ def check_elastic(session: Any, least: int) -> None:
 
 
 def _check_idle(session: Any) -> None:
-    """Refuse what would have Spark kill the tasks: between their beginning and their end they give it nothing."""
+    """Refuse a configuration in which Spark kills idle tasks: those of ranks return nothing until their end."""
     idle = session.conf.get(f"{UDF}.idleTimeoutSeconds", "0")
     if int(idle) > 0 and session.conf.get(f"{UDF}.killOnIdleTimeout", "false").lower() == "true":
         raise LaunchError(
@@ -112,7 +112,7 @@ def _check_idle(session: Any) -> None:
 
 
 def _await_slots(context: Any, size: int) -> None:
-    """Give executors the time to tell Spark of themselves; raise if there are too few slots after that."""
+    """Give executors time to register with Spark; raise if there are too few slots after that."""
     slots = _slots(context)
     end = time.monotonic() + REGISTERING
     while slots < size and time.monotonic() < end:
@@ -144,9 +144,9 @@ def _await_free(context: Any, size: int, seconds: float, say: Callable[[str], No
 
 
 def held_by_others(session: Any, size: int) -> str:
-    """Say who holds the slots that a job needs whose tasks have been asked for, none of which runs; empty: nobody.
+    """Describe which jobs hold the slots that a submitted job waits for; empty if none do.
 
-    Another job may have been asked for in the same moment, so that `check` has seen none of its tasks.
+    Another job may have been submitted at the same moment, so that `check` has seen none of its tasks.
     """
     context = context_of(session)
     if context is None:
@@ -160,13 +160,13 @@ def _waiting(size: int, busy: int, slots: int) -> str:
 
 
 def _slots(context: Any) -> int:
-    """Tasks that can run at once, as Spark's scheduler counts them for a barrier stage."""
+    """Return how many tasks can run at once, as Spark's scheduler counts them for a barrier stage."""
     scala = context._jsc.sc()
     return int(scala.maxNumConcurrentTasks(scala.resourceProfileManager().defaultResourceProfile()))
 
 
 def _busy(context: Any) -> int:
-    """Tasks that run, as Spark's scheduler counts them; its status tracker hears of them later."""
+    """Return how many tasks run, as Spark's scheduler counts them; its status tracker lags behind."""
     counts = context._jsc.sc().taskScheduler().runningTasksByExecutors().values().iterator()
     busy = 0
     while counts.hasNext():

@@ -1,4 +1,4 @@
-"""Where estimators keep data, models and checkpoints: a place that driver and executors reach alike, by fsspec."""
+"""Stores in which estimators keep data, models and checkpoints. Driver and executors reach them alike, by fsspec."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ __all__ = ["DBFSLocalStore", "FilesystemStore", "HDFSStore", "LocalStore", "Stor
 
 
 class Store:
-    """A directory of a file system that fsspec knows.
+    """Directory of a file system that fsspec supports.
 
-    Below it lie `data/NAME` with training data, and `runs/RUN` with what a run has made.
+    It contains `data/NAME` with training data, and `runs/RUN` with the results of a run.
 
     Parameters
     ----------
     prefix_path : str
-        A path, or a URL such as `s3://bucket/training`. What fsspec needs for it must be installed on driver and
-        executors (`s3fs` for s3).
+        Path, or a URL such as `s3://bucket/training`. The packages that fsspec needs for it must be installed on driver
+        and executors (`s3fs` for s3).
     **options
-        For fsspec: keys, endpoints.
+        Options of fsspec, such as keys and endpoints.
     """
 
     def __init__(self, prefix_path: str, **options: Any) -> None:
@@ -44,7 +44,7 @@ class Store:
 
     @staticmethod
     def create(prefix_path: str, **options: Any) -> Store:
-        """Make the store that a path asks for.
+        """Create the store of the class that a path requires.
 
         Parameters
         ----------
@@ -52,7 +52,7 @@ class Store:
             `hdfs://...`: an `HDFSStore`; `/dbfs/...`, `dbfs:/...` or `/Volumes/...`: a `DBFSLocalStore`; another URL:
             a `FilesystemStore`; a path: a `LocalStore`.
         **options
-            As of the class.
+            Same as in the class.
         """
         for kind in (HDFSStore, DBFSLocalStore):
             if kind.matches(prefix_path):
@@ -62,32 +62,32 @@ class Store:
 
     @property
     def fs(self) -> Any:
-        """The file system of fsspec."""
+        """File system of fsspec."""
         return self._url_to_fs(self.prefix_path, **self.options)[0]
 
     def get_full_path(self, path: str) -> str:
-        """A path of the file system, of one below the store."""
+        """Return the path in the file system of a path below the store."""
         root: str = self._url_to_fs(self.prefix_path, **self.options)[1]
         return f"{root.rstrip('/')}/{path}" if path else root
 
     def get_data_path(self, name: str) -> str:
-        """Where a data set lies, below the store."""
+        """Return the path of a data set, below the store."""
         return f"data/{name}"
 
     def get_run_path(self, run_id: str) -> str:
-        """Where lies what a run has made, below the store."""
+        """Return the path of a run's results, below the store."""
         return f"runs/{run_id}"
 
     def get_checkpoint_path(self, run_id: str) -> str:
-        """Where the newest model of a run lies, below the store."""
+        """Return the path of the newest model of a run, below the store."""
         return f"{self.get_run_path(run_id)}/checkpoint"
 
     def exists(self, path: str) -> bool:
-        """Whether there is such a file or directory below the store."""
+        """Return whether a file or directory exists below the store."""
         return bool(self.fs.exists(self.get_full_path(path)))
 
     def read(self, path: str) -> bytes:
-        """The content of a file below the store."""
+        """Return the content of a file below the store."""
         try:
             data: bytes = self.fs.cat_file(self.get_full_path(path))
         except FileNotFoundError as error:
@@ -98,14 +98,14 @@ class Store:
         return data
 
     def write(self, path: str, data: bytes) -> None:
-        """Write a file below the store, whole or not at all as far as the file system can: others may read it."""
+        """Write a file below the store, atomically as far as the file system can, since others may read it."""
         full, fs = self.get_full_path(path), self.fs
         fs.makedirs(full.rpartition("/")[0], exist_ok=True)
         fs.pipe_file(f"{full}.new", data)
         fs.mv(f"{full}.new", full)
 
     def remove(self, path: str) -> None:
-        """Remove a file or a directory below the store, if it is there."""
+        """Remove a file or a directory below the store, if it exists."""
         if self.exists(path):
             self.fs.rm(self.get_full_path(path), recursive=True)
 
@@ -115,36 +115,36 @@ def _made(kind: type[Store], path: str, options: dict[str, Any]) -> Store:
 
 
 class FilesystemStore(Store):
-    """A store at a URL of any file system that fsspec knows."""
+    """Store at a URL of any file system that fsspec supports."""
 
 
 class LocalStore(FilesystemStore):
-    """A store in a directory that driver and executors have in common: one machine, or a shared file system."""
+    """Store in a directory that driver and executors share: on one machine, or on a shared file system."""
 
     @staticmethod
     def _normalized(path: str) -> str:
-        """Executors have another working directory than the driver."""
+        """Make a path absolute, since executors have another working directory than the driver."""
         return path if "://" in path else str(machine.absolute_path(path))
 
 
 class HDFSStore(FilesystemStore):
-    """A store in HDFS. fsspec reaches it by pyarrow, which needs libhdfs and Hadoop's class path on every host."""
+    """Store in HDFS. fsspec reaches it by pyarrow, which needs libhdfs and Hadoop's class path on every host."""
 
     @staticmethod
     def matches(path: str) -> bool:
-        """Whether a path is one of HDFS."""
+        """Return whether a path is in HDFS."""
         return path.startswith("hdfs://")
 
 
 class DBFSLocalStore(LocalStore):
-    """A store in Databricks' file system, which driver and executors see as a directory.
+    """Store in Databricks' file system, which driver and executors see as a directory.
 
-    Files there are written in one go from their beginning to their end, which is all that such directories promise.
+    Files there are written sequentially from beginning to end, since such directories guarantee no more.
     """
 
     @staticmethod
     def matches(path: str) -> bool:
-        """Whether a path is one of Databricks'."""
+        """Return whether a path is in Databricks' file system."""
         return re.match(r"dbfs:/|file:/+(dbfs|Volumes)/|/dbfs/|/Volumes/", path) is not None
 
     @staticmethod

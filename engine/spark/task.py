@@ -1,8 +1,8 @@
-"""A task of a Spark job that has one rank: it starts the rank as a child process, watches it, and says how it ended.
+"""Task of a Spark job with one rank: starts the rank as a child process, watches it, and reports how it ended.
 
-Spark kills the Python process of a task without a word: when another task fails, when the job is cancelled, when the
-executor goes. So the rank is tied to it (PR_SET_PDEATHSIG), and a guardian, which outlives both for a moment, ends what
-the rank has started. The rank is a process of its own, and never this one: Spark uses its Python processes again.
+Spark kills the Python process of a task without notice: when another task fails, when the job is cancelled, or when the
+executor goes. So the rank dies with that process (PR_SET_PDEATHSIG). A guardian, which outlives both for a moment, ends
+whatever the rank has started. The rank has a process of its own, since Spark reuses its Python processes.
 """
 
 from __future__ import annotations
@@ -45,39 +45,39 @@ from .record import STDERR, Record
 if TYPE_CHECKING:
     import pyarrow as pa
 
-NOWHERE = "-"  # the number of no host: another task's ranks are not this one's guardian's
-CONSEQUENCE = 5.0  # seconds that a rank which failed because of another one leaves the first word to that
-FAREWELL = 10.0  # seconds in which the driver has to take the last of what a rank wrote
-FIRST, LAST = "[[rank", "rank]]"  # around what a task says of its rank in an exception, which Spark wraps in others
+NOWHERE = "-"  # number of no host: the guardian is not responsible for ranks of other tasks
+CONSEQUENCE = 5.0  # seconds that a task waits if another rank caused its failure, so that that rank's task fails first
+FAREWELL = 10.0  # seconds that the driver has to read the last output of a rank
+FIRST, LAST = "[[rank", "rank]]"  # delimiters of a task's text in an exception, which Spark wraps in others
 
 
 class RankFailedError(RuntimeError):
-    """A rank has failed, and the driver cannot be told in another way."""
+    """A rank has failed, and only this exception can tell the driver."""
 
 
 @dataclass(frozen=True)
 class Orders:
-    """What every task of a job is told.
+    """Instructions for every task of a job.
 
     Attributes
     ----------
     size : int
         Number of ranks.
     name : str
-        The job's, unique.
+        Unique name of the job.
     secret : str
     addresses : tuple of (str, int)
-        Where the driver listens.
+        Addresses on which the driver listens.
     call : bytes
-        The pickled function with its arguments.
+        Pickled function with its arguments.
     settings : mapping of str to str
         Variables of the ranks, over the executor's own.
     executable : str
-        Their Python; empty: the executor's.
+        Python interpreter of the ranks; empty: the executor's.
     horovod : bool
-        Whether they are scripts written for Horovod.
+        Whether the ranks run scripts written for Horovod.
     grace : float
-        Seconds between the stages of an ending.
+        Seconds between the stages of ending a rank.
     """
 
     size: int
@@ -92,18 +92,18 @@ class Orders:
 
 
 def serve(orders: Orders, batches: Iterable[Any]) -> Iterator[pa.RecordBatch]:
-    """Run this task's rank; the function that Spark calls in a barrier stage.
+    """Run this task's rank; Spark calls this function in a barrier stage.
 
     Parameters
     ----------
     orders : Orders
     batches : iterable of pyarrow.RecordBatch
-        The task's part of the range of tasks, in which nothing stands that is needed.
+        The task's part of the range of tasks; its content is ignored.
 
     Yields
     ------
     pyarrow.RecordBatch
-        How the rank ended, by the schema of `record`.
+        Record of the rank's end, in the schema of `record`.
     """
     import pyarrow as pa
     from pyspark import BarrierTaskContext
@@ -116,7 +116,7 @@ def serve(orders: Orders, batches: Iterable[Any]) -> Iterator[pa.RecordBatch]:
     address = context.getTaskInfos()[task].address.rpartition(":")[0].strip("[]")
     chosen = None
     if interfaces := orders.settings.get("ENGINE_INTERFACE"):
-        with contextlib.suppress(LaunchError):  # with one host nobody asks for it; with several `Keeper` says so
+        with contextlib.suppress(LaunchError):  # irrelevant on one host; on several, `Keeper` raises it
             address = chosen = network_of(interfaces)[1]
     with network.listen(chosen, 0, backlog=256) as hub:
         card = Card.of_this_process(address, hub.getsockname()[1])
@@ -135,30 +135,30 @@ def serve(orders: Orders, batches: Iterable[Any]) -> Iterator[pa.RecordBatch]:
 
 
 def _leave_the_first_word(record: Record) -> None:
-    """Wait, if another rank is to blame, for the task of that one to fail first: then Spark ends this one."""
+    """Wait, if another rank is to blame, so that its task fails first: then Spark ends this one."""
     claim = claim_of(record.end)
     if claim is not None and claim.culprit is not None:
         time.sleep(CONSEQUENCE)
 
 
 def _account(record: Record) -> str:
-    """What the user is told of a failed rank, where nothing else comes to the driver."""
+    """Describe the failure of a rank whose task cannot reach the driver."""
     said = record.files.get(leftovers.ERROR) or record.files.get(STDERR, b"")
     how = describe(record.end.code)
     return f"rank {record.rank} on {record.host} failed ({how}):\n{said.decode(errors='replace')}"
 
 
 class Keeper:
-    """One rank, from its start to its end.
+    """Supervision of one rank, from its start to its end.
 
     Parameters
     ----------
     orders : Orders
     place : Place
     host : str
-        The name of this host.
+        Name of this host.
     channel : Channel or None
-        To the driver; None: the driver cannot be reached.
+        Channel to the driver; None: the driver cannot be reached.
     """
 
     def __init__(self, orders: Orders, place: Place, host: str, channel: Channel | None) -> None:
@@ -173,12 +173,12 @@ class Keeper:
         self._dismissed = False
 
     def run(self, hub: socket.socket) -> Record:
-        """Start the rank and stay until nothing of it is left, whatever happens.
+        """Start the rank, and return its record once none of its processes is left, whatever happens.
 
         Parameters
         ----------
         hub : socket.socket
-            Listens for the other hosts, if this is the task of rank 0.
+            Socket that listens for the other hosts, if this is the task of rank 0.
         """
         try:
             own = self.home / f"rank.{self.place.rank}"
@@ -208,7 +208,7 @@ class Keeper:
                 self.channel.close()
 
     def _plan(self) -> RankPlan:
-        """Lay out this rank, and write down the call that it will make."""
+        """Plan this rank, and write the call that it will make."""
         orders, place = self.orders, self.place
         settings = dict(orders.settings)
         interfaces = settings.pop("ENGINE_INTERFACE", "")
@@ -227,7 +227,7 @@ class Keeper:
             address=place.address,
             hub=place.hub,
         )
-        # Spark has said how many threads a task has; CPUs are shared out by whoever started the executor.
+        # Spark has set the number of threads of a task; whoever started the executor has assigned its CPUs.
         plans = plan(job, Allotment(None, None, ""), without_places(os.environ), place.crew)
         self._command = [
             orders.executable or sys.executable,
@@ -258,7 +258,7 @@ class Keeper:
         return () if self.channel is None else (self.channel.out,)
 
     def _hear(self, supervisor: Supervisor, channel: Channel) -> None:
-        """End the rank when the driver says so, and kill it when the driver is gone."""
+        """End the rank when the driver orders it, and kill it when the driver is gone."""
         descriptor = channel.reading
         try:
             for message in channel.receive():
@@ -272,7 +272,7 @@ class Keeper:
             supervisor.kill()
 
     def take(self, name: str, data: bytes) -> None:
-        """Pass on what the rank writes; executors' logs have it where the driver cannot be reached."""
+        """Forward output of the rank to the driver, or to the executor's log if the driver cannot be reached."""
         if name == STDERR:
             self._stderr.add(data)
         if self.channel is not None:
@@ -289,10 +289,10 @@ class Keeper:
         self._ends.append(end)
 
     def _tell(self, record: Record) -> None:
-        """Tell the driver at once: it has other tasks to end, and Spark may not let this one come to its own end."""
+        """Report the end to the driver at once: it has other tasks to end, and Spark may kill this one first."""
         channel = self.channel
         if channel is None or channel.ended or self._dismissed:
-            return  # Spark ends this process, as it does when its executor has gone: the driver takes it for lost
+            return  # Spark is ending this process, as if its executor had gone: the driver counts the rank as lost
         channel.send("end", record.explanation(), **record.head())
         patience, poll = Patience(FAREWELL), select.poll()
         poll.register(channel.out.descriptor, select.POLLOUT)
@@ -301,7 +301,7 @@ class Keeper:
             channel.out.pump()
 
     def _sweep(self) -> None:
-        """End what the rank has started, wherever it has moved; in the guardian, once this process was killed."""
+        """Kill all processes that the rank has started. It runs in the guardian, after this process was killed."""
         rank = str(self.place.rank)
         for process in processes.processes():
             ours = processes.job_of(process.pid) == self.orders.name and process.pid != os.getpid()
@@ -311,7 +311,7 @@ class Keeper:
 
 
 class _Relay:
-    """Takes what a rank writes to one of its streams."""
+    """Receiver of one output stream of a rank."""
 
     def __init__(self, keeper: Keeper, name: str) -> None:
         self._keeper = keeper
@@ -321,7 +321,7 @@ class _Relay:
         self._keeper.take(self._name, data)
 
     def flush(self) -> None:
-        """The driver shows the unfinished line when it learns of the end."""
+        """Do nothing: the driver shows an unfinished line when it learns of the end."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no resource is open."""

@@ -1,4 +1,4 @@
-"""What ranks that train an estimator's model are told, whatever framework it is of, and what they keep in the store."""
+"""Instructions for the ranks that train an estimator's model, for any framework, and the files that they keep."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ from .manifest import TRAIN, VALIDATION, DataError, Manifest
 from .reader import Batch, Reader
 from .store import Store
 
-START, HISTORY = "start.pkl", "history.json"  # below the run
+START, HISTORY = "start.pkl", "history.json"  # files below the run
 
 
 @dataclass(frozen=True)
 class Training:
-    """What every rank is told.
+    """Instructions for every rank.
 
     Attributes
     ----------
     store : Store
     run : str
-        Of the run, below the store: the model is read and written there.
+        Path of the run, below the store; the model is read and written there.
     data : str
-        Of the data set, below the store.
+        Path of the data set, below the store.
     manifest : Manifest
     features, labels : tuple of str
     shapes : tuple of tuple of int, or None
-        Of each feature, without the rows; None: as the data has it.
+        Shape of each feature, without the rows; None: that of the data.
     label_shapes : tuple of tuple of int, or None
-        Of each label, without the rows; None: as the model's output has it.
+        Shape of each label, without the rows; None: that of the model's output.
     batch_size, val_batch_size, epochs : int
     steps, val_steps : int or None
-        The most batches of an epoch.
+        Maximum number of batches of an epoch; None: all.
     shuffle : bool
     seed : int
     options : mapping
-        More arguments of the binding's `DistributedOptimizer`, `backward_passes_per_step` among them.
+        Further arguments of the binding's `DistributedOptimizer`, including `backward_passes_per_step`.
     verbose : int
     weights : str
-        The column with the rows' weights; empty: there are none.
+        Column with the weights of rows; empty: there is none.
     cache : bool
-        Whether ranks keep what they have read in memory.
+        Whether ranks keep data in memory once they have read it.
     """
 
     store: Store
@@ -72,11 +72,11 @@ class Training:
 
     @property
     def splits(self) -> list[str]:
-        """The splits that have rows."""
+        """Splits that have rows; always the training split."""
         return [split for split in (TRAIN, VALIDATION) if split == TRAIN or self.manifest.rows(split)]
 
     def reader(self, split: str, rank: int, size: int) -> Reader:
-        """What reads a rank's rows of a split."""
+        """Return the reader of a rank's rows of a split."""
         return Reader(
             self.store,
             self.data,
@@ -91,13 +91,13 @@ class Training:
         )
 
     def batches(self, reader: Reader, split: str) -> tuple[int, int]:
-        """The rows of a batch of a split, and how many batches an epoch has."""
+        """Return the batch size of a split, and the number of batches of an epoch."""
         size, most = (self.batch_size, self.steps) if split == TRAIN else (self.val_batch_size, self.val_steps)
         steps = reader.steps(size)
         return size, steps if most is None else min(most, steps)
 
     def keep(self, history: Sequence[Mapping[str, float]]) -> None:
-        """Write what the epochs until now have given, and show the last."""
+        """Write the history of the epochs so far, and show the last one."""
         self.store.write(f"{self.run}/{HISTORY}", json.dumps(history).encode())
         if self.verbose:
             said = ", ".join(f"{name} {value:.6g}" for name, value in history[-1].items())
@@ -105,12 +105,12 @@ class Training:
 
 
 def load(store: Store, path: str) -> Any:
-    """Read a pickle of a store. That runs code: the store must be one that only trusted users write to."""
+    """Read a pickle of a store. That runs code, so only trusted users may have write access to the store."""
     return pickle.loads(store.read(path))
 
 
 def dump(store: Store, path: str, value: Any) -> None:
-    """Write a pickle into a store, of classes of a notebook, too."""
+    """Write a pickle into a store; classes of a notebook are allowed."""
     from pyspark import cloudpickle
 
     buffer = io.BytesIO()
@@ -119,19 +119,19 @@ def dump(store: Store, path: str, value: Any) -> None:
 
 
 def without_rows(shape: Sequence[int] | None) -> tuple[int, ...] | None:
-    """A shape as it is given, with -1 for the rows before it or without, as that of one row."""
+    """Return the shape of one row, from a shape with or without a leading -1 for the rows."""
     if shape is None:
         return None
     return tuple(shape[1:] if len(shape) and shape[0] in (-1, None) else shape)
 
 
 def row_shape(shape: Sequence[int] | None, column: str, length: int) -> tuple[int, ...] | None:
-    """The shape of a row of a column, each size a number.
+    """Return the shape of a row of a column, without -1.
 
     Parameters
     ----------
     shape : sequence of int, or None
-        As `without_rows` takes it; one more -1 stands for what is left. None: as the column has it.
+        Argument of `without_rows`, in which one more -1 may stand for the remaining values. None: that of the column.
     column : str
     length : int
         Length of the column's lists; 0: numbers.
@@ -156,34 +156,34 @@ def row_shape(shape: Sequence[int] | None, column: str, length: int) -> tuple[in
 
 
 def like_shape(label: Any, shape: tuple[int, ...]) -> Any:
-    """A label in the shape of the model's output, as losses and metrics of every kind expect it.
+    """Reshape a label to the shape of the model's output, as losses and metrics of every kind expect it.
 
-    A label that has another number of values, such as the number of a class, stays as it is.
+    A label that has another number of values, such as the number of a class, is returned unchanged.
 
     Parameters
     ----------
     label
         An array, or a tensor.
     shape : tuple of int
-        Of the output, with the rows.
+        Shape of the output, including the rows.
     """
     return label.reshape(shape) if math.prod(shape) == math.prod(label.shape) else label
 
 
 def shaped(batch: Batch, names: Sequence[str], shapes: Sequence[tuple[int, ...] | None]) -> list[Any]:
-    """Columns of a batch, each in its shape.
+    """Return columns of a batch, each in its shape.
 
     Parameters
     ----------
     batch : dict of str to numpy.ndarray
     names : sequence of str
     shapes : sequence of tuple of int, or None
-        Of each, as `without_rows` takes it; None: as it is.
+        Shape of each column in the form that `without_rows` takes; None: unchanged.
 
     Returns
     -------
     list of numpy.ndarray
-        Which may be written to.
+        Writable copies.
     """
     rows = [without_rows(shape) for shape in shapes]
     return [

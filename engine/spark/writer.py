@@ -1,7 +1,7 @@
-"""Write a DataFrame as Parquet files that ranks read: executors write them, without a copy through the driver.
+"""Writer of a DataFrame as Parquet files for the ranks: executors write them, without a copy through the driver.
 
-The DataFrame is evaluated once; the split into training and validation is made in that pass, since another evaluation
-may give other rows. What counts is the manifest, from what the tasks that Spark took for done have given back.
+The DataFrame is evaluated once, and split into training and validation in that pass, since another evaluation may give
+other rows. The manifest says which files are valid. It is made of the results of the tasks that Spark counted as done.
 """
 
 from __future__ import annotations
@@ -20,23 +20,24 @@ from .manifest import NAME, TRAIN, VALIDATION, DataError, Manifest, Part, check_
 from .store import Store
 
 ROWS_PER_GROUP = 4096
-BYTES_PER_GROUP = 64 << 20  # rows of images are large, and a rank holds a few groups
-SPLIT = "__engine_validation__"  # the column that says which rows validate, on its way to the tasks
+BYTES_PER_GROUP = 64 << 20  # rows of images are large, and a rank holds a few groups in memory
+SPLIT = "__engine_validation__"  # temporary column that marks validation rows for the tasks
 
 
 @dataclass(frozen=True)
 class _Writing:
-    """What the tasks are told.
+    """Instructions for the tasks.
 
     Attributes
     ----------
     store : Store
     path : str
-        Of the data set, below the store.
+        Path of the data set, below the store.
     share : float
-        Of the rows that validate, drawn at random; 0 where a column says which.
+        Share of the rows that are for validation, drawn at random; 0 if a column marks them.
     seed : int
     rows_per_group, bytes_per_group : int
+        Maximum size of a row group.
     """
 
     store: Store
@@ -64,15 +65,16 @@ def write(
     frame : DataFrame
     store : Store
     path : str
-        Below the store; what is there is replaced.
+        Directory below the store; its content is replaced.
     columns : list of str
-        Of numbers, lists of numbers of one length, or vectors.
+        Columns of numbers, lists of numbers of one length, or vectors.
     validation : float or str, optional
-        Share of the rows that validate, drawn at random; or a column that is true, or more than 0, where a row does.
+        Share of the rows that are for validation, drawn at random; or a column that is true, or more than 0, in these
+        rows.
     seed : int
-        Of the draw.
+        Seed of the draw.
     rows_per_group, bytes_per_group : int
-        The most of a row group, which is what ranks read at a time.
+        Maximum size of a row group, which is the unit that ranks read.
 
     Returns
     -------
@@ -81,12 +83,12 @@ def write(
     Raises
     ------
     DataError
-        Rows that cannot be trained on, or a split that cannot be.
+        Rows cannot be trained on, or the split is invalid.
     """
     share = 0.0 if validation is None or isinstance(validation, str) else float(validation)
     if not 0 <= share < 1:
         raise DataError(f"validation is {validation!r}; expected a share of at least 0 and below 1, or a column's name")
-    columns = [*dict.fromkeys(columns)]  # a model may learn what it is given
+    columns = [*dict.fromkeys(columns)]  # a column may be both feature and label
     chosen = prepared(frame, columns)
     if isinstance(validation, str):
         chosen = _with_split(frame, columns, validation)
@@ -120,7 +122,7 @@ def write(
 
 
 def _with_split(frame: Any, columns: list[str], validation: str) -> Any:
-    """The columns, and one that says which rows validate."""
+    """Return a DataFrame of the columns, and one that marks the validation rows."""
     from pyspark.sql import functions
 
     if validation not in frame.columns:
@@ -130,7 +132,7 @@ def _with_split(frame: Any, columns: list[str], validation: str) -> Any:
 
 
 def _write_partition(writing: _Writing, batches: Iterable[Any]) -> Iterator[Any]:
-    """Write one partition, in the task of it; a problem with the rows is given back, since no repetition mends it."""
+    """Write one partition, in its task. A problem with the rows is returned, not raised, since a retry is useless."""
     import pyarrow as pa
 
     try:
@@ -143,7 +145,7 @@ def _write_partition(writing: _Writing, batches: Iterable[Any]) -> Iterator[Any]
 
 
 class _Partition:
-    """The files of one partition: one for each split that has rows."""
+    """Files of one partition: one for each split that has rows."""
 
     def __init__(self, writing: _Writing) -> None:
         from pyspark import TaskContext
@@ -152,7 +154,7 @@ class _Partition:
         assert context is not None
         self._writing = writing
         self._number = context.partitionId()
-        # Spark may run a task again, or twice at once: every attempt has files of its own.
+        # Spark may retry a task, or run it twice at once: every attempt has files of its own.
         self._attempt = f"{context.attemptNumber()}-{uuid.uuid4().hex[:8]}"
         self._random = np.random.default_rng((writing.seed, self._number))
         self._lengths: dict[str, int] = {}
@@ -201,7 +203,7 @@ class _Partition:
                 yield split, batch.filter(pa.array(mask))
 
     def _flush(self, split: str, least: int) -> None:
-        """Write row groups as long as so many rows are there."""
+        """Write row groups while at least `least` rows are waiting."""
         import pyarrow as pa
 
         waiting, most = self._waiting[split], self._most

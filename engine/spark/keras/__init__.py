@@ -1,4 +1,4 @@
-"""Estimators of Spark ML that train a model of Keras: `KerasEstimator`, and the `KerasModel` that it gives."""
+"""Estimators of Spark ML for models of Keras: `KerasEstimator`, and the `KerasModel` that it returns."""
 
 from .estimator import KerasEstimator
 from .model import KerasModel

@@ -18,29 +18,29 @@ from .training import CHECKPOINT, Start, train
 
 
 class KerasEstimator(JobEstimator):
-    """Trains a model of Keras 3 on the ranks of a job in Spark.
+    """Estimator that trains a model of Keras 3 on the ranks of a job in Spark.
 
     Parameters
     ----------
     optimizer : keras.optimizers.Optimizer or str, optional
-        None: the model is compiled, and is trained as it is; its `loss` and `metrics` count then.
+        None: the model is compiled already, and its own optimizer, `loss` and `metrics` are used.
     loss : callable, str, or list of them, optional
-        As of `keras.Model.compile`.
+        Same as in `keras.Model.compile`.
     metrics : list, optional
-        As of `keras.Model.compile`.
+        Same as in `keras.Model.compile`.
     callbacks : list of keras.callbacks.Callback, optional
-        Called on every rank; they see metrics that are averaged over the ranks. What writes a file has to write another
-        one on each rank.
+        Called on every rank, with metrics that are averaged over the ranks. A callback that writes a file must use
+        another name on each rank.
     checkpoint_callback : keras.callbacks.ModelCheckpoint, optional
-        Chooses the epoch whose weights the trained model has, such as `BestModelCheckpoint`; where its file lies does
-        not count. The last epoch's by default.
+        Selects the epoch whose weights the trained model has, such as `BestModelCheckpoint`; its path is ignored. By
+        default the last epoch.
     custom_objects : mapping of str to object, optional
-        Classes and functions that the model has, and that are not registered with Keras.
+        Classes and functions of the model that are not registered with Keras.
     sample_weight_col : str, optional
-        A column of numbers: how much each row counts, in training and in validation.
+        Column of numbers: the weight of each row, in training and in validation.
     **common
-        As of `JobEstimator`. The `model` is a `keras.Model`, with an input for each feature and an output for each
-        label. `input_shapes` are those of its inputs, if it tells them.
+        Same as in `JobEstimator`. The `model` is a `keras.Model`, with an input for each feature and an output for each
+        label. `input_shapes` defaults to the shapes of its inputs, if they are known.
     """
 
     OBJECT_NAMES = (
@@ -81,10 +81,10 @@ class KerasEstimator(JobEstimator):
         return store
 
     def _inputs(self) -> list[Any] | None:
-        """The model's inputs, in the order in which it takes them; None: it does not tell."""
+        """Return the model's inputs, in their order; None if they are unknown."""
         try:
             found = self._model.inputs
-        except AttributeError:  # of a subclass of `keras.Model`, or of one that is not built
+        except AttributeError:  # a subclass of `keras.Model`, or a model that is not built
             return None
         return None if found is None else list(found)
 

@@ -10,7 +10,7 @@ from .packed import Packed
 
 
 def compute(model: Any, arrays: list[Any]) -> list[Any]:
-    """The outputs of a model of Keras as arrays, with whatever it does in training switched off."""
+    """Return the outputs of a model of Keras as arrays, computed in inference mode."""
     found = model.predict_on_batch(arrays[0] if len(arrays) == 1 else tuple(arrays))
     return (
         list(found.values()) if isinstance(found, dict) else list(found) if isinstance(found, list | tuple) else [found]
@@ -18,14 +18,14 @@ def compute(model: Any, arrays: list[Any]) -> list[Any]:
 
 
 class KerasModel(TrainedModel):
-    """As `TrainedModel`; its `model` is a `keras.Model`.
+    """Variant of `TrainedModel` whose `model` is a `keras.Model`.
 
     Parameters
     ----------
     custom_objects : mapping of str to object, optional
-        As of `KerasEstimator`.
+        Same as in `KerasEstimator`.
     **common
-        As of `TrainedModel`.
+        Same as in `TrainedModel`.
     """
 
     OBJECT_NAMES = (*TrainedModel.OBJECT_NAMES, "custom_objects")
@@ -36,7 +36,7 @@ class KerasModel(TrainedModel):
         self._fill({"custom_objects": custom_objects})
 
     def getHistory(self) -> dict[str, list[float]]:
-        """Values by epoch of each loss and metric, averaged over all ranks, as of `keras.callbacks.History`."""
+        """Return the values of each loss and metric by epoch, averaged over all ranks, like a Keras `History`."""
         names = dict.fromkeys(name for epoch in self._history for name in epoch)
         return {name: [epoch[name] for epoch in self._history if name in epoch] for name in names}
 

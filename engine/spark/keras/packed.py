@@ -1,4 +1,4 @@
-"""Pickles of what Keras makes: with the custom objects that it needs, and for the backend that it was made on."""
+"""Pickles of Keras objects, together with their custom objects and the backend that they were made on."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 
 class Packed:
-    """A value with models, optimizers or callbacks of Keras in it. Its pickle gives the value itself.
+    """Value that contains models, optimizers or callbacks of Keras. Its pickle yields the value itself.
 
-    Where Keras is imported by unpickling, it runs on the backend that it has here.
+    If unpickling imports Keras, it selects the backend that Keras has here.
 
     Parameters
     ----------
     value
     custom_objects : mapping of str to object
-        Classes and functions by the names that Keras has for them.
+        Classes and functions, by their names in Keras.
     """
 
     def __init__(self, value: Any, custom_objects: Mapping[str, Any] | None) -> None:

@@ -1,4 +1,4 @@
-"""What the ranks of an estimator do: train a model of Keras on their parts of a data set, and keep it in a store."""
+"""Training of a Keras model on a rank of an estimator, with its part of a data set, and results in a store."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ CHECKPOINT = "checkpoint/model.pkl"
 
 @dataclass(frozen=True)
 class Start:
-    """A model, and how it is trained.
+    """Model, and how it is trained.
 
     Attributes
     ----------
     model : keras.Model
     compiled : mapping
-        Arguments of `compile`; none: the model is compiled.
+        Arguments of `compile`; empty: the model is compiled already.
     callbacks : list of keras.callbacks.Callback
     custom_objects : mapping of str to object
     checkpoint : keras.callbacks.ModelCheckpoint or None
-        Chooses the weights that the trained model has; those of the last epoch without it.
+        Selects the weights that the trained model has; None: those of the last epoch.
     """
 
     model: Any
@@ -47,9 +47,9 @@ def train(training: Training) -> list[dict[str, float]]:
     Returns
     -------
     list of dict of str to float
-        By epoch: losses and metrics, averaged over all ranks.
+        Losses and metrics by epoch, averaged over all ranks.
     """
-    start = load(training.store, f"{training.run}/{START}")  # first of all: it chooses Keras' backend
+    start = load(training.store, f"{training.run}/{START}")  # before Keras is imported: it selects the backend
     import keras
 
     from ... import keras as hvd
@@ -82,7 +82,7 @@ def train(training: Training) -> list[dict[str, float]]:
         _batches(training, readers[TRAIN], TRAIN, outputs),
         epochs=training.epochs,
         steps_per_epoch=steps[TRAIN],
-        shuffle=False,  # the reader does it
+        shuffle=False,  # the reader shuffles
         verbose=0,
         callbacks=[
             hvd.callbacks.BroadcastGlobalVariablesCallback(0),
@@ -98,16 +98,16 @@ def train(training: Training) -> list[dict[str, float]]:
             model.load_weights(best)
         dump(training.store, f"{training.run}/{CHECKPOINT}", Packed(model, start.custom_objects))
     shutil.rmtree(best.parent)
-    hvd.barrier()  # the model is there when the first rank ends
+    hvd.barrier()  # no rank ends before the model is written
     hvd.shutdown()
     return history
 
 
 def _output_shapes(training: Training, reader: Reader, model: Any) -> list[tuple[int, ...]]:
-    """The shapes of a row of the model's outputs: as the model tells them, or else as it computes them."""
+    """Return the shapes of a row of the model's outputs: as the model declares them, or else by computing them."""
     try:
         shapes = [tuple(each.shape[1:]) for each in model.outputs or ()]
-    except AttributeError:  # of a subclass of `keras.Model`, or of one that is not built
+    except AttributeError:  # a subclass of `keras.Model`, or a model that is not built
         shapes = []
     if shapes and not any(None in shape for shape in shapes):
         return shapes
@@ -118,7 +118,7 @@ def _output_shapes(training: Training, reader: Reader, model: Any) -> list[tuple
 def _batches(
     training: Training, reader: Reader, split: str, outputs: Sequence[tuple[int, ...]]
 ) -> Iterator[tuple[Any, ...]]:
-    """The batches of a rank as `fit` takes them, epoch after epoch without end; labels in the shapes of the outputs."""
+    """Yield a rank's batches for `fit`, over endless epochs, with labels in the shapes of the outputs."""
     size, steps = training.batches(reader, split)
     for epoch in count():
         for batch in islice(reader.batches(epoch, size), steps):

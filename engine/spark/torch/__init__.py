@@ -1,4 +1,4 @@
-"""Estimators of Spark ML that train a model of PyTorch: `TorchEstimator`, and the `TorchModel` that it gives."""
+"""Estimators of Spark ML for models of PyTorch: `TorchEstimator`, and the `TorchModel` that it returns."""
 
 from .estimator import TorchEstimator
 from .model import TorchModel

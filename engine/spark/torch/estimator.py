@@ -15,17 +15,17 @@ from .training import CHECKPOINT, train
 
 
 class TorchEstimator(JobEstimator):
-    """Trains a model of PyTorch on the ranks of a job in Spark.
+    """Estimator that trains a model of PyTorch on the ranks of a job in Spark.
 
     Parameters
     ----------
     optimizer : torch.optim.Optimizer
-        Of the model's parameters.
+        Optimizer of the model's parameters.
     loss : callable or list of callable
-        Of output and label; one for each label. A label with as many values as the output gets its shape.
+        One loss for each label; takes output and label. A label with as many values as the output gets its shape.
     **common
-        As of `JobEstimator`. The `model` is a `torch.nn.Module`: it takes a tensor for each feature, and gives one for
-        each label, or a tuple of them. With several batches a step, the last step of an epoch may have fewer.
+        Same as in `JobEstimator`. The `model` is a `torch.nn.Module`: it takes a tensor for each feature, and returns
+        one for each label, or a tuple of them. With several batches a step, the last step of an epoch may have fewer.
     """
 
     OBJECT_NAMES = (*JobEstimator.OBJECT_NAMES, "optimizer", "loss")

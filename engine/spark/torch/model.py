@@ -8,7 +8,7 @@ from ..model import TrainedModel
 
 
 def compute(model: Any, arrays: list[Any]) -> list[Any]:
-    """The outputs of a module of PyTorch as arrays, with whatever it does in training switched off."""
+    """Return the outputs of a module of PyTorch as arrays, computed in evaluation mode."""
     import torch
 
     model.eval()
@@ -18,14 +18,14 @@ def compute(model: Any, arrays: list[Any]) -> list[Any]:
 
 
 class TorchModel(TrainedModel):
-    """As `TrainedModel`; its `model` is a `torch.nn.Module`."""
+    """Variant of `TrainedModel` whose `model` is a `torch.nn.Module`."""
 
     compute = staticmethod(compute)
 
     def getHistory(self) -> list[dict[str, Any]]:
-        """By epoch its number, `epoch`, and the losses of `train` and `validation`, averaged over all ranks.
+        """Return the number, `epoch`, and the average losses over all ranks, `train` and `validation`, of each epoch.
 
-        Each of the two is `{"loss": value}`; without rows that validate there is no `validation`.
+        Each of the two is `{"loss": value}`; without validation rows there is no `validation`.
         """
         found: list[dict[str, Any]] = []
         for number, epoch in enumerate(self._history):

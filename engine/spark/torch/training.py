@@ -1,4 +1,4 @@
-"""What the ranks of an estimator do: train a model of PyTorch on their parts of a data set, and keep it in a store."""
+"""Training of a PyTorch model on a rank of an estimator, with its part of a data set, and results in a store."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def train(training: Training) -> list[dict[str, float]]:
     Returns
     -------
     list of dict of str to float
-        By epoch: `loss`, and `val_loss` if rows validate, averaged over all ranks.
+        `loss` by epoch, and `val_loss` if there are validation rows, averaged over all ranks.
     """
     import torch
 
@@ -30,7 +30,7 @@ def train(training: Training) -> list[dict[str, float]]:
     model, optimizer, losses = load(training.store, f"{training.run}/{START}")
     device = torch.device("cuda", hvd.local_rank() % torch.cuda.device_count()) if torch.cuda.is_available() else None
     if device is not None:
-        model.to(device)  # keeps the parameters, which the optimizer has
+        model.to(device)  # in place, as the optimizer refers to the parameters
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), **training.options)
@@ -55,7 +55,7 @@ def train(training: Training) -> list[dict[str, float]]:
         history.append(found)
         if hvd.rank() == 0:
             _keep(training, model, history)
-    hvd.barrier()  # the model is there when the first rank ends
+    hvd.barrier()  # no rank ends before the model is written
     hvd.shutdown()
     return history
 
@@ -70,7 +70,7 @@ def _pass(
     device: Any,
     step: Callable[[Any, int, bool], None] = lambda loss, number, last: None,
 ) -> float:
-    """Go once through this rank's rows; the average loss of the rows of all ranks.
+    """Iterate once over this rank's rows; return the average loss over the rows of all ranks.
 
     `step` is called with the loss of a batch, the batch's number, and whether it is the last of the epoch.
     """
@@ -106,14 +106,14 @@ def _pass(
 def _tensors(
     batch: Batch, names: Sequence[str], shapes: Sequence[tuple[int, ...] | None], device: Any = None
 ) -> list[Any]:
-    """Columns of a batch as tensors, each in its shape."""
+    """Return columns of a batch as tensors, each in its shape."""
     import torch
 
     return [torch.from_numpy(array).to(device) for array in shaped(batch, names, shapes)]
 
 
 def _keep(training: Training, model: Any, history: list[dict[str, float]]) -> None:
-    """Write the model's state as it is after an epoch; the model itself has the optimizer's hooks by now."""
+    """Write the model's state after an epoch; the model itself has the optimizer's hooks, and is not pickled."""
     import torch
 
     buffer = io.BytesIO()
