@@ -1,7 +1,7 @@
-"""Elastic training: states that outlive a world, samplers that go on in the next one, and a loop over both.
+"""Elastic training: states that survive a world, samplers that continue in the next one, and a loop over both.
 
-Names are loaded when they are first used: launchers decide by modules of this package, and load no extension.
-docs/architecture/elastic.md says what each module is for.
+Names are loaded on first use, since launchers use modules of this package without the extension.
+docs/architecture/elastic.md describes each module.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Hosts of a job: their slots, ages, back-off after failures, and blacklist.
 
-A failure delays the next start in the worker's slot by 1, 2, 4 s and so on, up to about a minute, until a worker there
-has lived to see a commit. Three failures in a row in one slot without a commit between them, or the loss of the agent,
-blacklist the host: nothing is started there until its cooldown is over. Workers that live there go on. If a newcomer
-ends by itself before it was in a world, commits of others prove nothing about it: only a commit of its own slot counts.
+A failure delays the next start in the worker's slot by 1, 2, 4 s and so on, up to about a minute. A commit that a
+worker in the slot lives to see resets the delay. Three failures in a row in one slot without a commit between them, or
+the loss of the agent, blacklist the host: nothing is started there until its cooldown is over. Workers that live there
+go on. If a newcomer ends by itself before it was in a world, commits of others prove nothing about it: only a commit of
+its own slot counts.
 """
 
 from __future__ import annotations

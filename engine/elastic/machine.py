@@ -14,7 +14,7 @@ starting newcomers were waited for during `grow_wait`; no worker is unfenced | G
 | | a member has ended or come back, its agent is lost, or `meeting` is over | VOID to the others; RESETTING |
 | | the same, and all members live | newcomers leave if no worker of their host holds a commit; the host backs off |
 | RUNNING | a member has ended, its agent is lost, or it has come to the gate | RESETTING |
-| | a member shall leave: its host has gone or leaves, it asks for it, or it is slow; \
+| | a member shall leave: its host has gone or leaves, it has asked to leave, or it is slow; \
 if all members shall, there are enough newcomers for a world with one of them | UPDATE to all, once |
 | | a newcomer at the gate shall leave | END; one that was in a world is held until this one is over |
 | | a newcomer at the gate has another build | END; its host is blacklisted |
@@ -142,9 +142,8 @@ class Machine:
             raise ValueError(f"it was {self._now} already, and now it is {now}")
         self._now = now
         self._orders.begin(now)
-        for (
-            worker
-        ) in self.roster.by_worth():  # if a world cannot meet, only the first one is killed; others get more time
+        # If a world cannot meet, only the first of these workers is killed: the others then get more time.
+        for worker in self.roster.by_worth():
             if worker.until is not None and worker.until <= now:
                 self._late(worker)
         _REACTIONS[type(event)](self, event)

@@ -1,4 +1,4 @@
-"""Detection of a worker that delays the others, from counters of all workers over time. A pure function.
+"""Pure function that finds a worker which delays the others, from the counters of all workers over time.
 
 A worker is found only if nothing else explains the delay. Its lag must exceed the limit in every interval, so that no
 single pause is enough, such as a checkpoint that rank 0 writes. All other lags must be below half the limit; otherwise

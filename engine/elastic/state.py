@@ -130,7 +130,7 @@ class State:
     def enter(
         self, world: int, updated: Callable[[], bool] = lambda: False, tell: Callable[[int], None] = lambda number: None
     ) -> None:
-        """Set the world that this process is in; earlier news of hosts do not apply to it.
+        """Set the world that this process is in; earlier news of hosts does not apply to it.
 
         Parameters
         ----------

@@ -79,7 +79,7 @@ class Record:
         Raises
         ------
         ValueError
-            A file has a name that a rank does not use, or a field has the wrong type.
+            A file has a name that a rank does not use, or a field is invalid.
         """
         rank, code, age = head.get("rank"), head.get("code"), head.get("age")
         if type(rank) is not int or type(code) is not int or rank < 0 or not -128 <= code <= 255:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 NOWHERE = "-"  # number of no host: the guardian is not responsible for ranks of other tasks
-CONSEQUENCE = 5.0  # seconds that a task waits if another rank caused its failure, so that that rank's task fails first
+CONSEQUENCE = 5.0  # seconds that a task waits if another rank caused its failure, so that the other task fails first
 FAREWELL = 10.0  # seconds that the driver has to read the last output of a rank
 FIRST, LAST = "[[rank", "rank]]"  # delimiters of a task's text in an exception, which Spark wraps in others
 

@@ -32,8 +32,8 @@ def loop(
     """Iterate over the batches of this rank that are still to be trained, of all epochs.
 
     Call it in the function that `elastic.run` wraps: an iterator never sees what the body of a loop raises, and so
-    cannot start the body again. When that function is called again, the loop goes on from the newest commit, with the
-    rest of the epoch divided among the ranks of the new world.
+    cannot start the body again. When that function is called again, the loop goes on from the newest commit. The rest
+    of the epoch is then divided among the ranks of the new world.
 
     A batch counts as trained when the next one is requested. The loop commits after every `commit_every` batches, and
     at the end of each epoch.

@@ -69,7 +69,7 @@ def run(function: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P],
     Returns
     -------
     callable
-        Takes and returns what `function` does. An elastic job may call it only once. It returns on every rank when the
+        Takes and returns what `function` does. An elastic job has one such call. It returns on every rank when the
         function has returned on all ranks. It raises `JobOver` if the job ends before the training is complete, with
         the state as last committed. It also raises what `function` raises while its world has not failed. A worker that
         the job goes on without, or that comes after the training is complete, exits here.
