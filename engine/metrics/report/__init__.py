@@ -1,1 +1,1 @@
-"""Jobs for the person at the terminal: `enginerun top`, and the summary with its advice at a job's end."""
+"""Reports for the user at the terminal: `enginerun top`, and the summary with advice at a job's end."""

@@ -1,4 +1,4 @@
-"""Advice after a run: rules over its figures, each with a condition of its own. Pure."""
+"""Advice after a run: independent rules over its figures. Pure."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from ... import readable
 from .rates import MUCH, Page, slow_host, slow_link
 from .summary import FEW_STEPS, Figures, Run, figures, lines
 
-MOSTLY = 0.5  # share of the batches from which most are meant
-SMALL_BATCH = 4 << 20  # bytes of an allreduce, below which its latency counts
-MANY_MISSES = 0.2  # share of submissions by full request; in a steady job only first uses of a name are
+MOSTLY = 0.5  # share of the batches above which we say "most"
+SMALL_BATCH = 4 << 20  # bytes of an allreduce below which latency matters
+MANY_MISSES = 0.2  # share of submissions by full request; in a steady job only the first uses of names are such
 
 
 def report(pages: Mapping[int, Page], run: Run) -> list[str]:
@@ -19,7 +19,7 @@ def report(pages: Mapping[int, Page], run: Run) -> list[str]:
     Parameters
     ----------
     pages : mapping of int to Snapshot, PageError or None
-        As they were last, by rank; none if nothing was counted.
+        Last reading of the pages, by rank; empty if nothing was counted.
     run : Run
 
     Returns
@@ -34,7 +34,7 @@ def report(pages: Mapping[int, Page], run: Run) -> list[str]:
 
 
 def advise(told: Figures) -> list[str]:
-    """Say what to change.
+    """Return recommendations of what to change.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ def advise(told: Figures) -> list[str]:
     Returns
     -------
     list of str
-        The most important first; one line that says so if there is nothing, or nothing to judge by.
+        Most important first. A single line says so if there is nothing to change, or too little data to judge.
     """
     found = [text for rule in ALWAYS if (text := rule(told)) is not None]
     if not told.enough:
@@ -57,7 +57,7 @@ def advise(told: Figures) -> list[str]:
 
 
 def failed(told: Figures) -> str | None:
-    """A rank has failed: that comes before speed."""
+    """Point to the cause of a failure, which comes before speed."""
     if not told.failures:
         return None
     causes = "; ".join(told.failures)
@@ -65,21 +65,21 @@ def failed(told: Figures) -> str | None:
 
 
 def disagreed(told: Figures) -> str | None:
-    """Ranks sent different things."""
+    """Report tensors on which the ranks' programs disagreed."""
     if not told.mismatches:
         return None
     return "the ranks' programs differ: see the MismatchErrors, which name the tensors"
 
 
 def stalled(told: Figures) -> str | None:
-    """Something was overdue."""
+    """Report stalls."""
     if not told.warnings:
         return None
     return "the job stood still at times: the warnings name the tensors and the ranks that did not submit them"
 
 
 def crowded(told: Figures) -> str | None:
-    """A host has more ranks than processors."""
+    """Report hosts with more ranks than processors."""
     hosts = {f" on {readable.plain(name)}": share for name, share in told.run.hosts.items()}
     shares = [
         f"{ranks} ranks share {readable.count(processors, 'processor')}{where}"
@@ -93,7 +93,7 @@ def crowded(told: Figures) -> str | None:
 
 
 def late(told: Figures) -> str | None:
-    """One rank makes the others wait."""
+    """Report the rank for which the others wait."""
     rank = told.straggler
     if rank is None:
         return None
@@ -106,7 +106,7 @@ def late(told: Figures) -> str | None:
 
 
 def slow_network(told: Figures) -> str | None:
-    """One host's data comes late, or that between two hosts does, and costs much."""
+    """Report a host, or a link between two hosts, whose data comes late at a high cost."""
     names, waits = list(told.crossing), dict(enumerate(told.crossing.values()))
     if (host := slow_host(waits)) is not None:
         return (
@@ -124,7 +124,7 @@ def slow_network(told: Figures) -> str | None:
 
 
 def renamed(told: Figures) -> str | None:
-    """Names or shapes change from step to step."""
+    """Report names or shapes that change from step to step."""
     if told.misses is None or told.misses <= MANY_MISSES:
         return None
     return (
@@ -134,7 +134,7 @@ def renamed(told: Figures) -> str | None:
 
 
 def small_batches(told: Figures) -> str | None:
-    """Batches end at the threshold while they are small, and communication is not hidden."""
+    """Recommend a larger fusion threshold if batches are full but small, and communication is not hidden."""
     if not _costly(told.exposed) or told.batch is None or told.batch >= SMALL_BATCH or not _closed_by(told, "full"):
         return None
     return (
@@ -144,7 +144,7 @@ def small_batches(told: Figures) -> str | None:
 
 
 def waits_for_clock(told: Figures) -> str | None:
-    """Batches wait for the cycle time, and the program for the batches."""
+    """Recommend a shorter cycle time if the program waits for batches that only the cycle time closes."""
     if not _costly(told.waited) or not _closed_by(told, "cycle_time") or told.straggler is not None:
         return None
     knobs = dict(told.knobs)
@@ -155,16 +155,16 @@ def waits_for_clock(told: Figures) -> str | None:
 
 
 def untuned(told: Figures) -> str | None:
-    """Communication costs much, and nobody has looked for better knobs."""
+    """Recommend the tuner if communication is expensive and no better knobs were searched for."""
     if told.phase != "off" or not _costly(told.blocked):
         return None
     if any(rule(told) is not None for rule in (crowded, late, small_batches, waits_for_clock)):
-        return None  # that is to be mended first
+        return None  # these come first
     return f"communication costs {readable.share(told.blocked or 0.0)} of the time: --autotune looks for better knobs"
 
 
 def unfinished(told: Figures) -> str | None:
-    """The search was not over."""
+    """Recommend a longer run if the tuner's search had not finished."""
     if told.phase not in ("waiting", "searching") or not _costly(told.blocked):
         return None
     return "let the job run longer, or lower --autotune-bayes-opt-max-samples: the tuner had not finished"
@@ -175,7 +175,7 @@ def _costly(share: float | None) -> bool:
 
 
 def _closed_by(told: Figures, reason: str) -> bool:
-    """Whether most batches were closed for that reason."""
+    """Return whether most batches were closed for this reason."""
     count = sum(told.closed.values())
     return count > 0 and told.closed.get(reason, 0) > MOSTLY * count
 

@@ -1,15 +1,15 @@
-"""An elastic job in words, for `enginerun top`."""
+"""Text about an elastic job for `enginerun top`."""
 
 from __future__ import annotations
 
 from ... import readable
 from ..elastic_job import ElasticJob
 
-SHOWN = 3  # resets that are told one by one
+SHOWN = 3  # resets that are listed one by one
 
 
 def head(job: ElasticJob, now: float) -> list[str]:
-    """Its world in a few words each; `now` is unix time."""
+    """Return short phrases about the job's world; `now` is unix time."""
     if not job.world:
         return [f"no world yet ({_sizes(job)})"]
     state = "resetting after world" if job.resetting else "world"
@@ -24,7 +24,7 @@ def head(job: ElasticJob, now: float) -> list[str]:
 
 
 def resets(job: ElasticJob, now: float) -> list[str]:
-    """The last resets, a line each, the newest first.
+    """Return one line for each of the last resets, the newest first.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ def resets(job: ElasticJob, now: float) -> list[str]:
 
 
 def _since(job: ElasticJob, now: float) -> float:
-    """Seconds of a reset that is not over, since the launcher has written down how long it lasts."""
+    """Return the seconds that a current reset has lasted beyond the duration that the launcher last published."""
     return max(0.0, now - job.recent[-1].time - job.recent[-1].seconds) if job.resetting and job.recent else 0.0
 
 

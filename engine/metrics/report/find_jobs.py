@@ -1,10 +1,11 @@
-"""Find the jobs of this user on this host, and read their pages.
+"""Search for jobs of this user on this host, and access to their pages.
 
 A job of `enginerun` is a process that holds a page for each rank, in the order of ranks. Ranks that were started
-otherwise hold a page of their own each, and belong together if their launcher calls them one job, or started them. A
-page may be held by several processes, as ranks open what the launcher made, and processes that a rank forks inherit it:
-it belongs to the oldest. The agent of a job that `enginerun` runs on several hosts holds the pages of its host's ranks,
-and the launcher copies of all: on the launcher's host such an agent is a part of that job, elsewhere it stands for it.
+otherwise each hold a page of their own; they belong together if their launcher gives them one job id or started them.
+Several processes may hold a page: ranks open what the launcher created, and children that a rank forks inherit it.
+The page belongs to the oldest of them. On several hosts, each agent of `enginerun` holds the pages of its host's
+ranks, and the launcher holds copies of all. An agent on the launcher's host is a part of that job; elsewhere it
+represents the job.
 """
 
 from __future__ import annotations
@@ -28,27 +29,27 @@ from .rates import JobReading, Page
 
 PROC = Path("/proc")
 LINK = f"/memfd:{NAME}"
-AGENT = "engine.launch.agent"  # the module, as it stands in the command line of an agent
+AGENT = "engine.launch.agent"  # module in the command line of an agent
 
 
 @dataclass(frozen=True)
 class RunningJob:
-    """A job that runs.
+    """Job that runs on this host.
 
     Attributes
     ----------
     run : str
-        Its name.
+        Name of the run.
     pid : int
-        Of the launcher; without one, of its lowest rank.
+        Process id of the launcher, or without one, of the lowest rank.
     launched : bool
-        Whether it is one of `enginerun`, which holds the pages of all ranks.
+        Whether the job was started by `enginerun`, which holds the pages of all ranks.
     pages : tuple of Path
-        Where they can be opened; none if the job does not count.
+        Paths of the pages; empty if the job does not count.
     processes : tuple of Process
-        Those whose end is the job's: the launcher, or every rank.
+        Processes that define the job's lifetime: the launcher, or every rank.
     members : frozenset of int
-        Every process that is known to belong to it.
+        Process ids of all known members of the job.
     """
 
     run: str
@@ -61,11 +62,11 @@ class RunningJob:
 
 @dataclass(frozen=True)
 class _Held:
-    """A page in the hands of its owner."""
+    """Page held open by its owner."""
 
     owner: Process
     path: Path
-    number: int  # of the descriptor
+    number: int  # descriptor in the owner
 
 
 def find() -> list[RunningJob]:
@@ -74,7 +75,7 @@ def find() -> list[RunningJob]:
     Returns
     -------
     list of RunningJob
-        The oldest first.
+        Oldest first.
     """
     mine = {process.pid: process for process in _mine()}
     environments = {pid: environment(pid) for pid in mine}
@@ -105,7 +106,7 @@ def find() -> list[RunningJob]:
 
 
 class Attached:
-    """A job's pages, held open: they can be read after the job has ended. Close it, or use it in a `with`.
+    """Open pages of a job, readable after the job has ended. Close it, or use it as a context manager.
 
     Parameters
     ----------
@@ -114,7 +115,7 @@ class Attached:
 
     def __init__(self, job: RunningJob) -> None:
         self.job = job
-        self._opened: dict[tuple[int, int], int] = {}  # descriptors by what they lead to, in the order of ranks
+        self._opened: dict[tuple[int, int], int] = {}  # descriptors by device and inode, in the order of ranks
         self._join(job.pages)
         self._board = _board_of(job)
 
@@ -125,7 +126,7 @@ class Attached:
         self.close()
 
     def close(self) -> None:
-        """Let go of the pages."""
+        """Close the pages."""
         while self._opened:
             os.close(self._opened.popitem()[1])
         if self._board is not None:
@@ -133,13 +134,13 @@ class Attached:
             self._board = None
 
     def read(self) -> JobReading:
-        """Read every page, also those of ranks that have joined the job since the last time.
+        """Read every page, including those of ranks that joined the job since the last reading.
 
         Returns
         -------
         JobReading
-            A page that tells no rank has that of its place among the pages. Of an elastic job pages go by slots, and
-            those are there in which a worker runs.
+            A page without a rank gets the number of its position among the pages. For an elastic job, pages are
+            numbered by slot, and only slots in which a worker runs are included.
         """
         if not self.job.launched:
             self._look_again()
@@ -151,19 +152,19 @@ class Attached:
         return JobReading(now, by_rank(pages))
 
     def elastic(self) -> ElasticJob | None:
-        """What its launcher tells of an elastic job; None of another."""
+        """Return the published state of an elastic job; None for other jobs."""
         return None if self._board is None else elastic_job.read(self._board)
 
     @property
     def runs(self) -> bool:
-        """Whether the job still runs."""
+        """True while the job runs."""
         return any(_same(process) for process in self.job.processes)
 
     def letters(self, reading: JobReading) -> dict[int, str]:
-        """The states of the ranks' processes, as in `Process.state`; `X` for those that are gone.
+        """Return the states of the ranks' processes, as in `Process.state`; `X` for those that are gone.
 
-        Nothing is said where the ranks number their processes otherwise than this process does, in a container. Of
-        ranks on other hosts the copies of their pages tell it.
+        Ranks on other hosts have their state in the copies of their pages. Other ranks are omitted if they are in
+        another PID namespace (a container).
         """
         here = _one_numbering(self.job.processes[0].pid)
         found = {}
@@ -177,7 +178,7 @@ class Attached:
 
     def _join(self, paths: Sequence[Path]) -> None:
         for path in paths:
-            with contextlib.suppress(OSError):  # it has ended in this moment
+            with contextlib.suppress(OSError):  # it has just ended
                 descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                 status = os.fstat(descriptor)
                 if self._opened.setdefault((status.st_dev, status.st_ino), descriptor) != descriptor:
@@ -200,7 +201,7 @@ class Attached:
 
 
 def _board_of(job: RunningJob) -> int | None:
-    """A descriptor of what the launcher of an elastic job tells of it."""
+    """Open the published state of an elastic job's launcher; return None if there is none."""
     directory = PROC / str(job.pid) / "fd"
     if job.launched:
         with contextlib.suppress(OSError):  # it has ended
@@ -212,12 +213,12 @@ def _board_of(job: RunningJob) -> int | None:
 
 
 def look_into(source: int | Path) -> Page:
-    """Read a page, of which it may be an answer that it cannot be read.
+    """Read a page; return, rather than raise, the error of one that cannot be read.
 
     Parameters
     ----------
     source : int or Path
-        Its descriptor or path.
+        Descriptor or path of the page.
 
     Returns
     -------
@@ -230,24 +231,24 @@ def look_into(source: int | Path) -> Page:
 
 
 def state_letter(page: Snapshot) -> str:
-    """The state of a rank's process, by a copy of its page; empty if that does not tell it."""
+    """Return the process state from a copy of a rank's page; empty if the copy has none."""
     state = page["copied_state"]  # a damaged page may have any number
     return chr(state) if 32 < state < 127 else ""
 
 
 def by_rank(pages: Sequence[Page]) -> dict[int, Page]:
-    """Number pages.
+    """Number pages by rank.
 
     Parameters
     ----------
     pages : sequence of Snapshot, PageError or None
-        In the order of ranks, as far as that is known.
+        Pages in the order of ranks, as far as that is known.
 
     Returns
     -------
     dict of int to Snapshot, PageError or None
-        By the ranks that they tell; the others, and of two that tell the same all but the last, by the first free
-        number from their place on.
+        Pages by their own rank. A page without a rank, or with the same rank as a later one, gets the first free
+        number from its position on.
     """
     told = {page["rank"]: page for page in pages if _tells(page)}
     numbered: dict[int, Page] = dict(told)
@@ -260,7 +261,7 @@ def by_rank(pages: Sequence[Page]) -> dict[int, Page]:
 
 
 def environment(pid: int) -> dict[str, str]:
-    """The variables that a process was started with; none if they cannot be read."""
+    """Return the variables with which a process was started; empty if they cannot be read."""
     try:
         data = (PROC / str(pid) / "environ").read_bytes()
     except OSError:
@@ -275,14 +276,14 @@ def environment(pid: int) -> dict[str, str]:
 def _mine() -> Iterator[Process]:
     for process in processes():
         with contextlib.suppress(OSError):
-            # Not the directory's owner: that is root for a process that has changed its user.
+            # Do not use the directory's owner: it is root for a process that has changed its user.
             status = (PROC / str(process.pid) / "status").read_bytes()
             if int(status.partition(b"\nUid:")[2].split(maxsplit=2)[1]) == os.geteuid():
                 yield process
 
 
 def _same(process: Process) -> bool:
-    """Whether that very process still runs."""
+    """Return whether this very process still runs (the same start time, not a reused id)."""
     now = look(process.pid)
     return now is not None and now.born == process.born and now.state not in "ZX"
 
@@ -298,7 +299,7 @@ def _one_numbering(pid: int) -> bool:
 
 
 def _owned(mine: Mapping[int, Process]) -> tuple[dict[int, list[_Held]], dict[Path, set[int]]]:
-    """The pages by their owners, in the order of descriptors; and every process that holds them."""
+    """Return the pages by their owners' process ids, in the order of descriptors, and the ids of all their holders."""
     held: dict[tuple[int, int], list[_Held]] = {}
     for process in mine.values():
         seen = set()
@@ -323,20 +324,20 @@ def _owned(mine: Mapping[int, Process]) -> tuple[dict[int, list[_Held]], dict[Pa
 
 
 def _descriptors(pid: int) -> list[int]:
-    """Those of pages into which a process could write; who only reads one is no part of a job."""
+    """Return a process's descriptors of pages opened for writing; a mere reader is not part of a job."""
     directory = PROC / str(pid) / "fd"
     found = []
     with contextlib.suppress(OSError):  # it has ended
         for name in os.listdir(directory):
             with contextlib.suppress(OSError):
-                link = directory / name  # has the permissions with which it was opened
+                link = directory / name  # the link's mode shows how the file was opened
                 if os.readlink(link).startswith(LINK) and link.lstat().st_mode & stat.S_IWUSR:
                     found.append(int(name))
     return sorted(found)
 
 
 def _tells(page: Page) -> TypeGuard[Snapshot]:
-    """Whether a page says whose it is."""
+    """Return whether a page contains its rank."""
     return isinstance(page, Snapshot) and page.state != "new"
 
 
@@ -348,7 +349,7 @@ def _rank(path: Path) -> int:
 def _launches(
     pages: Sequence[_Held], mine: Mapping[int, Process], environments: Mapping[int, Mapping[str, str]]
 ) -> bool:
-    """Whether pages are in the hands of a launcher, and not of the rank itself."""
+    """Return whether a launcher, rather than the rank itself, holds the pages."""
     owner = pages[0].owner
     if len(pages) > 1 or any(_launcher_of(variables) == owner.pid for variables in environments.values()):
         return True
@@ -362,7 +363,7 @@ def _is_agent(
     environments: Mapping[int, Mapping[str, str]],
     owned: Mapping[int, object],
 ) -> bool:
-    """Whether a process is the agent of a launcher that is here, and itself holds pages of all ranks."""
+    """Return whether a process is the agent of a launcher on this host that itself holds the pages of all ranks."""
     launchers = {_launcher_of(environments[pid]) for pid, process in mine.items() if process.parent == owner.pid}
     return AGENT in _command(owner.pid) and bool((launchers - {owner.pid}) & owned.keys())
 
@@ -371,13 +372,13 @@ def _is_agent(
 
 
 def _launcher_of(variables: Mapping[str, str]) -> int | None:
-    """The launcher that started a process, as it calls its jobs PID-KEY."""
+    """Return the process id of the launcher from the job id `PID-KEY` in a process's environment; None if absent."""
     pid, dash, key = variables.get("ENGINE_JOB", "").partition("-")
     return int(pid) if dash and key and pid.isascii() and pid.isdigit() else None
 
 
 def _key(owner: Process, variables: Mapping[str, str], page: Page) -> str:
-    """A text that is equal for the ranks of a job that another launcher has started."""
+    """Return a text that is equal for all ranks of a job that another launcher started."""
     if isinstance(page, Snapshot) and page["size"] == 1:
         return f"process {owner.pid}"
     names = ("ENGINE_JOB",) if variables.get("ENGINE_JOB") else JOBS
@@ -386,7 +387,7 @@ def _key(owner: Process, variables: Mapping[str, str], page: Page) -> str:
 
 
 def _name(environments: Mapping[int, Mapping[str, str]], ranks: Sequence[int], pid: int) -> str:
-    """A run's name, as it is exported: that which it was given, or that of its program with the launcher's number."""
+    """Return the exported name of a run: the given name, or one made of the program's name and `pid`."""
     for rank in sorted(ranks):
         name = environments[rank].get("ENGINE_RUN_NAME", "").strip()
         if name and name.lower() != "auto":
@@ -410,7 +411,7 @@ def _uncounted(
     environments: Mapping[int, Mapping[str, str]],
     counted: set[int],
 ) -> Iterator[RunningJob]:
-    """Jobs of `enginerun` that have no pages."""
+    """Yield jobs of `enginerun` that have no pages."""
     ranks: dict[int, list[int]] = {}
     for pid, variables in environments.items():
         launcher = _launcher_of(variables)

@@ -1,4 +1,4 @@
-"""Contents of a page in words: knobs, and the cause of a failure."""
+"""Text about the contents of a page: knobs, and the cause of a failure."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from ...readable import exact
 from ..knobs import GAUGES, Gauge
 from ..page import Snapshot
 
-# Lists of names, by the knob.
+# Lists of names, by knob.
 _LISTS = {"stores": "stores", "between_hosts": "between_hosts", "compression": "compressions"}
 
 
 def knobs(page: Snapshot) -> list[tuple[str, str]]:
-    """The knobs in force, as options of `enginerun` and their values; none before the first collective. One socket a
-    lane is not worth a word: most jobs have no lanes."""
+    """Return the knobs in force as options of `enginerun` with their values; none before the first collective.
+
+    A single socket per lane is omitted, as most jobs have no lanes.
+    """
     if not any(page[gauge.field] for gauge in GAUGES):
         return []
     shown = [gauge for gauge in GAUGES if gauge.setting.unit != "sockets" or page[gauge.field] > 1]
@@ -20,7 +22,7 @@ def knobs(page: Snapshot) -> list[tuple[str, str]]:
 
 
 def _knob(gauge: Gauge, page: Snapshot) -> str:
-    """A knob as its option takes it."""
+    """Format a knob's value as its option takes it."""
     if gauge.setting.name in _LISTS:
         return page.word(_LISTS[gauge.setting.name], gauge.field)
     value = page[gauge.field]
@@ -30,7 +32,7 @@ def _knob(gauge: Gauge, page: Snapshot) -> str:
 
 
 def failure(page: Snapshot) -> str:
-    """The cause of a failure, by a failed rank's page: `rank 2 died`."""
+    """Describe the cause of a failure from a failed rank's page, such as `rank 2 died`."""
     who = f"rank {page['culprit'] - 1}" if page["culprit"] else "a rank"
     verbs = {
         "died": "died",

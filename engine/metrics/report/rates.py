@@ -15,23 +15,23 @@ COUNTERS = (
     *("network_sent", "network_received", "crossing_ns"),
     *("device_entries", "device_ns", "device_samples"),
 )
-# Who is a straggler: later than the first rank by this much in the mean, and by this much more than the other ranks.
+# A straggler is later than the first rank by this much on average, and by this much more than the other ranks.
 LATE_SECONDS = 1e-3
 LATE_SHARE = 0.05  # lateness as a share of a step
 LATE_TIMES = 2.0
-MUCH = 0.10  # share of the time from which communication is worth a change
+MUCH = 0.10  # share of the time above which communication is worth a change
 
 
 @dataclass(frozen=True)
 class JobReading:
-    """The pages of a job's ranks, read together.
+    """Pages of a job's ranks, read together.
 
     Attributes
     ----------
     time : float
-        When, in seconds of a clock that does not go back.
+        Time of the reading, in seconds of a monotonic clock.
     pages : mapping of int to Snapshot, PageError or None
-        By rank: what the page said, why it cannot be read, or None as long as nothing is written to it.
+        Pages by rank: the contents, the error if a page cannot be read, or None as long as it is empty.
     """
 
     time: float
@@ -39,33 +39,32 @@ class JobReading:
 
     @property
     def snapshots(self) -> dict[int, Snapshot]:
-        """Those that could be read."""
+        """Pages that could be read, by rank."""
         return {rank: page for rank, page in sorted(self.pages.items()) if isinstance(page, Snapshot)}
 
 
 @dataclass(frozen=True)
 class Rates:
-    """The rates of one rank between two readings.
+    """Rates of one rank between two readings.
 
     Attributes
     ----------
     seconds : float
-        Between them.
+        Time between the readings.
     steps, collectives, nbytes : float
-        A second.
+        Steps, collectives and bytes per second.
     step : float or None
-        Seconds of a step in the mean; None if none ended.
+        Mean seconds of a step; None if no step ended.
     blocked, exposed : float
-        Shares of the time: in which the program was blocked in the engine, and of this the part in which a collective
-        was executed.
+        Shares of the time: blocked in the engine, and the part of it in which a collective was executed.
     lag : float or None
-        Seconds after the first rank at which this one submitted, in the mean; None if nothing was submitted.
+        Mean seconds from the first rank's submission to this rank's; None if nothing was submitted.
     network : float
-        Bytes a second to and from other hosts.
+        Bytes per second to and from other hosts.
     crossing : mapping of int to float
-        By the number of another host, the share of the time in which collectives waited for data from there.
+        Share of the time in which collectives waited for data from another host, by host number.
     device : mapping of str to float
-        By what is timed on the GPU (`names.STAGES`), the mean of its samples in seconds; those that there are.
+        Mean of the samples of each GPU stage (`names.STAGES`), in seconds; stages without samples are omitted.
     """
 
     seconds: float
@@ -82,7 +81,7 @@ class Rates:
 
 
 def rates(before: JobReading, after: JobReading) -> dict[int, Rates]:
-    """Compare two readings.
+    """Compute the rates between two readings.
 
     Parameters
     ----------
@@ -91,9 +90,8 @@ def rates(before: JobReading, after: JobReading) -> dict[int, Rates]:
     Returns
     -------
     dict of int to Rates
-        Of the ranks whose pages could be read both times. A rank whose counters have begun anew in between, because it
-        is another process, has none; no rank has if no time has passed, and a copy of a page on another host has none
-        if it is the same copy.
+        Rates of ranks whose pages could be read both times. A rank is omitted if its counters restarted, because it is
+        another process, or if both readings have the same copy of a page of another host. Empty if no time has passed.
     """
     earlier = before.snapshots
     found = {}
@@ -112,9 +110,9 @@ def straggler(lags: Mapping[int, float], step: float | None) -> int | None:
     Parameters
     ----------
     lags : mapping of int to float
-        By rank, seconds after the first rank.
+        Mean seconds after the first rank, by rank.
     step : float or None
-        Seconds of a step, if that is known.
+        Seconds of a step, if known.
 
     Returns
     -------
@@ -130,12 +128,12 @@ def straggler(lags: Mapping[int, float], step: float | None) -> int | None:
 
 
 def pending(page: Snapshot) -> int:
-    """Operations that were submitted and are not done; the two counters need not be of one moment."""
+    """Return the number of operations that are submitted and not done; the counters may be from different moments."""
     return max(0, page["submitted"] - page["completed"])
 
 
 def _anew(before: Snapshot, after: Snapshot) -> bool:
-    """Whether it is another process's page, or one that was written from the start."""
+    """Return whether the page belongs to another process, or its counters restarted."""
     return before["pid"] != after["pid"] or any(
         new < old for name in COUNTERS for old, new in zip(before.fields[name], after.fields[name], strict=True)
     )
@@ -143,7 +141,7 @@ def _anew(before: Snapshot, after: Snapshot) -> bool:
 
 def _between(before: Snapshot, after: Snapshot, seconds: float) -> Rates:
     grown = {name: sum(after.fields[name]) - sum(before.fields[name]) for name in COUNTERS}
-    # A wait that began before the first reading may be counted at its end, all at once.
+    # A wait that began before the first reading may be counted in full at its end.
     blocked = min(1.0, grown["blocked_ns"] / 1e9 / seconds)
     return Rates(
         seconds=seconds,
@@ -161,7 +159,7 @@ def _between(before: Snapshot, after: Snapshot, seconds: float) -> Rates:
 
 
 def _device(before: Snapshot, after: Snapshot) -> dict[str, float]:
-    """Means of what was sampled on the GPU."""
+    """Return the mean of each GPU stage's samples, in seconds."""
     found = {}
     for stage in after.names["stages"]:
         (count, ns), (earlier, ns_before) = after.sampled(stage), before.sampled(stage)
@@ -171,24 +169,24 @@ def _device(before: Snapshot, after: Snapshot) -> dict[str, float]:
 
 
 def _waits(before: Snapshot, after: Snapshot) -> dict[int, int]:
-    """By host, nanoseconds in which collectives waited for it."""
+    """Return the nanoseconds in which collectives waited for each host."""
     waits = zip(before.fields["crossing_ns"], after.fields["crossing_ns"], strict=True)
     return {host: new - old for host, (old, new) in enumerate(waits) if new > old}
 
 
 def waits_by_host(told: Iterable[tuple[Snapshot, Mapping[int, float]]]) -> dict[int, float]:
-    """For which share of the time a job's ranks waited for each host.
+    """Compute the share of the time in which a job's ranks waited for each host.
 
     Parameters
     ----------
     told : iterable of (Snapshot, mapping of int to float)
-        Of each rank its page, and by host, as far as it waited for it, the share of the time.
+        Page of each rank, and its share of the time waited for each host, by host number; missing hosts count as 0.
 
     Returns
     -------
     dict of int to float
-        By number of a host, what half of the other hosts exceed, each with the mean of its ranks; none for a job on one
-        host. All hosts wait for one that has a slow connection; that waits as long, but for whichever is first.
+        Lower median over the other hosts, each with the mean of its ranks, by host number; empty for a job on one
+        host. All hosts wait for one with a slow connection. That host waits as long, but for whichever is first.
     """
     shares: dict[int, dict[int, list[float]]] = {}
     for page, waits in told:
@@ -204,12 +202,12 @@ def slow_host(waits: Mapping[int, float]) -> int | None:
     Parameters
     ----------
     waits : mapping of int to float
-        By host, for which share of the time ranks of other hosts waited for it.
+        Share of the time in which ranks of other hosts waited for a host, by host number.
 
     Returns
     -------
     int or None
-        None if no host stands out, or none of them costs much.
+        None if no host stands out, or the wait is small.
     """
     if len(waits) < 2:
         return None
@@ -219,19 +217,19 @@ def slow_host(waits: Mapping[int, float]) -> int | None:
 
 
 def slow_link(waits: Mapping[int, float]) -> tuple[int, int] | None:
-    """Find two hosts that wait for each other, and for no third as much: the connection between them is slow.
+    """Find two hosts that wait for each other more than for any third: the connection between them is slow.
 
-    Which of the two is to blame their waits do not tell: neither can go on without the other's data.
+    The waits do not tell which of the two is to blame: neither can go on without the other's data.
 
     Parameters
     ----------
     waits : mapping of int to float
-        As of `slow_host`.
+        Same as in `slow_host`.
 
     Returns
     -------
     tuple of two ints, or None
-        The hosts by their numbers; None if no two stand out, if one host alone does, or if it does not cost much.
+        Numbers of the hosts; None if no two stand out, if one host alone does, or if the wait is small.
     """
     if len(waits) < 2 or slow_host(waits) is not None:
         return None
@@ -241,6 +239,6 @@ def slow_link(waits: Mapping[int, float]) -> tuple[int, int] | None:
 
 
 def names_of_hosts(pages: Mapping[int, Page]) -> dict[int, str]:
-    """The names of a job's hosts by their numbers, as far as pages tell them; none for a job on one host."""
+    """Return the names of a job's hosts by number, as far as pages contain them; empty for a job on one host."""
     told = [page for page in pages.values() if isinstance(page, Snapshot) and page.far]
     return {page["host"]: page.host or f"host {page['host']}" for page in told}

@@ -13,30 +13,30 @@ from ..page import DURATIONS, PageError, Snapshot
 from . import page_words
 from .rates import Page, names_of_hosts, straggler, waits_by_host
 
-FEW_STEPS = 20  # below this many steps there is no advice: the first ones weigh too much
+FEW_STEPS = 20  # minimum number of steps for advice: the first steps weigh too much in fewer
 
 
 @dataclass(frozen=True)
 class Run:
-    """The launcher's facts about a run.
+    """Facts that the launcher knows about a run.
 
     Attributes
     ----------
     seconds : float
-        From its start to its end.
+        Duration of the run.
     size : int
         Number of ranks.
     processors : int
-        That its ranks could keep busy at once, where they are all on the launcher's host.
+        Number of processors that the ranks could keep busy at once, if all are on the launcher's host.
     unix_offset : float
-        Unix time less CLOCK_MONOTONIC when the ranks were started, in seconds.
+        Unix time minus CLOCK_MONOTONIC when the ranks were started, in seconds.
     tuner_log : str or None
-        Where the tuner's log is, if that is known.
+        Path of the tuner's log, if known.
     ended_by : str or None
-        The signal by which the user ended it, such as `SIGINT`; what ranks say of failures then is a consequence.
+        Signal by which the user ended the job, such as `SIGINT`; failures that ranks then report are a consequence.
     hosts : mapping of str to (int, int)
-        By name, the ranks of each host with an agent, and the processors that they could keep busy at once; empty: all
-        ranks are on the launcher's host.
+        Number of ranks of each host with an agent, and of processors that they could keep busy at once, by host name.
+        Empty if all ranks are on the launcher's host.
     """
 
     seconds: float
@@ -50,70 +50,70 @@ class Run:
 
 @dataclass(frozen=True)
 class Figures:
-    """Figures of a run, from its pages. Times are in seconds, shares from 0 to 1; None: not known.
+    """Figures of a run, from its pages. Times are in seconds, shares from 0 to 1; None: unknown.
 
     Attributes
     ----------
     run : Run
     ranks : int
-        Whose engine has started, and whose page can be read.
+        Number of ranks whose engine has started and whose page can be read.
     unreadable : mapping of int to str
-        Why a page cannot be read, by rank.
+        Error of each page that cannot be read, by rank.
     silent : tuple of int
         Ranks that never started the engine.
     steps : int
-        Of the rank that made most.
+        Largest step count over all ranks.
     step : float or None
-        The mean.
+        Mean duration of a step.
     step_half, step_most : tuple of float, or None
-        Bounds between which the median and the 95th percentile lie: a page knows powers of two alone.
+        Bounds of the median and of the 95th percentile; a page only counts by powers of two.
     nbytes : float
-        Of tensors in collectives, of one rank in the mean.
+        Bytes of tensors in collectives, mean over the ranks.
     active : float
-        From the engine's start to the last collective, of one rank in the mean.
+        Time from the engine's start to the last collective, mean over the ranks.
     blocked, exposed, waited : float or None
-        Shares of `active`: in which the program was blocked; of this the part while a collective was executed; the
-        rest, before that, for late ranks and for batches to close.
+        Shares of `active`: the time in which the program was blocked; the part of it while a collective was executed;
+        the rest, spent waiting for late ranks and for batches to close.
     hidden : float or None
-        Share of the time in collectives in which the program was not blocked.
+        Share of the collectives' time in which the program was not blocked.
     lags : mapping of int to float
-        By rank, the mean time after the first rank.
+        Mean time after the first rank's submission, by rank.
     batch : float or None
-        Bytes of an allreduce in the mean.
+        Mean bytes of an allreduce.
     tensors : float or None
-        Tensors in one collective in the mean.
+        Mean number of tensors in a collective.
     fill : float or None
-        Of the fusion threshold, in batches of allreduces.
+        Share of the fusion threshold that batches of allreduces fill.
     closed : mapping of str to int
-        Batches by why they were closed.
+        Number of batches by the reason for which they were closed.
     misses : float or None
-        Share of the submissions that came with their whole description.
+        Share of the submissions that came with their full description.
     knobs : sequence of (str, str)
-        In force at the end, as options of `enginerun`.
+        Knobs in force at the end, as options of `enginerun`.
     phase : str
-        Of the tuner.
+        Phase of the tuner.
     trials, changes : int
-        Of the tuner.
+        Numbers of the tuner's trials and of its changes.
     default_score, best_score : float
-        Its scores; 0: none.
+        The tuner's scores; 0: none.
     warnings, mismatches : int
-        Of stalls, and of tensors about which ranks disagreed.
+        Numbers of stall warnings, and of tensors about which ranks disagreed.
     failures : mapping of str to list of int
-        What failed ranks say was the cause; none if the user ended the job.
+        Failed ranks by the cause that they report; empty if the user ended the job.
     hosts : mapping of str to list of int
-        The ranks of each host, if there are several.
+        Ranks of each host, if there are several.
     gpus : int
-        Ranks that have opened a GPU.
+        Number of ranks that have opened a GPU.
     device_bytes : float
-        Of tensors on the GPU, of one of these ranks in the mean.
+        Bytes of tensors on the GPU, mean over these ranks.
     device : mapping of str to float
-        By what is timed on the GPU (`names.STAGES`), the mean of its samples.
+        Mean of the samples of each GPU stage (`names.STAGES`).
     device_speed : float or None
-        Bytes a second in NCCL, of the sampled collectives.
+        Bytes per second in NCCL, over the sampled collectives.
     network : float
-        Bytes that a rank sent to other hosts, in the mean.
+        Bytes sent to other hosts, mean over the ranks.
     crossing : mapping of str to float
-        By host, the share of the time in which the others waited for its data, as `rates.waits_by_host`.
+        Share of the time in which the others waited for a host's data, by host, as in `rates.waits_by_host`.
     """
 
     run: Run
@@ -155,22 +155,22 @@ class Figures:
 
     @property
     def straggler(self) -> int | None:
-        """The rank for which the others waited."""
+        """Rank for which the others waited; None if no rank stands out."""
         return straggler(self.lags, self.step)
 
     @property
     def enough(self) -> bool:
-        """Whether there were steps enough to judge by."""
+        """True if there were enough steps to judge by."""
         return self.steps >= FEW_STEPS
 
 
 def figures(pages: Mapping[int, Page], run: Run) -> Figures:
-    """Take the figures of a run from its pages.
+    """Compute the figures of a run from its pages.
 
     Parameters
     ----------
     pages : mapping of int to Snapshot, PageError or None
-        As they were last, by rank.
+        Last reading of the pages, by rank.
     run : Run
 
     Returns
@@ -241,7 +241,7 @@ def figures(pages: Mapping[int, Page], run: Run) -> Figures:
 
 
 def _device(ranks: Sequence[Snapshot]) -> dict[str, Any]:
-    """What is known of the GPUs of some ranks."""
+    """Return the figures about the GPUs of the given ranks."""
     samples = {stage: [page.sampled(stage) for page in ranks] for stage in STAGES}
     counts = {stage: sum(count for count, _ in each) for stage, each in samples.items()}
     seconds = {stage: sum(ns for _, ns in each) / 1e9 for stage, each in samples.items()}
@@ -254,7 +254,7 @@ def _device(ranks: Sequence[Snapshot]) -> dict[str, Any]:
 
 
 def _of_allreduces(page: Snapshot, field: str) -> int:
-    """What a field that counts by operation and algorithm says of allreduces."""
+    """Return the sum over allreduces of a field that counts by operation and algorithm."""
     width = len(page.names["algorithms"])
     first = width * page.names["operations"].index("allreduce")
     return sum(page.fields[field][first : first + width])
@@ -267,19 +267,19 @@ _SUMMED = (
 
 
 def percentile(buckets: Sequence[int], share: float) -> tuple[float, float] | None:
-    """Find between which bounds a percentile lies.
+    """Find the bounds between which a percentile lies.
 
     Parameters
     ----------
     buckets : sequence of int
-        Counts, of durations of less than 2**k ns and not less than 2**(k - 1), and in the last of all longer ones.
+        Counts of durations of at least 2**(k - 1) ns and below 2**k ns; the last bucket has all longer ones.
     share : float
-        Above 0, to 1.
+        Share of the counts, above 0, at most 1.
 
     Returns
     -------
     tuple of float, or None
-        Seconds; the upper bound of the last bucket is infinite. None if nothing was counted.
+        Bounds in seconds; the upper bound of the last bucket is infinite. None if nothing was counted.
     """
     wanted, seen = share * sum(buckets), 0
     for k, count in enumerate(buckets):
@@ -291,13 +291,13 @@ def percentile(buckets: Sequence[int], share: float) -> tuple[float, float] | No
 
 
 def lines(told: Figures, advice: Sequence[str]) -> list[str]:
-    """Write the summary.
+    """Format the summary.
 
     Parameters
     ----------
     told : Figures
     advice : sequence of str
-        What to change, from `engine.metrics.report.advice`.
+        Recommendations from `engine.metrics.report.advice`.
 
     Returns
     -------
@@ -313,7 +313,7 @@ def lines(told: Figures, advice: Sequence[str]) -> list[str]:
 
 
 def _rows(told: Figures) -> list[tuple[str, str]]:
-    """The figures, by what they are about."""
+    """Return the rows of the summary: a heading and its figures."""
     rows = [("steps", _steps(told)), ("throughput", _throughput(told))]
     if told.blocked is not None and told.exposed is not None and told.waited is not None:
         hidden = "" if told.hidden is None else f"; {readable.share(told.hidden)} of the collectives' time was hidden"
@@ -338,7 +338,7 @@ def _steps(told: Figures) -> str:
     if told.step is None or told.step_half is None or told.step_most is None:
         return "none were counted: a step is one of engine.DistributedOptimizer"
     few = "" if told.enough else f" (fewer than {FEW_STEPS}: the first ones weigh much)"
-    if not told.enough:  # of few steps a high percentile is the slowest of them
+    if not told.enough:  # a high percentile of few steps is the slowest of them
         spread = f"the median {_bounds(told.step_half)}"
     elif told.step_half == told.step_most:
         spread = f"the median and the 95th percentile {_bounds(told.step_half)}"
@@ -373,7 +373,7 @@ def _slowest(told: Figures) -> str:
 
 
 def _hosts(told: Figures) -> str:
-    """The hosts, what went over the network, and for whose data others waited."""
+    """Format the hosts, the bytes sent over the network, and the hosts for whose data others waited."""
     where = "; ".join(f"{readable.plain(name)} {readable.ranks(ranks)}" for name, ranks in told.hosts.items())
     waits = ", ".join(f"{readable.plain(name)} {readable.share(share)}" for name, share in told.crossing.items())
     sent = f"{readable.size(told.network)} sent to other hosts by a rank"
@@ -381,7 +381,7 @@ def _hosts(told: Figures) -> str:
 
 
 def _gpus(told: Figures) -> str:
-    """What moved on them, and how long samples of it took."""
+    """Format the bytes on GPUs and the durations of sampled collectives."""
     parts = [f"{readable.size(told.device_bytes)} of tensors a rank"]
     works = [
         f"{'NCCL' if stage == 'nccl' else stage} {readable.short(told.device[stage])}"
@@ -425,7 +425,7 @@ def _knobs(told: Figures) -> str:
 
 
 def _tuner(told: Figures) -> str:
-    """The tuner's result. The knobs in force are its best once it watches; while it searches, they may be a trial's."""
+    """Format the tuner's result. The knobs in force are its best in phase `watching`; in a search, maybe a trial's."""
     scores = ""
     if told.best_score and told.default_score:
         gain = 1 - told.best_score / told.default_score
@@ -461,14 +461,14 @@ def _wrong(told: Figures) -> str:
 
 
 def _absent(told: Figures) -> str:
-    """Of how many ranks there are figures, if not of all."""
+    """Name the ranks without figures, if only some ranks have them."""
     if told.silent and told.ranks:
         return f"; {readable.ranks(told.silent)} never started the engine"
     return ""
 
 
 def _active(page: Snapshot, run: Run) -> float:
-    """Seconds from the engine's start to the last collective of a rank."""
+    """Return the seconds from a rank's engine start to its last collective."""
     return page["last_ns"] / 1e9 + run.unix_offset - page["started_ns"] / 1e9 if page["last_ns"] else 0.0
 
 

@@ -1,4 +1,4 @@
-"""`enginerun top`: watch a running job of this host in the terminal."""
+"""`enginerun top`: a live view of a running job of this host in the terminal."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SHORTEST = 0.1  # seconds between two readings
 PIPE_WIDTH = 100
-NARROWEST = 20  # columns for which something is drawn
+NARROWEST = 20  # minimum number of columns to draw for
 
 
 class TopError(Exception):
-    """There is nothing to show. The text says why, and what to do; the exit code is 1."""
+    """Error if there is nothing to show. The text gives the reason and the remedy; the exit code is 1."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -44,12 +44,12 @@ def main(arguments: Sequence[str]) -> int:
     Parameters
     ----------
     arguments : sequence of str
-        Those behind `top`.
+        Arguments that follow `top`.
 
     Returns
     -------
     int
-        Exit code: 0 after the job has ended or the user has left; 1 if there is no job to show.
+        Exit code: 0 after the job has ended or the user has quit; 1 if there is no job to show.
     """
     given = _parser().parse_args(arguments)
     try:
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str]) -> int:
         readable.show(f"enginerun top: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:
-        # Whoever read has had enough. Python would complain while it ends.
+        # The reader has closed the pipe. Python would report an error at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
         pass
@@ -85,9 +85,9 @@ def choose(jobs: Sequence[RunningJob], wanted: str | None) -> RunningJob:
     Parameters
     ----------
     jobs : sequence of RunningJob
-        Those that run.
+        Running jobs.
     wanted : str or None
-        The number of one of its processes, or its name, or how only its name begins; None: the only one.
+        Process id of a member, or the job's name, or a prefix of the name; None: the only job.
 
     Returns
     -------
@@ -96,7 +96,7 @@ def choose(jobs: Sequence[RunningJob], wanted: str | None) -> RunningJob:
     Raises
     ------
     TopError
-        If there is none, or several, or it does not count.
+        No job fits, several do, or the job does not count.
     """
     if wanted is None:
         fitting = [job for job in jobs if job.pages] or list(jobs)
@@ -141,7 +141,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _listed(jobs: Sequence[RunningJob]) -> str:
-    """Jobs, a line each."""
+    """Format jobs, one line each."""
     lines = []
     for job in jobs:
         if not job.pages:
@@ -153,7 +153,7 @@ def _listed(jobs: Sequence[RunningJob]) -> str:
 
 
 def _stop(*_: object) -> None:
-    """Have SIGTERM and SIGHUP end it as Ctrl-C does, so that the terminal is left as it was."""
+    """Raise KeyboardInterrupt on SIGTERM and SIGHUP as on Ctrl-C, so that the terminal is restored."""
     raise KeyboardInterrupt
 
 
@@ -165,7 +165,7 @@ def _frame(job: Attached, before: JobReading | None, now: JobReading) -> Frame:
 
 
 def _once(job: Attached, console: Console, interval: float, signals: socket) -> None:
-    """Show one interval."""
+    """Show the figures of one interval."""
     from .top_screen import draw, ending
 
     before = job.read()
@@ -179,23 +179,23 @@ def _once(job: Attached, console: Console, interval: float, signals: socket) -> 
 
 
 def _watch(job: Attached, console: Console, interval: float, signals: socket) -> None:
-    """Show the job until it ends, or the user leaves."""
+    """Show the job until it ends or the user quits."""
     from rich.live import Live
 
     from .top_screen import draw, ending
 
     before: JobReading | None = None
-    # On a terminal the picture is drawn in place. Elsewhere, one follows the other.
+    # On a terminal the screen is redrawn in place; elsewhere, frames follow each other.
     in_place = console.is_terminal and not console.is_dumb_terminal
     live = Live(console=console, auto_refresh=False, vertical_overflow="crop") if in_place else None
     size = console.size
     with _keys() as keys, live or contextlib.nullcontext():
         while True:
-            running = job.runs  # before the pages are read, so that what is read last is the end
+            running = job.runs  # checked before the pages are read, so that the last reading shows the end
             now = job.read()
             frame = _frame(job, before, now)
             if live is not None:
-                if console.size != size:  # what is there has been wrapped anew
+                if console.size != size:  # the terminal has rewrapped its content
                     size = console.size
                     console.clear()
                 live.update(draw(frame, max(NARROWEST, size.width), size.height), refresh=True)
@@ -211,7 +211,7 @@ def _watch(job: Attached, console: Console, interval: float, signals: socket) ->
 
 @contextlib.contextmanager
 def _keys() -> Iterator[int | None]:
-    """Have keys come one by one, if there is a terminal whose keys are ours; None otherwise."""
+    """Set stdin to read keys one by one if it is our foreground terminal; yield its descriptor, else None."""
     try:
         descriptor = sys.stdin.fileno()
         ours = os.isatty(descriptor) and os.tcgetpgrp(descriptor) == os.getpgrp()
@@ -229,7 +229,7 @@ def _keys() -> Iterator[int | None]:
 
 
 def _wants_to_leave(keys: int | None, signals: socket, seconds: float) -> bool:
-    """Wait for the key q, or for a signal whose handler has not been called, but no longer."""
+    """Wait up to `seconds` for the key q, or for a signal whose handler has not been called."""
     end, signal_comes = time.monotonic() + seconds, signals.fileno()
     while (left := end - time.monotonic()) > 0:
         ready = select.select([signal_comes] if keys is None else [signal_comes, keys], [], [], left)[0]

@@ -1,4 +1,4 @@
-"""The screen of `enginerun top`: a head, a row for each rank, warnings, the tuner. Draws with rich."""
+"""Screen of `enginerun top`: a head, a row for each rank, warnings, the tuner. Drawn with rich."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ..page import PageError, Snapshot
 from . import elastic_words, page_words
 from .rates import JobReading, Page, Rates, names_of_hosts, pending, slow_host, slow_link, straggler, waits_by_host
 
-NOTES = 6  # lines about what is wrong, at most
-OLD_SECONDS = 5.0  # age from which figures that come from another host are said to be old
-LEAST_ROWS = 2  # of ranks, for which a low terminal does without other lines
+NOTES = 6  # maximum number of warning lines
+OLD_SECONDS = 5.0  # age from which figures of another host are reported as old
+LEAST_ROWS = 2  # rows of ranks for which a low terminal omits other lines
 BAD = ("failed", "gone", "unreadable", "stopped")
 STYLES = {**dict.fromkeys(BAD, "bold red"), **dict.fromkeys(("ended", "starting", "resetting"), "dim")}
 NONE = "-"
@@ -27,20 +27,20 @@ HOST_WIDTH = 12  # characters of a host's name
 
 @dataclass(frozen=True)
 class Frame:
-    """The figures to show.
+    """Figures to show in one frame.
 
     Attributes
     ----------
     run : str
     reading : JobReading
     rates : mapping of int to Rates
-        Since the reading before.
+        Rates since the previous reading.
     letters : mapping of int to str
-        States of the ranks' processes, as `jobs.Attached.letters` gives them.
+        States of the ranks' processes, as returned by `find_jobs.Attached.letters`.
     now : float
         Unix time.
     elastic : ElasticJob or None
-        Of an elastic job. There ranks are numbers of slots.
+        State of an elastic job, where ranks are slot numbers; None for other jobs.
     """
 
     run: str
@@ -51,7 +51,7 @@ class Frame:
     elastic: ElasticJob | None = None
 
     def state(self, rank: int) -> str:
-        """`starting`, `running`, `stopped`, `gone` (without a word), `ended`, `failed`, `resetting` or `unreadable`."""
+        """Return `starting`, `running`, `stopped`, `gone` (silent), `ended`, `failed`, `resetting` or `unreadable`."""
         page = self.reading.pages[rank]
         if page is None:
             return "starting"
@@ -67,24 +67,24 @@ class Frame:
 
     @property
     def straggler(self) -> int | None:
-        """The rank for which the others wait."""
+        """Rank for which the others wait; None if no rank stands out."""
         lags = {rank: each.lag for rank, each in self.rates.items() if each.lag is not None}
         return straggler(lags, self.middle(each.step for each in self.rates.values()))
 
     @property
     def hosts(self) -> dict[int, str]:
-        """The names of the job's hosts by their numbers; none if there is one."""
+        """Names of the job's hosts by number; empty if there is one."""
         return names_of_hosts(self.reading.pages)
 
     @property
     def crossing(self) -> dict[int, float]:
-        """By host, the share of the time in which the others waited for its data, as `rates.waits_by_host`."""
+        """Share of the time in which the others waited for a host's data, by host, as in `rates.waits_by_host`."""
         pages = self.reading.snapshots
         return waits_by_host((pages[rank], each.crossing) for rank, each in self.rates.items())
 
     @staticmethod
     def middle(numbers: Iterable[float | None]) -> float | None:
-        """The median of those that there are."""
+        """Return the median of the known numbers; None if there are none."""
         known = [number for number in numbers if number is not None]
         return statistics.median(known) if known else None
 
@@ -96,14 +96,14 @@ def draw(frame: Frame, width: int, height: int | None) -> RenderableType:
     ----------
     frame : Frame
     width : int
-        Columns of the terminal.
+        Number of columns of the terminal.
     height : int or None
-        Its lines, of which one stays free; None: there is room for everything.
+        Number of lines, of which one stays free; None: no limit.
 
     Returns
     -------
     RenderableType
-        No line is longer than `width`, and there are fewer than `height`.
+        No line is longer than `width`, and there are fewer than `height` lines.
     """
     head = [Text(line) for line in _packed(_head(frame), width)]
     if head:
@@ -121,7 +121,7 @@ def draw(frame: Frame, width: int, height: int | None) -> RenderableType:
     if height is not None:
         room = height - 2  # the last line stays free, and the table has a head
         least = min(len(pages), LEAST_ROWS)
-        for part, kept in ((tuner, 0), (foot, 0), (head, 1)):  # what a low terminal can do without
+        for part, kept in ((tuner, 0), (foot, 0), (head, 1)):  # parts that a low terminal can omit
             del part[max(kept, len(part) - max(0, len(head) + len(foot) + len(tuner) + least - room)) :]
         room = max(1, room - len(head) - len(foot) - len(tuner))
         if len(pages) > room:
@@ -135,7 +135,7 @@ def draw(frame: Frame, width: int, height: int | None) -> RenderableType:
 
 
 def _head(frame: Frame) -> list[str]:
-    """The job in figures."""
+    """Return figures of the whole job."""
     pages = frame.reading.snapshots
     rates = [rate for rank, rate in frame.rates.items() if frame.state(rank) == "running"]
     sizes = [page["size"] for page in pages.values() if page["size"]]
@@ -174,7 +174,7 @@ def _head(frame: Frame) -> list[str]:
 
 
 def _tuner(frame: Frame) -> list[str]:
-    """The knobs, and what the tuner does."""
+    """Return the knobs and the state of the tuner."""
     ranks = {0: 0} if frame.elastic is None else frame.elastic.ranks
     page = next((frame.reading.pages.get(slot) for slot, rank in ranks.items() if rank == 0), None)
     if not isinstance(page, Snapshot):
@@ -194,7 +194,7 @@ def _tuner(frame: Frame) -> list[str]:
 
 
 def _packed(parts: Sequence[str], width: int) -> list[str]:
-    """Put parts into as few lines as hold them."""
+    """Pack parts into as few lines as possible."""
     lines: list[str] = []
     for part in parts:
         text = part[:width]
@@ -206,7 +206,7 @@ def _packed(parts: Sequence[str], width: int) -> list[str]:
 
 
 def _notes(frame: Frame) -> list[str]:
-    """Warnings, in a line each; ranks with the same warning share one."""
+    """Return warnings, one line each; ranks with the same warning share a line."""
     found: dict[str, list[int]] = {}
     for rank, page in frame.reading.pages.items():
         state = frame.state(rank)
@@ -227,7 +227,7 @@ def _notes(frame: Frame) -> list[str]:
 
 
 def _elsewhere(frame: Frame) -> list[str]:
-    """What is not known of ranks on other hosts."""
+    """Return notes about missing or old figures of ranks on other hosts."""
     pages = frame.reading.snapshots
     far = [page for page in pages.values() if page.far]
     if far and not any(page["copied_ns"] for page in far) and len(frame.reading.pages) < far[0]["size"]:
@@ -245,10 +245,10 @@ def _elsewhere(frame: Frame) -> list[str]:
 
 @dataclass(frozen=True)
 class _Column:
-    """One figure of a rank. Where not all fit, those of the highest `spare` go first."""
+    """Column of the table. If not all fit, those with the highest `spare` are dropped first."""
 
     head: str
-    wide: str  # the head where there is room
+    wide: str  # the head if there is room
     width: int
     spare: int
     cell: Callable[[Frame, int, Page, Rates | None], str]
@@ -275,7 +275,7 @@ def _speed(figure: Callable[[Rates], float | None], digits: int) -> Callable[[Fr
 
 
 def _steps(frame: Frame, rank: int, page: Page, rate: Rates | None) -> str:
-    """Nothing, rather than 0, where nobody tells what a step is."""
+    """Format steps per second; nothing, rather than 0, if the program reports no steps."""
     counted = isinstance(page, Snapshot) and page["steps"] > 0
     return _rate(rate.steps if counted and rate is not None else None, 2)
 
@@ -289,13 +289,13 @@ def _host(frame: Frame, rank: int, page: Page, rate: Rates | None) -> str:
 
 
 def _in_world(frame: Frame, slot: int, page: Page, rate: Rates | None) -> str:
-    """The rank of the worker in a slot, in the newest world."""
+    """Return the rank of a slot's worker in the newest world."""
     rank = -1 if frame.elastic is None else frame.elastic.ranks.get(slot, -1)
     return NONE if rank < 0 else str(rank)
 
 
 def _sampled(*stages: str) -> Callable[[Rates], float | None]:
-    """Milliseconds on the GPU, of one sampled collective or step."""
+    """Return a reader of the mean milliseconds on the GPU per sampled collective or step."""
 
     def figure(rate: Rates) -> float | None:
         known = [rate.device[stage] for stage in stages if stage in rate.device]
@@ -337,7 +337,7 @@ COLUMNS = (
 
 
 def _table(frame: Frame, shown: Sequence[int], width: int) -> Table:
-    """The rows of some ranks, in columns that fit."""
+    """Draw the rows of the given ranks, in columns that fit."""
     on_gpu = any(page.on_gpu for page in frame.reading.snapshots.values())
     columns = [
         column
@@ -379,7 +379,7 @@ def _table(frame: Frame, shown: Sequence[int], width: int) -> Table:
 
 
 def _worst(frame: Frame, count: int) -> list[int]:
-    """The ranks to show where there is no room for all: those with something wrong, then the slowest."""
+    """Return the ranks to show if there is no room for all: those with a fault first, then the slowest."""
 
     def badness(rank: int) -> tuple[bool, float, bool]:
         page, rate = frame.reading.pages[rank], frame.rates.get(rank)
@@ -390,7 +390,7 @@ def _worst(frame: Frame, count: int) -> list[int]:
 
 
 def ending(frame: Frame) -> str:
-    """How a job has ended, in a line."""
+    """Describe the end of a job in one line."""
     found: dict[str, list[int]] = {}
     for rank, page in frame.reading.pages.items():
         state = frame.state(rank)
