@@ -27,7 +27,7 @@ def main(arguments: Sequence[str]) -> int:
     Parameters
     ----------
     arguments : sequence of str
-        After `dashboards`.
+        Arguments that follow `dashboards`.
 
     Returns
     -------
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     ------
     ExportError
     SystemExit
-        After `--help`, and with 2 for arguments that make no sense.
+        Exits with 0 after `--help`, and with 2 for invalid arguments.
     """
     parser = argparse.ArgumentParser(
         prog="enginerun dashboards",
@@ -67,20 +67,20 @@ def export(directory: Path, *, force: bool = False) -> tuple[list[Path], list[Pa
     Parameters
     ----------
     directory : Path
-        Made if it is not there. Other files in it are left alone.
+        Created if it does not exist. Other files in it are left alone.
     force : bool
-        Write over files that differ.
+        Whether files that differ are overwritten.
 
     Returns
     -------
     written, same : list of Path
-        Files that were written, and those that were there with this content.
+        Paths that were written, and those that already had this content.
 
     Raises
     ------
     ExportError
-        A file with other content is there and `force` is not given: then nothing is written. Or the directory cannot
-        be written to.
+        A file with other content exists and `force` is not given; then nothing is written. Or the directory is not
+        writable.
     """
     try:
         root = machine.absolute_path(directory)
@@ -109,19 +109,19 @@ def export(directory: Path, *, force: bool = False) -> tuple[list[Path], list[Pa
 
 
 def contents() -> dict[str, str]:
-    """The files: their text by their name below the directory.
+    """Return the files' texts by their names relative to the directory.
 
     Raises
     ------
     ExportError
-        This installation lacks them.
+        This installation lacks the files.
     """
     source = _source()
     return {name: file.read_text(encoding="utf-8") for part in PARTS for name, file in _files(source / part, part)}
 
 
 def _source() -> Traversable:
-    """Where they are: beside this module when it is installed, in the root of the sources when it is run from there."""
+    """Return the directory of the files: beside this module if installed, else in the root of the source tree."""
     installed = resources.files(__package__) / "grafana"
     for found in (installed, Path(__file__).parents[2] / "grafana"):
         if all((found / part).is_file() or (found / part).is_dir() for part in PARTS):

@@ -1,4 +1,4 @@
-"""Every metric, once: name, type, labels and meaning. What is exported, drawn or documented is named here."""
+"""Definitions of all metrics: name, type, labels and meaning. Exporters, dashboards and documentation use them."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class Metric:
     Attributes
     ----------
     name : str
-        Name as it is exported: counters end in `_total`, units are seconds and bytes.
+        Exported name; counters end in `_total`, units are seconds and bytes.
     kind : str
     about : str
-        One line, for the help text and the documentation.
+        One line for the help text and the documentation.
     labels : tuple of str
         Labels besides `run` and `rank`.
     scope : str
-        `rank`: of every rank; `gpu`: of every rank that has opened a GPU; `far`: of every rank of a job on several
-        hosts; `leader`: of rank 0, about the whole job; `tuner`: of rank 0, while it tunes; `host`: of the endpoint,
-        without the label `rank`; `elastic`: the same, of elastic jobs, also between worlds.
+        Ranks that have the series. `rank`: every rank. `gpu`: ranks that have opened a GPU. `far`: ranks of a job on
+        several hosts. `leader`: rank 0, about the whole job. `tuner`: rank 0 while it tunes. `host`: the endpoint,
+        without the label `rank`. `elastic`: same as `host`, for elastic jobs, also between worlds.
     """
 
     name: str
@@ -39,18 +39,18 @@ class Metric:
 
     @property
     def series(self) -> tuple[str, ...]:
-        """The names that a query may use."""
+        """Names of the metric's series as queries use them."""
         endings = {"histogram": ("_bucket", "_sum", "_count"), "summary": ("_sum", "_count")}
         return tuple(self.name + ending for ending in endings.get(self.kind, ("",)))
 
     @property
     def all_labels(self) -> tuple[str, ...]:
-        """Every label of its series, `le` excepted."""
+        """All labels of the series except `le`."""
         return (*(COMMON[:1] if self.scope in ("host", "elastic") else COMMON), *self.labels)
 
 
 _METRICS = (
-    # What moved.
+    # Traffic.
     Metric(
         "engine_collectives_total", "counter", "Collectives that were executed, fused ones as one.", ("op", "algorithm")
     ),
@@ -78,7 +78,7 @@ _METRICS = (
         "gauge",
         "Unix time at which the last collective ended; 0: none yet.",
     ),
-    # Where the time went.
+    # Time.
     Metric("engine_step_duration_seconds", "histogram", "Time from one optimizer step to the next."),
     Metric(
         "engine_blocked_seconds_total",
@@ -148,7 +148,7 @@ _METRICS = (
     Metric(
         "engine_cache_misses_total", "counter", "Submissions with their whole description: new names, changed tensors."
     ),
-    # What is wrong.
+    # Failures and stalls.
     Metric(
         "engine_errors_total",
         "counter",
@@ -157,7 +157,7 @@ _METRICS = (
     ),
     Metric("engine_stall_warnings_total", "counter", "Warnings about operations that are overdue."),
     Metric("engine_stalled_tensors", "gauge", "Operations in flight that are overdue."),
-    # Who.
+    # Identity of the ranks and the job.
     Metric("engine_rank_up", "gauge", "1 while the rank's process runs, 0 after it has ended or died."),
     Metric(
         "engine_rank_info",
@@ -243,7 +243,7 @@ BUCKETS = tuple(2.0**power * 1e-9 for power in range(14, 34, 2))
 
 
 def table() -> str:
-    """All metrics as a table in Markdown, for the documentation."""
+    """Return all metrics as a Markdown table for the documentation."""
     rows = ["| metric | type | labels | of | meaning |", "|---|---|---|---|---|"]
     of = {
         "rank": "each rank",

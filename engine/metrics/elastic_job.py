@@ -1,6 +1,6 @@
-"""What the launcher of an elastic job tells of its worlds, in memory without a name that others read (`Board`, `read`).
+"""State of an elastic job that its launcher publishes in anonymous shared memory (`Board`, `read`).
 
-Ranks' pages cannot tell it: between two worlds no rank runs, and what a reset was due to only the driver knows.
+Ranks' pages cannot hold it: between two worlds no rank runs, and only the driver knows the cause of a reset.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from ..bounded_reader import MIB, ReadError, natural, number, parse_json, text, 
 from ..host import linux
 
 NAME = "enginerun-elastic"  # name of the memory, in /proc/PID/fd
-KEPT = 5  # resets of which the cause is told
-LONGEST = 400  # characters of a cause
-LARGEST = 16 * MIB  # bytes that are read of what a launcher tells
-MOST = 1 << 31  # no number of workers, worlds and resets is larger
+KEPT = 5  # resets that are published with their causes
+LONGEST = 400  # maximum characters of a cause
+LARGEST = 16 * MIB  # maximum bytes that are read of a launcher's state
+MOST = 1 << 31  # upper bound of the numbers of workers, worlds and resets
 COUNTS = ("world", "worlds", "size", "min_size", "max_size", "cooling", "slow_workers")
-TRIES = 5  # readings in a row that may meet a write
+TRIES = 5  # maximum number of readings, as one may coincide with a write
 
 
 @dataclass(frozen=True)
 class Reset:
-    """One end of a world after which the job went on.
+    """The end of a world after which the job went on.
 
     Attributes
     ----------
     number : int
-        Counts the job's resets.
+        Sequence number of the reset within the job.
     time : float
         Unix time.
     cause, text : str
-        In a word, and in full.
+        Cause in one word, and in full.
     seconds : float
-        Until the next world ran, or until now.
+        Seconds until the next world ran, or until now.
     """
 
     number: int
@@ -54,26 +54,26 @@ class ElasticJob:
     Attributes
     ----------
     world : int
-        The number of the newest world; 0: there was none.
+        Number of the newest world; 0 before the first.
     worlds : int
-        How many have run.
+        Number of worlds that have run.
     size : int
-        Ranks of the newest world.
+        Number of ranks of the newest world.
     min_size, max_size : int
     resetting : bool
-        Whether a world is over and the next does not run yet.
+        Whether the last world has ended and the next does not run yet.
     resets : dict of str to int
-        By cause.
+        Number of resets by cause.
     reset_seconds : float
-        Time in resets, also in one that is not over.
+        Seconds spent in resets, including the current one.
     cooling : int
-        Hosts that are left alone for a while, or for good.
+        Number of hosts excluded from new workers, temporarily or permanently.
     slow_workers : int
-        Workers that were let go because they held up the others.
+        Number of workers removed because they slowed the others.
     ranks : dict of int to int
-        By the numbers of slots in which a worker runs, its rank in the newest world; -1: it has none.
+        Ranks in the newest world, by slot number, for slots in which a worker runs; -1: the worker has no rank.
     recent : tuple of Reset
-        The last ones.
+        Most recent resets, oldest first.
     """
 
     world: int
@@ -91,12 +91,12 @@ class ElasticJob:
 
 
 class Board:
-    """The memory in which the launcher keeps it.
+    """Shared memory in which the launcher publishes the state of an elastic job.
 
     Raises
     ------
     OSError
-        The system makes no memory without a name.
+        The system cannot create anonymous memory.
     """
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ class Board:
         self._written = b""
 
     def write(self, job: ElasticJob) -> None:
-        """Have readers find this from now on."""
+        """Publish a state, which readers see from now on."""
         told = json.dumps(asdict(job)).encode()
         content = b"%08x %08x " % (len(told), zlib.crc32(told)) + told
         if content != self._written:
@@ -112,7 +112,7 @@ class Board:
             self._written = content
 
     def close(self) -> None:
-        """Let it go; who holds it open goes on reading."""
+        """Close this descriptor; processes that hold the memory open can still read it."""
         os.close(self.descriptor)
 
 
@@ -126,7 +126,7 @@ def read(descriptor: int) -> ElasticJob | None:
     Returns
     -------
     ElasticJob or None
-        None if there is nothing yet, or what another version has written.
+        None if nothing is written yet, or another version wrote it.
     """
     for _ in range(TRIES):
         content = os.pread(descriptor, min(os.fstat(descriptor).st_size, LARGEST), 0)
@@ -140,7 +140,7 @@ def read(descriptor: int) -> ElasticJob | None:
 
 
 def _parsed(told: dict[str, Any]) -> ElasticJob:
-    """The job, with each field of the kind that readers compute with."""
+    """Parse the published state and check each field's type and range."""
     counts = {name: whole(told, name, 0, MOST) for name in COUNTS}
     ranks = {natural(slot, MOST): whole(told["ranks"], slot, -1, MOST) for slot in told["ranks"]}
     resets = {str(cause): whole(told["resets"], cause, 0, MOST) for cause in told["resets"]}

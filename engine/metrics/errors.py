@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class MetricsError(Exception):
-    """Metrics, or their dashboards, cannot be had as asked for: the text says what is wrong, and how to mend it."""
+    """Error of metrics or dashboards that cannot be provided as requested; the text gives the cause and the remedy."""

@@ -1,4 +1,4 @@
-"""The knobs in force: fields of a page of counters, and values of the label `name` of the gauge `engine_knob`."""
+"""Knobs in force: their fields in a page of counters, and their labels `name` of the gauge `engine_knob`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from .. import config
 from ..setting import Setting
 
-# By the unit of a setting: the ends of its name, of the field and of the label; field units in one of the label's.
+# Suffixes by a setting's unit: of its name, of the field, of the label; and units of the field in one of the label.
 UNITS = {
     "bytes": ("_bytes", "", "_bytes", 1.0),
     "milliseconds": ("_ms", "_ns", "_seconds", 1e9),
@@ -19,16 +19,16 @@ UNITS = {
 
 @dataclass(frozen=True)
 class Gauge:
-    """A knob as it is counted.
+    """Names and scale under which a knob is counted.
 
     Attributes
     ----------
     setting : Setting
     field : str
-        Field of the page: bytes, nanoseconds, or the number of a word.
+        Field of the page, in bytes or nanoseconds, or the number of an enumerated value.
     label : str
     per : float
-        Units of the field in one unit of the label.
+        Number of the field's units in one unit of the label.
     """
 
     setting: Setting
@@ -38,7 +38,7 @@ class Gauge:
 
 
 def gauges(knobs: Mapping[str, Setting]) -> tuple[Gauge, ...]:
-    """Of each knob, its gauge: field and label are named as the setting, with their own unit."""
+    """Return the gauge of each knob: field and label have the setting's name with the suffix of their own unit."""
     found = []
     for name, setting in knobs.items():
         end, field, label, per = UNITS[setting.unit]

@@ -1,6 +1,6 @@
-"""What numbers of a page of counters are called, for those who have no page at hand: dashboards, or a page's writer.
+"""Names of the numbers in a page of counters, for dashboards and writers of pages, which have no page to read.
 
-A page tells its own names (`Snapshot.names`). A test compares these with `engine_ext.setup.codes`.
+A page also contains its own names (`Snapshot.names`). A test compares these with `engine_ext.setup.codes`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ REASONS = ("full", "whole_step", "awaited", "cycle_time", "frozen")  # why a bat
 STORES = ("cached", "streaming", "auto")
 BETWEEN_HOSTS = ("auto", "direct", "chain", "ring", "mpi")
 COMPRESSIONS = ("none", "fp16", "bf16")
-STAGES = ("queue", "pack", "nccl", "unpack", "exposed")  # what is timed of tensors on a GPU
+STAGES = ("queue", "pack", "nccl", "unpack", "exposed")  # stages that are timed for tensors on a GPU
 PHASES = ("off", "waiting", "searching", "watching", "lost", "left", "resting")  # of the tuner
 
 NAMES: dict[str, tuple[str, ...]] = {

@@ -1,5 +1,6 @@
-"""This process's own page of counters. Several worlds, one after the other, count into the same one, and so do several
-processes of a rank, one after the other.
+"""This process's own page of counters.
+
+Successive worlds count into the same page, and so do successive processes of a rank.
 """
 
 from __future__ import annotations
@@ -22,28 +23,28 @@ _own: tuple[int, int] | None = None  # descriptor of the page, and the process t
 
 
 def wanted(settings: Config) -> bool:
-    """Whether this process has been asked to count."""
+    """Return whether this process has been asked to count."""
     served = settings.metrics_port, settings.metrics_textfile, settings.metrics_file_sd
     return settings.metrics or any(each is not None for each in served)
 
 
 def open_page(environ: Mapping[str, str]) -> int:
-    """Open the launcher's page, or make one.
+    """Open the launcher's page, or create one.
 
     Parameters
     ----------
     environ : mapping
-        Of the process.
+        Environment variables of the process.
 
     Returns
     -------
     int
-        The descriptor, the same one each time. It stays open, so that others find the page in /proc.
+        Descriptor, the same one at each call. It stays open, so that others find the page in /proc.
 
     Raises
     ------
     OSError
-        No memory can be made.
+        No memory can be created.
     """
     global _own
     if _own is not None and _own[1] == os.getpid():
@@ -69,24 +70,24 @@ def _open(path: str | None) -> int:
 
 
 def _runs(pid: int) -> bool:
-    """Whether another process runs."""
+    """Return whether the process is another one than this, and runs."""
     process = look(pid)
     return pid != os.getpid() and process is not None and process.state not in "ZX"
 
 
 def begin(descriptor: int, rank: int, local_rank: int, hosts: Sequence[int], host_name: str) -> dict[str, int | str]:
-    """Fields of the page that a rank sets as it starts, by name.
+    """Return the fields of the page that a rank sets when it starts, by name.
 
     Parameters
     ----------
     descriptor : int
-        Of the page, which an earlier world of this process may have used.
+        Descriptor of the page, which an earlier world of this process may have used.
     rank, local_rank : int
-        In the new world.
+        Numbers of the rank in the new world.
     hosts : sequence of int
-        By rank, the number of its host.
+        Host number of each rank, in the order of ranks.
     host_name : str
-        Of this rank's host.
+        Name of this rank's host.
     """
     before = page.read(descriptor)
     return {

@@ -1,8 +1,7 @@
-"""A rank's page of counters, as others read it (engine_ext/shared/counters.h, which says what each field counts).
+"""Reader of a rank's page of counters (engine_ext/shared/counters.h says what each field counts).
 
-The page is memory without a name in any file system: made by the launcher, or by the rank itself, and gone with the
-last process that holds it. It says itself where its fields lie and what their numbers are called, so a reader
-needs no extension.
+The page is anonymous memory, created by the launcher or by the rank itself. It exists as long as a process holds it.
+The page contains the positions of its fields and the names of its numbers, so a reader does not need the extension.
 """
 
 from __future__ import annotations
@@ -27,88 +26,91 @@ VERSION = 4
 HEADER = struct.Struct("=8sQQQ")  # magic, version, bytes of the page, bytes of the table
 TABLE = 64
 
-HOST_WORDS = 8  # of 64 bits, of a host's name
-HOSTS = 256  # most hosts of a job
+HOST_WORDS = 8  # 64-bit words of a host's name
+HOSTS = 256  # maximum number of hosts of a job
 MONOTONIC = ("last_ns",)  # fields that are times of the rank's host, by CLOCK_MONOTONIC
-TIMES = (*MONOTONIC, "started_ns", "tuner_changed_ns")  # and by unix time
-DURATIONS = 40  # buckets: k counts what took less than 2**k ns, and the last all that is longer
+TIMES = (*MONOTONIC, "started_ns", "tuner_changed_ns")  # those, and fields that are unix times
+DURATIONS = 40  # buckets: bucket k counts durations below 2**k ns, the last one all longer ones
 
 
 class PageError(Exception):
-    """A page that is not there, not whole, or another build's."""
+    """Error of a page that is missing, damaged, or written by another build."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The contents of a page.
+    """Contents of a page.
 
     Attributes
     ----------
     fields : dict of str to list of int
-        By the names of counters.h. All words are read one by one while the rank writes: each is right, and they need
-        not be of one moment.
+        Values by the field names of counters.h. Words are read one by one while the rank writes: each is valid, but
+        they may be from different moments.
     names : mapping of str to tuple of str
-        What its numbers are called, by the lists of names.h. They are those of `NAMES`, unless another build wrote the
-        page, which may have more.
+        Names of the numbers, by the lists of names.h. They equal `NAMES`, unless another build wrote the page, which
+        may have more.
     """
 
     fields: dict[str, list[int]]
     names: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: NAMES)
 
     def __getitem__(self, name: str) -> int:
-        """A field of one word, or the first of several."""
+        """Return the value of a one-word field, or the first word of a longer one."""
         return self.fields[name][0]
 
     @property
     def state(self) -> str:
-        """`new` until the rank's engine has started, then `running`, `ended`, `failed`, or `resetting`: between two
-        worlds of an elastic job."""
+        """State of the rank.
+
+        It is `new` until the rank's engine has started, then `running`, `ended`, `failed`, or `resetting` (between two
+        worlds of an elastic job).
+        """
         return self.word("states", "state")
 
     @property
     def host(self) -> str:
-        """The name of the rank's host; empty in pages that do not tell it."""
+        """Name of the rank's host; empty if the page does not contain it."""
         words = self.fields["host_name"]
         return struct.pack(f"={len(words)}Q", *words).partition(b"\0")[0].decode(errors="replace")
 
     @property
     def far(self) -> bool:
-        """Whether ranks of its world are on other hosts."""
+        """True if the rank's world spans several hosts."""
         return self["hosts"] > 1
 
     @property
     def on_gpu(self) -> bool:
-        """Whether the rank has opened a GPU."""
+        """True if the rank has opened a GPU."""
         return self["gpu"] > 0
 
     def sampled(self, stage: str) -> tuple[int, int]:
-        """Of what is timed on the GPU, how many samples there are, and their nanoseconds together."""
+        """Return the number of samples of a GPU stage, and their total in nanoseconds."""
         number = self.names["stages"].index(stage)
         return self.fields["device_samples"][number], self.fields["device_ns"][number]
 
     @property
     def phase(self) -> str:
-        """Of the tuner; `off` on other ranks than 0."""
+        """Phase of the tuner; `off` on ranks other than 0."""
         return self.word("phases", "tuner_phase")
 
     def word(self, names: str, name: str) -> str:
-        """What the number in a field of one word is called, by one of the lists of names."""
+        """Return the name of the number in a one-word field, from the given list of names."""
         words, number = self.names[names], self[name]
         return words[number] if number < len(words) else f"unknown ({number})"
 
 
 def make() -> int:
-    """Make an empty page.
+    """Create an empty page.
 
     Returns
     -------
     int
-        Its descriptor, which children do not inherit: they open `/proc/PID/fd/N`.
+        Descriptor, which children do not inherit: they open `/proc/PID/fd/N`.
 
     Raises
     ------
     OSError
-        The system makes no memory without a name; `linux.refusal` says how to mend that.
+        The system cannot create anonymous memory; `linux.refusal` gives the remedy.
     """
     descriptor = linux.memfd_create(NAME)
     os.ftruncate(descriptor, BYTES)
@@ -121,17 +123,17 @@ def read(source: int | str | os.PathLike[str]) -> Snapshot | None:
     Parameters
     ----------
     source : int or path
-        Its descriptor or path.
+        Descriptor or path of the page.
 
     Returns
     -------
     Snapshot or None
-        None as long as the rank has not written to it.
+        None as long as the rank has not written to the page.
 
     Raises
     ------
     PageError
-        What cannot be read, is damaged, or was written by another version.
+        The page cannot be read, is damaged, or was written by another version.
     """
     try:
         descriptor = source if isinstance(source, int) else os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -143,26 +145,26 @@ def read(source: int | str | os.PathLike[str]) -> Snapshot | None:
         finally:
             if not isinstance(source, int):
                 os.close(descriptor)
-    except (OSError, ValueError) as error:  # of mmap, for what has become shorter
+    except (OSError, ValueError) as error:  # ValueError is raised by mmap if the file was truncated
         raise PageError(f"cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
 def write_copy(descriptor: int, content: bytes, ahead: int, ahead_unix: int) -> None:
-    """Keep what a page on another host holds. As long as nothing is written to that, nothing is kept.
+    """Store a copy of a page of another host; store nothing as long as the page is empty.
 
     Parameters
     ----------
     descriptor : int
-        Of the copy.
+        Descriptor of the copy.
     content : bytes
-        Of the page.
+        Contents of the page.
     ahead : int
         Nanoseconds by which this host's monotonic clock is ahead of that host's.
     ahead_unix : int
-        The same of unix time.
+        The same for unix time.
     """
     memory = bytearray(content)
-    with memoryview(memory) as view, contextlib.suppress(PageError):  # what is damaged is damaged in the copy, too
+    with memoryview(memory) as view, contextlib.suppress(PageError):  # a damaged page is copied as it is
         if (places := _places(view)) is None:
             return
         with view.cast("Q") as words:
@@ -173,16 +175,16 @@ def write_copy(descriptor: int, content: bytes, ahead: int, ahead_unix: int) -> 
 
 
 def date_copy(descriptor: int, now: int, state: str) -> None:
-    """Say when a copy was that of its page.
+    """Record the time at which a copy equalled its page, and the state of the rank's process.
 
     Parameters
     ----------
     descriptor : int
-        Of the copy.
+        Descriptor of the copy.
     now : int
         CLOCK_MONOTONIC of this host, in nanoseconds.
     state : str
-        The letter of the process's state, as in `Process.state`; empty: it is not known.
+        Letter of the process's state, as in `Process.state`; empty if unknown.
     """
     with mmap.mmap(descriptor, BYTES) as memory, memoryview(memory) as view, contextlib.suppress(PageError):
         if (places := _places(view)) is not None:
@@ -200,7 +202,7 @@ def _parse(view: memoryview) -> Snapshot | None:
 
 
 def _places(view: memoryview) -> tuple[list[tuple[str, int, int]], dict[str, tuple[str, ...]]] | None:
-    """Where the fields of a page lie, in words, and what its numbers are called; None: nothing is written to it."""
+    """Return the word ranges of a page's fields and the names of its numbers; None if the page is empty."""
     magic, version, nbytes, table = HEADER.unpack_from(view)
     if magic == bytes(8):
         return None
@@ -217,7 +219,7 @@ def _places(view: memoryview) -> tuple[list[tuple[str, int, int]], dict[str, tup
 
 @lru_cache(maxsize=16)
 def _table(table: bytes) -> tuple[list[tuple[str, int, int]], dict[str, tuple[str, ...]]]:
-    """Where fields lie, in words, and what numbers are called. All ranks of a job have one table."""
+    """Parse a table of fields: word ranges and names of numbers. Cached, as all ranks of a job have the same table."""
     places, names = {}, {}
     try:
         for line in table.decode("ascii").splitlines():
@@ -244,7 +246,7 @@ def _table(table: bytes) -> tuple[list[tuple[str, int, int]], dict[str, tuple[st
     return [(name, *place) for name, place in places.items()], names
 
 
-# The fields of several words that readers need, by the lists that number them, one after the other.
+# Fields of several words that readers need, with the lists of names that index them, outermost first.
 _NUMBERED = {
     "collectives": ("operations", "algorithms"),
     "collective_bytes": ("operations", "algorithms"),
@@ -257,7 +259,7 @@ _NUMBERED = {
 
 
 def expected(names: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
-    """The fields that readers need, and their words. A newer build may add others."""
+    """Return the number of words of each field that readers need. A newer build may add fields."""
     return {
         **dict.fromkeys("state pid rank size local_rank host hosts worlds started_ns cause culprit".split(), 1),
         "host_name": HOST_WORDS,

@@ -11,7 +11,7 @@ LONGEST_NAME = 80
 
 
 def clean_name(name: str) -> str:
-    """Make the name of a run fit for a label and a file name.
+    """Convert a run's name to a valid label and file name.
 
     Parameters
     ----------
@@ -21,7 +21,7 @@ def clean_name(name: str) -> str:
     Returns
     -------
     str
-        Letters, digits, `.`, `_` and `-` of ASCII, at most 80, and no dot in front; `run` where nothing is left.
+        ASCII letters, digits, `.`, `_` and `-`, at most 80, without a leading dot; `run` if nothing is left.
     """
     return re.sub(r"[^A-Za-z0-9._-]+", "_", name.strip())[:LONGEST_NAME].lstrip(".") or "run"
 
@@ -32,14 +32,14 @@ def default_name(command: Sequence[str], pid: int) -> str:
     Parameters
     ----------
     command : sequence of str
-        Program and its arguments; `python [options] script` is named for the script.
+        Program and its arguments; `python [options] script` is named after the script.
     pid : int
-        Makes it unique on the host.
+        Process id, which makes the name unique on the host.
 
     Returns
     -------
     str
-        Fit for a label.
+        Name that is valid as a label.
     """
     name = Path(command[0]).stem
     for before, word in pairwise(("", *command)):

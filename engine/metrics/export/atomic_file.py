@@ -1,4 +1,4 @@
-"""Files that others read at any moment: never half written, and taken away only by whoever wrote them."""
+"""Atomic replacement of files that others read at any moment, and removal by their writer only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MODE = 0o644  # Prometheus and node_exporter are other users
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Write a file so that a reader sees the old content or the new, and nothing between.
+    """Replace a file atomically: a reader sees either the old content or the new.
 
     Parameters
     ----------
@@ -21,9 +21,9 @@ def replace(path: Path, content: bytes) -> None:
     Raises
     ------
     OSError
-        It cannot be written; what was there is still there.
+        The file cannot be written; the old content stays.
     """
-    # Neither `*.json` nor `*.prom` matches it, and two writers have two.
+    # The draft matches neither `*.json` nor `*.prom`, and two writers have different drafts.
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, MODE)
@@ -38,13 +38,13 @@ def replace(path: Path, content: bytes) -> None:
 
 
 def remove(path: Path, mark: bytes) -> None:
-    """Remove a file, if it is ours; another job may have written its own there. Raises nothing.
+    """Remove a file if it is ours; another job may have replaced it. Never raises.
 
     Parameters
     ----------
     path : Path
     mark : bytes
-        What the file then contains.
+        Bytes that only our file contains.
     """
     with contextlib.suppress(OSError):
         if mark in path.read_bytes():
@@ -52,7 +52,7 @@ def remove(path: Path, mark: bytes) -> None:
 
 
 def check_directory(path: Path) -> str | None:
-    """Say what is wrong with the directory of a file that is to be written; None if nothing is.
+    """Explain why a file cannot be written to its directory; return None if it can.
 
     Parameters
     ----------

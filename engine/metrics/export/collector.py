@@ -1,4 +1,4 @@
-"""Pages of counters as families of Prometheus. Imported when something is exported: it needs prometheus_client."""
+"""Collector that turns pages of counters into Prometheus families. Needs prometheus_client: import it on export."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .elastic_families import ELASTIC
 from .encoding import OPENMETRICS, PLAIN, Encoder
 from .rank_pages import Member
 
-CLOCKS_APART = 0.05  # seconds between two readings of the clocks that are no step of one: noise would look like news
+CLOCKS_APART = 0.05  # seconds by which two readings of the clocks must differ to count as a clock step, not noise
 
 FAMILIES: dict[str, type[Metric]] = {
     "counter": CounterMetricFamily,
@@ -40,20 +40,20 @@ FAMILIES: dict[str, type[Metric]] = {
 
 @dataclass(frozen=True)
 class RankReading:
-    """A rank at one moment.
+    """State of one rank at one moment.
 
     Attributes
     ----------
     rank : int
     up : bool
-        Whether its process runs.
+        Whether the rank's process runs.
     snapshot : Snapshot or None
-        None until its engine has started.
+        Contents of the page; None until the rank's engine has started.
     offset : float
-        Seconds from CLOCK_MONOTONIC to unix time.
+        Seconds to add to CLOCK_MONOTONIC to get unix time.
     host, version : str
     peers : mapping of int to str
-        The names of hosts, by their numbers, as far as pages that are read here tell them.
+        Names of hosts by their numbers, as far as the pages that are read here contain them.
     """
 
     rank: int
@@ -65,23 +65,23 @@ class RankReading:
     peers: Mapping[int, str]
 
 
-# A series: the values of its labels besides `run` and `rank`, and what `add_metric` of its family takes.
+# A series: the values of its labels besides `run` and `rank`, and the further arguments of `add_metric`.
 Series = tuple[tuple[str, ...], tuple[object, ...]]
 Reader = Callable[[RankReading, Snapshot], Iterable[Series]]
 
 
 def coarse(counts: Sequence[int]) -> list[tuple[str, int]]:
-    """Add a page's buckets up to those that are exported.
+    """Merge a page's buckets into the exported cumulative buckets.
 
     Parameters
     ----------
     counts : sequence of int
-        Of `page.DURATIONS` buckets; k: less than 2**k ns.
+        Counts of the `page.DURATIONS` buckets; bucket k counts durations below 2**k ns.
 
     Returns
     -------
     list of (str, int)
-        Upper bound in seconds, and how many were not above it; `+Inf` last.
+        Upper bound in seconds and number of durations up to it; `+Inf` comes last.
     """
     found, seen, total = [], 0, 0
     for power, bound in _POWERS:
@@ -95,20 +95,21 @@ _POWERS = [(round(bound * 1e9).bit_length() - 1, repr(bound)) for bound in defin
 
 
 class Exporter(Collector):
-    """The metrics of a run's ranks on this host.
+    """Collector of the metrics of a run's ranks on this host.
 
     Parameters
     ----------
     run : str
-        Its name.
+        Name of the run.
     members : sequence of Member
-        Its ranks.
+        Ranks of the run.
     say : callable
-        Called once for each page that cannot be read.
+        Callback that logs a line; called once for each page that cannot be read.
     active : callable
-        Whether the job runs.
+        Callback that returns whether the job runs.
     elastic : callable
-        What is known of an elastic job; None: it is another, or begins. There the label `rank` is a slot's number.
+        Callback that returns the state of an elastic job, where the label `rank` is a slot number. Returns None for
+        other jobs, and while an elastic job starts.
     """
 
     def __init__(
@@ -132,25 +133,25 @@ class Exporter(Collector):
         self._version = _version()
 
     def text(self, accept: str = "") -> tuple[bytes, str]:
-        """Write everything.
+        """Encode all metrics.
 
         Parameters
         ----------
         accept : str
-            The header: OpenMetrics where it names that, else the text format.
+            `Accept` header of the request: OpenMetrics if it names that format, else the text format.
 
         Returns
         -------
         bytes
         str
-            Its content type.
+            Content type.
         """
         with self._lock:  # a scrape is work for one processor, and ranks want the others
             openmetrics = "application/openmetrics-text" in accept
             return self._encoder.encode(self.collect(), openmetrics), OPENMETRICS if openmetrics else PLAIN
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the families that have series, in the order of their definitions."""
+        """Yield the families, in the order of their definitions."""
         readings, unreadable = self._read()
         job = self._elastic()
         leader = 0 if job is None else next((slot for slot, rank in job.ranks.items() if rank == 0), None)
@@ -218,7 +219,7 @@ class Exporter(Collector):
         return readings, unreadable
 
     def _host_of(self, snapshot: Snapshot | None) -> str:
-        """The host of a rank, by its page; else it is this one."""
+        """Return the host's name from the rank's page, or this host's name if the page has none."""
         return snapshot.host if snapshot is not None and snapshot.far and snapshot.host else self._host
 
     def _tell(self, rank: int, problem: str) -> None:
@@ -238,12 +239,12 @@ def _version() -> str:
 
 
 def _number(field: str, unit: float = 1.0) -> Reader:
-    """A field of one word."""
+    """Return a reader of a one-word field."""
     return lambda _, snapshot: [((), (snapshot[field] / unit,))]
 
 
 def _known(field: str, unit: float) -> Reader:
-    """A field of one word in which 0 means that there is no value yet."""
+    """Return a reader of a one-word field in which 0 means that there is no value yet."""
     return lambda _, snapshot: [((), (snapshot[field] / unit,))] if snapshot[field] else []
 
 
@@ -252,7 +253,7 @@ def _summary(count: str, nanoseconds: str) -> Reader:
 
 
 def _is_device(snapshot: Snapshot, number: int) -> bool:
-    """Whether it is a GPU that moves such collectives; how long that takes is sampled there alone."""
+    """Return whether the GPU executes the collectives with this number; their durations are only sampled there."""
     algorithms = snapshot.names["algorithms"]
     return algorithms[number % len(algorithms)] == "device"
 
@@ -296,9 +297,9 @@ def _last(reading: RankReading, snapshot: Snapshot) -> Iterator[Series]:
 
 
 def _errors(_: RankReading, snapshot: Snapshot) -> Iterator[Series]:
-    """All kinds from the start: a rule that asks for an increase sees none where a series begins at 1.
+    """Yield all kinds from the start: `increase()` misses the first error if its series begins at 1.
 
-    The end of a world after which the job goes on is no failure of the job.
+    The end of a world after which the job goes on is not a failure of the job.
     """
     goes_on = snapshot.state == "resetting"
     for kind in definitions.ERRORS:
@@ -319,7 +320,7 @@ def _knobs(_: RankReading, snapshot: Snapshot) -> Iterator[Series]:
 
 
 def _crossing(reading: RankReading, snapshot: Snapshot) -> Iterator[Series]:
-    """By the host waited for, from the start: a panel that asks for an increase sees none where a series begins."""
+    """Yield all hosts waited for from the start: `increase()` misses the first value of a series."""
     for host, waited in enumerate(snapshot.fields["crossing_ns"][: snapshot["hosts"]]):
         if host != snapshot["host"]:
             yield (reading.peers.get(host, f"host {host}"),), (waited / 1e9,)
@@ -360,7 +361,7 @@ READERS: dict[str, Reader] = {
     "engine_network_sent_bytes_total": _number("network_sent"),
     "engine_network_received_bytes_total": _number("network_received"),
     "engine_crossing_seconds_total": _crossing,
-    # Read in another order than they are written, more may seem completed than submitted.
+    # The fields are read in another order than they are written, so more operations may seem completed than submitted.
     "engine_pending_tensors": lambda _, snapshot: [((), (max(0, snapshot["submitted"] - snapshot["completed"]),))],
     "engine_fused_bytes_total": _number("fused_bytes"),
     "engine_fusion_capacity_bytes_total": _number("fusion_capacity"),

@@ -1,4 +1,4 @@
-"""Discovery of an endpoint by Prometheus: http_sd and file_sd, one document for both."""
+"""Service discovery of an endpoint by Prometheus: one document for http_sd and file_sd."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from . import atomic_file
 def document(target: str, run: str, pid: int) -> bytes:
     """Describe an endpoint.
 
-    The run's name is a `__meta_` label, for relabelling, and no label of the target: each series has the label `run`,
-    and Prometheus would call that `exported_run`, did the target have one too.
+    The run's name is a `__meta_` label, for relabelling, not a label of the target. Each series already has the label
+    `run`, which Prometheus would rename `exported_run` if the target had one too.
 
     Parameters
     ----------
@@ -22,26 +22,26 @@ def document(target: str, run: str, pid: int) -> bytes:
         `HOST:PORT`.
     run : str
     pid : int
-        Of the process that serves: two jobs of one name have different documents.
+        Process that serves the endpoint; it distinguishes two jobs with the same name.
 
     Returns
     -------
     bytes
-        JSON, as file_sd and http_sd of Prometheus take it.
+        JSON for file_sd and http_sd of Prometheus.
     """
     labels = {"__meta_engine_run": run, "__meta_engine_pid": str(pid)}
     return json.dumps([{"targets": [target], "labels": labels}]).encode() + b"\n"
 
 
 def place(path: Path, run: str) -> Path:
-    """Find the file to write.
+    """Choose the file to write.
 
     Parameters
     ----------
     path : Path
-        A file `*.json`, or a directory, which is made if it is not there.
+        A `*.json` file, or a directory, which is created if it does not exist.
     run : str
-        Names the file in a directory.
+        Name of the run; used as the file's name in a directory.
 
     Returns
     -------
@@ -50,7 +50,7 @@ def place(path: Path, run: str) -> Path:
     Raises
     ------
     MetricsError
-        It cannot be written there.
+        The file cannot be written.
     """
     if path.suffix == ".json" and not path.is_dir():
         found = path

@@ -1,4 +1,4 @@
-"""Values of the metrics of an elastic job as a whole, by their names."""
+"""Readers of the metrics of an elastic job as a whole, by metric name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _one(value: Callable[[ElasticJob], float]) -> Reader:
 
 
 def _resets(job: ElasticJob) -> Iterable[tuple[tuple[str, ...], float]]:
-    """All causes from the start: a rule that asks for an increase sees none where a series begins at 1."""
+    """Return all causes from the start: `increase()` misses the first reset if its series begins at 1."""
     return (((cause,), float(count)) for cause, count in job.resets.items())
 
 

@@ -1,8 +1,8 @@
-"""An endpoint that Prometheus scrapes: `/metrics`, `/sd` and a page with links.
+"""HTTP endpoint that Prometheus scrapes: `/metrics`, `/sd` and an index page.
 
-`http.server` takes connections in one thread and answers each in a thread of its own. What it does not bound is bounded
-here: connections at once, the time that a request takes to come and an answer to go, and how long `stop` takes.
-Answers are whole before their first byte is sent.
+`http.server` accepts connections in one thread and answers each in a thread of its own. This module adds bounds:
+the number of connections, the time for a request and for an answer, and the duration of `stop`.
+An answer is complete before its first byte is sent.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from . import discovery
 
 PORTS = 50  # ports that are tried after the one asked for
 CONNECTIONS = 16
-LIFETIME = 10.0  # seconds in which a request must have come, and in which its answer must have gone
-LONGEST_HEAD = 1 << 17  # most bytes of a request that are kept; a line of 64 KiB is refused as too long
-LONGEST_REQUEST = 1 << 20  # most bytes of a refused request that are read
-REST_LIMIT = 2.0  # seconds in which a client that has its answer may send the rest of what it wanted to say
+LIFETIME = 10.0  # maximum seconds to receive a request, and to send its answer
+LONGEST_HEAD = 1 << 17  # maximum bytes of a request that are kept; a line of 64 KiB is refused as too long
+LONGEST_REQUEST = 1 << 20  # maximum bytes of a refused request that are read
+REST_LIMIT = 2.0  # seconds in which a client that has its answer may send the rest of its request
 PAUSE = 0.1  # seconds before the next try, when no connection can be taken
 STOP_LIMIT = 1.0
 ANSWER_LIMIT = 0.3  # seconds that an answer may still take after `stop`
@@ -54,32 +54,32 @@ _endpoints: weakref.WeakSet[Endpoint] = weakref.WeakSet()
 
 
 class Endpoint:
-    """A listening socket, and what answers there.
+    """Listening socket with the server that answers its requests.
 
     Parameters
     ----------
     address : str
-        An IP address or a name of this host.
+        IP address, or a name of this host.
     port : int
-        Where that is in use, one of the next 50 is taken; 0: any free one.
+        Port; if it is in use, one of the next 50 is taken. 0: any free port.
     run : str
-        The run's name.
+        Name of the run.
     exposition : callable
-        Gives what `/metrics` says, and its content type, from the request's `Accept`.
+        Callback that takes the request's `Accept` header and returns the body of `/metrics` and its content type.
 
     Attributes
     ----------
     port : int
-        Where it listens.
+        Port on which the endpoint listens.
     scraped : bool
-        Whether anybody has got metrics here.
+        Whether a client has got metrics here.
     stopped : bool
-        Whether `stop` was called: what is not answered yet shall not be.
+        Whether `stop` was called: requests that are not answered yet are dropped.
 
     Raises
     ------
     MetricsError
-        It cannot listen.
+        The endpoint cannot listen.
     """
 
     def __init__(self, address: str, port: int, run: str, exposition: Exposition) -> None:
@@ -95,7 +95,7 @@ class Endpoint:
 
     @property
     def target(self) -> str:
-        """`HOST:PORT`, as others reach it."""
+        """Address `HOST:PORT` at which other hosts reach the endpoint."""
         wildcard = ipaddress.ip_address(self._bound.partition("%")[0]).is_unspecified
         return _target(socket.gethostname() if wildcard else self._bound, self.port)
 
@@ -105,16 +105,16 @@ class Endpoint:
         return len(self._server.open)
 
     def start(self) -> None:
-        """Answer from now on. Connections that came before have waited."""
+        """Start to answer requests; connections made before have waited in the backlog."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop listening and end what is open. Answers that have begun have 0.3 s."""
+        """Stop listening and close open connections. Answers that have begun have 0.3 s to finish."""
         self.stopped = True
         _shut(self._server.socket, socket.SHUT_RDWR)  # wakes the thread that listens
         if self._thread.is_alive():
             self._thread.join(STOP_LIMIT)
-        self._server.shut(socket.SHUT_RD)  # who reads a request ends at once; who writes an answer has a moment
+        self._server.shut(socket.SHUT_RD)  # readers of a request end at once; writers of an answer have a moment
         end = time.monotonic() + ANSWER_LIMIT
         while self.connections and time.monotonic() < end:
             time.sleep(LOOK)
@@ -122,7 +122,7 @@ class Endpoint:
         self.close()
 
     def close(self) -> None:
-        """Close this process's descriptor; in a forked child all that is to be done."""
+        """Close this process's descriptor. A forked child needs to do nothing else."""
         self._server.socket.close()
 
     def _serve(self) -> None:
@@ -131,9 +131,9 @@ class Endpoint:
 
 
 class _Server(ThreadingHTTPServer):
-    """A server of so many connections at once. `open` has them: the listening thread adds each, its own removes it.
+    """Server with a limit on open connections. The listening thread adds each to `open`; its own thread removes it.
 
-    Those that have not sent a whole request yet are strangers, which give way to newer ones.
+    Connections that have not sent a whole request yet are strangers: newer ones displace them.
     """
 
     daemon_threads = True
@@ -149,20 +149,20 @@ class _Server(ThreadingHTTPServer):
         super().__init__(where, _Handler)
 
     def server_bind(self) -> None:
-        """Bind, and ask no name server for this host's name, as the class above would."""
+        """Bind without a DNS lookup of this host's name, which the base class would do."""
         TCPServer.server_bind(self)
 
     def get_request(self) -> tuple[socket.socket, Any]:
-        """Take a connection."""
+        """Accept a connection."""
         try:
             return accept(self.socket, self._give_way)
-        except OSError:  # there are no descriptors for it: it waits, and the thread does not spin
+        except OSError:  # no descriptors are left: the connection waits, and the thread must not spin
             if not self.endpoint.stopped:
                 time.sleep(PAUSE)
             raise
 
     def _give_way(self) -> bool:
-        """End the stranger that gives way next, and wait until its thread has closed it; False if there is none."""
+        """Displace the next stranger and wait until its thread has closed it; return False if there is none."""
         with self._lock:
             displaced = self._strangers.displace()
         if displaced is None:
@@ -174,12 +174,12 @@ class _Server(ThreadingHTTPServer):
         return True
 
     def know(self, request: socket.socket) -> None:
-        """Keep a connection that has sent its request."""
+        """Mark a connection as known: it has sent its request, and is not displaced any more."""
         with self._lock:
             self._strangers.remove(request)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Give a connection a thread, or send it away."""
+        """Handle a connection in a new thread, or reject it with 503."""
         if len(self.open) < CONNECTIONS or self._give_way():
             self.open.add(request)
             with self._lock:
@@ -191,28 +191,28 @@ class _Server(ThreadingHTTPServer):
         with contextlib.suppress(OSError):
             request.setblocking(False)
             request.send(BUSY)
-            request.recv(LONGEST_REQUEST)  # what is left unread would turn the answer into a reset
+            request.recv(LONGEST_REQUEST)  # unread input would turn the answer into a reset
         self.shutdown_request(request)
 
     def shutdown_request(self, request: Any) -> None:
-        """End a connection."""
+        """Close a connection and forget it."""
         self.know(request)
         self.open.discard(request)
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Have a defect shown, by the hook for exceptions of threads. A client that is gone or too slow is none."""
+        """Re-raise a defect for the threads' exception hook; ignore OSError, as clients may disconnect or time out."""
         if not isinstance(sys.exc_info()[1], OSError):
             raise
 
     def shut(self, how: int) -> None:
-        """Shut all connections."""
+        """Shut down all connections."""
         for connection in list(self.open):
             _shut(connection, how)
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One request, HTTP/1.0."""
+    """Handler of one HTTP/1.0 request."""
 
     server_version = "enginerun"
     sys_version = ""
@@ -220,23 +220,23 @@ class _Handler(BaseHTTPRequestHandler):
     error_message_format = "%(code)d %(message)s\n"
 
     def setup(self) -> None:
-        """Read the request. Whoever sends it byte by byte has no more time than others."""
+        """Read the request within its time limit, which also holds for clients that send byte by byte."""
         super().setup()
         assert isinstance(self.server, _Server)
         self._endpoint = self.server.endpoint
-        self._whole = False  # whether the client has sent all that it wanted to, as far as its headers say
+        self._whole = False  # whether the client has sent everything, according to its headers
         self.rfile = io.BytesIO(_request(self.connection))
         self.server.know(self.connection)
-        self.connection.settimeout(LIFETIME)  # of `sendall`: for all of an answer
+        self.connection.settimeout(LIFETIME)  # limit of `sendall`, for the whole answer
 
     def finish(self) -> None:
-        """The answer has gone. Listen for a while to a client that may still be sending, as the body of a POST."""
+        """Finish the answer, then read what a client may still send, such as the body of a POST."""
         super().finish()
         if not self._whole:
             _drain(self.connection)
 
     def parse_request(self) -> bool:
-        """Refuse all methods but GET and HEAD."""
+        """Parse the request; refuse all methods but GET and HEAD."""
         if not super().parse_request():
             return False
         self._whole = not (self._header("Content-Length") or self._header("Transfer-Encoding"))
@@ -247,7 +247,7 @@ class _Handler(BaseHTTPRequestHandler):
         return True
 
     def do_GET(self) -> None:
-        """Answer by path."""
+        """Answer a request according to its path."""
         endpoint = self._endpoint
         path = re.sub(r"^https?://[^/]*", "", self.path, flags=re.IGNORECASE).partition("?")[0]
         if path == "/metrics":
@@ -274,7 +274,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Write no log: the launcher's output is the job's."""
+        """Write no log, because the launcher's output belongs to the job."""
 
     def _reply(self, status: HTTPStatus, body: bytes | str, headers: dict[str, str] | None = None) -> None:
         if isinstance(body, str):
@@ -293,7 +293,7 @@ class _Handler(BaseHTTPRequestHandler):
         return ", ".join(self.headers.get_all(name, []))
 
     def _reached(self) -> str:
-        """The address at which this client has reached us: on a wildcard address there are several."""
+        """Return the address at which this client reached the endpoint; a wildcard address has several."""
         host, port = self.connection.getsockname()[:2]
         return _target(str(host), int(port))
 
@@ -307,7 +307,7 @@ _INDEX = """<!doctype html>
 
 
 def _forget_in_forked_child() -> None:
-    """A listening socket that a child keeps would take connections that nobody answers."""
+    """Close listening sockets in a forked child, which would accept connections and never answer them."""
     for endpoint in list(_endpoints):
         endpoint.close()
 
@@ -316,7 +316,7 @@ os.register_at_fork(after_in_child=_forget_in_forked_child)
 
 
 def _request(connection: socket.socket) -> bytes:
-    """Read a request up to its empty line; of what is none, as of a client that wants to encrypt, the first line."""
+    """Read a request up to its empty line. Stop after the first line if it is not HTTP, such as a TLS handshake."""
     read, searched, end = bytearray(), 0, time.monotonic() + LIFETIME
     while not _EMPTY_LINE.search(read, searched) and len(read) < LONGEST_HEAD:
         if (left := end - time.monotonic()) <= 0:
@@ -333,7 +333,7 @@ def _request(connection: socket.socket) -> bytes:
 
 
 def _drain(connection: socket.socket) -> None:
-    """Say that nothing more comes, and read on to the client's end, or it may see a reset instead of its answer."""
+    """End sending and read to the client's end; otherwise it may see a reset instead of its answer."""
     read, end = 0, time.monotonic() + REST_LIMIT
     with contextlib.suppress(OSError):  # the client is gone, or too slow
         connection.shutdown(socket.SHUT_WR)
@@ -345,7 +345,7 @@ def _drain(connection: socket.socket) -> None:
 
 
 def _listen(endpoint: Endpoint, address: str, port: int) -> _Server:
-    """Listen there, or on one of the next ports."""
+    """Listen on the port, or on one of the next ones if it is in use."""
     try:
         family, _, _, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except (OSError, UnicodeError) as error:  # UnicodeError: of what cannot be a name

@@ -1,4 +1,4 @@
-"""Metrics without our launcher: local rank 0 serves those of all ranks of its host, from a thread of its process."""
+"""Metrics without our launcher: a thread of local rank 0 serves those of all ranks of its host."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .service import Service, Wanted
 
 
 class InProcess:
-    """Listens from the beginning, and serves from `start` to `stop`. A forked child has nothing of it but the name.
+    """Metrics service of local rank 0: listens from construction, serves from `start` to `stop`.
 
     Parameters
     ----------
@@ -23,7 +23,7 @@ class InProcess:
     Raises
     ------
     ConfigError
-        It cannot be had as the settings say.
+        The service is not possible with these settings.
     """
 
     def __init__(self, wanted: Wanted) -> None:
@@ -35,12 +35,12 @@ class InProcess:
             raise ConfigError(str(error)) from None
 
     def start(self, pids: Mapping[int, int]) -> None:
-        """Serve; when it serves already, the ranks of the next world from now on.
+        """Start to serve; if it serves already, switch to the ranks of the next world.
 
         Parameters
         ----------
         pids : mapping of int to int
-            The processes of this host's ranks, by rank.
+            Process ids of this host's ranks, by rank.
         """
         before, self._strangers = self._strangers, [Stranger(pid) for pid in pids.values()]
         self._members[:] = map(Stranger.member, self._strangers, pids)
@@ -54,20 +54,20 @@ class InProcess:
             logger.info("%s", line)
         try:
             self._service.start()
-        except MetricsError as error:  # the world has met: it is no reason to end it
+        except MetricsError as error:  # the ranks have met already: not worth ending the world
             logger.warning("%s", error)
 
     def stop(self) -> None:
-        """Serve no longer; takes 2 s at most."""
+        """Stop serving; takes at most 2 s."""
         self._service.stop()
         for stranger in self._strangers:
             stranger.close()
 
 
 def listen(settings: Config, local_rank: int) -> InProcess | None:
-    """Prepare to serve metrics, if this rank is the one that does and the settings ask for it.
+    """Prepare to serve metrics if this is local rank 0 and the settings ask for it.
 
-    To be called before the ranks meet: what is wrong is an error while it can be mended.
+    Call it before the ranks meet, while a wrong setting can still be corrected.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ def listen(settings: Config, local_rank: int) -> InProcess | None:
     Raises
     ------
     ConfigError
-        It cannot be had as the settings say.
+        The service is not possible with these settings.
     """
     wanted = Wanted.by(settings, [sys.executable, *sys.argv])
     return InProcess(wanted) if local_rank == 0 and wanted.anything else None

@@ -1,4 +1,4 @@
-"""Ranks that this process did not start: their pages are found in /proc."""
+"""Pages of ranks that this process did not start, found in /proc."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ..page import NAME, PageError, Snapshot, read
 
 @dataclass(frozen=True)
 class Member:
-    """A rank.
+    """Member of a run: a rank and the access to its page.
 
     Attributes
     ----------
     rank : int
     source : callable
-        Gives the descriptor or path of its page; None as long as there is none.
+        Callback that returns the descriptor or path of the rank's page; None as long as there is none.
     up : callable
-        Tells from the page, or from None, whether the process runs.
+        Callback that takes the page's snapshot or None, and returns whether the rank's process runs.
     """
 
     rank: int
@@ -29,7 +29,7 @@ class Member:
 
 
 def page_of(pid: int) -> str | None:
-    """Find the page that a process of this user counts into.
+    """Find the page into which a process of this user counts.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ def page_of(pid: int) -> str | None:
     Returns
     -------
     str or None
-        Its path in /proc; None if there is none, or the process is gone.
+        Path in /proc; None if the process has no page or is gone.
     """
     directory = f"/proc/{pid}/fd"
     try:
@@ -47,7 +47,7 @@ def page_of(pid: int) -> str | None:
             try:
                 if os.readlink(path).startswith(f"/memfd:{NAME}") and _is_of(path, pid):
                     return path
-            except (OSError, PageError):  # closed meanwhile; or nobody's
+            except (OSError, PageError):  # closed in the meantime, or not readable
                 continue
     except OSError:
         pass
@@ -55,13 +55,13 @@ def page_of(pid: int) -> str | None:
 
 
 def _is_of(path: str, pid: int) -> bool:
-    """Whether a page is a process's own: a forked one has its parent's, too."""
+    """Return whether a page is the process's own; a forked process also holds its parent's."""
     snapshot = read(path)
     return snapshot is not None and snapshot["pid"] == pid
 
 
 class Stranger:
-    """A rank that this process did not start. Its page is held from when it is found, so that it outlives the rank.
+    """Rank that this process did not start. Its page is held open once found, so that it outlives the rank.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ class Stranger:
         self._descriptor: int | None = None
 
     def member(self, rank: int) -> Member:
-        """As a member of a run.
+        """Return this rank as a member of a run.
 
         Parameters
         ----------
@@ -86,7 +86,7 @@ class Stranger:
         return Member(rank, self._source, self._up)
 
     def close(self) -> None:
-        """Let the page go."""
+        """Close the page."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None

@@ -1,4 +1,4 @@
-"""The service that publishes a run's metrics: an endpoint, a file that points to it, a textfile."""
+"""Service that publishes a run's metrics: an endpoint, a file for file_sd, a textfile."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The settings of a run's service.
+    """Settings of a run's metrics service.
 
     Attributes
     ----------
     run : str
-        The run's name, fit for a label.
+        Name of the run, valid as a label.
     port : int or None
-        0: any free one.
+        Port of the endpoint; 0: any free port; None: not set.
     address : str
     file_sd, textfile : Path or None
     """
@@ -45,7 +45,7 @@ class Wanted:
 
     @classmethod
     def by(cls, settings: Config, command: Sequence[str]) -> Self:
-        """The settings that concern the service, for a run of a command."""
+        """Return the settings of the service for a run of `command`."""
         name = settings.run_name
         return cls(
             run=default_name(command, os.getpid()) if name is None else clean_name(name),
@@ -57,35 +57,35 @@ class Wanted:
 
     @property
     def anything(self) -> bool:
-        """Whether anything is to be served or written."""
+        """True if anything is to be served or written."""
         return not (self.port is None and self.file_sd is None and self.textfile is None)
 
 
 class Service:
-    """Serves and writes what was asked for. It listens at once, and answers from `start` on.
+    """Metrics service of a run. It listens from construction, and answers from `start` on.
 
     Parameters
     ----------
     wanted : Wanted
-        A file for file_sd without a port: any free port.
+        Requested outputs. With `file_sd` but no `port`, any free port is used.
     members : sequence of Member
-        The ranks.
+        Ranks of the run.
     say : callable
-        Shows a line; called from any thread.
+        Callback that shows a line; called from any thread.
     elastic : callable
-        What is known of an elastic job.
+        Callback that returns the state of an elastic job, or None.
 
     Attributes
     ----------
     news : list of str
-        Where metrics are served.
+        Messages that say where metrics are served.
     warnings : list of str
-        What is not as it was asked for.
+        Messages about deviations from what was requested.
 
     Raises
     ------
     MetricsError
-        It cannot be had, or prometheus_client is not installed.
+        A requested output is not possible, or prometheus_client is not installed.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Service:
             self._document = discovery.document(self._endpoint.target, wanted.run, os.getpid())
 
     def start(self) -> None:
-        """Answer, and say where, from now on.
+        """Start to answer, and write the file for file_sd.
 
         Raises
         ------
@@ -145,18 +145,18 @@ class Service:
             self._textfile.start()
 
     def end(self) -> bool:
-        """Say from now on that the job is over.
+        """Report from now on that the job has ended.
 
         Returns
         -------
         bool
-            Whether anybody has scraped it, who may come again to see that.
+            Whether a client has scraped the endpoint, and may come again to see the end.
         """
         self._over = True
         return self._endpoint is not None and self._endpoint.scraped
 
     def stop(self) -> None:
-        """Take the announcement away, stop listening, and write the textfile's last state. Waits for no client."""
+        """Remove the file for file_sd, stop listening, and write the textfile a last time. Waits for no client."""
         self._over = True
         if self._announced is not None:
             atomic_file.remove(self._announced, self._document)
@@ -166,14 +166,14 @@ class Service:
             self._textfile.stop()
 
     def discard(self) -> None:
-        """Remove the files, in another process, after this one was killed."""
+        """Remove the files from another process, after this one was killed."""
         if self._announced is not None:
             atomic_file.remove(self._announced, self._document)
         if self._wanted.textfile is not None:
             atomic_file.remove(self._wanted.textfile, f'run="{self._wanted.run}"'.encode())
 
     def _exporter(self) -> Exporter:
-        """Made at the first use, in the thread that needs it: the import takes as long as the start of some ranks."""
+        """Return the exporter, created at first use in the calling thread, because its import is slow."""
         with self._making:
             if self._made is None:
                 from .collector import Exporter

@@ -1,4 +1,4 @@
-"""Metrics in a file, for node_exporter's textfile collector, on hosts where Prometheus reaches nothing else."""
+"""Textfile for node_exporter's collector, for hosts where Prometheus reaches nothing else."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ STOP_LIMIT = 2.0
 
 
 class Textfile:
-    """Writes a file every 15 s, and once more at the end: that one stays, as the last that is known of the run.
+    """Writer of a textfile, every 15 s and once more at the end. The last state of the run stays in the file.
 
     Parameters
     ----------
     path : Path
-        `*.prom`: node_exporter reads no others.
+        Path `*.prom`, as node_exporter reads no other files.
     text : callable
-        Returns the whole content.
+        Callback that returns the whole content.
     say : callable
-        Called once with the reason if it cannot write.
+        Callback that logs a line; called with the reason at the first of consecutive failed writes.
 
     Raises
     ------
     MetricsError
-        It cannot be written there.
+        The file cannot be written.
     """
 
     def __init__(self, path: Path, text: Callable[[], bytes], say: Callable[[str], None]) -> None:
@@ -48,11 +48,11 @@ class Textfile:
         self._thread = threading.Thread(target=self._write_on, name="engine-metrics-textfile", daemon=True)
 
     def start(self) -> None:
-        """Write from now on."""
+        """Start the writing thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Write the last state, unless the disk lets us wait for more than 2 s."""
+        """Write the last state; wait at most 2 s for a slow disk."""
         self._over.set()
         if self._thread.is_alive():
             self._thread.join(STOP_LIMIT)
