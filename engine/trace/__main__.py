@@ -17,7 +17,7 @@ from .summary import summarize, text
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; its exit code: 0, or 2 for files that cannot be used."""
+    """Run the command and return its exit code: 0, or 2 for files that cannot be used."""
     given = _parser().parse_args(argv)
     notes: list[str] = []
     try:
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             count = merge(given.files, given.output, notes)
             readable.show(f"{given.output}: {count} events; open it at https://ui.perfetto.dev or chrome://tracing")
-    except BrokenPipeError:  # `| head`: nobody wants the rest, which the interpreter would try to write once more
+    except BrokenPipeError:  # as with `| head`; otherwise the interpreter would try to write the rest again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (TraceError, OSError) as error:
         readable.show(f"engine.trace: error: {error}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Files that a rank leaves behind when something goes wrong: its failure and its last schedule entries."""
+"""Files that a rank leaves behind after a failure: its failure report and its last schedule entries."""
 
 from __future__ import annotations
 
@@ -19,58 +19,59 @@ from ..host import private_files
 if TYPE_CHECKING:
     from ..native import core
 
-PREFIX = "engine-records-"  # prefix of the names of temporary directories of ranks to which nobody has given one
-WORLD = "world."  # prefix of the names of directories in which the ranks of a world have written, in an elastic job
-KEPT = 20  # worlds of an elastic job, the newest, of which records are kept
-RECORDS = ("failure.json", "flight.json", "traceback.txt")  # names of what a `Recorder` writes
+PREFIX = "engine-records-"  # prefix of temporary directories, for ranks without a given directory
+WORLD = "world."  # prefix of the directories of an elastic job's worlds
+KEPT = 20  # number of newest worlds of an elastic job whose records are kept
+RECORDS = ("failure.json", "flight.json", "traceback.txt")  # files that a `Recorder` writes
 
 
 def newest_world(directory: Path) -> Path:
-    """Where the ranks of the last world have written: `directory` itself, or the newest `world.K` in it."""
+    """Return the directory of the last world: the newest `world.K` in `directory`, or `directory` itself."""
     return (worlds_in(directory) or [directory])[-1]
 
 
 def worlds_in(directory: Path) -> list[Path]:
-    """The directories of an elastic job's worlds in a directory, by their numbers."""
+    """Return the directories of an elastic job's worlds in a directory, ordered by number."""
     numbered = ((natural(path.name.removeprefix(WORLD)), path) for path in directory.glob(f"{WORLD}*"))
     found = [(number, path) for number, path in numbered if number is not None and not path.is_symlink()]
     return [path for _, path in sorted(found)]
 
 
 def forget(world: Path) -> None:
-    """Remove the records in the directory of a world, and what is empty then. Others may do so at the same time."""
+    """Remove the records of a world and its empty directories. Other processes may do so at the same time."""
     for path in world.glob("rank.*/*"):
         if path.name.lstrip(".").startswith(RECORDS):
             path.unlink(missing_ok=True)
     for directory in (*world.glob("rank.*"), world):
-        with contextlib.suppress(OSError):  # a timeline is there, or another has removed it
+        with contextlib.suppress(OSError):  # a timeline is there, or another process has removed it
             directory.rmdir()
 
 
 @lru_cache(maxsize=1)
 def _temporary() -> Path:
-    """A temporary directory for all worlds of this process."""
+    """Create a temporary directory, shared by all worlds of this process."""
     return Path(tempfile.mkdtemp(prefix=PREFIX))
 
 
 def forget_temporary() -> None:
-    """Remove the temporary directory for the worlds of this process, if there is one: the job has outlived them."""
+    """Remove the temporary directory of this process's worlds, if any; called when the job has outlived them."""
     if _temporary.cache_info().currsize:
         shutil.rmtree(_temporary(), ignore_errors=True)
         _temporary.cache_clear()
 
 
 class Recorder:
-    """Where one rank writes. The directory is made when there is something to write.
+    """Writer of one rank's records. The directory is created at the first write.
 
     Parameters
     ----------
     directory : Path or None
-        Of the job; the rank writes to `rank.N` in it. None: a new temporary directory, readable by its owner only.
+        Directory of the job, in which the rank writes to `rank.N`. None: a new temporary directory that only its owner
+        can read.
     rank : int
     world : int, optional
-        The number of a world in an elastic job: then it writes to `world.K/rank.N`, since the ranks of the next world
-        may be other processes; and what was written of old worlds is removed.
+        Number of the world in an elastic job. The rank then writes to `world.K/rank.N`, as ranks of the next world may
+        be other processes, and records of old worlds are removed.
     """
 
     def __init__(self, directory: Path | None, rank: int, world: int | None = None) -> None:
@@ -80,27 +81,27 @@ class Recorder:
 
     @property
     def kept(self) -> bool:
-        """Whether somebody has chosen the directory, and so knows where to look."""
+        """True if the user chose the directory, and so knows where to look."""
         return self._directory is not None
 
     def write(self, name: str, content: dict[str, Any]) -> Path:
-        """Write one JSON file, as `write_text` does."""
+        """Write one JSON file, with the guarantees of `write_text`."""
         return self.write_text(name, json.dumps(content, indent=1, default=str))
 
     def write_text(self, name: str, text: str) -> Path:
-        """Write one file, readable by its owner only; whoever reads it sees all of it or the one before.
+        """Write one file atomically, readable by its owner only.
 
         Returns
         -------
         Path
-            Where it is.
+            Path of the file.
         """
         if self._directory is None:
             self._directory = _temporary() if self._again else Path(tempfile.mkdtemp(prefix=PREFIX))
         home = self._directory / self._name
         private_files.make_directory(home)
         if self._again:
-            for old in worlds_in(self._directory)[-2 * KEPT : -KEPT]:  # those before are gone, but for timelines
+            for old in worlds_in(self._directory)[-2 * KEPT : -KEPT]:  # older ones are gone, except for timelines
                 forget(old)
         path = home / name
         private_files.replace(path, text.encode(errors="backslashreplace"))
@@ -108,24 +109,24 @@ class Recorder:
 
 
 def now(engine: core.Engine) -> dict[str, float | None]:
-    """What time it is, by three clocks, in seconds.
+    """Return the current time by three clocks, in seconds.
 
-    `time` is unix time and `monotonic` CLOCK_MONOTONIC, both of this host, and `common` the CLOCK_MONOTONIC of rank 0's
-    host, by which the records of all hosts can be compared; None as long as the hosts' clocks have not been.
+    `time` is unix time and `monotonic` is CLOCK_MONOTONIC, both of this host. `common` is CLOCK_MONOTONIC of rank 0's
+    host, by which records of different hosts can be compared; None until the hosts' clocks have been compared.
     """
     clock, seconds = engine.clock(), monotonic()
     return {"time": time(), "monotonic": seconds, "common": None if clock is None else seconds + clock[0] / 1e9}
 
 
 def snapshot(engine: core.Engine, sets: dict[int, core.Engine], reason: str) -> dict[str, Any]:
-    """The content of a flight record.
+    """Return the content of a flight record.
 
     Parameters
     ----------
     engine : core.Engine
         The world's engine.
     sets : dict of int to core.Engine
-        Engines of the process sets that this rank is in, by number.
+        Engines of this rank's process sets, by number.
     reason : str
         Occasion of the record: `abort`, `stall` or `signal`.
     """

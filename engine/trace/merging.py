@@ -1,4 +1,4 @@
-"""Write the timelines of several ranks as one file."""
+"""Merging of the timelines of several ranks into one file."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .reading import events_of, files_of, read
 
 
 def merge(paths: Iterable[str | Path], target: Path, notes: list[str]) -> int:
-    """Write the timelines of several ranks as one file; the number of events.
+    """Merge the timelines of several ranks into one file and return the number of events.
 
-    Of an elastic job a directory stands for all its worlds: in what is written each worker has one track.
+    A directory of an elastic job stands for all its worlds; the merged file has one track for each worker.
 
     Raises
     ------
     TraceError
-        As `read`.
+        Same as in `read`.
     OSError
         The target cannot be written.
     """

@@ -1,4 +1,4 @@
-"""Merge the flight records of a job's ranks: the first cause, what each rank did last, and who keeps whom waiting."""
+"""Merging of a job's flight records: the first cause, each rank's last actions, and which ranks block others."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from ..bounded_reader import MIB, ReadError, natural, number, parse_cut_json, re
 from .flight import newest_world
 from .reading import MOST_RANKS
 
-LIMIT = 16 * MIB  # bytes of a record
-CLOCK = (0.0, 1e11)  # seconds that a clock may tell
-OLD = 60.0  # age in seconds beside the newest record from which one may be of another failure
+LIMIT = 16 * MIB  # maximum bytes of a record
+CLOCK = (0.0, 1e11)  # valid range of a clock, in seconds
+OLD = 60.0  # age in seconds, relative to the newest record, from which a record may be of another failure
 PENDING_SHOWN = 8
-SETS_SHOWN = 8  # most process sets shown of a rank: those with the latest news
-STANDSTILL = 1.0  # seconds in an entry from which a rank counts as standing still
+SETS_SHOWN = 8  # maximum number of process sets shown of a rank: those with the latest activity
+STANDSTILL = 1.0  # seconds in an entry from which a rank counts as stopped
 
 
 @dataclass
 class Failure:
-    """One rank's report of how the world ended."""
+    """Report of one rank about the end of its world."""
 
     reporter: int
     rank: int
     cause: str
     message: str
     time: float
-    common: float | None = None  # by the monotonic clock of rank 0's host
+    common: float | None = None  # `time` by the monotonic clock of rank 0's host
 
 
 @dataclass
 class Flight:
-    """One rank's flight record, of the world or of a process set; `sets` has those of the sets, by their ranks."""
+    """Flight record of one rank, for the world or for a process set; `sets` has those of the sets, by their ranks."""
 
     rank: int
     size: int
@@ -45,21 +45,21 @@ class Flight:
     pending: list[dict[str, Any]]
     history: list[dict[str, Any]]
     ranks: list[dict[str, Any]]
-    common: float | None = None  # as of `Failure`
+    common: float | None = None  # same as in `Failure`
     sets: dict[tuple[int, ...], Flight] = field(default_factory=dict)
 
     @property
     def finished(self) -> dict[str, Any] | None:
-        """The last row of the history whose entry is done."""
+        """Last row of the history whose entry is done; None if there is none."""
         return next((row for row in reversed(self.history) if row["ended"] is not None), None)
 
     @property
     def current(self) -> dict[str, Any] | None:
-        """The row whose entry is in progress."""
+        """Row of the history whose entry is in progress; None if there is none."""
         return self.history[-1] if self.history and self.history[-1]["ended"] is None else None
 
     def waiting(self, since: float) -> str:
-        """The time since a monotonic time, in words; empty if the record has none."""
+        """Format the time passed since a monotonic time; empty if the record has no monotonic time."""
         return "" if self.monotonic is None else f" for {self.monotonic - since:.1f} s"
 
 
@@ -68,20 +68,20 @@ def _has(ranks: Sequence[int]) -> str:
 
 
 def _wait(ranks: Sequence[int], everybody: Sequence[int]) -> str:
-    """Who waits for `ranks`: all others."""
+    """Describe the ranks that wait for `ranks`: all others."""
     others = [rank for rank in everybody if rank not in ranks]
     return f"{readable.ranks(others)} wait{'s' * (len(others) == 1)} for it" if others else "nobody is left to wait"
 
 
 def entry_name(row: dict[str, Any]) -> str:
-    """`entry 381 'layer.3.weight' (allreduce)`."""
+    """Format an entry, such as `entry 381 'layer.3.weight' (allreduce)`."""
     more = f" and {row['tensors'] - 1} more" if row["tensors"] > 1 else ""
     kind = row["kind"] if row["type"] == "batch" else row["type"]
     return f"entry {row['entry']} {row['name']!r}{more} ({kind})"
 
 
 def _load(path: Path, notes: list[str]) -> tuple[dict[str, Any], bool] | None:
-    """The content of a file, and whether it is cut short; None if it cannot be used."""
+    """Return the content of a file and whether it is cut short; None if it cannot be used."""
     try:
         data, wrong = parse_cut_json(read_bytes(path, LIMIT))
     except OSError as error:
@@ -117,7 +117,7 @@ def _flight(path: Path, notes: list[str]) -> Flight | None:
 
 
 def _parsed(data: dict[str, Any], told: dict[str, Any], cut: bool, lost: list[str]) -> Flight:
-    """`told` by one engine, in the record `data`. `lost` gets what is wrong with each row that is left out."""
+    """Parse the part `told` of one engine in the record `data`; append the error of each skipped row to `lost`."""
     size = whole(data, "size", 1, MOST_RANKS)
     return Flight(
         whole(data, "rank", 0, size - 1),
@@ -175,7 +175,7 @@ def _place(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rows(told: dict[str, Any], name: str, lost: list[str], required: bool) -> list[dict[str, Any]]:
-    """A field that is a list of objects."""
+    """Return a field that is a list of objects, without other items, whose errors are appended to `lost`."""
     rows = told.get(name, ... if required else [])
     if not isinstance(rows, list):
         raise ReadError(f"{name!r} is no list")
@@ -184,7 +184,7 @@ def _rows(told: dict[str, Any], name: str, lost: list[str], required: bool) -> l
 
 
 def _ranks(told: dict[str, Any], name: str) -> list[int]:
-    """A field that is a list of ranks."""
+    """Return a field that is a list of ranks."""
     ranks = told.get(name)
     if not isinstance(ranks, list) or not all(type(rank) is int and 0 <= rank < MOST_RANKS for rank in ranks):
         raise ReadError(f"{name!r} is no list of ranks")
@@ -192,7 +192,7 @@ def _ranks(told: dict[str, Any], name: str) -> list[int]:
 
 
 def _optional(data: dict[str, Any], name: str) -> float | None:
-    """A time that need not be there."""
+    """Return an optional time."""
     return None if data.get(name) is None else number(data, name, *CLOCK)
 
 
@@ -215,17 +215,17 @@ def collect(directory: Path) -> tuple[dict[int, Flight], list[Failure], list[str
     Parameters
     ----------
     directory : Path
-        Has `rank.N/flight.json` and `rank.N/failure.json`, or such directories for each world of an elastic job, of
-        which the last is read.
+        Directory with `rank.N/flight.json` and `rank.N/failure.json`, or with such directories for each world of an
+        elastic job, of which the last is read.
 
     Returns
     -------
     flights : dict of int to Flight
-        By rank.
+        Flight records by rank.
     failures : list of Failure
-        The first one first.
+        Failure reports, the first failure first.
     notes : list of str
-        A line about each file that could not be used, or is suspect.
+        One line for each file that could not be used or is suspect.
     """
     flights: dict[int, Flight] = {}
     failures: list[Failure] = []
@@ -263,7 +263,7 @@ def collect(directory: Path) -> tuple[dict[int, Flight], list[Failure], list[str
 
 
 def _by_one_clock(records: Sequence[Flight | Failure]) -> None:
-    """Tell the times of records on several hosts, whose clocks may be set otherwise, by the clock of one of them."""
+    """Convert the times of records to one clock, as the hosts' clocks may differ."""
     offset = next((record.time - record.common for record in records if record.common is not None), 0.0)
     for record in records:
         if record.common is not None:
@@ -271,10 +271,10 @@ def _by_one_clock(records: Sequence[Flight | Failure]) -> None:
 
 
 def missing_ranks(flights: dict[int, Flight]) -> dict[str, list[int]]:
-    """By name, in the order of how long it has waited: the ranks that have not submitted it.
+    """Return, by name, the ranks that have not submitted an operation, the longest wait first.
 
-    A rank that knows who is missing says so. For a new name only the coordinator knows; then the ranks whose own
-    records do not have it in flight are missing, as far as records agree in time.
+    A rank that knows the missing ranks has them in its record. For a new name only the coordinator knows them. Then
+    ranks whose own records do not have it in flight count as missing, as far as the records' times agree.
     """
     found: dict[str, list[int]] = {}
     each = [(entry["seconds"], entry) for flight in flights.values() for entry in flight.pending]
@@ -289,10 +289,11 @@ def missing_ranks(flights: dict[int, Flight]) -> dict[str, list[int]]:
 
 
 def stuck_in_entry(flights: dict[int, Flight]) -> tuple[list[int], int, dict[str, Any] | None, float] | None:
-    """Who keeps the others waiting in an entry: the ranks, the entry's number, its row if some record has it, and for
-    how many seconds it has been in progress.
+    """Find the ranks that block the others in an entry.
 
-    The newest record that finds its own rank in an entry tells where all ranks are, those included that wrote nothing.
+    Returns the ranks, the entry's number, its row if a record has it, and the seconds for which it has been in
+    progress. The positions of all ranks come from the newest record whose own rank is in an entry; this includes ranks
+    without a record.
     """
     inside = [flight for flight in flights.values() if flight.current is not None]
     if not inside:
@@ -312,7 +313,7 @@ def stuck_in_entry(flights: dict[int, Flight]) -> tuple[list[int], int, dict[str
 
 
 def _how(ranks: list[int], blamed: Failure | None, seconds: float) -> str:
-    """The fate of the ranks that others wait for in an entry."""
+    """Describe the state of the ranks that others wait for in an entry."""
     if blamed is not None and blamed.rank in ranks:
         fates = {"died": "died", "raised": "failed", "left": "left", "lost": "cannot be reached"}
         return fates.get(blamed.cause, "stopped")
@@ -321,16 +322,16 @@ def _how(ranks: list[int], blamed: Failure | None, seconds: float) -> str:
 
 @dataclass
 class Standstill:
-    """Why one schedule, the world's or a process set's, does not go on.
+    """Reason why one schedule, the world's or a process set's, does not progress.
 
     Attributes
     ----------
     culprits : set of int
-        The ranks that are waited for; empty: none is behind the others.
+        Ranks that the others wait for; empty if no rank is behind the others.
     waiting : set of int
-        The ranks that have something in flight, without those.
+        Other ranks that have an operation in flight.
     line : str
-        The same in words.
+        Description in words.
     """
 
     culprits: set[int]
@@ -341,7 +342,7 @@ class Standstill:
 def standstill(
     flights: dict[int, Flight], blamed: Failure | None, everybody: Sequence[int], where: str = ""
 ) -> Standstill | None:
-    """Who keeps `everybody` waiting in one schedule, by its records; None: nobody. `where`: what to call it."""
+    """Find the ranks that block `everybody` in one schedule; None if no rank does. `where` names the schedule."""
     busy = {rank for rank, flight in flights.items() if flight.pending or flight.current is not None}
     stuck = stuck_in_entry(flights)
     if stuck is not None:
@@ -354,7 +355,8 @@ def standstill(
         return Standstill(set(ranks), busy - set(ranks), line)
     missing = {name: ranks for name, ranks in missing_ranks(flights).items() if ranks}
     if missing:
-        # Of whoever is blamed, or what has waited longest: a rank may lack a later tensor because it waits itself.
+        # Prefer what the blamed rank lacks, or else the longest wait: a rank may lack a later tensor because it waits
+        # itself.
         name, ranks = next(
             ((name, ranks) for name, ranks in missing.items() if blamed is not None and blamed.rank in ranks),
             next(iter(missing.items())),
@@ -367,7 +369,7 @@ def standstill(
 
 
 def sets_of(flights: dict[int, Flight]) -> dict[tuple[int, ...], dict[int, Flight]]:
-    """The records of each process set, by its ranks, and by rank."""
+    """Return the records of each process set, by its ranks, then by rank."""
     found: dict[tuple[int, ...], dict[int, Flight]] = {}
     for rank, flight in flights.items():
         for ranks, told in flight.sets.items():
@@ -376,10 +378,10 @@ def sets_of(flights: dict[int, Flight]) -> dict[tuple[int, ...], dict[int, Fligh
 
 
 def verdict(flights: dict[int, Flight], failures: Sequence[Failure], size: int) -> str:
-    """One line: who did what last, and who waits for it.
+    """Describe in one line the rank that blocks the others, and who waits for it.
 
-    A rank that others wait for in the world may itself wait in a process set, or the other way round: then who is
-    waited for there is the cause.
+    A rank that others wait for in the world may itself wait in a process set, or the reverse. Then the cause is the
+    rank that is waited for there.
     """
     blamed = failures[0] if failures else None
     found = [standstill(flights, blamed, range(size))]
@@ -402,7 +404,7 @@ def _among(ranks: Sequence[int]) -> str:
 
 
 def report(directory: Path) -> tuple[str, dict[str, Any]]:
-    """The report on a job's directory, as text and as a dictionary for JSON.
+    """Report on a job's directory, as text and as a dictionary for JSON.
 
     Raises
     ------
@@ -472,7 +474,7 @@ def _json(flight: Flight, absent: dict[str, list[int]]) -> dict[str, Any]:
 
 
 def _last(flight: Flight) -> str:
-    """The entries that a rank has finished, and the one that it is in."""
+    """Describe the last entry that a rank has finished, and the entry that it is in."""
     finished, current = flight.finished, flight.current
     text = "finished nothing" if finished is None else f"finished {entry_name(finished)}"
     if finished is not None and current is None:
@@ -483,7 +485,7 @@ def _last(flight: Flight) -> str:
 
 
 def _waits(flight: Flight, absent: dict[str, list[int]]) -> list[str]:
-    """The tensors that a rank waits for, and the ranks that lack them."""
+    """Describe the tensors that a rank waits for, and the ranks that have not submitted them."""
     lines = []
     for each in flight.pending[:PENDING_SHOWN]:
         ranks = absent.get(each["name"], [])
@@ -495,7 +497,7 @@ def _waits(flight: Flight, absent: dict[str, list[int]]) -> list[str]:
 
 
 def _set_lines(flight: Flight, absent: dict[tuple[int, ...], dict[str, list[int]]]) -> list[str]:
-    """The same in the process sets of a rank."""
+    """Describe the same for the process sets of a rank."""
 
     def news(told: Flight) -> tuple[bool, float]:
         return bool(told.pending), told.history[-1]["started"] if told.history else 0.0

@@ -1,4 +1,4 @@
-"""Read timelines back: what `engine.trace.timeline` wrote, whole or cut off, or several of them merged."""
+"""Reader of timelines: files of `engine.trace.timeline`, complete or cut off, or merged files."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from .timeline import DEVICE_ROW, HEAD, KNOBS, ROWS, SET, TOTALS, VERSION
 STEPS, WAITS, ENTRIES, FUSE, REDUCE, UNPACK, CYCLES = ROWS
 _NAMED = re.compile(r"(?:rank\.\d+\.trace|(?P<name>.+)\.rank\d+)\.json")
 STAGES = {FUSE: "fuse", REDUCE: "reduce", UNPACK: "unpack"}
-LIMIT = 1 << 30  # bytes of a file that are read
-LINE = MIB  # bytes of an event's line
-WHOLE = 64 * MIB  # bytes of a file that is read at once, because another program has laid its lines out anew
-MOST_RANKS = 4096  # of a job that files tell of
-MOST_TRACKS = 1 << 40  # numbers of processes in a trace
+LIMIT = 1 << 30  # maximum bytes of a file
+LINE = MIB  # maximum bytes of an event's line
+WHOLE = 64 * MIB  # maximum bytes of a file that is parsed at once, because another program has changed its lines
+MOST_RANKS = 4096  # maximum number of ranks in a file
+MOST_TRACKS = 1 << 40  # upper bound of process and thread numbers in a trace
 TOTAL = ("since_ns", "now_ns", "busy_ns", "wait_ns", "exposed_ns", "steps", "entries", "tensors", "bytes")
 
 
 class TraceError(Exception):
-    """A file that is no timeline, or timelines that do not belong together."""
+    """Error of a file that is not a timeline, or of timelines that do not belong together."""
 
 
 @dataclass
 class Tensor:
-    """One tensor in one entry, on one rank. Times in seconds of the host's monotonic clock.
+    """One tensor in one entry on one rank. Times are in seconds of the host's monotonic clock.
 
     Attributes
     ----------
     name : str
     entry : int
     submitted, ready, started, ended : float
-        Submitted by this rank; submitted by all; the entry begun here; the entry done here.
+        Times of: this rank's submission; the last rank's submission; the start and the end of the entry here.
     last : int or None
-        The rank that submitted it last; None: not known.
+        Rank that submitted the tensor last; None: unknown.
     late : float
-        Seconds between the first rank's submission and the last's.
+        Seconds from the first rank's submission to the last one's.
     nbytes : int
     kind : str
     """
@@ -60,7 +60,7 @@ class Tensor:
 
 @dataclass
 class Entry:
-    """One schedule entry on one rank; `stages` has the seconds spent in each, `compression` what it travelled as."""
+    """Schedule entry on one rank; `stages` has the seconds of each stage, `compression` the dtype on the wire."""
 
     number: int
     kind: str
@@ -79,17 +79,17 @@ class Recording:
     Attributes
     ----------
     rank : int
-        In the world, as are all ranks here.
+        Rank in the world, as everywhere in this module.
     about : dict
-        What the file says of itself: version, size of the world, host ..
+        Header of the file: version, size of the world, host etc.
     number : int
-        Of the process set; 0: the world.
+        Number of the process set; 0: the world.
     ranks : tuple of int
-        Those of the process set, or all.
+        Ranks of the process set, or of the world.
     totals : dict or None
-        What the rank counted, of all entries; None: it ended before it wrote them.
+        Totals that the rank counted over all entries; None if it ended before writing them.
     knobs : dict
-        The last that the file tells of; empty in files of engines that did not write them.
+        Last knobs in the file; empty in files of engines that did not write them.
     """
 
     rank: int
@@ -105,12 +105,12 @@ class Recording:
 
 
 def files_of(paths: Iterable[str | Path]) -> list[Path]:
-    """The files meant: a directory stands for the timelines in it, which are those of one job.
+    """Return the files at the given paths; a directory stands for its timelines, which must be of one job.
 
     Raises
     ------
     TraceError
-        Nothing is there, or timelines that were written under several names.
+        A directory has no timelines, or timelines written under several names.
     """
     found: list[Path] = []
     for path in map(Path, paths):
@@ -119,7 +119,7 @@ def files_of(paths: Iterable[str | Path]) -> list[Path]:
 
 
 def _inside(directory: Path) -> list[Path]:
-    """The timelines in a directory, as `engine.trace.timeline.path_of` names them; of worlds, those of the last."""
+    """Return the timelines in a directory, named by `engine.trace.timeline.path_of`; of worlds, those of the last."""
     directory = newest_world(directory)
     sets: dict[str, list[Path]] = {}
     for path in sorted(directory.iterdir()):
@@ -136,18 +136,18 @@ def _inside(directory: Path) -> list[Path]:
 
 
 def events_of(path: Path, notes: list[str]) -> list[dict[str, Any]]:
-    """The events of a file. What a killed process left broken is left out, and said in `notes`.
+    """Return the events of a file, without the broken lines of a killed process, which are reported in `notes`.
 
     Returns
     -------
     list of dict
-        Each has a text as `name`, and numbers where it has `pid`, `tid`, `ts` and `dur`; its `args`, if any, are a
-        dict, in which anything may be.
+        Each has a string `name`, and numbers where it has `pid`, `tid`, `ts` and `dur`. Its `args`, if any, are a dict
+        with unchecked content.
 
     Raises
     ------
     TraceError
-        The file cannot be read, or is no timeline of this engine.
+        The file cannot be read, or is not a timeline of this engine.
     """
     try:
         found = _parsed(path, notes)
@@ -157,7 +157,7 @@ def events_of(path: Path, notes: list[str]) -> list[dict[str, Any]]:
         raise TraceError(f"{path}: {error.strerror or error}") from None
     events = [event for event in found if _is_event(event)]
     versions = [told.get("version") for told in map(_head, events) if told is not None]
-    versions += [event.get("args", {}).get("version") for event in events if event["name"] == HEAD]  # of version 1
+    versions += [event.get("args", {}).get("version") for event in events if event["name"] == HEAD]  # in version 1
     if not versions:
         raise TraceError(f"{path}: no timeline of this engine")
     for version in versions:
@@ -170,7 +170,7 @@ def events_of(path: Path, notes: list[str]) -> list[dict[str, Any]]:
 
 
 def _parsed(path: Path, notes: list[str]) -> list[Any]:
-    """What stands in the lines of a file; or in the file, if its first line alone is nothing."""
+    """Parse each line of a file, or the whole file if its first line alone is not valid JSON."""
     found: list[Any] = []
     broken: list[int] = []
     for line_number, line in read_lines(path, LIMIT, LINE):
@@ -189,7 +189,7 @@ def _parsed(path: Path, notes: list[str]) -> list[Any]:
 
 
 def _at_once(path: Path) -> list[Any]:
-    """The events of a file whose lines are not those of `engine.trace.timeline`; none if it is no array."""
+    """Return the events of a file with other line breaks than `engine.trace.timeline` writes; empty if not an array."""
     try:
         events = parse_json(read_text(path, WHOLE).rstrip().removesuffix("]") + "]", entries=WHOLE)
     except ReadError:
@@ -198,7 +198,7 @@ def _at_once(path: Path) -> list[Any]:
 
 
 def _is_event(event: Any) -> bool:
-    """Whether an event has the fields of its kind, and each is what it has to be."""
+    """Return whether an event has the fields of its kind, with valid types and ranges."""
     if not isinstance(event, dict):
         return False
     args, phase, name = event.get("args", {}), event.get("ph"), event.get("name")
@@ -217,25 +217,25 @@ def _is_event(event: Any) -> bool:
 
 
 def _head(event: dict[str, Any]) -> dict[str, Any] | None:
-    """What the file says of itself, if the event tells that."""
+    """Return the file's header if the event contains it."""
     told = event.get("args", {}).get(HEAD)
     return told if isinstance(told, dict) else None
 
 
 def read(paths: Iterable[str | Path], notes: list[str]) -> list[Recording]:
-    """The recordings in some files: the world's by rank, then those of each process set.
+    """Read the recordings in the given files: the world's by rank, then those of each process set.
 
     Parameters
     ----------
     paths : iterable of paths
-        Files or directories.
+        Paths of files or directories.
     notes : list of str
-        Gets a line about each thing that was left out.
+        List to which a line about each omission is appended.
 
     Raises
     ------
     TraceError
-        A file that is no timeline; files of different hosts or starts, whose clocks differ; one rank twice.
+        A file is not a timeline; files are of different hosts or boots, whose clocks differ; a rank occurs twice.
     """
     recordings: dict[tuple[int, int], Recording] = {}
     for path in files_of(paths):
@@ -303,7 +303,7 @@ def _recording(found: dict[int, Recording], told: dict[str, Any]) -> Recording:
 
 
 def _checked(about: dict[str, Any]) -> dict[str, Any]:
-    """What a file says of itself, if its numbers can be."""
+    """Return a file's header after checking the ranges of its numbers."""
     whole(about, "rank", 0, whole(about, "size", 1, MOST_RANKS) - 1)
     for name, least in (("hosts", 1), ("ahead_ns", -LARGEST), ("ahead_error_ns", 0)):
         if name in about:
@@ -321,7 +321,7 @@ def _slice(recording: Recording, event: dict[str, Any], names: dict[tuple[int, i
         recording.waits.append((begun, ended))
         return
     if row == DEVICE_ROW:
-        return  # samples, which stand for no entry's share
+        return  # samples, which are not the total of any entry
     args = event.get("args")
     entry_number = whole(args, "entry")
     if row == ENTRIES:
@@ -335,7 +335,7 @@ def _slice(recording: Recording, event: dict[str, Any], names: dict[tuple[int, i
 
 
 def _tensor_slice(recording: Recording, event: dict[str, Any], name: str, begun: float, ended: float) -> None:
-    """A slice in the row of a tensor."""
+    """Record a slice in a tensor's row."""
     args = event["args"]
     key = whole(args, "entry"), name
     if event["name"] == "negotiate":
@@ -350,12 +350,12 @@ def _tensor_slice(recording: Recording, event: dict[str, Any], name: str, begun:
 
 
 def about_of(path: Path) -> dict[str, Any]:
-    """What a timeline says of itself.
+    """Return the header of a timeline.
 
     Raises
     ------
     TraceError
-        As `events_of`.
+        Same as in `events_of`.
     """
     why = "no timeline of this engine"
     for event in events_of(path, []):

@@ -1,4 +1,4 @@
-"""The summary of a job's timelines: overlap, waiting, the rank and the tensors that the others wait for."""
+"""Summary of a job's timelines: overlap, waiting, and the rank and the tensors that the others wait for."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .timeline import among
 TENSORS = 10
 NAME = 34
 SETS_SHOWN = 8
-SELDOM = 8  # a name that is less frequent than the most frequent one by this factor belongs to no step
+SELDOM = 8  # a name rarer than the most frequent one by this factor does not belong to the steps
 
 Interval = tuple[float, float]
 
 
 def union(intervals: Sequence[Interval]) -> list[Interval]:
-    """The same time as disjoint intervals in order."""
+    """Merge intervals into disjoint ones, in ascending order."""
     joined: list[Interval] = []
     for begun, ended in sorted(intervals):
         if joined and begun <= joined[-1][1]:
@@ -31,12 +31,12 @@ def union(intervals: Sequence[Interval]) -> list[Interval]:
 
 
 def length(intervals: Sequence[Interval]) -> float:
-    """Seconds in disjoint intervals."""
+    """Return the total seconds of disjoint intervals."""
     return sum(ended - begun for begun, ended in intervals)
 
 
 def common(a: Sequence[Interval], b: Sequence[Interval]) -> float:
-    """Seconds in both of two lists of disjoint intervals in order."""
+    """Return the seconds common to two ascending lists of disjoint intervals."""
     seconds, i, j = 0.0, 0, 0
     while i < len(a) and j < len(b):
         seconds += max(0.0, min(a[i][1], b[j][1]) - max(a[i][0], b[j][0]))
@@ -48,10 +48,10 @@ def common(a: Sequence[Interval], b: Sequence[Interval]) -> float:
 
 
 def rank_summary(recording: Recording) -> dict[str, Any]:
-    """One rank's figures, in seconds.
+    """Return the figures of one rank, in seconds.
 
-    Exact ones come from the totals in the file. A process that was killed in its first second has left none: then they
-    are those of what is drawn (`exact` is False).
+    They are exact if the file has totals. A process killed in its first second has left none; then the figures cover
+    only the recorded events (`exact` is False).
     """
     if recording.totals is not None:
         totals = recording.totals
@@ -72,7 +72,7 @@ def rank_summary(recording: Recording) -> dict[str, Any]:
         "exact": recording.totals is not None,
         "seconds": wall,
         "steps": steps,
-        # What is drawn as the first step began with the recording, and so holds the start of the program.
+        # The first recorded step began with the recording, and so contains the start of the program.
         "step": fmean(ended - begun for begun, ended in recording.steps[1:]) if len(recording.steps) > 1 else None,
         "communication": busy,
         "overlapped": 1 - exposed / busy if busy else None,
@@ -86,10 +86,11 @@ def rank_summary(recording: Recording) -> dict[str, Any]:
 
 
 def lateness(recordings: Sequence[Recording], ranks: Sequence[int]) -> list[dict[str, Any]]:
-    """By rank: with how many tensors it was last, of how many that it took part in, by how much in the mean, and how
-    long others waited for it.
+    """Return how late each rank was with its tensors.
 
-    Each tensor counts once, not once a rank; `late` counts each moment once, however many tensors were missing then.
+    A row has the number of tensors that the rank submitted last, the number that it took part in, its mean delay, and
+    the total time for which others waited for it. Each tensor counts once, not once per rank. `late` counts each
+    moment once, however many tensors were missing then.
     """
     told: dict[tuple[int, int, str], tuple[Tensor, Recording]] = {}
     for recording in recordings:
@@ -117,9 +118,9 @@ def lateness(recordings: Sequence[Recording], ranks: Sequence[int]) -> list[dict
 
 
 def slowest_tensors(recordings: Sequence[Recording], count: int = TENSORS) -> list[dict[str, Any]]:
-    """The names that take longest from a rank's submission to its result: means over ranks and times, in seconds.
+    """Return the names with the longest time from a rank's submission to its result: means over ranks, in seconds.
 
-    Names that belong to no step, such as what the engine itself compares while optimizers are made, come last.
+    Names that are not part of a step come last, such as the engine's own comparisons while optimizers are created.
     """
     by_name: dict[tuple[int, str], list[Tensor]] = defaultdict(list)
     for recording in recordings:
@@ -152,7 +153,7 @@ def slowest_tensors(recordings: Sequence[Recording], count: int = TENSORS) -> li
 
 
 def stages(recordings: Sequence[Recording]) -> dict[str, float]:
-    """How the time in recorded entries divides, as shares; `others`: neither of the stages could go on."""
+    """Return the shares of the time in recorded entries by stage; `others`: time in which no stage could progress."""
     entries = [entry for recording in recordings for entry in recording.entries.values()]
     total = sum(entry.ended - entry.started for entry in entries)
     if total <= 0:
@@ -162,7 +163,7 @@ def stages(recordings: Sequence[Recording]) -> dict[str, float]:
 
 
 def members(recordings: Sequence[Recording]) -> list[dict[str, Any]]:
-    """The figures of each rank in one set, or in the world."""
+    """Return the figures of each rank in one process set, or in the world."""
     late = {row["rank"]: row for row in lateness(recordings, recordings[0].ranks if recordings else ())}
     return [
         {
@@ -176,9 +177,9 @@ def members(recordings: Sequence[Recording]) -> list[dict[str, Any]]:
 
 
 def summarize(recordings: Sequence[Recording]) -> dict[str, Any]:
-    """All of it, ready for JSON. Times are in seconds, sizes in bytes, shares from 0 to 1.
+    """Return the whole summary, ready for JSON. Times are in seconds, sizes in bytes, shares from 0 to 1.
 
-    `ranks` is what each did in the world, `process_sets` in each of these; the rest is about all of them together.
+    `ranks` has each rank's figures in the world, `process_sets` those in each set; the rest covers all of them.
     """
     by_set: dict[int, list[Recording]] = defaultdict(list)
     for recording in recordings:
@@ -205,13 +206,13 @@ def _share(part: float, whole: float) -> str:
 
 
 def _cut(name: str, width: int) -> str:
-    """A name on one line, cut in the middle: what differs is mostly at the end."""
+    """Shorten a name to one line, cut in the middle: names mostly differ at the end."""
     name = name.encode("unicode_escape").decode() if not name.isprintable() else name
     return name if len(name) <= width else name[:10] + "..." + name[13 - width :]
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """The table of ranks in one set, or in the world."""
+    """Format the table of ranks in one process set, or in the world."""
     lines = ["rank    in entries       overlapped      callers waited       last with   others waited"]
     for row in rows:
         overlapped = "      -" if row["overlapped"] is None else f"{100 * row['overlapped']:5.1f} %"
@@ -224,7 +225,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def text(figures: dict[str, Any]) -> str:
-    """The figures of `summarize` as tables, 100 columns at most."""
+    """Format the figures of `summarize` as tables, at most 100 columns wide."""
     ranks, size = figures["ranks"], len(figures["lateness"])
     seconds, steps = max(row["seconds"] for row in ranks), max(row["steps"] for row in ranks)
     head = f"{readable.count(len(ranks), 'rank')}, {seconds:.2f} s"

@@ -1,8 +1,8 @@
-"""The timeline of one rank: a file in Chrome's trace format that Perfetto opens, however the process ends.
+"""Timeline of one rank in Chrome's trace format, for Perfetto; the file stays valid however the process ends.
 
-A daemon thread writes what the engines of this rank have recorded, the world's and those of its process sets, ten times
-a second: `Timeline.start` starts it, `stop` ends it. The file is one JSON array, an event per line. The closing bracket
-comes last; the format allows it to be missing.
+A daemon thread, from `Timeline.start` to `stop`, writes the records of this rank's engines ten times a second: those of
+the world and of its process sets. The file is one JSON array with an event per line. The closing bracket comes last;
+the format allows it to be missing.
 """
 
 from __future__ import annotations
@@ -32,32 +32,32 @@ if TYPE_CHECKING:
 _P = TypeVar("_P")
 
 VERSION = 2
-RATE = 8000  # most lines a second that a rank writes on average: about 0.5 % of a processor
-BURST = 5.0  # seconds' worth of lines that may be written at once, at first
-PERIOD = 0.1  # seconds between two looks
-RESERVE = 1 << 16  # bytes of the limit for totals and the end
+RATE = 8000  # maximum lines per second that a rank writes on average: about 0.5 % of a processor
+BURST = 5.0  # seconds' worth of lines that may be written at once at the beginning
+PERIOD = 0.1  # seconds between two drains
+RESERVE = 1 << 16  # bytes of the limit that are reserved for totals and the end
 TOTALS_EVERY = 1.0  # seconds between two lines of totals, at first
-PATIENCE = 10.0  # seconds that the end waits for a disk
+PATIENCE = 10.0  # seconds that `stop` waits for a slow disk
 PAGE = 4096
-LINE = 150  # bytes of a line, about
-HEAD, SET, TOTALS = "engine_timeline", "engine_process_set", "engine_totals"  # beside the name of a process
-KNOBS = "engine_knobs"  # beside HEAD, SET and TOTALS
-SETS = 1000  # rank 2 is the process 2 of the trace, and in process set 3 it is 3002
+LINE = 150  # typical bytes of a line
+HEAD, SET, TOTALS = "engine_timeline", "engine_process_set", "engine_totals"  # keys in a `process_name` event
+KNOBS = "engine_knobs"  # key that accompanies HEAD, SET and TOTALS
+SETS = 1000  # rank 2 is process 2 of the trace, and in process set 3 it is process 3002
 ROWS = {1: "steps", 2: "callers waiting", 3: "entries", 4: "fuse", 5: "reduce", 6: "unpack", 7: "cycles"}  # tracer.pyx
-DEVICE_ROW = 8  # of what a GPU does; tracer.pyx names it when there is something in it
+DEVICE_ROW = 8  # row of GPU samples; tracer.pyx names it at its first event
 
 
 def path_of(target: str | os.PathLike[str], rank: int, number: int | None = None) -> Path:
-    """The file of one rank: `DIR/rank.N.trace.json`, or `NAME.rankN.json` where the target is `NAME.json`.
+    """Return the file of one rank: `DIR/rank.N.trace.json`, or `NAME.rankN.json` if the target is `NAME.json`.
 
-    In an elastic job, in which worlds have numbers, `DIR/world.K/rank.N.trace.json` or `NAME.worldK.rankN.json`.
+    In an elastic job, whose worlds have numbers: `DIR/world.K/rank.N.trace.json` or `NAME.worldK.rankN.json`.
 
     Raises
     ------
     TypeError
-        What is no path.
+        The target is not a path.
     ValueError
-        An empty path; a path with a NUL.
+        The path is empty or contains a NUL.
     """
     if not isinstance(target, str | os.PathLike):
         raise TypeError(f"a timeline goes to a path, as a str or a pathlib.Path, not {target!r}")
@@ -73,12 +73,12 @@ def path_of(target: str | os.PathLike[str], rank: int, number: int | None = None
 
 
 def among(ranks: Sequence[int], number: int) -> str:
-    """A process set in few words: `among ranks 0-2, 5 (set 1)`."""
+    """Describe a process set, such as `among ranks 0-2, 5 (set 1)`."""
     return f"among {readable.ranks(ranks, most=8)} (set {number})"
 
 
 class _Track:
-    """One engine in the file: the world's, or that of a process set. `number` is the set's; 0: the world's."""
+    """Track of one engine in the file. `number` is that of the process set; 0: the world."""
 
     def __init__(self, number: int, engine: core.Engine) -> None:
         from ..native import tracer  # Here: the command that reads timelines needs no extension.
@@ -93,12 +93,12 @@ class _Track:
 
     @property
     def title(self) -> str:
-        """The name that the viewer shows."""
+        """Name that the viewer shows."""
         return f"rank {self.rank}" + (f" {among(self.ranks, self.number)}" if self.number else "")
 
 
 class Timeline:
-    """A recording, from `start` to `stop`.
+    """Recording of one rank's timeline, from `start` to `stop`.
 
     Parameters
     ----------
@@ -106,20 +106,20 @@ class Timeline:
         See `path_of`. An existing file is overwritten.
     rank, size : int
     limit : int
-        Bytes that the file may grow to.
+        Maximum size of the file in bytes.
     mark_cycles : bool
-        Mark when each batch closes.
+        Whether to mark the closing of each batch.
     number : int, optional
-        The world's, in an elastic job.
+        Number of the world in an elastic job.
     elastic : mapping, optional
-        `World.elastic`.
+        Fields of `World.elastic`, for the header.
 
     Raises
     ------
     TypeError, ValueError
-        As `path_of`.
+        Same as in `path_of`.
     OSError
-        The file cannot be made, or another running job writes to it.
+        The file cannot be created, or another running job writes to it.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Timeline:
         self._world = ""
         self._elastic = dict(elastic or {})
         self._tracks: list[_Track] = []
-        self._burst = BURST  # seconds that sets which are added may still have in hand
+        self._burst = BURST  # seconds' worth of lines at once that are left for sets added later
         self._offset = 0
         self._failed = False
         self._full = False
@@ -170,19 +170,19 @@ class Timeline:
             ) from None
 
     def start(self, engine: core.Engine, sets: Registry, hosts: int, world: str = "") -> None:
-        """Begin to record and to write.
+        """Start to record and to write.
 
         Parameters
         ----------
         engine : core.Engine
-            The world's.
+            Engine of the world.
         sets : Registry
-            The process sets of the world; those that are added later are told by `add`.
+            Process sets of the world. Call `add` for those added later.
         hosts : int
-            On which the ranks of the world are.
+            Number of hosts of the world.
         world : str
-            A text that only the ranks of this world have; empty on one host. On several hosts times are those of the
-            clock of rank 0's, as soon as that has been compared with this one's.
+            Text that is unique to this world; empty on one host. On several hosts, times are by the clock of rank 0's
+            host, once this host's clock has been compared with it.
 
         Raises
         ------
@@ -200,7 +200,7 @@ class Timeline:
         self._thread = thread
 
     def add(self, number: int, engine: core.Engine) -> None:
-        """Record a process set too, from now to its removal. It does not write, so it waits for no disk."""
+        """Record a process set, too, until its removal. Writes nothing, so it does not block on the disk."""
         if all(track.number != number for track in list(self._tracks)):
             share = min(self._burst, BURST / self._sets.crowd)
             self._burst -= share
@@ -215,7 +215,7 @@ class Timeline:
         self._tracks.append(track)
 
     def stop(self) -> None:
-        """Write what is left and close the file. The engine may have been closed before."""
+        """Write the remaining records and close the file. The engine may be closed already."""
         if self._thread is not None:
             for track in list(self._tracks):
                 track.tracer.stop()
@@ -223,11 +223,11 @@ class Timeline:
             self._thread.join(PATIENCE)
             if self._thread.is_alive():
                 logger.warning("the timeline %s is not complete: a write has not ended in %g s", self.path, PATIENCE)
-                return  # The thread still has the file, which is valid as it is.
+                return  # The thread still uses the file, which is valid as it is.
             for track in self._tracks:
                 self._write(self._finish, track)
             self._write(self._put, "]\n")
-        elif self._offset == 0:  # It has never begun, so there is nothing to see.
+        elif self._offset == 0:  # Nothing was ever written.
             self.path.unlink(missing_ok=True)
         os.close(self._file)
 
@@ -238,7 +238,7 @@ class Timeline:
             if report:
                 self._reported = now
             for track in list(self._tracks):
-                if track.tracer.closed:  # What it has recorded is all there will be.
+                if track.tracer.closed:  # Nothing more will be recorded.
                     track.tracer.stop()
                     self._write(self._finish, track)
                     self._tracks.remove(track)
@@ -249,16 +249,18 @@ class Timeline:
                     self._write(self._totals, track)
 
     def _rate(self) -> int:
-        """Lines a second of one engine. They become fewer with time, so that a file within its limit spans a run of any
-        length. The coordinator of each engine decides by itself what its ranks record, so all that a rank may be in
-        share the rate, and the rank that is in most of them keeps to it, too.
+        """Return the lines per second of one engine.
+
+        The rate falls with time, so that a file within its limit covers a run of any length. The coordinator of each
+        engine decides by itself what its ranks record. Therefore all engines of a rank share the rate, sized for the
+        rank that is in most process sets.
         """
         elapsed = time.monotonic() - self._started
         return int(min(RATE, self._limit / (20 * LINE) / max(elapsed, 1.0)) / self._sets.crowd)
 
     def _drain(self, track: _Track) -> None:
         if not track.tracer.clocked and not self._ending.is_set() and not track.tracer.closed:
-            return  # What is recorded waits until times can be told by the clock of rank 0's host.
+            return  # Records wait until times can be converted to the clock of rank 0's host.
         if not track.named:
             track.named = True
             self._name(track)
@@ -271,12 +273,12 @@ class Timeline:
             )
 
     def _finish(self, track: _Track) -> None:
-        """Write the rest of what has ended."""
+        """Write the remaining records and totals of an engine that has ended."""
         self._drain(track)
         self._totals(track)
 
     def _write(self, action: Callable[[_P], None], what: _P) -> None:
-        """Write to the file; an error ends the timeline, not the program."""
+        """Run an action that writes to the file; an error ends the timeline, not the program."""
         if self._failed:
             return
         try:
@@ -286,7 +288,7 @@ class Timeline:
             logger.warning("the timeline %s ends here: %s", self.path, error)
 
     def _put(self, line: str) -> None:
-        """Append one line, in one call, on one page if it is not longer."""
+        """Append one line in one call, within one page if it is not longer than a page."""
         data = line.encode()
         left = PAGE - self._offset % PAGE
         if left < len(data) <= PAGE:
@@ -300,8 +302,10 @@ class Timeline:
         self._put(("," if self._offset else "[") + json.dumps(event, separators=(",", ":")) + "\n")
 
     def _tell(self, track: _Track, key: str, told: dict[str, Any]) -> None:
-        """Write the event that names a process, with the knobs and more data for `engine.trace`: viewers complain of
-        unknown events."""
+        """Write the `process_name` event of a track, with the knobs and further data for `engine.trace`.
+
+        The data have no event of their own, because viewers complain about unknown events.
+        """
         self._event(track, "process_name", {"name": track.title, key: told, KNOBS: track.engine.knobs()})
 
     def _name(self, track: _Track) -> None:
@@ -319,7 +323,7 @@ class Timeline:
                 self._event(track, "thread_name", {"name": name}, tid=row)
 
     def _clock(self, track: _Track) -> str:
-        """A text that is equal for files that share a clock."""
+        """Return a text that is equal for files that share a clock."""
         return self._world if self._world and track.tracer.clocked else boot()
 
     def _totals(self, track: _Track) -> None:
@@ -329,15 +333,15 @@ class Timeline:
 
 
 def _hold(descriptor: int) -> None:
-    """Hold the file until it is closed, so that no other process writes a timeline into it.
+    """Lock the file until it is closed, so that no other process writes a timeline into it.
 
-    The lock is the process's: it is not refused to a later world of the process itself, whatever an earlier one has
-    left open, and a forked child does not keep it. A file system without locks is written to all the same.
+    The lock belongs to the process: a later world of the same process gets it, even if an earlier one left the file
+    open, and a forked child does not inherit it. On a file system without locks, the file is written without one.
 
     Raises
     ------
     BlockingIOError
-        Another process holds it.
+        Another process holds the lock.
     """
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

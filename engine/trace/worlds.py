@@ -1,4 +1,4 @@
-"""Merge the timelines of an elastic job's worlds: a track for each worker, through all its worlds, and the job's."""
+"""Merging of the timelines of an elastic job's worlds: a track for each worker across worlds, and one for the job."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from .flight import worlds_in
 from .reading import TraceError, about_of, events_of, files_of, read
 from .timeline import DEVICE_ROW, HEAD, ROWS, SETS
 
-JOB = 10**9  # the process of the trace that stands for the job
-WORKERS = 10**6  # worker 2 is the process 2 of the trace, and in process set 3 it is 3000002
+JOB = 10**9  # process of the trace that stands for the job
+WORKERS = 10**6  # worker 2 is process 2 of the trace, and in process set 3 it is process 3000002
 FIRST_TENSOR = max(*ROWS, DEVICE_ROW) + 1
 Event = dict[str, Any]
 
 
 @dataclass
 class _World:
-    """The timelines of one world."""
+    """Timelines of one world."""
 
     number: int
     reason: str
     size: int
     files: list[Path] = field(default_factory=list)
-    ahead: dict[str, tuple[int, int]] = field(default_factory=dict)  # by host's boot: of its clock, and how wrong; ns
-    shift: float | None = None  # microseconds from its clock to that of the first world; None: not known
+    ahead: dict[str, tuple[int, int]] = field(default_factory=dict)  # clock offset and its error in ns, by boot id
+    shift: float | None = None  # microseconds from its clock to that of the first world; None: unknown
     begun: float = float("inf")  # microseconds
     ended: float = float("-inf")
 
 
 def expanded(paths: Iterable[str | Path]) -> list[Path]:
-    """The same; instead of a directory that has worlds, the directories of all of them in which there is a timeline."""
+    """Replace each directory that has worlds by the directories of those worlds in which there is a timeline."""
 
     def recorded(path: Path) -> list[Path]:
         return [each for each in worlds_in(path) if any(each.glob("rank.*.trace.json"))]
@@ -42,24 +42,24 @@ def expanded(paths: Iterable[str | Path]) -> list[Path]:
 
 
 def is_of_worlds(paths: Sequence[Path]) -> bool:
-    """Whether the files are those of several worlds."""
+    """Return whether the files are of several worlds."""
     return len({about_of(path).get("world") for path in files_of(paths)}) > 1
 
 
 def merged(paths: Sequence[Path], notes: list[str]) -> Iterator[Event]:
-    """The events of all worlds, by one clock.
+    """Yield the events of all worlds, by one clock.
 
     Parameters
     ----------
     paths : sequence of Path
-        Files, or directories of one world each.
+        Paths of files, or of directories of one world each.
     notes : list of str
-        Gets a line about each thing that was left out.
+        List to which a line about each omission is appended.
 
     Raises
     ------
     TraceError
-        Files that do not belong to one job, or worlds of which no host is known to have been in two.
+        Files do not belong to one job, or some worlds share no host with the others.
     """
     worlds = _by_world(paths)
     for world in worlds:
@@ -77,12 +77,12 @@ def merged(paths: Sequence[Path], notes: list[str]) -> Iterator[Event]:
 
 
 def _find_shifts(worlds: Sequence[_World]) -> None:
-    """Find how far the clock of the first world, which is that of its rank 0's host, is ahead of each other one's.
+    """Find the offset from each world's clock to that of the first world (a world's clock is that of rank 0's host).
 
-    A host that was in two worlds knows how far the clock of each is ahead of its own.
+    A host that was in two worlds knows the offset of each world's clock from its own.
     """
     worlds[0].shift = 0.0
-    known = {boot: (ahead / 1e3, error) for boot, (ahead, error) in worlds[0].ahead.items()}  # of the first world
+    known = {boot: (ahead / 1e3, error) for boot, (ahead, error) in worlds[0].ahead.items()}  # for the first world
     left = list(worlds[1:])
     while left:
         found = next((world for world in left if world.ahead.keys() & known.keys()), None)
@@ -112,12 +112,12 @@ def _by_world(paths: Sequence[Path]) -> list[_World]:
 
 
 def _of_worker(path: Path, world: _World, rows: dict[tuple[int, str], int], named: set[int]) -> Iterator[Event]:
-    """The events of one file, on the track of its worker, with the same row for a tensor in each world."""
+    """Yield the events of one file on its worker's track, with the same row for a tensor in each world."""
     about = about_of(path)
     worker, rank = about["worker"], about["rank"]
     moved: dict[tuple[int, int], int] = {}  # rows of tensors, by process and row in the file
     for event in events_of(path, []):
-        number = (event["pid"] - rank) // SETS  # of the process set
+        number = (event["pid"] - rank) // SETS  # number of the process set
         process = WORKERS * number + worker
         event = event | {"pid": process}
         if "ts" in event:
@@ -141,13 +141,13 @@ def _of_worker(path: Path, world: _World, rows: dict[tuple[int, str], int], name
 
 
 def _of_set(event: Event) -> str:
-    """Of the track of a process set, its ranks in the first world that has it."""
+    """Return the suffix of a process set's track: its ranks in the first world that has it."""
     name = event["args"]["name"]
     return "" if HEAD in event["args"] or "among" not in name else f" {name[name.index('among') :]}"
 
 
 def _job(worlds: Sequence[_World]) -> Iterator[Event]:
-    """The worlds of the job, and between them the resets, with what each was due to."""
+    """Yield the worlds of the job, and the resets between them with their causes."""
     there = [world for world in worlds if world.begun <= world.ended]
     yield {"ph": "M", "pid": JOB, "name": "process_name", "args": {"name": "the job"}}
     yield {"ph": "M", "pid": JOB, "name": "process_sort_index", "args": {"sort_index": -1}}
