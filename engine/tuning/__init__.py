@@ -1,1 +1,1 @@
-"""Tuning while training, on rank 0: steps are measured, and knobs turned, as the tuner's process proposes."""
+"""Tuning during training, on rank 0: knobs take values that the tuner's process proposes, and steps are measured."""

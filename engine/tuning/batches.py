@@ -1,4 +1,4 @@
-"""Data to which the tuner fits its model of the transport: recent batches, and their spread over a step."""
+"""Data for the tuner's model of the transport: recent batches, and their spread over a step."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 
 
 def traffic(history: Iterable[Mapping[str, Any]], ends: Sequence[float]) -> dict[str, Any]:
-    """Sizes and times of recent batches, and the spread of batches over a step.
+    """Return sizes and times of recent batches, and the spread of batches over a step.
 
     Parameters
     ----------
     history : iterable of dict
-        The entries that `core.Engine.history` gives.
+        Entries from `core.Engine.history`.
     ends : sequence of float
         Times at which steps ended, in seconds of the same clock, ascending.
 
     Returns
     -------
     dict
-        `batches`, bytes and seconds of each allreduce; `arriving`, the seconds from the beginning of a step's first
-        batch to that of its last, in the median over steps: None where no step had more than one.
+        `batches`: bytes and seconds of each allreduce. `arriving`: seconds from the start of a step's first batch to
+        the start of its last, as the median over steps; None if no step had more than one batch.
     """
     rows = [
         row

@@ -1,4 +1,4 @@
-"""The identity of a job, by which results are found again: what it reduces in a step, and how it runs."""
+"""Identity of a job, by which earlier results are found: the tensors that it reduces in a step, and its resources."""
 
 from __future__ import annotations
 
@@ -9,29 +9,30 @@ from typing import Any
 
 from .. import __version__
 
-SELDOM = 8  # a tensor reduced in less than one of so many steps is no part of a step: a logged average, a check
-UNNAMED = re.compile(r"[a-z]+\.noname\.\d+")  # one of 256 names that operations without a name take in turn
+SELDOM = 8  # a tensor reduced less than once in this many steps is not part of a step: a logged average, a check
+UNNAMED = re.compile(r"[a-z]+\.noname\.\d+")  # one of 256 names that unnamed operations take in turn
 DIGITS = 16  # hexadecimal digits of a signature
 
 
 def job(reduced: Mapping[str, Any], crews: Sequence[int], cpus: int, held: Mapping[str, Any]) -> dict[str, Any]:
-    """All that its knobs depend on, as the tuner is told it.
+    """Return everything that a job's best knobs depend on, for the tuner.
 
     Parameters
     ----------
     reduced : mapping
-        What `model` gives.
+        Result of `model`.
     crews : sequence of int
-        How many ranks each host has.
+        Number of ranks of each host.
     cpus : int
-        On which the ranks of rank 0's host may run.
+        Number of CPUs on which the ranks of rank 0's host may run.
     held : mapping
-        Knobs that are not turned.
+        Knobs that are not tuned.
 
     Returns
     -------
     dict
-        Its `transport` tells how ranks lie on hosts, since what is known of one layout is never tried in another.
+        Description of the job. Its `transport` contains the ranks per host, because results of one layout are never
+        used for another.
     """
     transport = "shm" if len(crews) == 1 else "tcp " + "+".join(map(str, crews))
     where = {"ranks": sum(crews), "hosts": len(crews), "transport": transport, "cpus": cpus}
@@ -39,20 +40,21 @@ def job(reduced: Mapping[str, Any], crews: Sequence[int], cpus: int, held: Mappi
 
 
 def model(definitions: Iterable[Mapping[str, Any]], steps: int) -> dict[str, Any] | None:
-    """The tensors that a job reduces in a step, whatever their names, order, scales and ranks.
+    """Describe the tensors that a job reduces in a step, regardless of their names, order, scales and ranks.
 
     Parameters
     ----------
     definitions : iterable of dict
-        The operations that `core.Engine.definitions` gives.
+        Operations from `core.Engine.definitions`.
     steps : int
         Number of steps that have ended so far.
 
     Returns
     -------
     dict or None
-        `model`, the signature: of each tensor or group kind, operation, dtype, shape and compression. `tensors`, how
-        many they are; `bytes`, uncompressed and without sparse ones. None if a step reduces nothing that has a name.
+        `model`: a digest of the kind, operation, dtype, shape and compression of each tensor or group. `tensors`: their
+        number. `bytes`: their size, uncompressed and without sparse ones. None if a step reduces nothing that has a
+        name.
     """
     reduced = [
         each

@@ -1,4 +1,4 @@
-"""Logs of searches that `init` is given: the one to write, and the one whose knobs are taken."""
+"""Tuner logs named in the settings: the one to write, and the one whose knobs are used."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ READING = 60.0  # seconds that reading the knobs of a log may take
 
 
 def check_log(path: Path) -> None:
-    """Make the directory of a log.
+    """Create the directory of a log, and check that the log can be written.
 
     Raises
     ------
     ConfigError
-        Nothing can be written there.
+        The log cannot be written there.
     """
     try:
         private_files.make_missing(path.parent)
@@ -32,12 +32,12 @@ def check_log(path: Path) -> None:
 
 
 def knobs_of(log: Path) -> Knobs:
-    """The knobs that a search has chosen, by its log; numbers are moved into the ranges of a search.
+    """Return the knobs that a search has chosen, from its log; numbers are clamped to the ranges of a search.
 
     Raises
     ------
     ConfigError
-        It is no log, or cannot be read.
+        The file is not a log, or cannot be read.
     """
     command, environ = program("autotune.decision", str(log))
     try:

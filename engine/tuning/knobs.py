@@ -1,4 +1,4 @@
-"""The knobs that are tuned, and their ranges."""
+"""Knobs that are tuned, and their ranges."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Knobs = dict[str, Any]
 
 
 def axis(setting: Setting) -> dict[str, Any]:
-    """A knob as the tuner describes it (autotune/space.py): its search range, or else its whole range."""
+    """Describe a knob in the tuner's form (autotune/space.py): its search range if it has one, else its whole range."""
     form, knob = setting.parse, setting.knob or Knob()
     if isinstance(form, Words):
         return {"kind": "Choice", "values": list(knob.words or form.words)}
@@ -29,24 +29,23 @@ def axis(setting: Setting) -> dict[str, Any]:
 KNOBS = {name: axis(setting) for name, setting in config.knobs().items()}
 
 
-# Tensors on a GPU go in pieces of a size of their own, and NCCL moves the bytes.
+# These do not matter for tensors on a GPU: their pieces have a size of their own, and NCCL moves the bytes.
 OF_HOST_MEMORY = {name for name, setting in config.knobs().items() if setting.knob is not None and setting.knob.host}
-NEARLY_ALL = 0.9  # share of the bytes on GPUs from which the rest, such as a model that was broadcast, does not matter
+NEARLY_ALL = 0.9  # share of bytes on GPUs above which the rest, such as a broadcast model, does not matter
 
 
 def on_gpus(engine: core.Engine) -> bool:
-    """Whether nearly all that the job reduces is in the memory of GPUs."""
+    """Return whether nearly all bytes that the job reduces are in GPU memory."""
     counted = engine.counters()
     return counted["device_bytes"] >= NEARLY_ALL * counted["bytes"] > 0
 
 
 def space_of(engine: core.Engine, held: Collection[str]) -> dict[str, dict[str, Any]]:
-    """Those of the knobs that can matter in a job, but for those that the user holds.
+    """Return the knobs that can matter in a job, except those that the user has fixed.
 
-    Whether compression does is known only when tensors have been reduced. Whoever sets `sockets_per_lane` says how many
-    are opened; how many of them are used is tuned all the same.
-    Where a chain of hosts would change bits, the tuner leaves the way between hosts alone. Where tensors are on GPUs,
-    it leaves alone what is about host memory.
+    Whether compression matters is known only after tensors were reduced. The setting `sockets_per_lane` fixes how many
+    sockets are opened; the number in use is tuned nevertheless. The algorithm between hosts is not tuned if a chain of
+    hosts would change bits of the results. Knobs of host memory are not tuned if tensors are on GPUs.
     """
     left = {name: knob for name, knob in KNOBS.items() if name not in held and name != "sockets_per_lane"}
     if engine.sockets_per_lane > 1:
@@ -61,12 +60,12 @@ def space_of(engine: core.Engine, held: Collection[str]) -> dict[str, dict[str, 
 
 
 def words(knobs: Mapping[str, Any]) -> str:
-    """Knobs for people."""
+    """Format knobs for messages."""
     return " ".join(f"{name}={value}" for name, value in knobs.items())
 
 
 def misfit(name: str, value: Any) -> str:
-    """The kind that a knob's value must have, if this one has another; empty: it has that kind, in range or not."""
+    """Describe the type that a knob's value must have; return an empty text if it has it, within its range or not."""
     values = KNOBS[name].get("values")
     if values is not None:
         return "" if value in values else f"one of {', '.join(values)}"
@@ -76,7 +75,7 @@ def misfit(name: str, value: Any) -> str:
 
 
 def within(knobs: Mapping[str, Any], space: Mapping[str, Mapping[str, Any]]) -> Knobs:
-    """Those of the knobs that are in a space, numbers moved into its ranges."""
+    """Return the knobs that are in a space, with numbers clamped to its ranges."""
     found = {}
     for name, about in space.items():
         value = knobs.get(name)

@@ -1,8 +1,8 @@
-"""Choose what a job is scored by, from what it does before the first trial.
+"""Choice of the score of a job, from its activity before the first trial.
 
-Steps of a `DistributedOptimizer` over all ranks, if there are any: of several optimizers those of the rarest, so that a
-whole alternation is one step. Else the traffic: the time from one end of a tensor to its next, if tensors recur in
-step; if they do not, the busy time per byte.
+The score is the time of a step of a `DistributedOptimizer` over all ranks, if there is one. Of several optimizers, the
+rarest counts, so that one step covers a whole alternation. Otherwise, the traffic is scored: the time between two
+completions of the same tensor if tensors recur regularly, else the busy time per byte.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from .job import UNNAMED
 from .knobs import on_gpus
 from .steps import STEPPED, TRAFFIC, Mark, Score, Steps
 
-ACTIVE = 25  # looks with tensors and without the end of a step after which the traffic is scored
-OFTEN = 8  # times that a tensor has been reduced before it counts as one that recurs
-SHARE = 0.1  # least share of the bytes that the rarest recurring tensors have together
-PERIODS = 40  # periods by which regularity is judged
-PAUSES = 0.05  # share of the periods that may have any length: pauses
-UNEVEN = 1.3  # largest mean of the other periods over their median
-SHORTEST = 0.005  # least seconds of a sample: it takes several periods where they are shorter
-REMEMBERED = 32  # marks that are remembered, for each step that is needed
+ACTIVE = 25  # consecutive looks with tensors and without the end of a step after which the traffic is scored
+OFTEN = 8  # minimum number of reductions of a tensor that counts as recurring
+SHARE = 0.1  # minimum share of the bytes that the rarest recurring tensors have together
+PERIODS = 40  # number of periods by which regularity is judged
+PAUSES = 0.05  # share of the periods that may be of any length: pauses
+UNEVEN = 1.3  # maximum ratio of the other periods' mean to the median
+SHORTEST = 0.005  # minimum seconds of a sample; shorter periods are combined
+REMEMBERED = 32  # number of marks that are remembered for each step that is needed
 
 
 def rarest(marks: Sequence[Mark], needed: int) -> int | None:
-    """The optimizer whose steps are the longest, once one has had `needed`; None: not yet."""
+    """Return the optimizer with the longest steps, once some optimizer has had `needed` steps; None before that."""
     places: dict[int, list[int]] = {}
     for place, mark in enumerate(marks):
         places.setdefault(mark.source, []).append(place)
@@ -43,21 +43,21 @@ def rarest(marks: Sequence[Mark], needed: int) -> int | None:
 
 
 def anchor(definitions: Iterable[Mapping[str, Any]]) -> str | None:
-    """The tensor whose ends are those of periods: one of the rarest that have their share of the bytes.
+    """Choose the tensor whose completions delimit periods: one of the rarest that have their share of the bytes.
 
-    So neither a tensor that passes more than once in a period is taken, nor one of a validation now and then.
+    This avoids tensors that pass several times in a period, and tensors of an occasional validation.
 
     Parameters
     ----------
     definitions : iterable of dict
-        As `core.Engine.definitions` gives them.
+        Definitions from `core.Engine.definitions`.
 
     Returns
     -------
     str or None
-        None: what recurs has no names of its own, or nothing recurs.
+        Name of the tensor. None if recurring tensors have no names of their own, or none recurs.
     """
-    often = sorted(  # what has no bytes of its own in a definition counts for little
+    often = sorted(  # a definition without bytes of its own counts for little
         (each["times"], each["name"], each["times"] * max(each["bytes"], 1))
         for each in definitions
         if each["times"] >= OFTEN
@@ -74,13 +74,13 @@ def anchor(definitions: Iterable[Mapping[str, Any]]) -> str | None:
 
 
 def regular(gaps: Sequence[float]) -> bool:
-    """Whether gaps are those of one period after the other, and not of several tensors that share a name."""
+    """Return whether gaps are successive periods of one tensor, not of several tensors that share a name."""
     usual = sorted(gaps)[: len(gaps) - math.floor(PAUSES * len(gaps))]
     return statistics.mean(usual) <= UNEVEN * statistics.median(gaps)
 
 
 class Listener:
-    """Listens to a job until it is known what to score it by.
+    """Observer of a job until its score can be chosen.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ class Listener:
         The engine of rank 0.
     steps : Steps
     needed : int
-        Fewest steps of one optimizer, or periods, to listen to.
+        Minimum number of steps of one optimizer, or of periods, to observe.
     """
 
     def __init__(self, engine: core.Engine, steps: Steps, needed: int) -> None:
@@ -97,22 +97,22 @@ class Listener:
         self._needed = max(needed, STEPPED)
         self._heard: list[Mark] = []
         self._tensors = engine.counters()["tensors"]
-        self._active = 0  # looks in a row with tensors and without the end of a step
+        self._active = 0  # consecutive looks with tensors and without the end of a step
         self._began = self._window = 0  # tensors counted before those looks, and in the last one
         self._anchor: str | None = None
-        self._passed = 0  # ends of the anchor tensor before marks were made of them
+        self._passed = 0  # completions of the anchor tensor before they were marked
         self._ends: list[int] = []
-        self._entries: int | None = None  # counted when the first step was heard, or the anchor chosen
-        self._before: list[int] = []  # sources of the steps that were heard by then
+        self._entries: int | None = None  # number when the first step was seen or the anchor chosen
+        self._before: list[int] = []  # sources of the steps that were seen by then
 
     def steps(self, score: Score) -> int:
-        """How many steps, or periods, there have been."""
+        """Return the number of steps or periods so far."""
         if score.source == TRAFFIC:
             return self._passed + len(self._ends)
         return sum(mark.source == score.source for mark in self._heard)
 
     def entries(self, score: Score) -> float:
-        """Entries of a step, or a period, in the mean; 0 if that is not known."""
+        """Return the mean number of entries of a step or period; 0 if unknown."""
         if self._entries is None:
             return 0.0
         heard = len(self._ends) if score.source == TRAFFIC else self.steps(score) - self._before.count(score.source)
@@ -120,11 +120,11 @@ class Listener:
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing yet to score by."""
+        """True as long as there is nothing to score by."""
         return not self._heard and self._anchor is None
 
     def look(self) -> Score | None:
-        """Look at new marks, a few times a second. Returns what to score by, once that is known."""
+        """Look at new marks; call it a few times a second. Return the score once it is chosen, else None."""
         marks = self._steps.marks()
         stepped = [mark for mark in marks if mark.source != TRAFFIC]
         self._heard = (self._heard + stepped)[-REMEMBERED * self._needed :]
@@ -160,8 +160,8 @@ class Listener:
         return None
 
     def _by_periods(self, name: str) -> Score | None:
-        # A period is a step in all but name: its time is what the user waits for, computing and overlap included. Busy
-        # time per byte also counts what is hidden behind computing, so it is second best.
+        # A period is like a step: its time is what the user waits for, including computation and overlap. Busy time per
+        # byte also counts communication that is hidden behind computation, so it is second best.
         gaps = [(end - begin) / 1e9 for begin, end in zip(self._ends, self._ends[1:], strict=False)]
         if len(gaps) < max(PERIODS, self._needed):
             return self._by_bytes() if self._active > 8 * ACTIVE else None
@@ -173,7 +173,7 @@ class Listener:
 
     def _by_bytes(self) -> Score | None:
         if on_gpus(self._engine):
-            # When the GPU is done with a tensor the traffic does not tell: steps or periods have to. It listens anew.
+            # The traffic does not show when the GPU has finished a tensor; only steps or periods do. So it starts anew.
             self._active, self._anchor = 0, None
             self._ends.clear()
             self._engine.mark_traffic()

@@ -1,7 +1,7 @@
-"""The tuner's process as rank 0 starts, asks and ends it: a program of its own (`autotune.daemon`).
+"""Process of the tuner, a program of its own (`autotune.daemon`), as rank 0 starts, asks and ends it.
 
-They talk over a socket pair of which the process inherits one end, so nobody else can connect and nothing is left in
-the file system. A packet is a message: an object of JSON with the protocol's `version` and a `type`.
+They communicate over a socket pair, of which the process inherits one end: nobody else can connect, and the file
+system stays clean. Each packet is a message: a JSON object with the protocol's `version` and a `type`.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from ..host.patience import Patience
 from ..host.sockets import retry_short
 
 VERSION = 2
-LIMIT = 1 << 16  # bytes of a message
-ENDING = 1.0  # seconds that the process has to end by itself before it is killed
+LIMIT = 1 << 16  # maximum bytes of a message
+ENDING = 1.0  # seconds in which the process must end by itself before it is killed
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 SECRET = "ENGINE_SECRET"
 BLOCKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class TunerError(Exception):
-    """There is no tuner any more; says why, for people."""
+    """Error after which there is no tuner any more; the text gives the reason for the user."""
 
 
 def program(module: str, *arguments: str) -> tuple[list[str], dict[str, str]]:
-    """The command that runs a module of the tuner, and its environment.
+    """Return the command that runs a module of the tuner, and its environment.
 
-    It finds the tuner where this package lies, whatever the working directory holds.
+    The command finds the tuner beside this package, regardless of the working directory.
     """
     home = str(Path(__file__).parents[2])
     environ = {name: value for name, value in config.environment().items() if name != SECRET}
@@ -49,24 +49,24 @@ def program(module: str, *arguments: str) -> tuple[list[str], dict[str, str]]:
 
 
 class TunerProcess:
-    """The process, from here to `close`. The thread that makes it has to outlive it.
+    """Running tuner process, from construction to `close`. The thread that creates it must outlive it.
 
     Raises
     ------
     TunerError
-        It cannot be started.
+        The process cannot be started.
     """
 
     def __init__(self) -> None:
         try:
-            self._output = linux.memfd_create("autotune")  # stderr of the process: its last words
+            self._output = linux.memfd_create("autotune")  # stderr of the process: its last output
         except OSError as error:
             raise TunerError(
                 f"the tuner's process cannot be started: {linux.refusal('memfd_create', error)}"
             ) from error
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command, environ = program("autotune.daemon", str(theirs.fileno()), str(os.getpid()))
-        # What ends the job is rank 0's to handle: the process ignores it, from before it can.
+        # Rank 0 handles signals that end the job. The process ignores them, and they are blocked until it can.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
         try:
             self._process = subprocess.Popen(
@@ -87,7 +87,7 @@ class TunerProcess:
 
     @property
     def pid(self) -> int:
-        """The number of the process."""
+        """Process id of the tuner."""
         return self._process.pid
 
     def ask(self, message: dict[str, Any], seconds: float) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class TunerProcess:
         Raises
         ------
         TunerError
-            No answer within that time, or none that makes sense; the process has ended; it says that it cannot go on.
+            No valid answer in time; the process has ended; or it reports that it cannot go on.
         """
         data = json.dumps({"version": VERSION, **message}, allow_nan=False).encode()
         try:
@@ -123,20 +123,20 @@ class TunerProcess:
         return bool(poll.poll(seconds * 1000))
 
     def interrupt(self) -> None:
-        """Make an `ask` in another thread fail now. The process ends by it."""
+        """Make an `ask` in another thread fail at once. It also ends the process."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
             return  # closed already, from either side
 
     def close(self) -> None:
-        """End the process, and wait until it has ended."""
+        """End the process and wait for it."""
         self.interrupt()
         try:
             self._process.wait(ENDING)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):  # in an uninterruptible wait: the system reaps it
+            with contextlib.suppress(subprocess.TimeoutExpired):  # in an uninterruptible wait: init reaps it later
                 self._process.wait(ENDING)
         self._socket.close()
         os.close(self._output)
@@ -164,7 +164,7 @@ class TunerProcess:
         return answer
 
     def _end(self) -> str:
-        """How the process ended."""
+        """Describe how the process ended."""
         try:
             code = self._process.wait(ENDING)
         except subprocess.TimeoutExpired:

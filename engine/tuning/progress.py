@@ -1,4 +1,4 @@
-"""The tuner's fields on the page of counters: phase, trials, changes, scores."""
+"""Tuner's fields in the page of counters: phase, trials, changes, scores."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..native import core
 
 
 class Progress:
-    """Counts of one job's tuning, over all its searches.
+    """Counters of one job's tuning, over all its searches.
 
     Parameters
     ----------
@@ -23,30 +23,30 @@ class Progress:
         self._default = self._best = 0.0
 
     def enter(self, phase: str) -> None:
-        """Go on to one of PHASES."""
+        """Enter one of the PHASES."""
         self._engine.tell(tuner_phase=PHASES.index(phase))
 
     def search(self) -> None:
-        """Begin a search."""
+        """Record the start of a search."""
         self._searches += 1
         self._default = self._best = 0.0
         self._engine.tell(tuner_searches=self._searches, tuner_default_ps=0, tuner_best_ps=0, tuner_score_ps=0)
         self.enter("searching")
 
     def turn(self) -> None:
-        """Put another setting into force."""
+        """Record that another setting is in force."""
         self._changes += 1
         self._engine.tell(tuner_changes=self._changes, tuner_changed_ns=time.time_ns())
 
     def trial(self, score: float, *, whole: bool) -> None:
-        """End a trial.
+        """Record the end of a trial.
 
         Parameters
         ----------
         score : float
             Seconds of a step, or of a byte.
         whole : bool
-            Whether it was not cut short.
+            Whether the trial was completed, not cut short.
         """
         self._trials += 1
         self._default = self._default or score
@@ -55,14 +55,14 @@ class Progress:
         self._tell(score)
 
     def conclude(self, gain: float | None, *, resting: bool = False) -> None:
-        """End a search.
+        """Record the end of a search.
 
         Parameters
         ----------
         gain : float or None
-            What the deployed setting takes less than the default, as a share; None: nothing.
+            Share of time that the deployed setting saves over the default; None: none.
         resting : bool
-            Whether it ended because its trials have lost all that they may, and may go on later.
+            Whether the search ended because its trials have used up their allowed loss, and may go on later.
         """
         self._best = self._default * (1.0 - (gain or 0.0))
         self._engine.tell(tuner_best_ps=_picoseconds(self._best))

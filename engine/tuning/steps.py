@@ -1,4 +1,4 @@
-"""Samples of a trial: the time between two marks of one source."""
+"""Samples of a trial: times between two marks of one source."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import NamedTuple
 
 from ..native import core
 
-TRAFFIC = -1  # source of the marks that no optimizer makes
+TRAFFIC = -1  # source of marks that are not made by an optimizer
 GIB = 1 << 30
-OTHERS = 64  # steps of other optimizers in a row after which the scored optimizer counts as gone
-STEPPED = 12  # steps after which an optimizer counts as one that trains
+OTHERS = 64  # consecutive steps of other optimizers after which the scored optimizer counts as gone
+STEPPED = 12  # number of steps from which an optimizer counts as training
 
 
 class Changed(Exception):
-    """The job no longer does what it was scored by; says what has happened, for people."""
+    """Signal that the job's activity no longer fits the score; the text says what has changed, for the user."""
 
 
 class Mark(NamedTuple):
-    """The end of a step, as `core.Engine.steps` tells it."""
+    """End of a step, from `core.Engine.steps`."""
 
     time: int
     version: int
@@ -30,20 +30,20 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True)
 class Score:
-    """The meaning of a sample.
+    """Definition of a sample's value.
 
     Attributes
     ----------
     unit : str
-        Unit as logs name it: "seconds per step", "seconds per period", "busy seconds per GiB".
+        Unit in logs: "seconds per step", "seconds per period", "busy seconds per GiB".
     subject, spent : str
-        Words for messages: `subject` takes less `spent`.
+        Words for messages of the form "`subject` takes less `spent`".
     source : int
-        The optimizer's number, or `TRAFFIC`.
+        Number of the optimizer, or `TRAFFIC`.
     every : int
-        Number of periods from mark to mark.
+        Number of periods between two marks.
     busy : bool
-        Whether a sample is busy time per byte, instead of time.
+        Whether a sample is busy time per byte instead of elapsed time.
     """
 
     unit: str = "seconds per step"
@@ -55,8 +55,11 @@ class Score:
 
 
 class Sample(NamedTuple):
-    """The time between two marks: its value in the score's unit, the knob version under which all of it ran (None: the
-    version changed), and the share of it for which rank 0's callers were blocked in the engine."""
+    """Sample between two marks.
+
+    `value` is in the score's unit. `version` is the knob version in force during the whole sample; None: it changed.
+    `exposed` is the share of the time in which rank 0's callers were blocked in the engine.
+    """
 
     value: float
     version: int | None
@@ -64,7 +67,7 @@ class Sample(NamedTuple):
 
 
 class Steps:
-    """Reads marks of rank 0 as they come, and makes samples of them."""
+    """Reader of rank 0's marks, which converts them to samples."""
 
     def __init__(self, engine: core.Engine) -> None:
         engine.record_steps()
@@ -82,20 +85,20 @@ class Steps:
         self.score, self.before, self._last, self._others = score, before, None, 0
 
     def marks(self) -> list[Mark]:
-        """Marks that are new since the last call."""
+        """Return the marks since the last call."""
         first, marks = self._engine.steps(self._next)
         if first != self._next:
-            self._last = None  # some are no longer remembered
+            self._last = None  # some marks were overwritten
         self._next = first + len(marks)
         return [Mark(*mark) for mark in marks]
 
     def read(self) -> list[Sample]:
-        """Samples that are new.
+        """Return the new samples.
 
         Raises
         ------
         Changed
-            Others step, and the scored optimizer does not; or there is an optimizer, where the traffic was scored.
+            Other optimizers step and the scored one does not; or an optimizer steps although the traffic is scored.
         """
         found: list[Sample] = []
         for mark in self.marks():
@@ -114,7 +117,7 @@ class Steps:
         return found
 
     def taken(self) -> int:
-        """How many steps were read since the last call."""
+        """Return the number of steps read since the last call."""
         taken, self._taken = self._taken, 0
         return taken
 
@@ -124,6 +127,6 @@ class Steps:
         if nanoseconds <= 0 or spent <= 0 or not amount:
             return None
         version = mark.version if mark.version == last.version else None
-        # Of several threads it is the sum, and their counts may cross.
+        # With several threads, the waits add up, and their counters may be read in any order.
         exposed = min(max((mark.waited - last.waited) / nanoseconds, 0.0), 1.0)
         return Sample(spent / 1e9 / amount, version, exposed)

@@ -1,7 +1,7 @@
-"""The loop of trials on rank 0: turns the knobs that the tuner's process proposes, and measures steps under them.
+"""Loop of trials on rank 0: applies the knobs that the tuner's process proposes, and measures steps under them.
 
-A daemon thread, made by `Tuning.start` and ended by `stop`, sleeps but for a look five times a second at the steps that
-have ended. Between trials, and whenever the tuner is gone, the best known setting is in force.
+A daemon thread, started by `Tuning.start` and ended by `stop`, looks five times a second at the steps that have ended
+and sleeps otherwise. Between trials, and when the tuner is gone, the best known setting is in force.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from .steps import Changed, Sample, Score, Steps
 
 PERIOD = 0.2  # seconds between two looks while searching
 WATCH = 10.0  # seconds between two looks after the search
-OBSERVED = 20  # most steps that a look after the search reports
+OBSERVED = 20  # maximum number of steps reported by a look after the search
 SETTLING = 2  # steps after a change that are not measured
-AHEAD = 64  # most entries by which a program is ahead of its GPU (DEVICE_OUTSTANDING)
-MOST = 256  # most steps by which a trial is measured
+AHEAD = 64  # maximum entries by which a program is ahead of its GPU (DEVICE_OUTSTANDING)
+MOST = 256  # maximum steps of a trial
 ABORT_AFTER = 3  # steps after which a slow trial can be cut short
 STARTING = 60.0  # seconds that the process may take to start: it imports scipy
 ANSWERING = 20.0  # seconds that an answer may take: the process has a low priority
-IDLE = 60.0  # seconds without anything to score after which a warning says so
+IDLE = 60.0  # seconds without anything to score after which a warning is logged
 
 
 @dataclass(frozen=True)
 class Spent:
-    """What trials have cost a job.
+    """Cost of the trials of a job.
 
     Attributes
     ----------
     trials : int
     lost : float
-        Steps.
+        Loss of the trials, in steps.
     """
 
     trials: int = 0
@@ -57,11 +57,11 @@ class Spent:
 
 
 class _Ended(Exception):
-    """The job ends, or its program turns the knobs itself."""
+    """Signal that the job ends, or that its program sets the knobs itself."""
 
 
 class Tuning:
-    """A search beside a job that trains, from `start` to `stop`.
+    """Search for better knobs during a training job, from `start` to `stop`.
 
     Parameters
     ----------
@@ -69,25 +69,25 @@ class Tuning:
         The engine of rank 0.
     settings : Config
     held : collection of str
-        Knobs that are not turned: the user has chosen them.
+        Knobs that are not tuned, because the user has chosen them.
     cpus : sequence of int
         CPUs on which the tuner's process may run.
     first : mapping
-        Knobs to try right after the default; those that it lacks are the default's.
+        Knobs to try right after the default; missing ones take the default's values.
     about : mapping
-        Facts about the job, for the log.
+        Facts about the job for the log.
     sets : Registry, optional
-        The world's process sets, which have knobs of their own.
+        Process sets of the world, which have knobs of their own.
     crews : sequence of int, optional
-        How many ranks each host has; by default there is one host.
+        Number of ranks of each host; by default, there is one host.
     began : mapping, optional
-        Knobs that were put into force just now, and that no entry may have had yet; the search begins with them.
+        Knobs that were just put into force, and that possibly no entry has used yet; the search begins with them.
     version : int, optional
-        What `set_knobs` has answered to that.
+        Result of `set_knobs` for `began`.
     spent : Spent, optional
-        What trials in earlier worlds of the job have cost.
+        Cost of trials in earlier worlds of the job.
     elastic : bool
-        Whether the world may end before long: then no process is started until its warm-up is over.
+        Whether the world may end soon; if so, the process is started only after the warm-up.
     """
 
     def __init__(
@@ -121,45 +121,45 @@ class Tuning:
         self._sets = sets
         self._crews = crews
         self._before = spent or Spent()
-        self._made, self._lost = 0, 0.0  # trials of this world, and steps that they have lost
+        self._made, self._lost = 0, 0.0  # trials of this world, and their loss in steps
         self._most = settings.autotune_trials - self._before.trials
         self._elastic = elastic
         self._steps = Steps(engine)
         self._settling = SETTLING
-        self._unsettled = 0  # samples since the last change that are not measured yet
+        self._unsettled = 0  # samples since the last change that are still to be skipped
         self._progress = Progress(engine)
         self._process: TunerProcess | None = None
-        self._turning = threading.Lock()  # held while knobs are turned, and while the search is ended
+        self._turning = threading.Lock()  # held while knobs are set, and while the search is ended
         self._ending = threading.Event()
         self._progress.enter("waiting")
-        self._state = "before the first trial"  # for a warning if the job ends now; empty: there is no search
+        self._state = "before the first trial"  # for a warning if the job ends now; empty: no search is running
         self._trials = 0
         self._concluded: tuple[Knobs, bool] | None = None  # knobs of the last decision, and whether the search rests
         self._thread = threading.Thread(target=self._run, name="engine-tuning", daemon=True)
 
     @property
     def searching(self) -> bool:
-        """Whether trials are being made, or waited for."""
+        """True while trials are made or awaited."""
         return bool(self._state)
 
     @property
     def best(self) -> Knobs:
-        """The best setting that is known."""
+        """Best known setting."""
         return dict(self._best)
 
     @property
     def concluded(self) -> bool:
-        """Whether a search has come to its end. One that only rests would go on."""
+        """True if a search has completed; one that only rests would go on."""
         return self._concluded is not None and not self._concluded[1]
 
     @property
     def spent(self) -> Spent:
-        """What the trials of the job have cost, those of this world included."""
+        """Cost of the job's trials, including those of this world."""
         return Spent(self._before.trials + self._made, self._before.lost + self._lost)
 
     @property
     def pid(self) -> int | None:
-        """The tuner's process, once it has been started."""
+        """Process id of the tuner; None before it is started."""
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:
@@ -167,7 +167,7 @@ class Tuning:
         self._thread.start()
 
     def stop(self, timeout: float) -> None:
-        """End the thread and the process. The engine must not be closed yet."""
+        """End the thread and the process. The engine must still be open."""
         unfinished = self._state if not self._ending.is_set() and self._engine.failure is None else ""
         self._end()
         if self._thread.ident is not None and threading.current_thread() is not self._thread:
@@ -177,7 +177,7 @@ class Tuning:
             logger.warning("autotune: the job ended %s; %s %s", unfinished, known, words(self._best))
 
     def leave_knobs(self) -> None:
-        """End the search because the program turns the knobs itself."""
+        """End the search because the program sets the knobs itself."""
         self._end()
         self._progress.enter("left")
         if self._state:
@@ -202,7 +202,7 @@ class Tuning:
         except _Ended:
             return
         except EngineError:
-            self._state = ""  # others report the end of the world
+            self._state = ""  # the end of the world is reported elsewhere
         except TunerError as error:
             self._give_up(error)
 
@@ -217,14 +217,13 @@ class Tuning:
         logger.error("autotune: %s; training goes on with %s", error, words(self._best))
 
     def _survey(self) -> None:
-        """Have those knobs in the space that matter for the job's tensors, once such were reduced: compression, and
-        what is about host memory."""
+        """Update the space after the first reductions, which show whether compression and host memory matter."""
         self._space = space_of(self._engine, self._held)
         new = {
             name: value for name, value in self._engine.knobs().items() if name in self._space.keys() - self._default
         }
         first = self._first[0] if self._first else self._default
-        # They become fewer, if all tensors are on GPUs.
+        # Knobs are removed if all tensors are on GPUs.
         self._default, self._running, self._best, first = (
             {name: knob for name, knob in (each | new).items() if name in self._space}
             for each in (self._default, self._running, self._best, first)
@@ -233,7 +232,7 @@ class Tuning:
         self._first = [known] if known != self._default else []
 
     def _begin_anew(self, change: Changed) -> None:
-        """Begin a new search: steps are scored in another way from now on."""
+        """Begin a new search, because the score of steps changes."""
         logger.warning("autotune: from now on %s: the search begins anew", change)
         self._first = [self._best] if self._best != self._default else self._first
         self._best, self._state, self._trials, self._concluded = self._default, "before the first trial", 0, None
@@ -249,7 +248,7 @@ class Tuning:
         self._survey()
         what, most = ", ".join(self._space), self._most
         logger.info("autotune: tuning %s by %s, in at most %d trials", what, score.unit, most)
-        if not score.busy:  # else tensors have no names, by which the job could be known again
+        if not score.busy:  # else tensors have no names by which the job could be recognized
             self._recall(tuner)
         answer = self._ask(
             tuner,
@@ -280,7 +279,7 @@ class Tuning:
                     "exposed": statistics.median(sample.exposed for sample in samples),
                 }
                 answer = self._ask(tuner, ANSWERING, type="told", id=answer.get("id"), **told)
-                self._steps.taken()  # those of the trial are told
+                self._steps.taken()  # discards the steps of the trial, which are reported already
             else:
                 if answer["type"] == "done":
                     self._conclude(answer)
@@ -289,7 +288,7 @@ class Tuning:
                 answer = self._ask(tuner, ANSWERING, type="observe", samples=watched, steps=passed)
 
     def _traffic(self, score: Score) -> dict[str, Any] | None:
-        """Data for the model of the transport; None if a sample is not the seconds of one step or period."""
+        """Return data for the model of the transport; None if a sample is not the seconds of one step or period."""
         if score.busy or score.every > 1 or "bytes" not in self._about:
             return None
         _, marks = self._engine.steps(0)
@@ -297,7 +296,7 @@ class Tuning:
         return traffic(self._engine.history(), ends) | {"bytes": self._about["bytes"]}
 
     def _recall(self, tuner: TunerProcess) -> None:
-        """Try what earlier searches have found for a job like this, right after what the user wants tried."""
+        """Try the result of earlier searches for a job like this, right after the user's choice."""
         cache, reduced = self._settings.autotune_cache, model(self._engine.definitions(), self._steps.before)
         if reduced is None:
             return
@@ -336,7 +335,7 @@ class Tuning:
         return answer
 
     def _listen(self, steps: int) -> Score:
-        """Let the warm-up pass, in which buffers are allocated and clocks change, and choose what to score."""
+        """Wait for the end of the warm-up, in which buffers are allocated and clocks change, and choose the score."""
         listener, began, told = Listener(self._engine, self._steps, steps), time.monotonic(), False
         while (score := listener.look()) is None:
             self._sleep(PERIOD)
@@ -349,16 +348,17 @@ class Tuning:
         return score
 
     def _ahead(self, entries: float, score: Score) -> int:
-        """By how many samples the program may be ahead of its GPU, if a step or period has so many entries.
+        """Return by how many samples the program may be ahead of its GPU, for this many entries per step or period.
 
-        A step ends here when the program has enqueued it, at the GPU's pace, since it is never ahead by more than
-        `AHEAD` entries. The first steps after a change go at the pace of those before it. More than a trial has are not
-        waited for: a program that is so far ahead is rare, since most look at a result in each step.
+        The end of a step is recorded when the program has enqueued it. This happens at the GPU's pace, because the
+        program is at most `AHEAD` entries ahead. So the first steps after a change still have the pace of those before
+        it. The result is at most the length of a trial: larger leads are rare, as most programs use a result in each
+        step.
         """
         return min(math.ceil(AHEAD / max(entries, 1.0) / score.every), self._settings.autotune_steps)
 
     def _nothing(self) -> str:
-        """The warning that nothing can be scored yet, with the reason."""
+        """Return the warning that nothing can be scored yet, with the reason."""
         if self._sets is not None and self._sets.crowd > 1:
             return (
                 f"no step over all ranks has ended in the first {IDLE:g} s. Process sets, which this job has, are not "
@@ -370,7 +370,7 @@ class Tuning:
         )
 
     def _measure(self, trial: Mapping[str, Any]) -> tuple[list[Sample], str]:
-        """Turn the knobs, and time the steps that run under them."""
+        """Apply the knobs of a trial, and time the steps that run under them."""
         limit = trial.get("limit")
         if not (limit is None or isinstance(limit, int | float)):
             raise TunerError(f"the tuner's process has sent a limit of {limit!r}, which is no number of seconds")
@@ -382,7 +382,7 @@ class Tuning:
         self._progress.enter("searching")
         self._trials += 1
         self._made += 1
-        if self._concluded is None or self._state or trial.get("drift"):  # the background leaves nothing undone
+        if self._concluded is None or self._state or trial.get("drift"):  # a background search is never unfinished
             self._state = f"in trial {self._trials}"
             if self._trials <= self._most:
                 self._state += f" of at most {self._most}"
@@ -392,7 +392,7 @@ class Tuning:
         while len(samples) < needed:
             self._sleep(PERIOD)
             samples += self._settled()
-            # A median: a pause or two, for a validation or a checkpoint, do not end a trial.
+            # The median is used, so that a pause or two, for a validation or a checkpoint, do not end a trial.
             enough = len(samples) >= ABORT_AFTER
             slow = limit is not None and enough and statistics.median(each.value for each in samples) > limit
             if slow and len(samples) < needed:
@@ -400,7 +400,7 @@ class Tuning:
         return samples[: max(needed, MOST)], "ok"
 
     def _observe(self) -> list[float]:
-        """Durations of recent steps under the deployed setting. Waits until there are enough."""
+        """Return durations of recent steps under the deployed setting; wait until there are enough."""
         samples: list[float] = []
         while len(samples) < ABORT_AFTER:
             self._sleep(WATCH)
@@ -408,14 +408,14 @@ class Tuning:
         return samples[-OBSERVED:]
 
     def _settled(self) -> list[Sample]:
-        """New samples under the setting that is in force, but for the first ones after it was put there."""
+        """Return new samples under the setting in force, without the first ones after the change."""
         new = [sample for sample in self._steps.read() if sample.version == self._version]
         settled = new[self._unsettled :]
         self._unsettled -= len(new) - len(settled)
         return settled
 
     def _conclude(self, done: Mapping[str, Any]) -> None:
-        """Deploy what was found, and say so."""
+        """Deploy the result of a search, and log it."""
         self._best, before = self._checked(done.get("best")), self._concluded
         self._turn(self._best)
         resting = done.get("resting") is True
@@ -430,7 +430,7 @@ class Tuning:
             found = "nothing is proven faster than this, with which it began"
         where = f"; log in {log}" if log else ""
         rest = f"; {done.get('because')}" if resting else ""
-        # What a search in the background only confirms is not said again and again.
+        # A background search that only confirms the setting is not logged again and again.
         level = logging.INFO if before == self._concluded else logging.WARNING
         trials = done.get("trials")
         logger.log(level, "autotune: %s: %s, after %s trials%s%s", words(self._best), found, trials, rest, where)
