@@ -1,6 +1,6 @@
-"""Variables that Kubernetes puts into the environment of every container, where they look like settings of the engine.
+"""Environment variables that Kubernetes sets in every container and that look like settings of the engine.
 
-For each Service of a namespace its containers get `NAME_PORT=tcp://ADDRESS:PORT`, so that a Service called
+For each Service of a namespace, its containers get `NAME_PORT=tcp://ADDRESS:PORT`. So a Service called
 `engine-metrics` sets `ENGINE_METRICS_PORT`.
 """
 
@@ -12,17 +12,17 @@ _PROTOCOLS = ("tcp://", "udp://", "sctp://")
 
 
 def service_links(environ: Mapping[str, str]) -> dict[str, str]:
-    """Find the variables of the engine whose values are addresses of Services.
+    """Find the engine's variables whose values are addresses of Services.
 
     Parameters
     ----------
     environ : mapping
-        Of the process.
+        Environment variables of the process.
 
     Returns
     -------
     dict of str to str
-        The values, by variable; nobody has chosen them, so they are no settings.
+        Values by variable; they are not settings, because nobody has chosen them.
     """
     return {
         name: value

@@ -1,8 +1,8 @@
-"""System calls of Linux that some builds of Python lack, and what to tell a user whose system refuses one.
+"""System calls of Linux that some builds of Python lack, and advice for users whose system refuses one.
 
-Python offers `os.memfd_create` and `os.pidfd_open` only if the C library and the kernel headers that it was built with
-had them: builds for many distributions, such as those of conda and of uv, are made with older ones. The kernel that
-runs is asked here instead.
+Python offers `os.memfd_create` and `os.pidfd_open` only if it was built with a C library and kernel headers that had
+them. Builds for many distributions, such as those of conda and uv, use older ones. This module asks the running
+kernel instead.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import errno
 import os
 import resource
 
-# Numbers of the calls by machine, as in the kernel's tables. Calls from Linux 5.1 on have one number on all machines.
+# System call numbers by machine, as in the kernel's tables. Calls since Linux 5.1 have one number on all machines.
 _MEMFD_CREATE = {"x86_64": 319, "aarch64": 279, "riscv64": 279, "loongarch64": 279, "ppc64le": 360, "s390x": 350}
 _PIDFD_OPEN = 434
 _MFD_CLOEXEC = 1
-# Errors by which a kernel, a seccomp filter or a security module refuses a call as a whole.
+# Errors with which a kernel, a seccomp filter or a security module refuses a call as a whole.
 _REFUSED = (errno.EPERM, errno.ENOSYS, errno.EACCES)
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -24,22 +24,22 @@ _libc.syscall.restype = ctypes.c_long
 
 
 def memfd_create(name: str) -> int:
-    """Make a file in memory that has no name in any file system.
+    """Create an anonymous file in memory.
 
     Parameters
     ----------
     name : str
-        What /proc shows as its target, `/memfd:name`.
+        Name that /proc shows as its target, `/memfd:name`.
 
     Returns
     -------
     int
-        Its descriptor, which is closed on exec.
+        Descriptor, closed on exec.
 
     Raises
     ------
     OSError
-        The kernel refuses; `refusal` says how to mend that.
+        The kernel refuses; `refusal` gives the remedy.
     """
     if hasattr(os, "memfd_create"):
         return os.memfd_create(name, _MFD_CLOEXEC)
@@ -59,12 +59,12 @@ def pidfd_open(pid: int) -> int:
     Returns
     -------
     int
-        The descriptor, which becomes readable when the process has ended, and is closed on exec.
+        Descriptor, which becomes readable when the process has ended; closed on exec.
 
     Raises
     ------
     OSError
-        The kernel refuses, which `refusal` explains, or there is no such process.
+        The kernel refuses, as `refusal` explains, or there is no such process.
     """
     if hasattr(os, "pidfd_open"):
         return os.pidfd_open(pid)
@@ -72,30 +72,30 @@ def pidfd_open(pid: int) -> int:
 
 
 def open_standard_descriptors() -> None:
-    """Open those of the descriptors 0 to 2 that are closed, on /dev/null.
+    """Open the closed ones among descriptors 0 to 2 on /dev/null.
 
-    A process that was started without them would be given their numbers for memory and sockets, into which the next
-    library that complains on its standard error would write.
+    Otherwise a process started without them would use their numbers for memory and sockets, and a library that writes
+    to standard error would write into those.
     """
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:  # the kernel gives the lowest number that is free
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:  # the kernel returns the lowest free number
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
 
 
 def refusal(call: str, error: OSError) -> str:
-    """Say why a system call failed, and how to mend it.
+    """Explain why a system call failed, and the remedy.
 
     Parameters
     ----------
     call : str
         Name of the system call.
     error : OSError
-        What it ended with.
+        Error of the call.
 
     Returns
     -------
     str
-        A clause without a capital letter and without a full stop.
+        Clause without a capital letter and without a full stop.
     """
     text = f"the system refuses {call} ({error.strerror})"
     if error.errno in _REFUSED:
@@ -108,7 +108,7 @@ def refusal(call: str, error: OSError) -> str:
 
 
 def name_limit(error: OSError) -> str:
-    """The limit that a system call has met, such as `'ulimit -n', which is 100`; empty: it was none."""
+    """Return the limit that a system call has reached, such as `'ulimit -n', which is 100`; empty if none."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return f"'ulimit -n', which is {resource.getrlimit(resource.RLIMIT_NOFILE)[0]}"
     if error.errno == errno.EFBIG:
@@ -117,25 +117,25 @@ def name_limit(error: OSError) -> str:
 
 
 def explain(error: OSError) -> str:
-    """The system's text for an error, the file that it is about, and the limit that was met, if it was one."""
+    """Format an error: the system's text, the file concerned, and the limit reached, if any."""
     file = f" ({error.filename})" if error.filename is not None else ""
     return explain_briefly(error, file)
 
 
 def explain_briefly(error: OSError, about: str = "") -> str:
-    """The same where the file is named already; `about` stands behind the system's text."""
+    """Format an error without its file; `about` is appended to the system's text."""
     text = error.strerror or str(error) or type(error).__name__
     limit = name_limit(error)
     return f"{text}{about}" + (f": raise {limit}" if limit else "")
 
 
 def reserve_descriptors(count: int) -> None:
-    """See to it that this process can open so many more files, by raising its soft limit as far as it must be.
+    """Make room for `count` more open files in this process, by raising its soft limit as far as needed.
 
     Raises
     ------
     OSError
-        EMFILE: the hard limit is below that.
+        EMFILE: the hard limit is too low.
     """
     wanted = len(os.listdir("/proc/self/fd")) + count
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

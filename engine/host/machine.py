@@ -15,14 +15,14 @@ NO_DIRECTORY = "the working directory of this process has been removed: change t
 
 @dataclass(frozen=True)
 class Facts:
-    """CPUs of this host, as this process may use them.
+    """CPUs of this host that this process may use.
 
     Attributes
     ----------
     cpus : tuple of int
-        The launcher's affinity set, hardware threads of a core side by side.
+        CPUs of the launcher's affinity set, with hardware threads of a core adjacent.
     quota : float or None
-        CPUs that the cgroup's quota allows, None without a quota.
+        Number of CPUs that the cgroup's quota allows; None without a quota.
     """
 
     cpus: tuple[int, ...]
@@ -30,18 +30,18 @@ class Facts:
 
     @property
     def usable(self) -> int:
-        """CPUs that can be kept busy at once; at least 1."""
+        """Number of CPUs that can be kept busy at once; at least 1."""
         count = len(self.cpus)
         return max(1, count if self.quota is None else min(count, int(self.quota)))
 
 
 def facts(root: Path = Path("/")) -> Facts:
-    """Collect them.
+    """Collect the facts about this host's CPUs.
 
     Parameters
     ----------
     root : Path
-        Where `proc` and `sys` are; another directory in tests.
+        Directory of `proc` and `sys`; another one in tests.
 
     Returns
     -------
@@ -51,19 +51,19 @@ def facts(root: Path = Path("/")) -> Facts:
 
 
 def by_core(cpus: set[int], root: Path = Path("/")) -> tuple[int, ...]:
-    """Order CPUs by package and core, so that hardware threads of a core are neighbours.
+    """Order CPUs by package and core, so that hardware threads of a core are adjacent.
 
     Parameters
     ----------
     cpus : set of int
         Logical CPUs.
     root : Path
-        Where `sys` is.
+        Directory of `sys`.
 
     Returns
     -------
     tuple of int
-        The same CPUs; in plain order where the host tells no topology.
+        Same CPUs; in numerical order if the host reveals no topology.
     """
 
     def key(cpu: int) -> tuple[int, int, int]:
@@ -83,12 +83,12 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
     Parameters
     ----------
     root : Path
-        Where `proc` and the cgroup file systems are.
+        Directory of `proc` and of the cgroup file systems.
 
     Returns
     -------
     float or None
-        CPUs per second of wall time; None without a quota.
+        Seconds of CPU time per second of wall time; None without a quota.
     """
     found = [
         quota
@@ -113,7 +113,7 @@ def _quota_v1(directory: Path) -> float | None:
 
 
 def _cgroups(root: Path) -> Iterator[tuple[Path, int]]:
-    """Yield the directories of this process's cgroups and of their ancestors, with the version of each."""
+    """Yield the directories of this process's cgroups and their ancestors, each with its cgroup version."""
     own: dict[int, str] = {}
     for line in _lines(root / "proc/self/cgroup"):
         number, _, rest = line.partition(":")
@@ -123,7 +123,7 @@ def _cgroups(root: Path) -> Iterator[tuple[Path, int]]:
         elif "cpu" in controllers.split(","):
             own[1] = path
     for line in _lines(root / "proc/self/mountinfo"):
-        # The kernel escapes blanks and line feeds in names, and nothing else. A source may be empty: two blanks.
+        # The kernel escapes only blanks and line feeds in names. The source may be empty, which gives two blanks.
         mount, _, system = line.partition(" - ")
         places, [kind, *about] = mount.split(" "), system.split(" ")
         version = 2 if kind == "cgroup2" else 1 if kind == "cgroup" and "cpu" in about[-1].split(",") else 0
@@ -132,7 +132,7 @@ def _cgroups(root: Path) -> Iterator[tuple[Path, int]]:
         top = root / _unescape(places[4]).lstrip("/")
         path = own[version]
         mounted = _unescape(places[3]).rstrip("/")
-        # In a container the mount shows a subtree: the path is seen from the subtree's root.
+        # In a container the mount shows a subtree, and the path is relative to the subtree's root.
         inner = path[len(mounted) :] if (path + "/").startswith(mounted + "/") else "/"
         here = top / inner.strip("/")
         while True:
@@ -143,14 +143,14 @@ def _cgroups(root: Path) -> Iterator[tuple[Path, int]]:
 
 
 def _unescape(field: str) -> str:
-    """Undo mountinfo's octal escapes of blanks."""
+    """Decode mountinfo's octal escapes."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)
 
 
 def _read(path: Path) -> str | None:
-    """Read a small file; None where there is none.
+    """Read a small file; return None if it cannot be read.
 
-    Names in it may have any bytes. They are decoded as names of files are, so that a path made of them can be opened.
+    Its content is decoded like file names, which may have any bytes, so that paths built from it can be opened.
     """
     try:
         return os.fsdecode(path.read_bytes()).rstrip("\n")
@@ -159,28 +159,28 @@ def _read(path: Path) -> str | None:
 
 
 def _lines(path: Path) -> list[str]:
-    """Read a file of lines; they end with a line feed and with nothing else, whatever names there are in them."""
+    """Read the lines of a file, split at line feeds only, because names in it may have other separators."""
     return (_read(path) or "").split("\n")
 
 
 def free_port(address: str = "127.0.0.1") -> int:
-    """Find a TCP port that nothing listens on now.
+    """Find a TCP port on which nothing listens now.
 
     Parameters
     ----------
     address : str
-        On the loopback, or on another address of this host; empty: on all.
+        Address of this host on which the port is free; empty: all addresses.
 
     Returns
     -------
     int
-        The port. It is not held: rank 0 binds it, if its program uses it at all. Where this host has no such address,
-        because its loopback is down, it is free on all others.
+        Port number. The port is not reserved: rank 0 binds it if its program uses it at all. If this host lacks the
+        address, because its loopback is down, the port is free on all other addresses.
 
     Raises
     ------
     OSError
-        This host has no address, or this process no descriptor left; the text says so.
+        This host has no address, or this process has no descriptor left; the text says so.
     """
     for family, host in ((socket.AF_INET, address), (socket.AF_INET, ""), (socket.AF_INET6, "")):
         try:
@@ -193,12 +193,12 @@ def free_port(address: str = "127.0.0.1") -> int:
 
 
 def working_directory() -> Path:
-    """The working directory of this process.
+    """Return the working directory of this process.
 
     Raises
     ------
     FileNotFoundError
-        It has been removed; the text says what to do.
+        The directory has been removed; the text gives the remedy.
     """
     try:
         return Path.cwd()
@@ -207,13 +207,13 @@ def working_directory() -> Path:
 
 
 def absolute_path(path: str | os.PathLike[str]) -> Path:
-    """A path made absolute, with `~` for the home directory. Raises as `working_directory`, for a relative one."""
+    """Return an absolute path, with `~` expanded; for a relative path, same errors as `working_directory`."""
     expanded = os.path.expanduser(path)
     return Path(os.path.normpath(expanded if os.path.isabs(expanded) else working_directory() / expanded))
 
 
 def boot() -> str:
-    """What is equal for processes of one machine while it is up, in whatever containers; empty if it tells nothing."""
+    """Return the boot id, equal for all processes and containers of a machine while it is up; empty if unreadable."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

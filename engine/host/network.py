@@ -10,12 +10,12 @@ import struct
 from pathlib import Path
 from typing import NamedTuple
 
-_NO_PORT = 9  # where a way to a host is asked for, and nothing sent
+_NO_PORT = 9  # port for looking up a route to a host; nothing is sent
 _SIOCGIFADDR = 0x8915  # ioctl of an interface's IPv4 address (netdevice(7))
 
 
 class Address(NamedTuple):
-    """Where a TCP socket is reached: an address in numbers, and a port."""
+    """Address of a TCP socket: a numeric host address and a port."""
 
     host: str
     port: int
@@ -25,9 +25,9 @@ class Address(NamedTuple):
 
 
 def resolve(host: str, port: int) -> list[Address]:
-    """The addresses of a host, by name or in numbers, those on the loopback last.
+    """Resolve a host's name or address to its addresses, loopback addresses last.
 
-    A machine's own name often stands for 127.0.1.1 in its /etc/hosts, beside an address that others can use.
+    A machine's own name often resolves to 127.0.1.1 through its /etc/hosts, beside an address that others can use.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ def resolve(host: str, port: int) -> list[Address]:
     Raises
     ------
     OSError
-        The name is not known.
+        The name is unknown.
     """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     addresses = dict.fromkeys(address_of(entry[4]) for entry in found)
@@ -49,19 +49,19 @@ def resolve(host: str, port: int) -> list[Address]:
 
 
 def address_of(name: tuple[object, ...]) -> Address:
-    """What `getsockname`, `getpeername` or `getaddrinfo` tell; an IPv4 address in IPv6's clothes as what it is."""
+    """Convert a result of `getsockname`, `getpeername` or `getaddrinfo`; an IPv4-mapped IPv6 address becomes IPv4."""
     host, port = str(name[0]), int(str(name[1]))
     mapped = ipaddress.ip_address(host).version == 6 and ipaddress.IPv6Address(host).ipv4_mapped
     return Address(str(mapped) if mapped else host, port)
 
 
 def read_address(told: object) -> Address:
-    """An address that a peer tells, as a list of its host in numbers and its port.
+    """Parse an address sent by a peer: a list of its numeric host address and its port.
 
     Raises
     ------
     ValueError
-        It is none.
+        It is not an address.
     """
     if not isinstance(told, list) or len(told) != 2 or type(told[1]) is not int or not 0 < told[1] < 1 << 16:
         raise ValueError("no address")
@@ -69,33 +69,33 @@ def read_address(told: object) -> Address:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address in numbers never leaves its host."""
+    """Return whether a numeric address is a loopback address."""
     return ipaddress.ip_address(host).is_loopback
 
 
 def family(host: str) -> socket.AddressFamily:
-    """The family of an address in numbers."""
+    """Return the family of a numeric address."""
     return socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
 
 
 def interface_address(wanted: str) -> str:
-    """The address of an interface of this host.
+    """Return the address of an interface of this host.
 
     Parameters
     ----------
     wanted : str
-        The interface's name, such as `eth0`, or an address of this host.
+        Name of the interface, such as `eth0`, or an address of this host.
 
     Returns
     -------
     str
-        In numbers. An interface's IPv4 address comes before its IPv6 addresses, of which link-local ones do not count,
-        since they mean nothing elsewhere.
+        Numeric address. An interface's IPv4 address precedes its IPv6 addresses. Link-local ones are ignored, because
+        they mean nothing on other hosts.
 
     Raises
     ------
     ValueError
-        This host has no such interface or address; the text says what it has.
+        This host has no such interface or address; the text lists those it has.
     """
     try:
         host = str(ipaddress.ip_address(wanted))
@@ -110,17 +110,17 @@ def interface_address(wanted: str) -> str:
 
 
 def own_address(other: str) -> str | None:
-    """The address under which another host would see this one.
+    """Return the address under which another host would see this one.
 
     Parameters
     ----------
     other : str
-        Its name or address.
+        Name or address of the other host.
 
     Returns
     -------
     str or None
-        In numbers. None if the name is not known here, there is no way to it, or the way is the loopback.
+        Numeric address. None if the name is unknown here, there is no route to it, or the route is the loopback.
     """
     try:
         known = resolve(other, _NO_PORT)
@@ -139,13 +139,13 @@ def own_address(other: str) -> str | None:
 
 
 def own_addresses() -> list[str]:
-    """The addresses of this host's interfaces, in numbers: IPv4's, then IPv6's, and none of the loopback."""
+    """Return the numeric addresses of this host's interfaces without loopback: IPv4 first, then IPv6."""
     found = [address for _, name in socket.if_nameindex() for address in _addresses(name) if not is_loopback(address)]
     return sorted(found, key=lambda address: ":" in address)
 
 
 def is_own_name(host: str) -> bool:
-    """Whether a name or address is this host's, as far as whatever resolves names here knows."""
+    """Return whether a name or address is this host's, as far as this host's name resolution knows."""
     try:
         found = {address.host for address in resolve(host, _NO_PORT)}
     except (OSError, UnicodeError):
@@ -163,13 +163,13 @@ def _address_of_interface(name: str) -> str:
 
 
 def _interfaces() -> str:
-    """This host's interfaces that have addresses, with the first of each."""
+    """Format this host's interfaces that have addresses, each with its first address."""
     known = {name: _addresses(name) for _, name in socket.if_nameindex()}
     return ", ".join(f"{name} ({addresses[0]})" for name, addresses in known.items() if addresses) or "none"
 
 
 def _addresses(name: str) -> list[str]:
-    """The addresses of an interface: IPv4's, then IPv6's."""
+    """Return the addresses of an interface: IPv4 first, then IPv6."""
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
@@ -191,10 +191,10 @@ def _addresses(name: str) -> list[str]:
 
 
 def keep_watch(connection: socket.socket, silence: int) -> None:
-    """Have the kernel end an idle connection whose other side has not answered for so many seconds.
+    """Let the kernel end an idle connection whose other side has not answered for `silence` seconds.
 
     The other side's kernel answers, whatever its process does. A busy connection is not watched: TCP_USER_TIMEOUT would
-    also end one whose other side takes nothing, because its process is stopped.
+    also end one whose receiving process is merely stopped.
     """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in ((socket.TCP_KEEPIDLE, 1), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, silence)):
@@ -207,16 +207,16 @@ def listen(host: str | None, port: int, backlog: int) -> socket.socket:
     Parameters
     ----------
     host : str or None
-        An address in numbers; None: all of this host's, IPv4's and IPv6's.
+        Numeric address; None: all addresses of this host, IPv4 and IPv6.
     port : int
-        0: any that is free.
+        Port number; 0: any free port.
     backlog : int
-        Connections that may wait to be accepted.
+        Maximum number of connections that wait to be accepted.
 
     Returns
     -------
     socket.socket
-        Non-blocking, and close-on-exec.
+        Listening socket: non-blocking, closed on exec.
 
     Raises
     ------

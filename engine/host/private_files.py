@@ -1,9 +1,9 @@
-"""Files and directories that only this user can read, and that nobody else has laid where they are.
+"""Files and directories that only this user can read and that no other user can replace.
 
-Every file of a job is opened here: logs, records, timelines, results of calls. No link is followed, nothing of another
-user is used, and what exists with another mode gets the right one: files 0600, directories 0700. A file is opened from
-the descriptor of its directory, after that was examined: who can rename directories above it can take it away, and
-neither read it nor put another in its place.
+All files of a job are opened here: logs, records, timelines, results of calls. Links are not followed, nothing owned by
+another user is used, and wrong modes are corrected: files 0600, directories 0700. A file is opened relative to the
+descriptor of its directory, after the directory was checked. So a user who can rename directories above it can remove
+the file, but can neither read nor replace it.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def make_directory(path: Path, *, keep_mode: bool = False) -> bool:
-    """Make a directory and what is missing above it, or see to it that one that exists can be used.
+    """Create a directory and its missing parents, or check that an existing one is safe to use.
 
     Parameters
     ----------
     path : Path
     keep_mode : bool, optional
-        Leave a directory readable by others that was so: it has other files, too.
+        Whether a directory that others can read stays so, because it has other files, too.
 
     Returns
     -------
     bool
-        Whether it was made by this call.
+        Whether this call created the directory.
 
     Raises
     ------
     OSError
-        It cannot be made; it is a link; it belongs to another user; others can write to it.
+        The directory cannot be created, is a link, belongs to another user, or is writable by others.
     """
     made = make_missing(path)
     descriptor = open_directory(path)
@@ -51,12 +51,12 @@ def make_directory(path: Path, *, keep_mode: bool = False) -> bool:
 
 
 def make_missing(path: Path) -> bool:
-    """Make a directory and those above it, as far as they are missing; what exists is not looked at.
+    """Create a directory and its missing parents; existing ones are not checked.
 
     Returns
     -------
     bool
-        Whether this call made the last of them.
+        Whether this call created the last of them.
     """
     try:
         os.mkdir(path, DIRECTORY_MODE)
@@ -74,17 +74,17 @@ def make_missing(path: Path) -> bool:
 
 
 def open_directory(path: Path) -> int:
-    """Open a directory of this user into which nobody else can put files, or else take away those of this user.
+    """Open a directory of this user in which nobody else can create files, or at least not remove this user's.
 
     Returns
     -------
     int
-        Its descriptor.
+        Descriptor of the directory.
 
     Raises
     ------
     OSError
-        As `make_directory`.
+        Same as in `make_directory`.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -100,17 +100,17 @@ def open_directory(path: Path) -> int:
 
 
 def create(path: Path) -> int:
-    """Make a file in a job's directory, in the place of whatever has its name.
+    """Create a file in a job's directory, replacing any file of that name.
 
     Returns
     -------
     int
-        Its descriptor; what is written is appended.
+        Descriptor of the file, opened for appending.
 
     Raises
     ------
     OSError
-        It cannot be made, or its directory cannot be used, as `open_directory` says.
+        The file cannot be created, or its directory is refused by `open_directory`.
     """
     directory = open_directory(path.parent)
     try:
@@ -125,12 +125,12 @@ def create(path: Path) -> int:
 
 
 def write(path: Path, data: bytes) -> None:
-    """Write a file in a job's directory, in the place of whatever has its name; errors as of `create`."""
+    """Write a file in a job's directory, replacing any file of that name; same errors as `create`."""
     write_all(create(path), data)
 
 
 def replace(path: Path, data: bytes) -> None:
-    """Write a file so that a reader sees all of it, or the one before; errors as of `create`."""
+    """Replace a file atomically: readers see either the old content or the new; same errors as `create`."""
     directory = open_directory(path.parent)
     draft = f".{path.name}.{secrets.token_hex(8)}"
     try:
@@ -145,23 +145,23 @@ def replace(path: Path, data: bytes) -> None:
 
 
 def open_file(path: Path, flags: int = 0) -> int:
-    """Open a file for writing, or make it; its directory may be any that the user has named.
+    """Open or create a file for writing, in any directory that the user has named.
 
     Parameters
     ----------
     path : Path
     flags : int, optional
-        More flags for open(2). A file that exists keeps its content, also with `O_TRUNC` until it was looked at.
+        Further flags for open(2). With `O_TRUNC`, an existing file is truncated only after it was checked.
 
     Returns
     -------
     int
-        Its descriptor.
+        Descriptor of the file.
 
     Raises
     ------
     OSError
-        It cannot be opened; it is a link, or no file; it belongs to another user, or has another name, too.
+        The file cannot be opened, is a link or not a regular file, belongs to another user, or has a hard link.
     """
     common = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
@@ -183,7 +183,7 @@ def open_file(path: Path, flags: int = 0) -> int:
 
 
 def is_own(path: Path) -> bool:
-    """Whether a path is a regular file of this user, and no link to one."""
+    """Return whether a path is a regular file of this user, not a link."""
     about = os.lstat(path)
     return stat.S_ISREG(about.st_mode) and about.st_uid == os.geteuid()
 
@@ -195,7 +195,7 @@ def _check_owner(about: os.stat_result, path: Path) -> None:
 
 
 def _name_link(path: Path) -> OSError:
-    """The error for what is a link, or no directory."""
+    """Return the error for a path that is a link or not a directory."""
     if path.is_symlink():
         return OSError(errno.ELOOP, "it is a symbolic link, which is not followed; name what it points to", str(path))
     return NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
@@ -209,7 +209,7 @@ def _create(name: str, directory: int) -> int:
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """Write all of it and close the descriptor."""
+    """Write all bytes and close the descriptor."""
     try:
         view = memoryview(data)
         while view:

@@ -1,4 +1,4 @@
-"""Processes as /proc shows them: descendants, signal handlers, and how to end them."""
+"""Processes from /proc: descendants, signal handlers, and ways to end them."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def prctl(option: int, value: int | bytes) -> None:
     Parameters
     ----------
     option : int
-        One of the `PR_*` above.
+        One of the `PR_*` constants above.
     value : int or bytes
-        Its argument.
+        Argument of the option.
 
     Raises
     ------
     OSError
-        If the kernel refuses.
+        The kernel refuses.
     """
     argument = ctypes.c_char_p(value) if isinstance(value, bytes) else ctypes.c_ulong(value)
     if _libc.prctl(ctypes.c_int(option), argument, ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0)) != 0:
@@ -39,16 +39,16 @@ def prctl(option: int, value: int | bytes) -> None:
 
 @dataclass(frozen=True)
 class Process:
-    """One line of /proc.
+    """Entry of a process in /proc.
 
     Attributes
     ----------
     pid, parent, group : int
     state : str
-        One letter, as in ps: R running, S asleep, T stopped, Z ended and not yet reaped.
+        One letter, as in ps: R running, S sleeping, T stopped, Z ended and not yet reaped.
     name : str
     born : int
-        Start time in ticks since boot: tells apart processes that have had the same number.
+        Start time in ticks since boot; distinguishes processes that reuse a process id.
     """
 
     pid: int
@@ -60,12 +60,12 @@ class Process:
 
 
 def visible() -> bool:
-    """Tell whether /proc shows this process by its own number, and so all that descends from it.
+    """Return whether /proc shows this process, and so all its descendants, by their own process ids.
 
     Returns
     -------
     bool
-        False without /proc, and where it is that of another PID namespace: its numbers mean other processes there.
+        False without /proc, and if it belongs to another PID namespace, where the ids mean other processes.
     """
     try:
         return os.readlink("/proc/self") == str(os.getpid())
@@ -86,7 +86,7 @@ def processes() -> Iterator[Process]:
 
 
 def look(pid: int) -> Process | None:
-    """Look at one process.
+    """Read the entry of one process.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ def look(pid: int) -> Process | None:
     Returns
     -------
     Process or None
-        None if it is gone.
+        None if the process is gone.
     """
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
@@ -107,32 +107,32 @@ def look(pid: int) -> Process | None:
 
 
 def descendants(ancestor: int, spared: Collection[int] = ()) -> list[Process]:
-    """List what descends from a process, generation by generation.
+    """List the descendants of a process, generation by generation.
 
     Parameters
     ----------
     ancestor : int
-        Its pid.
+        Process id of the ancestor.
     spared : collection of int
-        Processes to leave out, with all that descends from them.
+        Process ids that are left out, with all their descendants.
 
     Returns
     -------
     list of Process
-        The descendants, without the ancestor.
+        Descendants, without the ancestor.
     """
     children: dict[int, list[Process]] = {}
     for process in processes():
         if process.pid not in spared:
             children.setdefault(process.parent, []).append(process)
     found = list(children.get(ancestor, []))
-    for process in found:  # grows as it goes
+    for process in found:  # the list grows during the loop
         found.extend(children.get(process.pid, []))
     return found
 
 
 def catches(pid: int, signum: int) -> bool:
-    """Tell whether a process has a handler for a signal.
+    """Return whether a process has a handler for a signal.
 
     Parameters
     ----------
@@ -141,7 +141,7 @@ def catches(pid: int, signum: int) -> bool:
     Returns
     -------
     bool
-        False also if the process is gone.
+        Also False if the process is gone.
     """
     try:
         text = Path(f"/proc/{pid}/status").read_text(errors="replace")
@@ -152,7 +152,7 @@ def catches(pid: int, signum: int) -> bool:
 
 
 def job_of(pid: int) -> str | None:
-    """Read which job a process was started in.
+    """Read the job in which a process was started.
 
     Parameters
     ----------
@@ -161,13 +161,13 @@ def job_of(pid: int) -> str | None:
     Returns
     -------
     str or None
-        `ENGINE_JOB` of the environment it was started with; None without one or without the right to look.
+        `ENGINE_JOB` in its initial environment; None if it is not set or may not be read.
     """
     return variable_of(pid, "ENGINE_JOB")
 
 
 def variable_of(pid: int, name: str) -> str | None:
-    """Read a variable of the environment that a process was started with.
+    """Read a variable of a process's initial environment.
 
     Parameters
     ----------
@@ -177,7 +177,7 @@ def variable_of(pid: int, name: str) -> str | None:
     Returns
     -------
     str or None
-        None if it is not set, or without the right to look.
+        None if it is not set or may not be read.
     """
     try:
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
@@ -190,17 +190,17 @@ def variable_of(pid: int, name: str) -> str | None:
 
 
 def starter(name: str) -> Process | None:
-    """Find the process that has started this one with a variable, though others may stand between, such as shells.
+    """Find the process that started this one, directly or through others such as shells, by a variable.
 
     Parameters
     ----------
     name : str
-        A variable that the processes have which it starts, and it has not.
+        Variable that is set in the processes it starts, but not in itself.
 
     Returns
     -------
     Process or None
-        None if it cannot be seen.
+        None if it is not visible.
     """
     pid = os.getppid()
     while pid > 1 and variable_of(pid, name) is not None:
@@ -210,17 +210,17 @@ def starter(name: str) -> Process | None:
 
 
 def exit_code(pid: int) -> int:
-    """Tell how a process ended that nobody has reaped yet, as `subprocess.Popen.returncode` does.
+    """Return the exit code of a process that is not reaped yet, in the form of `subprocess.Popen.returncode`.
 
     Parameters
     ----------
     pid : int
-        A child of this process.
+        Process id of a child of this process.
 
     Returns
     -------
     int
-        That of SIGKILL if the kernel does not tell.
+        Exit code; that of SIGKILL if the kernel does not reveal it.
     """
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
@@ -239,7 +239,7 @@ def tracer(pid: int) -> str:
     Returns
     -------
     str
-        Its name and number; "nobody" if none does.
+        Name and process id of the tracer; "nobody" if there is none.
     """
     try:
         text = Path(f"/proc/{pid}/status").read_text(errors="replace")
@@ -259,7 +259,7 @@ def send(pid: int, signum: int) -> bool:
     Returns
     -------
     bool
-        False if it is gone or belongs to somebody else.
+        False if the process is gone or belongs to another user.
     """
     try:
         os.kill(pid, signum)
@@ -278,7 +278,7 @@ def send_group(group: int, signum: int) -> bool:
     Returns
     -------
     bool
-        False if nothing of it is left.
+        False if the group has no process left, or none that may be signalled.
     """
     try:
         os.killpg(group, signum)
@@ -297,7 +297,7 @@ def signal_name(signum: int) -> str:
     Returns
     -------
     str
-        `SIGKILL` for 9; `signal 40` where there is no name.
+        Name such as `SIGKILL` for 9; `signal 40` for a signal without a name.
     """
     try:
         return signal.Signals(signum).name

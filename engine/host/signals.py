@@ -1,4 +1,4 @@
-"""Signals that no wait misses."""
+"""Signal handling that also ends a wait in a selector."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from collections.abc import Callable, Iterable, Iterator
 from .sockets import retry_short
 
 FLIGHT = signal.SIGRTMIN + 8
-"""By which a rank is asked for its flight record. SIGUSR1 and SIGUSR2 are the program's, which must find them as they
-were: Lightning, for one, requeues a job of Slurm by SIGUSR1 only if nobody handles that signal."""
+"""Signal that asks a rank for its flight record. SIGUSR1 and SIGUSR2 belong to the program, which must find them
+unhandled: Lightning, for one, requeues a Slurm job on SIGUSR1 only if nothing else handles that signal."""
 
 
 @contextlib.contextmanager
 def caught(numbers: Iterable[signal.Signals], handler: Callable[..., object]) -> Iterator[socket.socket]:
-    """Handle signals, and turn each into a byte on a socket, for a selector.
+    """Handle signals, and turn each into a byte on a socket for a selector.
 
-    The interpreter calls a handler between two of its instructions. A signal that comes between the last of them and
-    the system call of a wait is handled when the wait is over. The byte is there at once, and ends a wait that looks at
-    it.
+    The interpreter calls a handler between two of its instructions. A signal that arrives between the last of them and
+    the system call of a wait is only handled after the wait. The byte arrives at once, and ends a wait that polls the
+    socket.
 
     Parameters
     ----------
     numbers : iterable of signal.Signals
-        What the user has this process ignore (`nohup`, a shell's background job) stays ignored.
+        Signals to handle. Those that the user has this process ignore (`nohup`, a background job) stay ignored.
     handler : callable
-        Called with a signal's number and a frame. It may raise.
+        Handler, called with the signal's number and a frame. It may raise.
 
     Yields
     ------
     socket.socket
-        Each byte is a signal's number; does not block.
+        Non-blocking socket on which each byte is a signal's number.
     """
     reading, writing = socket.socketpair()
     reading.setblocking(False)
@@ -53,7 +53,7 @@ def caught(numbers: Iterable[signal.Signals], handler: Callable[..., object]) ->
 
 
 def read_signals(wakeup: socket.socket) -> bytes:
-    """Return the numbers of the signals that have come to the socket of `caught`, in their order; empty: none has."""
+    """Return the numbers of the signals that arrived at the socket of `caught`, in order; empty if there are none."""
     try:
         return retry_short(wakeup.recv, 4096)
     except BlockingIOError:

@@ -1,4 +1,4 @@
-"""Calls on connections while the system is short of memory for a moment: that is not the end of a connection.
+"""Socket calls that survive a short lack of system memory, which is not the end of a connection.
 
 The native engine does the same for the connections of a world (`engine_ext/platform/sockets.h`).
 """
@@ -16,13 +16,13 @@ from typing import Any, TypeVar
 from .patience import Patience
 
 Result = TypeVar("Result")
-SHORT = (errno.ENOBUFS, errno.ENOMEM)  # what the system answers if it has no memory for a call just now
-PAUSE = 0.002  # seconds between two tries: nothing announces that there is memory again
-LONGEST_SHORTAGE = 4.0  # seconds, after which it counts as an error; less than any lease or start takes to end
+SHORT = (errno.ENOBUFS, errno.ENOMEM)  # errors of a call for which the system has no memory at the moment
+PAUSE = 0.002  # seconds between two tries: the system does not notify when it has memory again
+LONGEST_SHORTAGE = 4.0  # seconds after which a shortage is an error; less than any lease or start timeout
 
 
 def is_short(error: OSError) -> bool:
-    """Tell whether the system had no memory for a call, and wait a moment if so: then a later call may succeed."""
+    """Return whether the system had no memory for a call; if so, pause first, so that a later call may succeed."""
     if error.errno not in SHORT:
         return False
     time.sleep(PAUSE)
@@ -30,12 +30,12 @@ def is_short(error: OSError) -> bool:
 
 
 def retry_short(call: Callable[..., Result], /, *arguments: Any) -> Result:
-    """Return what a call of the system returns, as soon as the system has memory for it.
+    """Call a system function, again and again while the system has no memory for it, and return its result.
 
     Raises
     ------
     OSError
-        What the call raises, also BlockingIOError; or it had no memory for `LONGEST_SHORTAGE`.
+        Error of the call, including BlockingIOError; or the shortage lasted for `LONGEST_SHORTAGE`.
     """
     patience: Patience | None = None
     while True:
@@ -48,19 +48,19 @@ def retry_short(call: Callable[..., Result], /, *arguments: Any) -> Result:
 
 
 def send_all(connection: socket.socket, data: bytes, seconds: float) -> None:
-    """Send all bytes, on a connection that may or may not block.
+    """Send all bytes, on a blocking or non-blocking connection.
 
     Parameters
     ----------
     connection : socket.socket
     data : bytes
     seconds : float
-        For which the other side may take nothing.
+        Maximum time without progress of the receiver.
 
     Raises
     ------
     TimeoutError
-        The other side takes nothing.
+        The receiver has accepted nothing for that time.
     OSError
         The connection has ended.
     """

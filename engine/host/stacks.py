@@ -1,8 +1,8 @@
-"""Stacks of a rank's threads, which it writes when it crashes and when it is asked: where it stands in its program.
+"""Stacks of a rank's threads, written when it crashes or is asked: its position in the program.
 
-A rank that was started with a directory of its own keeps a file open there. Python's `faulthandler` writes to it, from
-a signal handler in C, so that it works while native code holds the interpreter's lock. `enginerun` asks a rank that
-others blame for standing still, and reads the file for its report.
+A rank with a directory of its own keeps a file open there. Python's `faulthandler` writes to it from a signal handler
+in C, which works even while native code holds the GIL. `enginerun` asks ranks that others blame for standing still,
+and reads the file for its report.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from pathlib import Path
 from . import private_files
 
 NAME = "stacks.txt"
-# A signal that programs are unlikely to use, as they do SIGUSR1 and SIGUSR2.
+# Signal that programs rarely use, unlike SIGUSR1 and SIGUSR2.
 SIGNAL = signal.SIGRTMIN + 9
-CRASHES = (signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL)  # which `faulthandler` catches
-BYTES = 1 << 18  # most bytes of a file that are read
+CRASHES = (signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL)  # caught by `faulthandler`
+BYTES = 1 << 18  # maximum bytes of a file that are read
 
 _THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$")
 _FRAME = re.compile(r'^  File "(.*)", line ([0-9]{1,9}) in (.*)$')
-# Code that is not the user's: this package, the interpreter's library, what was installed, extensions.
+# Paths of code that is not the user's: this package, the standard library, installed packages, extensions.
 NOT_THE_USERS = (
     f"{Path(__file__).parents[1]}{os.sep}",
     f"{os.sep}engine_ext{os.sep}",
     f"{os.sep}lib{os.sep}python3",
     "site-packages",
     "<frozen",
-    "<engine",  # functions that are made of a table (engine/frameworks/surface.py), under both names of the package
+    "<engine",  # functions generated from a table (engine/frameworks/surface.py), under both names of the package
     ".pyx",
 )
 
@@ -42,7 +42,7 @@ _file: int | None = None
 
 @dataclass(frozen=True)
 class Place:
-    """A line of a program.
+    """Position in a program: a line of a file.
 
     Attributes
     ----------
@@ -60,14 +60,14 @@ class Place:
 
 
 def enable(directory: Path | None, rank: int) -> None:
-    """Have this process write its stacks when it crashes and on `SIGNAL`. Does nothing a second time.
+    """Make this process write its stacks when it crashes and on `SIGNAL`; further calls do nothing.
 
-    Handlers of the program stay: a `faulthandler` that it has enabled, and whatever it does on that signal.
+    Handlers of the program stay: a `faulthandler` that it has enabled, and any handler of that signal.
 
     Parameters
     ----------
     directory : Path or None
-        Of the job. The file is made if the launcher has made `rank.N` in it.
+        Directory of the job. The file is created if the launcher has created `rank.N` in it.
     rank : int
     """
     global _file
@@ -76,27 +76,27 @@ def enable(directory: Path | None, rank: int) -> None:
     try:
         _file = private_files.open_file(directory / f"rank.{rank}" / NAME, os.O_APPEND)
     except OSError:
-        return  # no directory, or none that can be written to: other records say so when there is a failure to tell
+        return  # missing or not writable: other records report that if there is a failure
     if not faulthandler.is_enabled():
         faulthandler.enable(_file)
     if threading.current_thread() is threading.main_thread() and signal.getsignal(SIGNAL) == signal.SIG_DFL:
-        # Ignored beneath: the interpreter takes the handler away as it ends, and who asks then must not kill it.
+        # SIG_IGN stays below: the interpreter removes the handler at its end, and a request then must not kill it.
         signal.signal(SIGNAL, signal.SIG_IGN)
         faulthandler.register(SIGNAL, _file)
 
 
 def where(path: Path) -> Place | None:
-    """Find where the main thread of a rank stood when it last wrote its stacks.
+    """Find the position of a rank's main thread when it last wrote its stacks.
 
     Parameters
     ----------
     path : Path
-        The rank's file.
+        File of the rank.
 
     Returns
     -------
     Place or None
-        The innermost line of the user's own code, or of any if there is none; None without stacks.
+        Innermost line of the user's own code, or of any code if there is none; None without stacks.
     """
     try:
         with path.open("rb") as file:
@@ -108,7 +108,7 @@ def where(path: Path) -> Place | None:
     reading = False
     for line in lines:
         if match := _THREAD.match(line):
-            reading = match[1] == "Current thread"  # the one that handles a signal of the process is the main thread
+            reading = match[1] == "Current thread"  # the main thread, because it handles the process's signals
             current = [] if reading else current
         elif reading and (match := _FRAME.match(line)):
             current.append(Place(match[1], int(match[2]), match[3]))
@@ -117,7 +117,7 @@ def where(path: Path) -> Place | None:
 
 
 def wrote(path: Path) -> bool | None:
-    """Whether a rank has written stacks; None if it was not prepared to."""
+    """Return whether a rank has written stacks; None if it was not prepared to."""
     with contextlib.suppress(OSError):
         return path.stat().st_size > 0
     return None

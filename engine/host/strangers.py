@@ -1,7 +1,7 @@
-"""Connections that have proven nothing yet: how many there may be, and which one gives way to a newer one.
+"""Limit on connections without a valid message yet (strangers), and the choice of the one that a newer one displaces.
 
-Newcomers are never refused, so that idle connections cannot keep those away who belong. The oldest connection of the
-address that has most of them gives way: a crowd from one address displaces itself.
+Newcomers are never refused, so idle connections cannot keep legitimate peers away. The oldest connection of the address
+with the most connections is displaced: a crowd from one address displaces itself.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from typing import Any, Generic, TypeVar
 
 from .sockets import retry_short
 
-SPARE = 16  # descriptors that strangers of the network leave free for the program
+SPARE = 16  # descriptors that strangers from the network leave free for the program
 NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 Connection = TypeVar("Connection")
 
 
 def accept(listener: socket.socket, give_way: Callable[[], bool], spare: int = SPARE) -> tuple[socket.socket, Any]:
-    """Accept a connection. While the process is short of descriptors, strangers give way to it.
+    """Accept a connection. While the process is short of descriptors, strangers are displaced for it.
 
     Parameters
     ----------
     listener : socket.socket
     give_way : callable
-        Closes the oldest connection that has proven nothing; returns False if there is none.
+        Callback that closes the stranger that is displaced next; returns False if there is none.
     spare : int
-        Descriptors that strangers leave free. 0 where all are of this user, and do not come back if they had to give
-        way: a process that has few descriptors may have enough for all who belong.
+        Number of descriptors that strangers leave free. Use 0 if all peers are of this user and do not reconnect after
+        being displaced: a process with few descriptors may still have enough for all legitimate peers.
 
     Returns
     -------
     tuple
-        The connection, and where it comes from.
+        Connection and its remote address.
 
     Raises
     ------
     OSError
-        As `accept` of the system raises; `NO_DESCRIPTORS` only if no stranger holds any.
+        Same as in `accept` of the system; `NO_DESCRIPTORS` only if no stranger holds any.
     """
     while True:
         try:
@@ -50,21 +50,21 @@ def accept(listener: socket.socket, give_way: Callable[[], bool], spare: int = S
         except OSError as error:
             if error.errno not in NO_DESCRIPTORS or not give_way():
                 raise
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)  # the system gives the lowest number that is free
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)  # the system assigns the lowest free number
     if limit != resource.RLIM_INFINITY and connection.fileno() >= limit - spare:
         give_way()
     return connection, name
 
 
 def reserve(give_way: Callable[[], bool], count: int = 1) -> None:
-    """See to it that descriptors are free, as far as strangers hold any.
+    """Free descriptors by displacing strangers, as far as these hold any.
 
     Parameters
     ----------
     give_way : callable
-        As of `accept`.
+        Same as in `accept`.
     count : int
-        Descriptors that are needed: one that comes with a message is dropped by the system if there is no room for it.
+        Number of descriptors needed; the system drops one that comes with a message if there is no room for it.
     """
     held: list[int] = []
     try:
@@ -80,12 +80,12 @@ def reserve(give_way: Callable[[], bool], count: int = 1) -> None:
 
 
 class Strangers(Generic[Connection]):
-    """The unproven connections of a listener, the oldest first.
+    """Strangers of a listener, oldest first.
 
     Parameters
     ----------
     most : int
-        Largest number of them.
+        Maximum number of them.
     """
 
     def __init__(self, most: int) -> None:
@@ -107,20 +107,20 @@ class Strangers(Generic[Connection]):
         Parameters
         ----------
         connection
-            Anything that can be hashed.
+            Any hashable object.
         address : str
-            Where it comes from, without a port; empty where addresses mean nothing.
+            Remote address without the port; empty if addresses mean nothing.
 
         Returns
         -------
-        The connection that gives way, which the caller closes; None if there is room.
+        Displaced connection, which the caller closes; None if there is room.
         """
         displaced = self.displace() if len(self._addresses) >= self._most else None
         self._addresses[connection] = address
         return displaced
 
     def displace(self) -> Connection | None:
-        """Remove the connection that gives way next, which the caller closes; None if there is none."""
+        """Remove and return the connection that is displaced next, which the caller closes; None if there is none."""
         counts = Counter(self._addresses.values())
         most = max(counts.values(), default=0)
         displaced = next((each for each, address in self._addresses.items() if counts[address] == most), None)
@@ -129,5 +129,5 @@ class Strangers(Generic[Connection]):
         return displaced
 
     def remove(self, connection: Connection) -> None:
-        """Remove a connection that has proven itself, or has ended; nothing happens if it is not there."""
+        """Remove a connection that is no longer a stranger, or has ended; do nothing if it is unknown."""
         self._addresses.pop(connection, None)
