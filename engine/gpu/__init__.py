@@ -1,1 +1,1 @@
-"""The GPU of a rank, on which collectives of CUDA tensors are to run: loaded and opened only when it is asked for."""
+"""GPU of a rank, for collectives of CUDA tensors: loaded and opened at its first use."""

@@ -1,6 +1,6 @@
-"""Frozen passes: the same tensors are reduced each time, so that ranks need not agree on anything while they are.
+"""Frozen passes: reductions of the same tensors each time, which ranks repeat without further negotiation.
 
-What the lane enqueues for one may be captured into a CUDA graph, and is launched with it.
+The lane's work for a pass can be captured into a CUDA graph, and is then launched with it.
 """
 
 from __future__ import annotations
@@ -18,60 +18,60 @@ from ..native import core
 from . import texts
 from .plane import OLDEST_FOR_SETS, SLAB, TICK, Plane
 
-DTYPES = {"float16": (0, 2), "bfloat16": (1, 2), "float32": (2, 4), "float64": (3, 8)}  # number and bytes, of kernels.h
-ALIGNMENT = 16  # bytes, of what the kernels read at once
-UNDER_WAY = 2.0  # seconds for which collectives that are under way are waited for
+DTYPES = {"float16": (0, 2), "bfloat16": (1, 2), "float32": (2, 4), "float64": (3, 8)}  # number in kernels.h, and bytes
+ALIGNMENT = 16  # bytes that the kernels read at once
+UNDER_WAY = 2.0  # maximum seconds to wait for collectives in flight
 
-Part = tuple[int, int, int, int, int]  # as `Lane.freeze` takes them
+Part = tuple[int, int, int, int, int]  # argument of `Lane.freeze`
 Row = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
 class Frozen:
-    """A tensor of a frozen pass."""
+    """Tensor of a frozen pass."""
 
     name: str
     dtype: str
     count: int
-    """Elements, which lie side by side."""
+    """Number of elements, which are contiguous."""
     address: int
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """What a frozen pass does with all of its tensors."""
+    """Operation of a frozen pass, the same for all its tensors."""
 
     op: int
     prescale: float
     postscale: float
     wire: str | None
-    """The dtype that travels in place of a wider one."""
+    """Dtype on the wire in place of a wider one; None: the tensors' own."""
 
 
 class FrozenPass:
-    """A reduction of the same tensors each time. Collective to make and to repeat.
+    """Repeatable reduction of the same tensors. Its construction and its repetitions are collective.
 
     Parameters
     ----------
     engine : core.Engine
-        Of the world.
+        Engine of the world.
     plane : Plane
     tensors : list of Frozen
-        In the same order on all ranks.
+        Tensors, in the same order on all ranks.
     reduction : Reduction
-        A sum or an average.
+        Sum or average.
     settings : Config
-        `start_timeout` limits the making, `stall_limit` the time in which the lane enqueues a pass.
+        `start_timeout` limits the construction, `stall_limit` the time in which the lane enqueues a pass.
     hold : callable
-        Lets other threads that submit tensors on GPUs wait, within what it returns; and that gives a function, which
-        says what of this rank is under way all the same.
+        Context manager that makes other threads wait before they submit tensors on GPUs. It yields a function that
+        returns the names of this rank's operations that are in flight nevertheless.
 
     Raises
     ------
     MismatchError
-        The ranks freeze different things; on all ranks alike.
+        The ranks freeze different tensors; raised on all ranks.
     DeviceError
-        A call failed on some rank, or it has a collective under way; on all ranks alike.
+        A call failed on some rank, or a rank has a collective in flight; raised on all ranks.
     WorldError
         A rank died.
     """
@@ -98,9 +98,9 @@ class FrozenPass:
             plane.united = True
 
     def _expect_nothing(self, under_way: Callable[[], list[str]]) -> str:
-        """Refuse what is under way: ranks would wait in NCCL for each other, in different orders.
+        """Wait for operations in flight, and raise if some remain: ranks would deadlock in NCCL in different orders.
 
-        What the engine itself compares ends by itself.
+        Operations that the engine itself submits end soon.
         """
         patience = Patience(UNDER_WAY)
         while (names := under_way()) or self._plane.lane.pending:
@@ -113,36 +113,36 @@ class FrozenPass:
         return ""
 
     def _prepare(self, reduction: Reduction, parts: list[Part], rows: list[Row], seconds: float) -> str:
-        """Wait until the lane has allocated what the pass needs. On rank 0: by what ranks connect, if they have not."""
+        """Wait for the lane's allocations for the pass. Rank 0 returns a communicator's id unless connected."""
         self._at = self._plane.lane.freeze(reduction.op, reduction.prescale, reduction.postscale, parts, rows)
         if why := self._wait(seconds, "allocate for a frozen pass"):
             raise DeviceError(f"{why}: it takes up to {SLAB >> 20} MiB of its memory, and 0.4 % of what gradients take")
         return "" if self._plane.united or self._engine.rank else self._id(seconds)
 
     def _unite(self, its: str, seconds: float) -> str:
-        """Wait in NCCL until all ranks have come, and run the reduction."""
+        """Wait in NCCL until all ranks are connected, and run the reduction."""
         self._plane.lane.unite(self._at, bytes.fromhex(its) if its else None)
         if why := self._wait(seconds, "connect for a frozen pass"):
             raise DeviceError(why)
         return ""
 
     def _together(self, work: Callable[[], str]) -> list[str]:
-        """Do this rank's part of a step, and hear what came of it on every rank.
+        """Do this rank's part of a step, and return the results of all ranks.
 
         Raises
         ------
         DeviceError
-            It failed on some rank.
+            The step failed on some rank.
         """
         failure: Exception | None = None
         why = gave = ""
         try:
             gave = work()
         except WorldError:
-            raise  # The others have it, too.
+            raise  # The other ranks have it, too.
         except DeviceError as error:
             why = str(error)
-        except Exception as error:  # A defect, or no memory: the others must hear of it.
+        except Exception as error:  # A defect, or no memory: the other ranks must be told.
             why, failure = readable.whole_exception(error), error
         told: list[tuple[str, str]] = freezing.tell((gave, why))
         if failure is not None:
@@ -153,28 +153,28 @@ class FrozenPass:
         return [each for each, _ in told]
 
     def repeat(self, stream: int) -> None:
-        """Enqueue the reduction on a stream, behind what is there; or capture it, if the stream is being captured.
+        """Enqueue the reduction on a stream, or capture it if the stream is being captured.
 
         Raises
         ------
         DeviceError
-            A call failed, or does not return.
+            A call failed or does not return.
         WorldError
             The world has failed.
         NotInitializedError, ForkedError
-            The world of the pass has ended; or this is a child of the process that was in it.
+            The world of the pass has ended, or this is a forked child of its process.
         """
-        self._expect_enqueued()  # An interrupt may have ended the wait for the last time.
+        self._expect_enqueued()  # An interrupt may have ended the last call's wait.
         self._plane.lane.repeat(self._at, stream)
         self._expect_enqueued()
 
     def _expect_enqueued(self) -> None:
-        """Wait until the lane has done what it was given."""
+        """Wait until the lane has enqueued the pass."""
         if why := self._wait(self._limit, "enqueue a frozen pass"):
             raise DeviceError(f"rank {self._engine.rank} cannot enqueue a frozen pass: {why}")
 
     def _id(self, seconds: float) -> str:
-        """Rank 0's lane is asked for an id."""
+        """Return the id of a new communicator, from rank 0's lane."""
         lane, patience = self._plane.lane, Patience(seconds)
         with self._plane.jobs:
             lane.begin("name")
@@ -190,7 +190,7 @@ class FrozenPass:
             return lane.id.hex()
 
     def _wait(self, seconds: float, what: str) -> str:
-        """Why what the lane does with the pass has failed; "" if it has not."""
+        """Wait for the lane's work on the pass; return the reason of its failure, or "" if it succeeded."""
         begun = time.monotonic()
         self._plane.expect_open()
         while (why := self._plane.lane.pass_ended(self._at, TICK)) is None and self._engine.failure is None:
@@ -204,7 +204,7 @@ class FrozenPass:
 
 
 def _expect_agreement(tensors: list[Frozen], reduction: Reduction) -> None:
-    """Compare what the ranks freeze, and in which order. Collective.
+    """Check that all ranks freeze the same tensors in the same order. Collective.
 
     Raises
     ------
@@ -226,7 +226,7 @@ def _expect_agreement(tensors: list[Frozen], reduction: Reduction) -> None:
 
 
 def _expect_several_communicators(plane: Plane) -> None:
-    """Frozen passes have a communicator of their own, which is ended with the world's. All ranks have one NCCL.
+    """Check that NCCL can end several communicators at once: frozen passes have one besides the world's.
 
     Raises
     ------
@@ -241,7 +241,7 @@ def _expect_several_communicators(plane: Plane) -> None:
 
 
 def _laid_out(tensors: list[Frozen], wire: str | None) -> tuple[list[Part], list[Row]]:
-    """Parts and rows: those of a dtype side by side, in their order."""
+    """Compute parts and rows: tensors of one dtype are adjacent, in their order."""
     parts: list[Part] = []
     rows: list[Row] = []
     for dtype in dict.fromkeys(each.dtype for each in tensors):

@@ -1,7 +1,7 @@
-"""Which GPU a rank has, and whether the GPUs of all ranks can work together.
+"""Identity of a rank's GPU, and the check that the GPUs of all ranks can work together.
 
-A GPU is known by its UUID: numbers depend on CUDA_VISIBLE_DEVICES, and slices of one GPU (MIG) share its place on the
-bus, but not the UUID. NCCL takes one slice of a GPU, and one rank on it, unless it is told otherwise (`SHARING`).
+GPUs are identified by UUID. Numbers depend on CUDA_VISIBLE_DEVICES, and slices of one GPU (MIG) share its bus address
+but not the UUID. NCCL supports one slice of a GPU, and one rank on it, unless it is configured otherwise (`SHARING`).
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from ..host.machine import boot
 from ..setting import variable
 from .libraries import Libraries, nccl_text
 
-FAILED = "failed"  # what a rank tells instead, with the reason
-SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"  # of the environment; 1: ranks may have one GPU, slowly, for tests
-OLDEST_SHARING = 23000  # the first NCCL that knows it
+FAILED = "failed"  # key of the reason, in the message of a rank that failed
+SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"  # environment variable; 1: ranks may share a GPU, slowly, for tests
+OLDEST_SHARING = 23000  # first NCCL version that supports it
 
 
 def described(found: Mapping[str, int | str], ordinal: int, libraries: Libraries, sums: str) -> dict[str, Any]:
-    """What a rank tells of its GPU.
+    """Describe a rank's GPU for the other ranks.
 
     Parameters
     ----------
     found : mapping
-        As `Lane.identity` has it.
+        `Lane.identity` of the rank.
     ordinal : int
-        The GPU's number among those that the process sees.
+        Number of the GPU among those that the process sees.
     libraries : Libraries
     sums : str
-        The setting `device_sums`.
+        Setting `device_sums`.
     """
     return {
         **found,
@@ -48,19 +48,19 @@ def described(found: Mapping[str, int | str], ordinal: int, libraries: Libraries
 
 
 def shares(nccl_version: int) -> bool:
-    """Whether NCCL lets ranks have one GPU: its version knows how, and the environment asks for it."""
+    """Return whether NCCL lets ranks share a GPU: its version supports it, and the environment enables it."""
     return nccl_version >= OLDEST_SHARING and os.environ.get(SHARING) == "1"
 
 
 def refuse_failed(told: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> None:
-    """Raise what ranks tell instead of what they were to tell, all of them in one text.
+    """Raise if ranks report failures, with all of them in one text.
 
     Parameters
     ----------
     told : sequence of mapping
-        By rank, of the world or of a process set.
+        Messages by rank of the world or of a process set.
     numbers : sequence of int
-        What the world calls these ranks.
+        Numbers of these ranks in the world.
 
     Raises
     ------
@@ -72,12 +72,12 @@ def refuse_failed(told: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> 
 
 
 def compare(told: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse GPUs that cannot work together, all reasons in one text.
+    """Raise if the GPUs cannot work together, with all reasons in one text.
 
     Parameters
     ----------
     told : sequence of mapping
-        By rank, as `described` gives it.
+        Results of `described`, by rank.
 
     Raises
     ------
@@ -121,7 +121,7 @@ def compare(told: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _place(each: Mapping[str, Any]) -> tuple[str, str]:
-    """Where a GPU is."""
+    """Return the location of a GPU: its machine and its bus address."""
     return each["machine"], each["pci"]
 
 

@@ -1,7 +1,7 @@
-"""The driver's library and NCCL: found and loaded when a GPU is opened, not before.
+"""The CUDA driver's library and NCCL: found and loaded when a GPU is opened.
 
-Nothing links to them, and no header of theirs is needed: functions are found by name (`engine_ext/gpu/cuda.h` and
-`nccl.h`), those of the driver by the versioned names under which it exports them.
+Nothing links to them, and their headers are not needed. Functions are found by name (`engine_ext/gpu/cuda.h` and
+`nccl.h`); those of the driver have versioned names.
 """
 
 from __future__ import annotations
@@ -19,39 +19,39 @@ from ..setting import variable
 from .nccl_file import OLDEST_NCCL, load_nccl, nccl_version
 
 CUDA = "libcuda.so.1"
-OLDEST_CUDA = 11040  # of the driver: the first with cuDeviceGetUuid_v2
+OLDEST_CUDA = 11040  # oldest driver version: the first with cuDeviceGetUuid_v2
 
 
 @dataclass(frozen=True)
 class Libraries:
-    """Both libraries, loaded."""
+    """Both libraries after loading."""
 
     cuda: str
-    """The driver's file."""
+    """File of the driver."""
     driver: int
-    """The version of CUDA that it is for, as 12090."""
+    """CUDA version that the driver supports, such as 12090."""
     nccl: str
     nccl_version: int
-    """As 22807."""
+    """Version of NCCL, such as 22807."""
     addresses: list[int]
-    """Of the functions, in the order of `functions`; 0: too new for this NCCL."""
+    """Addresses of the functions, in the order of `functions`; 0: this NCCL lacks the function."""
 
 
 def load(cuda: Path | None, nccl: Path | None) -> Libraries:
-    """Load both.
+    """Load both libraries.
 
     Parameters
     ----------
     cuda, nccl : Path, optional
-        The settings `cuda_library` and `nccl_library`.
+        Settings `cuda_library` and `nccl_library`.
 
     Raises
     ------
     DeviceError
-        There is none, or one that is too old or lacks a function; with what to do about it.
+        A library is missing, too old or lacks a function; the text gives the remedy.
     """
     driver_version = ctypes.c_int()
-    # Both functions that tell versions may be called at any time, in any thread, and wait for nobody.
+    # Both version functions may be called at any time from any thread, and do not block.
     driver = _driver(cuda)
     driver_place = _place(driver, "cuDriverGetVersion")
     driver.cuDriverGetVersion(ctypes.byref(driver_version))
@@ -86,7 +86,7 @@ def _driver(chosen: Path | None) -> ctypes.CDLL:
 
 
 def _address(library: ctypes.CDLL, name: str, mine: str, mend: str) -> int:
-    """Where a function is; an error names the library, as `mine` calls it, and says how to mend it."""
+    """Return the address of a function; an error names the library by `mine` and the remedy by `mend`."""
     try:
         return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
     except AttributeError:
@@ -94,7 +94,7 @@ def _address(library: ctypes.CDLL, name: str, mine: str, mend: str) -> int:
 
 
 def _place(library: ctypes.CDLL, name: str) -> str:
-    """The file in which a function of a library is, as the kernel knows it; else by what it was loaded."""
+    """Return the file that contains a library's function, from the memory map, or else the name it was loaded by."""
     address = _address(library, name, str(library._name), "it is another library")
     with contextlib.suppress(OSError), open("/proc/self/maps", errors="surrogateescape") as file:
         for line in file:
@@ -106,11 +106,11 @@ def _place(library: ctypes.CDLL, name: str) -> str:
 
 
 def nccl_text(version: int) -> str:
-    """22807 as `2.28.7`, and 2708, as older ones count, as `2.7.8`."""
+    """Format a version: 22807 as `2.28.7`, and 2708, in the older scheme, as `2.7.8`."""
     unit = 10000 if version >= 10000 else 1000
     return f"{version // unit}.{version % unit // 100}.{version % 100}"
 
 
 def cuda_text(version: int) -> str:
-    """12090 as `12.9`."""
+    """Format a version: 12090 as `12.9`."""
     return f"{version // 1000}.{version % 1000 // 10}"

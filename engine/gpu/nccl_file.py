@@ -1,4 +1,4 @@
-"""NCCL's library: which file it is, and its version. Needs neither a GPU nor the native engine."""
+"""NCCL's library: its file and version. Needs neither a GPU nor the native engine."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from ..errors import DeviceError
 from ..setting import variable
 
 NCCL = "libnccl.so.2"
-OLDEST_NCCL = 21800  # where communicators that do not block can be aborted at any time
+OLDEST_NCCL = 21800  # first version in which non-blocking communicators can be aborted at any time
 
 
 def load_nccl(chosen: Path | None) -> ctypes.CDLL:
-    """Load NCCL: one process should have one, so the first choice is what a framework has loaded.
+    """Load NCCL, preferably the one that a framework has loaded: a process should have only one.
 
     Parameters
     ----------
     chosen : Path, optional
-        The setting `nccl_library`.
+        Setting `nccl_library`.
 
     Raises
     ------
     DeviceError
-        There is none.
+        NCCL cannot be loaded.
     """
     attempts = [(str(chosen), os.RTLD_NOW)]
     if chosen is None:
@@ -43,7 +43,7 @@ def load_nccl(chosen: Path | None) -> ctypes.CDLL:
 
 
 def nccl_version(library: ctypes.CDLL) -> int:
-    """The version, as 22807; 0 of another library."""
+    """Return the version of NCCL, such as 22807; 0 for another library."""
     version = ctypes.c_int()
     if hasattr(library, "ncclGetVersion"):
         library.ncclGetVersion(ctypes.byref(version))
@@ -51,7 +51,7 @@ def nccl_version(library: ctypes.CDLL) -> int:
 
 
 def _of_package() -> Iterable[tuple[str, int]]:
-    """The library of nvidia-nccl-cu12 or -cu13, which lies in the same place, and how to load it."""
+    """Yield the library of nvidia-nccl-cu12 or -cu13, which use the same directory, and the mode to load it with."""
     try:
         found = importlib.util.find_spec("nvidia.nccl")
     except ModuleNotFoundError:

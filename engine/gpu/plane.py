@@ -1,8 +1,8 @@
-"""The GPU of this rank and its communicator with the other ranks: opened by all of them together, and closed.
+"""GPU of this rank and its communicator with the other ranks, opened collectively.
 
-The lane (`engine_ext/gpu/lane.h`), a thread that alone calls CUDA and NCCL, does the work. Ranks hear of each other
-through collectives of host memory, so a rank that fails, dies or stands still is named on all of them. Whoever waits
-for the lane or for other ranks does so within `start_timeout`, and leaves a lane alone that does not come back.
+The lane (`engine_ext/gpu/lane.h`) does the work: a thread that alone calls CUDA and NCCL. Ranks exchange their results
+through collectives of host memory, so all ranks learn which rank fails, dies or hangs. Waits for the lane or for other
+ranks are limited by `start_timeout`; a lane that does not return is abandoned.
 """
 
 from __future__ import annotations
@@ -31,39 +31,39 @@ from . import texts
 from .identity import FAILED, compare, described, refuse_failed
 from .libraries import Libraries, load
 
-NAME = "engine.gpu"  # of what ranks tell each other
-TICK = 0.05  # seconds between two looks at whether the world is well
-GRACE = 9.0  # seconds beyond the limit in which ranks hear how the others fared
-RETURN = 7.0  # of these: in which a lane that is told to give up comes back; it waits 4 for its device
-SLAB = 64 << 20  # bytes of the buffer in which tensors travel together; an entry that is larger goes in pieces
-TABLES = 4 << 20  # bytes of the ring that tells kernels where tensors lie
-CLOSING = 20.0  # seconds that a close may take; the lane waits at most 10 in it, and for an abort
+NAME = "engine.gpu"  # operation name of the exchanges between ranks
+TICK = 0.05  # seconds between two checks whether the world has failed
+GRACE = 9.0  # seconds beyond the limit in which ranks learn the others' results
+RETURN = 7.0  # seconds of these in which a cancelled lane must return; it waits 4 s for its device
+SLAB = 64 << 20  # bytes of the buffer in which tensors travel together; larger entries go in pieces
+TABLES = 4 << 20  # bytes of the ring that holds tensor addresses for the kernels
+CLOSING = 20.0  # maximum seconds of a close; in it the lane waits at most 10 s, and for an abort
 
-OLDEST_FOR_SETS = (2, 24, 0)  # the first NCCL that ends several communicators at once
+OLDEST_FOR_SETS = (2, 24, 0)  # first NCCL version that can end several communicators at once
 
-_pid = 0  # of the process that has loaded the libraries
-_stuck: list[Lane] = []  # those that did not come back: their threads still use them
+_pid = 0  # process that loaded the libraries
+_stuck: list[Lane] = []  # lanes that did not return: their threads still use them
 
 
 class Plane:
-    """An open GPU. `Plane.open` makes one.
+    """Open GPU, created by `Plane.open`.
 
     Attributes
     ----------
     lane : Lane
-        The thread, with a context, a stream of highest priority, the kernels, events and a communicator.
+        Thread with a context, a stream of highest priority, the kernels, events and a communicator.
     ordinal : int
-        The GPU's number among those that the process sees.
+        Number of the GPU among those that the process sees.
     gpus : list of dict
-        By rank, what `identity.described` gives.
+        Results of `identity.described`, by rank.
     seconds : dict of str to float
-        How long this rank's part of each step of the opening took.
+        Duration of this rank's part of each step of the opening.
     jobs : threading.Lock
-        Held by whoever gives the lane a job, until that has ended.
+        Lock held while the lane has a job.
     freezing : threading.Lock
-        Held by whoever makes a frozen pass.
+        Lock held while a frozen pass is constructed.
     united : bool
-        The ranks are connected for frozen passes.
+        Whether the ranks are connected for frozen passes.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Plane:
         self.ordinal = ordinal
         self.gpus = gpus
         self.seconds = seconds
-        self.jobs = threading.Lock()  # the lane does one at a time
+        self.jobs = threading.Lock()  # the lane does one job at a time
         self.freezing = threading.Lock()
         self.united = False
         self._pid = os.getpid()
@@ -87,29 +87,30 @@ class Plane:
         Parameters
         ----------
         engine : core.Engine
-            Of the world.
+            Engine of the world.
         ordinal : int
-            The GPU's number among those that this process sees.
+            Number of the GPU among those that this process sees.
         settings : Config
-            `start_timeout` limits the opening, from when all ranks have come. Before, `stall_limit` holds, as in every
-            collective.
+            `start_timeout` limits the opening once all ranks have arrived. Before that, `stall_limit` applies, as in
+            every collective.
         keep : callable
-            Takes what is half open when the ranks cannot tell each other any more that their GPUs have come to rest, as
-            when one has died: those of others may still read its memory, so it is to be closed when they have left.
+            Callback that takes a partly opened GPU after the world has failed, for example by a death. Then ranks
+            cannot tell each other that their GPUs are idle, and others may still read its memory; close it when they
+            have left.
 
         Raises
         ------
         DeviceError
-            A rank has no GPU, driver or NCCL, or they do not fit together, or a call failed; on all ranks alike.
+            A rank has no GPU, driver or NCCL, or these are incompatible, or a call failed; raised on all ranks.
         WorldError
-            A rank died, or did not come: the world has failed.
+            A rank died or did not arrive; the world has failed.
         ForkedError
             The parent of this process had opened a GPU.
         """
         return _Opening(engine, ordinal, settings).run(keep)
 
     def expect(self, ordinal: int) -> None:
-        """Refuse tensors of another GPU: a process has one.
+        """Raise for tensors of another GPU: a process uses one.
 
         Raises
         ------
@@ -123,14 +124,14 @@ class Plane:
             )
 
     def expect_open(self) -> None:
-        """Refuse work for a lane that does none any more.
+        """Raise if the GPU is not usable any more.
 
         Raises
         ------
         ForkedError
-            The GPU was opened by the parent of this process.
+            The parent of this process opened the GPU.
         NotInitializedError
-            It was closed.
+            The GPU was closed.
         """
         if os.getpid() != self._pid:
             raise ForkedError(
@@ -149,25 +150,25 @@ class Plane:
         Parameters
         ----------
         engine : core.Engine
-            Of the set.
+            Engine of the process set.
         number : int
-            The set's, equal on all ranks.
+            Number of the process set, equal on all ranks.
         ordinal : int
-            The GPU on which this rank has a tensor.
+            Number of the GPU on which this rank has a tensor.
         settings : Config
-            `start_timeout` limits the connecting, from when it is the set's turn on all ranks.
+            `start_timeout` limits the connection, from when it is the set's turn on all ranks.
 
         Returns
         -------
         int
-            The address of the communicator.
+            Address of the communicator.
 
         Raises
         ------
         DeviceError
-            A rank's tensor is on another GPU than its engine works on, or NCCL is too old; on all ranks alike.
+            A rank's tensor is on another GPU than its engine uses, or NCCL is too old; raised on all ranks.
         WorldError
-            A rank died, or did not come, or could not be connected: the world has failed.
+            A rank died, did not arrive or could not be connected; the world has failed.
         """
         joining = _Joining(engine, self, number, ordinal, settings)
         joining.run_among_ranks()
@@ -176,7 +177,8 @@ class Plane:
     def part(self, engine: core.Engine, at: int) -> None:
         """End the communicator of a process set.
 
-        Collective among its ranks, whose engines in it are closed: the device of each has passed all of its items.
+        Collective among its ranks. Their engines in the set are closed, and their devices have done all work of the
+        set.
         """
         patience = Patience(CLOSING)
         self.lane.part(at)
@@ -188,14 +190,14 @@ class Plane:
             self.lane.forget(at)
 
     def close(self) -> None:
-        """End the communicators, and let go of the GPU. Not collective; in a forked child it does nothing."""
+        """End the communicators and release the GPU. Not collective; does nothing in a forked child."""
         if self._open and os.getpid() == self._pid:
             self._open = False
             _close(self.lane, self.rank)
 
 
 class _Opening:
-    """The steps of `Plane.open`."""
+    """Steps of `Plane.open`."""
 
     def __init__(self, engine: core.Engine, ordinal: int, settings: Config) -> None:
         self.engine = engine
@@ -206,9 +208,9 @@ class _Opening:
         self.seconds: dict[str, float] = {}
 
     def run(self, keep: Callable[[Plane], None]) -> Plane:
-        """Returns when all ranks are ready. `keep`: as of `Plane.open`."""
+        """Run the steps, and return when all ranks are ready. `keep` is the argument of `Plane.open`."""
         _expect_no_fork()
-        # From the second time on ranks see who has submitted a name.
+        # An operation reveals which ranks have submitted it only from its second use on.
         self.engine.allgather(np.zeros(1, np.uint8), NAME, True).wait()
         self.patience.begin(self.settings.start_timeout)
         try:
@@ -228,10 +230,10 @@ class _Opening:
         )
         return Plane(self.lane, self.engine.rank, self.ordinal, gpus, self.seconds)
 
-    # ---- what this rank does
+    # ---- steps of this rank ------------------------------------------------------------------------------------------
 
     def _identify(self) -> dict[str, Any]:
-        """Load the libraries, start the lane, and look which GPU it is."""
+        """Load the libraries, start the lane, and identify the GPU."""
         global _pid
         if _stuck:
             raise DeviceError(
@@ -257,7 +259,7 @@ class _Opening:
         return described(self.lane.identity, self.ordinal, libraries, self.settings.device_sums)
 
     def _prepare(self) -> dict[str, Any]:
-        """All that needs no other rank; and on rank 0, by what the communicator is known."""
+        """Do the preparation that needs no other rank. On rank 0, also return the communicator's id."""
         assert self.lane is not None
         self._do("prepare")
         if self.engine.rank:
@@ -266,19 +268,19 @@ class _Opening:
         return {"id": self.lane.id.hex()}
 
     def _connect(self, id: bytes) -> dict[str, Any]:
-        """Wait in NCCL until all ranks have come."""
+        """Wait in NCCL until all ranks are connected."""
         self._do("connect", id)
         return {}
 
     def _do(self, job: str, id: bytes | None = None) -> None:
-        """Have the lane do a job.
+        """Let the lane do a job, and wait for it.
 
         Raises
         ------
         DeviceError
             A call failed, or did not end in time.
         WorldError
-            The world has failed meanwhile.
+            The world has failed in the meantime.
         """
         lane = self.lane
         assert lane is not None
@@ -298,27 +300,27 @@ class _Opening:
         if lane.failure is not None:
             raise DeviceError(texts.failed(lane.failure, self.settings.start_timeout, lane.identity))
 
-    # ---- what ranks tell each other
+    # ---- exchanges between ranks -------------------------------------------------------------------------------------
 
     def _together(self, step: str, work: Callable[[], dict[str, Any]]) -> list[dict[str, Any]]:
-        """Do this rank's part of a step, and hear what came of it on every rank.
+        """Do this rank's part of a step, and return the results of all ranks.
 
         Raises
         ------
         DeviceError
-            It failed on some rank.
+            The step failed on some rank.
         WorldError
-            A rank died, or stands still.
+            A rank died or hangs.
         """
         failure: Exception | None = None
         begun = time.perf_counter()
         try:
             own = work()
         except WorldError:
-            raise  # The others have it, too.
+            raise  # The other ranks have it, too.
         except DeviceError as error:
             own = {FAILED: str(error)}
-        except Exception as error:  # A defect, or no memory: the others must hear of it.
+        except Exception as error:  # A defect, or no memory: the other ranks must be told.
             own, failure = {FAILED: readable.whole_exception(error)}, error
         self.seconds[step] = time.perf_counter() - begun
         told = self._exchange(step, json.dumps(own).encode())
@@ -328,7 +330,7 @@ class _Opening:
         return told
 
     def _exchange(self, step: str, own: bytes) -> list[dict[str, Any]]:
-        """What every rank tells. The limit is that of the step, and some grace for ranks that have just failed it."""
+        """Exchange messages with all ranks, within the step's limit and some grace for ranks that have just failed."""
         handle = self.engine.allgather(np.frombuffer(own, np.uint8), NAME, False)
         patience, again = Patience(self.patience.left() + GRACE), self.engine.rank != 0
         while not handle.done:
@@ -336,7 +338,7 @@ class _Opening:
                 missing = next((each["missing"] for each in self.engine.pending() if each["name"] == NAME), None)
                 if missing or not again:
                     self._accuse(step, missing or [])
-                patience.begin(GRACE)  # Of ranks on other hosts the coordinator knows.
+                patience.begin(GRACE)  # Only the coordinator knows which ranks on other hosts are missing.
                 again = False
             time.sleep(0.001)
         handle.wait()
@@ -351,7 +353,7 @@ class _Opening:
         return told
 
     def _accuse(self, step: str, missing: list[int]) -> Never:
-        """Fail the world for a rank that has not come."""
+        """Fail the world because a rank has not arrived."""
         limit = f"within {self.settings.start_timeout:g} s ({variable('start_timeout')})"
         if missing:
             others = (
@@ -369,7 +371,7 @@ class _Opening:
 
 
 class _Joining(_Opening):
-    """The steps of `Plane.join`. All that needs no other rank has been done when the GPUs were opened."""
+    """Steps of `Plane.join`. Preparation that needs no other rank was done when the GPUs were opened."""
 
     def __init__(self, engine: core.Engine, plane: Plane, number: int, ordinal: int, settings: Config) -> None:
         super().__init__(engine, ordinal, settings)
@@ -379,10 +381,10 @@ class _Joining(_Opening):
         self.at = 0
 
     def run_among_ranks(self) -> None:
-        """Returns when all ranks are connected.
+        """Run the steps, and return when all ranks are connected.
 
-        From the second step on a failure is the world's: the lane, which may be in the middle of it, serves the world
-        and other sets, too.
+        From the second step on, a failure is one of the whole world: the lane also serves the world and other sets, and
+        may be in the middle of the step.
         """
         self.engine.allgather(np.zeros(1, np.uint8), NAME, True).wait()
         self.patience.begin(self.settings.start_timeout)
@@ -403,7 +405,7 @@ class _Joining(_Opening):
             raise
 
     def _identify(self) -> dict[str, Any]:
-        """All that the ranks compare was compared; and from now on this rank hears when it is the set's turn."""
+        """Check GPU and NCCL, and register for the set's turns. GPUs were compared when they were opened."""
         assert self.lane is not None
         self.plane.expect(self.ordinal)
         nccl = self.plane.gpus[0]["nccl"]
@@ -417,7 +419,7 @@ class _Joining(_Opening):
         return {}
 
     def _prepare(self) -> dict[str, Any]:
-        """On the set's first rank, ask by what the communicator is known."""
+        """Return the communicator's id on the set's first rank."""
         assert self.lane is not None
         if self.engine.rank:
             return {}
@@ -426,10 +428,11 @@ class _Joining(_Opening):
             return {"id": self.lane.id.hex()}
 
     def _connect(self, id: bytes) -> dict[str, Any]:
-        """Have the lane connect, in the set's turn: behind all that any rank of it does before.
+        """Let the lane connect in the set's turn, after all earlier work of each of its ranks.
 
-        Returns when all ranks have come to the turn, as to any collective: before it the lane of each may wait for
-        ranks of other sets, which have limits of their own. Who gives no turn is told by the engine.
+        Returns when all ranks have reached the turn, without a limit of its own, as in any collective. Before the turn,
+        each lane may wait for ranks of other sets, which have their own limits. The engine reports a rank that gives no
+        turn.
         """
         assert self.lane is not None
         self.lane.connect(self.at, id)
@@ -440,7 +443,7 @@ class _Joining(_Opening):
         return {}
 
     def _await_communicator(self) -> dict[str, Any]:
-        """Wait in NCCL until all ranks have come."""
+        """Wait in NCCL until all ranks are connected."""
         lane, stage = self.lane, None
         assert lane is not None
         while stage is None and self.patience.left() and self.engine.failure is None:
@@ -463,7 +466,7 @@ def _expect_no_fork() -> None:
 
 
 def _has_ended(lane: Lane, seconds: float) -> bool:
-    """Wait for a lane's job, at most so long; signals do not shorten that."""
+    """Wait for a lane's job for at most `seconds`, regardless of signals; return whether it has ended."""
     patience = Patience(seconds)
     while not lane.wait(TICK):
         if not patience.left():
@@ -472,7 +475,7 @@ def _has_ended(lane: Lane, seconds: float) -> bool:
 
 
 def _close(lane: Lane, rank: int) -> None:
-    """End a lane, or leave it alone if it does not end."""
+    """End a lane, or abandon it if it does not end."""
     if lane.pending:
         lane.cancel()
     lane.begin("close")

@@ -1,4 +1,4 @@
-"""What a call of CUDA or NCCL that failed means, and what to do about it."""
+"""Explanations of failed calls of CUDA and NCCL, with remedies."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from ..setting import variable
 
-GIVEN_UP = -1  # the code of a call after which the lane was told to give up
-KERNELS_OF_NCCL = "cuStreamQuery"  # by which the lane waits for those of the warm-up, and they for the other ranks
+GIVEN_UP = -1  # error code of a call after which the lane was cancelled
+KERNELS_OF_NCCL = "cuStreamQuery"  # call by which the lane waits for warm-up kernels, which wait for the other ranks
 
-_RESULTS = (  # of NCCL, by code
+_RESULTS = (  # names of NCCL's results, by code
     "ncclSuccess",
     "ncclUnhandledCudaError",
     "ncclSystemError",
@@ -49,16 +49,16 @@ LEFT = (
 
 
 def failed(failure: tuple[str, int, str, str], seconds: float, identity: Mapping[str, int | str]) -> str:
-    """Why a job of the lane failed.
+    """Explain why a job of the lane failed.
 
     Parameters
     ----------
     failure : tuple
-        As `Lane.failure` has it.
+        `Lane.failure`: the call, its error code, and the code's name and text.
     seconds : float
-        The limit, for what was given up.
+        Time limit, for a job that was given up.
     identity : mapping
-        As `Lane.identity` has it.
+        `Lane.identity` of the rank.
     """
     call, code, name, text = failure
     if code == GIVEN_UP:
@@ -80,7 +80,7 @@ def failed(failure: tuple[str, int, str, str], seconds: float, identity: Mapping
 
 
 def not_connected(call: str | None, seconds: float) -> str:
-    """The communicator of a process set has not been whole in time."""
+    """Explain that the communicator of a process set was not connected in time."""
     return (
         f"its communicator was not connected within {seconds:g} s ({variable('start_timeout')}): {call or 'it'} waits "
         f"for other ranks; {_MORE}"
@@ -88,7 +88,7 @@ def not_connected(call: str | None, seconds: float) -> str:
 
 
 def stuck(call: str | None, seconds: float) -> str:
-    """A call did not return, and its thread is left alone."""
+    """Explain that a call did not return and its thread is abandoned."""
     return (
         f"{call or 'a call'} has not returned for {seconds:g} s: the driver or the GPU hangs (dmesg may show an Xid, "
         "nvidia-smi whether it answers). This process cannot use the GPU any more, and has to be started again"
