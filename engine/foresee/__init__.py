@@ -1,1 +1,1 @@
-"""What a job would do on more hosts: a recorded step replayed over a model of the network, and `enginerun foresee`."""
+"""Prediction of a job on more hosts: a recorded step replayed over a model of the network, and `enginerun foresee`."""

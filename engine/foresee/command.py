@@ -1,4 +1,4 @@
-"""`enginerun foresee FILE... --hosts 2,8,64 --bandwidth 25G --latency 30us`: needs no compiled extension."""
+"""Command `enginerun foresee FILE... --hosts 2,8,64 --bandwidth 25G --latency 30us`; needs no compiled extension."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from .picture import draw
 from .recorded import Recorded, recorded
 
 MOST_HOSTS = 1 << 16
-MOST_RANKS = 256  # of a job that can be started: a control segment has room for so many (engine_ext/shared/layout.h)
-BAR = 30  # columns of a step of the longest row
+MOST_RANKS = 256  # maximum ranks of a job, limited by the control segment (engine_ext/shared/layout.h)
+BAR = 30  # columns of the longest row's bar
 ASSUMPTIONS = (
     "assumed: H hosts like the recorded one, of L ranks and one link each; S bytes summed by a direct exchange",
     "((L+1) S (H-1)/H each way, two trips), or along a chain of hosts (2 S, two hosts S, 2 H - 2 trips), as the engine",
@@ -32,21 +32,21 @@ ASSUMPTIONS = (
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table: means over the steps.
+    """Row of the table; values are means over the steps.
 
     Attributes
     ----------
     hosts, ranks : int
     step : float
-        Seconds.
+        Duration of a step in seconds.
     efficiency : float
-        The recorded step divided by this one.
+        Duration of the recorded step divided by that of this row.
     added : float
-        Seconds by which the network prolongs a step.
+        Seconds that the network adds to a step.
     busy : float
-        The share of a step in which a host's link carries data, in each direction.
+        Share of a step in which a host's link carries data, in each direction.
     nbytes : float
-        That a host sends in a step.
+        Bytes that a host sends in a step.
     """
 
     hosts: int
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
     Parameters
     ----------
     arguments : sequence of str
-        Those behind `foresee`.
+        Arguments that follow `foresee`.
 
     Returns
     -------
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str]) -> int:
         if given.picture is not None:
             given.picture.write_text(draw(_title(told), rows, about(rules, network)), encoding="utf-8")
             readable.show(f"enginerun foresee: {given.picture} is drawn", file=sys.stderr)
-    except BrokenPipeError:  # `| head`: nobody wants the rest, which the interpreter would try to write once more
+    except BrokenPipeError:  # as with `| head`; otherwise the interpreter would try to write the rest again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (TraceError, OSError) as error:
         hint = "; a timeline is what 'enginerun --timeline t.json ..' writes" if "no timeline" in str(error) else ""
@@ -97,13 +97,13 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def foresee(told: Recorded, rules: Rules, hosts: Sequence[int], network: Network) -> list[Row]:
-    """The table: a row for each number of hosts, after that of the recorded host.
+    """Compute the table: a row for the recorded host, then one for each other number of hosts.
 
     Parameters
     ----------
     told : Recorded
     rules : Rules
-        By which tensors fuse: those of the recording, or others.
+        Rules by which tensors fuse: those of the recording, or others.
     hosts : sequence of int
     network : Network
 
@@ -131,7 +131,7 @@ def foresee(told: Recorded, rules: Rules, hosts: Sequence[int], network: Network
 
 
 def about(rules: Rules, network: Network) -> str:
-    """The network and the knobs in a line."""
+    """Describe the network and the knobs in one line."""
     return (
         f"{network.bandwidth / 1e9:g} Gbit/s, {readable.short(network.latency)} one way, fusion threshold "
         f"{readable.size(rules.fusion_threshold)}, cycle time {1e3 * rules.cycle_time:g} ms"
@@ -139,7 +139,7 @@ def about(rules: Rules, network: Network) -> str:
 
 
 def text(told: Recorded, rules: Rules, network: Network, rows: Sequence[Row]) -> str:
-    """The table, 120 columns at most."""
+    """Format the table, at most 120 columns wide."""
     step = fmean(each.seconds for each in told.steps)
     waited = fmean(sum(ended - begun for begun, ended in each.waits) for each in told.steps)
     entries = fmean(len(fuse(each, rules)) for each in told.steps)
@@ -163,7 +163,7 @@ def text(told: Recorded, rules: Rules, network: Network, rows: Sequence[Row]) ->
 
 
 def notes_on(told: Recorded, rows: Sequence[Row]) -> tuple[str, ...]:
-    """What the user should know of the recording and of rows."""
+    """Return notes for the user about the recording and the rows."""
     if max(row.ranks for row in rows) <= MOST_RANKS:
         return told.notes
     return (*told.notes, f"rows with more than {MOST_RANKS} ranks are what the model gives: no job has so many")
@@ -193,7 +193,7 @@ def _json(told: Recorded, rules: Rules, network: Network, rows: Sequence[Row]) -
 
 
 def _hosts(given: Any) -> list[int]:
-    """Numbers of hosts, as `2,8,64`."""
+    """Parse numbers of hosts, such as `2,8,64`."""
     try:
         return [Whole(1, MOST_HOSTS)(part) for part in str(given).split(",")]
     except ValueError:

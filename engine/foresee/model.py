@@ -1,18 +1,18 @@
-"""A training step over several hosts: its recorded course, replayed over a model of the network. Pure functions.
+"""Model of a training step over several hosts: its recorded course replayed over a modelled network. Pure functions.
 
-The program of a rank, the time within a host, and when tensors become ready are as recorded. Between hosts the model
-assumes:
+The rank's program, the time within a host, and the times at which tensors become ready are as recorded. Between
+hosts, the model assumes:
 
-- every host does what the recorded one did, at the same moments, and has one link, which its L ranks share;
-- an allreduce is a two-shot direct exchange: each rank sends to every rank elsewhere the part that this one adds up,
-  and then its own sum to every other host. Of S bytes a link carries (L + 1) S (H - 1) / H in each direction, in two
-  network steps. Or it passes along a chain of hosts, where that moves less: 2 S, and S with two hosts, in 2 H - 2
+- every host does what the recorded one did, at the same times, and has one link, which its L ranks share;
+- an allreduce is a two-shot direct exchange: each rank sends to every rank of other hosts the part that this rank sums,
+  and then its own sum to every other host. For S bytes, a link carries (L + 1) S (H - 1) / H in each direction, in two
+  network steps. Alternatively it goes along a chain of hosts if that moves less: 2 S, or S with two hosts, in 2 H - 2
   network steps, which the chunks of an entry take one after another (`engine_ext/operations/chain.pyx`);
-- entries follow one another, chunks of an entry are pipelined, and before an entry begins the coordinator's host has
-  heard of the tensors and the others of the entry: two more one-way trips;
-- tensors fuse by the engine's rule (`engine_ext/control/fusion.pyx`), at the moments that were recorded.
+- entries follow one another, chunks of an entry are pipelined, and each entry costs two more one-way trips before it
+  begins: the coordinator's host learns that the tensors are ready, and the other hosts learn of the entry;
+- tensors fuse by the engine's rule (`engine_ext/control/fusion.pyx`), at the recorded times.
 
-Nothing else costs anything: no packet is lost, no other traffic passes, and the processors keep up with the link.
+Everything else is free: there is no packet loss and no other traffic, and the processors keep up with the link.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-SLOTS = 4  # chunks of an entry that are on their way at once, as engine_ext/shared/layout.h has slots
-MOST_TENSORS = 8192  # in one entry: BATCH_ITEMS of layout.h
-LAG = SLOTS // 2  # chunks by which a host of a chain is behind the one before it
-CHUNKS_A_LEG = 4  # of a chain, at least, if they are no smaller than
+SLOTS = 4  # chunks of an entry in flight at once: the number of slots in engine_ext/shared/layout.h
+MOST_TENSORS = 8192  # maximum tensors in one entry: BATCH_ITEMS of layout.h
+LAG = SLOTS // 2  # chunks by which a host of a chain is behind the previous one
+CHUNKS_A_LEG = 4  # minimum chunks for each leg of a chain, unless they get smaller than SMALLEST_CHUNK
 SMALLEST_CHUNK = 1 << 16
-AUTO_BYTES = 1 << 20  # for each leg, below which no chain is chosen
-TRIPS_OF_CONTROL = 2  # one-way, before an entry begins: the tensors are ready, and the entry
+AUTO_BYTES = 1 << 20  # bytes per leg below which no chain is chosen
+TRIPS_OF_CONTROL = 2  # one-way trips before an entry begins: readiness of the tensors, and the entry
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Network:
     Attributes
     ----------
     bandwidth : float
-        Bits a second of one host's link, in each direction; may be infinite.
+        Bits per second of one host's link, in each direction; may be infinite.
     latency : float
         Seconds of one trip from host to host.
     """
@@ -51,7 +51,7 @@ IDEAL = Network(math.inf, 0.0)
 
 @dataclass(frozen=True)
 class Rules:
-    """The knobs that decide how tensors fuse and pass.
+    """Knobs that decide how tensors fuse and travel.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class Rules:
         Seconds for which a batch may wait for more tensors.
     chunk_bytes : int
     between_hosts : str
-        "direct" or "chain" for all allreduces; any other chooses for each, as "auto" does.
+        "direct" or "chain" for all allreduces; any other value chooses for each one, like "auto".
     """
 
     fusion_threshold: int
@@ -72,18 +72,18 @@ class Rules:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor of a step. Times in seconds since the step's begin.
+    """Tensor of a step. Times are in seconds since the step's begin.
 
     Attributes
     ----------
     ready, started, ended : float
-        Submitted by all ranks of the host; its entry begun; its entry done within the host.
+        Times of: submission by the host's last rank; start of its entry; end of its entry within the host.
     nbytes : float
-        As it travels, from one host.
+        Bytes on the wire, from one host.
     kind : str
-        The operation.
+        Kind of the operation.
     compression : str
-        Tensors that travel in different dtypes do not fuse.
+        Dtype on the wire; tensors with different ones do not fuse.
     """
 
     ready: float
@@ -96,7 +96,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Step:
-    """One recorded step: its length, its tensors, and when the program waited, in order."""
+    """One recorded step: its length, its tensors, and the intervals in which the program waited, in order."""
 
     seconds: float
     tensors: tuple[Tensor, ...]
@@ -105,7 +105,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Batch:
-    """Tensors of one entry; `closed` is when the coordinator appended it. The rest is as in `Tensor`."""
+    """Tensors of one entry; `closed` is the time at which the coordinator appended it. The rest is as in `Tensor`."""
 
     closed: float
     started: float
@@ -117,14 +117,14 @@ class Batch:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where a step is replayed.
+    """Cluster on which a step is replayed.
 
     Attributes
     ----------
     hosts : int
-        At least 1.
+        Number of hosts, at least 1.
     ranks : int
-        On each host.
+        Number of ranks on each host.
     network : Network
     """
 
@@ -135,17 +135,17 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A step on some hosts.
+    """Predicted step on a number of hosts.
 
     Attributes
     ----------
     hosts : int
     seconds : float
-        The step.
+        Duration of the step.
     busy : float
-        Seconds for which a host's link carries data, in each direction.
+        Seconds in which a host's link carries data, in each direction.
     nbytes : float
-        That a host sends.
+        Bytes that a host sends.
     """
 
     hosts: int
@@ -155,24 +155,24 @@ class Prediction:
 
 
 def link_share(kind: str, hosts: int, ranks: int = 1) -> float:
-    """Bytes that a host sends for each byte of an operation.
+    """Return the bytes that a host sends for each byte of an operation.
 
     Parameters
     ----------
     kind : str
     hosts : int
-        At least 1.
+        Number of hosts, at least 1.
     ranks : int
-        On each host.
+        Number of ranks on each host.
 
     Returns
     -------
     float
-        It grows with the hosts. What is not known passes as an allreduce does.
+        Ratio, which grows with the number of hosts. Unknown kinds are treated as allreduces.
     """
     others = (hosts - 1) / hosts
     shares = {
-        "allgather": hosts - 1.0,  # what the ranks of each host have goes to every other
+        "allgather": hosts - 1.0,  # the data of each host's ranks go to every other host
         "alltoall": others,
         "barrier": 0.0,
         "broadcast": hosts - 1.0,  # from the root's host to every other
@@ -183,22 +183,22 @@ def link_share(kind: str, hosts: int, ranks: int = 1) -> float:
 
 
 def network_steps(kind: str) -> int:
-    """One-way trips of a chunk."""
+    """Return the number of one-way trips of a chunk."""
     return {"barrier": 0, "skip": 0, "allgather": 1, "alltoall": 1, "broadcast": 1, "reducescatter": 1}.get(kind, 2)
 
 
 def growth(compression: str) -> int:
-    """Bytes of a sum that a chain hands on, for each byte of what is summed: sums of 16 bits travel as float32."""
+    """Return the bytes of a partial sum in a chain for each byte of input: sums of 16-bit values travel as float32."""
     return 1 if compression == "none" else 2
 
 
 def chain_share(hosts: int, compression: str = "none") -> float:
-    """Bytes that the busiest host of a chain sends for each byte of an allreduce: a sum, and the result."""
+    """Return the bytes that a chain's busiest host sends for each byte of an allreduce: a sum, and the result."""
     return growth(compression) + (0.0 if hosts == 2 else 1.0)
 
 
 def goes_by_chain(batch: Batch, rules: Rules, hosts: int, ranks: int) -> bool:
-    """Whether the sums of an entry pass from host to host."""
+    """Return whether the sums of an entry go along a chain of hosts."""
     if batch.kind != "allreduce" or hosts == 1 or rules.between_hosts == "direct":
         return False
     if rules.between_hosts == "chain":
@@ -208,7 +208,7 @@ def goes_by_chain(batch: Batch, rules: Rules, hosts: int, ranks: int) -> bool:
 
 
 def _legs(hosts: int) -> int:
-    """Network steps of a chain: once along it for the sums, once for the result."""
+    """Return the number of network steps of a chain: once along it for the sums, once for the result."""
     return 2 * hosts - 2
 
 
@@ -216,10 +216,11 @@ def _legs(hosts: int) -> int:
 
 
 def fuse(step: Step, rules: Rules) -> list[Batch]:
-    """Batches of a step by the engine's rule, in the order of the schedule.
+    """Fuse the tensors of a step by the engine's rule, and return the batches in the order of the schedule.
 
-    A batch closes when it reaches the threshold, when its first tensor has waited for the cycle time, with the last
-    tensor of the step, and while the program waits: at once, or with the last tensor that becomes ready meanwhile.
+    A batch closes when it reaches the threshold, when its first tensor has waited for the cycle time, and with the last
+    tensor of the step. It also closes while the program waits: at once, or with the last tensor that becomes ready
+    then.
     """
     tensors = sorted(step.tensors, key=lambda tensor: tensor.ready)
     moments = sorted(_last_ready(tensors, begun, ended) for begun, ended in step.waits)
@@ -248,12 +249,12 @@ def fuse(step: Step, rules: Rules) -> list[Batch]:
 
 
 def _last_ready(tensors: Sequence[Tensor], begun: float, ended: float) -> float:
-    """When a waiting program closes the open batch."""
+    """Return the time at which a waiting program closes the open batch."""
     return max((tensor.ready for tensor in tensors if begun < tensor.ready <= ended), default=begun)
 
 
 def _close(queue: list[Tensor], moment: float, rules: Rules) -> list[Batch]:
-    """One batch for each set of tensors that fuse, none above the threshold, but for a tensor that is so alone."""
+    """Close one batch for each set of tensors that fuse; only a single tensor may exceed the threshold."""
     batches = []
     while queue:
         first, nbytes = queue[0], 0.0
@@ -277,24 +278,24 @@ def _close(queue: list[Tensor], moment: float, rules: Rules) -> list[Batch]:
 
 
 def predict(step: Step, rules: Rules, hosts: int, network: Network, ranks: int = 1) -> Prediction:
-    """A step on some hosts.
+    """Predict a step on a number of hosts.
 
     Parameters
     ----------
     step : Step
-        As recorded on one host.
+        Step recorded on one host.
     rules : Rules
     hosts : int
-        At least 1.
+        Number of hosts, at least 1.
     network : Network
     ranks : int
-        On each host.
+        Number of ranks on each host.
 
     Returns
     -------
     Prediction
-        Its step is the recorded one and what the network adds: nothing on one host, or if the network is `IDEAL`.
-        It grows with the hosts and the latency, and with 1 / bandwidth.
+        Prediction, whose step is the recorded one plus what the network adds: nothing on one host, or if the network is
+        `IDEAL`. It grows with the number of hosts, with the latency, and with 1 / bandwidth.
     """
     batches = fuse(step, rules)
     ideal, _ = _replay(batches, step, rules, Cluster(hosts, ranks, IDEAL))
@@ -303,15 +304,15 @@ def predict(step: Step, rules: Rules, hosts: int, network: Network, ranks: int =
 
 
 def _replay(batches: Sequence[Batch], step: Step, rules: Rules, cluster: Cluster) -> tuple[float, float]:
-    """The end of the step, and the bytes that a host sends.
+    """Replay a step; return its end, and the bytes that a host sends.
 
-    What the program waited for is what was done when it went on. If that is done later now, all that follows is later.
-    What was not done when the step ended is waited for in the next one, which is as late as that is.
+    A wait of the program ended when the entries done by then were done. If these are done later now, all that follows
+    is later. Entries that were not done when the step ended delay the next step, by as much as they are late.
     """
     late = 0.0  # seconds by which the program is behind its recording
-    free = 0.0  # when the entry before is done
+    free = 0.0  # end of the previous entry
     sent = 0.0
-    pending: list[tuple[float, float]] = []  # of entries nobody has waited for: their recorded end, and that of now
+    pending: list[tuple[float, float]] = []  # recorded and replayed ends of entries that were not waited for
     at = 0
     for until in (*(ended for _, ended in step.waits), step.seconds):
         while at < len(batches) and batches[at].closed <= until:
@@ -329,15 +330,15 @@ def _replay(batches: Sequence[Batch], step: Step, rules: Rules, cluster: Cluster
 
 
 def _begin(batch: Batch, late: float, free: float, network: Network) -> float:
-    """When an entry begins, of which the others have to hear first."""
+    """Return the time at which an entry begins, after the other hosts have learned of it."""
     return max(batch.closed + late + TRIPS_OF_CONTROL * network.latency, batch.started + late, free)
 
 
 def _cross(batch: Batch, late: float, free: float, rules: Rules, cluster: Cluster) -> tuple[float, float]:
-    """When an entry is done, and the bytes that a host sends for it.
+    """Return the end of an entry, and the bytes that a host sends for it.
 
-    Within the host its chunks are done evenly from its begin to its end. Each crosses in `passing` seconds and some
-    trips; as many as there are slots do so at once.
+    Within the host, its chunks are done evenly from its begin to its end. Each takes `passing` seconds on the link and
+    some trips. As many chunks as there are slots do so at once.
     """
     network = cluster.network
     chunks = max(1, math.ceil(batch.nbytes / rules.chunk_bytes))
@@ -352,10 +353,10 @@ def _cross(batch: Batch, late: float, free: float, rules: Rules, cluster: Cluste
 
 
 def _cross_chain(batch: Batch, late: float, free: float, rules: Rules, cluster: Cluster) -> tuple[float, float]:
-    """The same of an entry whose sums pass from host to host.
+    """Return the same as `_cross` for an entry whose sums go along a chain of hosts.
 
     All hosts take its chunks through their stages together, in as many rounds as there are chunks, and `LAG` more for
-    each leg: so what a leg sends has `LAG` rounds to arrive. While sums still set out and results already return, a
+    each leg. So data sent over a leg have `LAG` rounds to arrive. While sums still start and results already return, a
     host in the middle sends both.
     """
     network, legs = cluster.network, _legs(cluster.hosts)

@@ -1,4 +1,4 @@
-"""A prediction drawn as SVG: a bar for each number of hosts, of the recorded step and of what the network adds."""
+"""SVG image of a prediction: a bar for each number of hosts, with the recorded step and what the network adds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ RECORDED, ADDED = "#4c78a8", "#f58518"
 
 
 class Length(Protocol):
-    """What is drawn of a row: its hosts, seconds, those that the network adds, and the efficiency."""
+    """Values that are drawn for a row: its hosts, seconds, the seconds that the network adds, and the efficiency."""
 
     @property
     def hosts(self) -> int: ...
@@ -24,15 +24,15 @@ class Length(Protocol):
 
 
 def draw(title: str, rows: Sequence[Length], network: str) -> str:
-    """An SVG image.
+    """Draw an SVG image.
 
     Parameters
     ----------
     title : str
     rows : sequence of Length
-        At least one.
+        Rows, at least one.
     network : str
-        A line below the title.
+        Line below the title.
 
     Returns
     -------

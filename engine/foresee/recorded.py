@@ -1,4 +1,4 @@
-"""The steps of a timeline, as the model takes them."""
+"""Steps of a timeline in the form that the model uses."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from .model import Rules, Step, Tensor
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a job's timelines tell.
+    """Data that the model needs from a job's timelines.
 
     Attributes
     ----------
     steps : tuple of Step
-        Those that are recorded in full.
+        Steps that are recorded in full.
     rules : Rules
-        The knobs of the recording, as they were last.
+        Last knobs of the recording.
     ranks : int
-        Of the recorded host.
+        Number of ranks of the recorded host.
     rank : int
-        Whose recording it is.
+        Rank whose recording is used.
     entries : float
-        Of the schedule, in a step, in the mean.
+        Mean number of schedule entries in a step.
     of : int
-        Steps that there were, the first one not counted.
+        Total number of steps, without the first one.
     notes : tuple of str
-        What the reader of a prediction has to know.
+        Notes for the reader of a prediction.
     """
 
     steps: tuple[Step, ...]
@@ -46,12 +46,12 @@ class Recorded:
 
 
 def recorded(recordings: Sequence[Recording]) -> Recorded:
-    """The steps of the rank that waited least: the others waited for it, and its own work sets the pace.
+    """Return the steps of the rank that waited least: the others waited for it, so its own work sets the pace.
 
     Parameters
     ----------
     recordings : sequence of Recording
-        As `engine.trace.reading.read` gives them.
+        Recordings from `engine.trace.reading.read`.
 
     Returns
     -------
@@ -71,7 +71,7 @@ def recorded(recordings: Sequence[Recording]) -> Recorded:
         raise TraceError(
             "the timelines have no steps after the first: record more of them, with a DistributedOptimizer"
         )
-    # One that began with the recording holds the start of the program.
+    # A step that began with the recording contains the start of the program.
     choice = [(each, found) for each in with_steps if (found := _full(each))]
     if not choice:
         raise TraceError(
@@ -111,14 +111,14 @@ def _rules(recording: Recording) -> Rules:
 
 
 def _waited(steps: Sequence[Step]) -> float:
-    """Seconds of a step for which the program waited, in the mean."""
+    """Return the mean seconds of a step in which the program waited."""
     return fmean(sum(ended - begun for begun, ended in step.waits) for step in steps)
 
 
 def _full(recording: Recording) -> tuple[tuple[Step, ...], float] | None:
-    """The steps that have as many tensors as most have, and their entries in the mean; None if none has any.
+    """Return the steps with the most common number of tensors, and their mean number of entries; None if none has any.
 
-    A long recording leaves out entries, so steps may have less than they had.
+    A long recording omits entries, so a step may have fewer tensors than it really had.
     """
     tensors = sorted((each for each in recording.tensors.values() if each.ended), key=lambda each: each.ready)
     members: list[list[RecordedTensor]] = []
@@ -151,9 +151,9 @@ def _step(recording: Recording, span: tuple[float, float], tensors: Sequence[Rec
 
 
 def _tensor(recording: Recording, tensor: RecordedTensor, begun: float, together: int) -> Tensor:
-    """A tensor with its share of what its entry moved: compressed, or gathered from all ranks of the host.
+    """Return a tensor with its share of what its entry moved: compressed, or gathered from all ranks of the host.
 
-    `together` is the sum of the bytes of the entry's tensors, as the program has them.
+    `together` is the sum of the bytes of the entry's tensors in the program's memory.
     """
     entry = recording.entries.get(tensor.entry)
     factor = entry.nbytes / together if entry is not None and together else 1.0
