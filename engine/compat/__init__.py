@@ -1,12 +1,12 @@
-"""The compatibility switch: `import horovod.torch` gives `engine.torch`, in scripts that are not changed.
+"""Compatibility switch: with it, `import horovod.torch` gives `engine.torch` in unchanged scripts.
 
-So do `horovod.tensorflow`, `horovod.tensorflow.keras`, `horovod.keras` and `horovod.mxnet` with their bindings.
+The same holds for `horovod.tensorflow`, `horovod.tensorflow.keras`, `horovod.keras` and `horovod.mxnet`.
 
     enginerun -np 4 --horovod python train.py        # in every process of the job
     python -m engine.compat train.py                 # in this process, and in those that it starts
 
-There is no package of that name on any path, and without the switch nothing changes. `modules` has the names and the
-finder, `switch` brings it into the processes that a command starts, `startup` is what it puts on their path.
+No package of that name is on any path, and without the switch nothing changes. `modules` has the names and the
+finder, `switch` enables it in the processes that a command starts, `startup` is the directory put on their path.
 """
 
 from __future__ import annotations

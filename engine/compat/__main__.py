@@ -21,12 +21,12 @@ def main(arguments: Sequence[str]) -> int:
     Parameters
     ----------
     arguments : sequence of str
-        A script's path, or `-m` and a module's name, and the arguments of the program.
+        Path of a script, or `-m` and a module's name, followed by the arguments of the program.
 
     Returns
     -------
     int
-        Exit code: 0 when the program has come to its end, 2 if there is none.
+        Exit code: 0 when the program has ended, 2 if there is none.
     """
     as_module = list(arguments[:1]) == ["-m"]
     program = list(arguments[1:] if as_module else arguments)
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
         readable.show(USAGE, file=sys.stdout if wanted else sys.stderr)
         return 0 if wanted else 2
     install()
-    os.environ.update(switch.environment(os.environ))  # of the processes that the program starts
+    os.environ.update(switch.environment(os.environ))  # for the processes that the program starts
     sys.argv[:] = program
     if as_module:
         runpy.run_module(program[0], run_name="__main__", alter_sys=True)

@@ -1,4 +1,4 @@
-"""The names of `horovod.common.basics`, and the object of that class that modules named `mpi_ops` have."""
+"""Names of `horovod.common.basics`, and the object of that class in modules named `mpi_ops`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _BASICS = (
 
 
 class HorovodBasics:
-    """The functions on rank, size and build as methods of an object.
+    """Functions about rank, size and build as methods of an object.
 
     Parameters
     ----------
     *args : object
-        Where a native library lies; there is one here, so it means nothing.
+        Path of a native library in Horovod; ignored here.
     """
 
     def __init__(self, *args: Any) -> None:
@@ -38,7 +38,7 @@ class HorovodBasics:
         return [*super().__dir__(), *_BASICS]
 
     def _get_process_set_ids_and_ranks(self) -> dict[int, list[int]]:
-        """Ranks of every process set of this world by its number; scripts look through it which sets there are."""
+        """Return the ranks of every process set of this world, by number; scripts use it to list the sets."""
         sets = runtime.current().sets
         return {each.process_set_id or 0: each.ranks for each in (global_process_set, *sets.added)}
 

@@ -1,4 +1,4 @@
-"""Features of the build, for scripts that ask before they choose how to work."""
+"""Features of the build, for scripts that check them before they choose how to work."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from ..setting import variable
 
 
 def mpi_threads_supported() -> bool:
-    """Whether MPI supports threads: nothing here asks it to."""
+    """Return whether MPI supports threads: always False, as the engine does not use MPI's threads."""
     return False
 
 
 def mpi_enabled() -> bool:
-    """Whether ranks find each other by MPI: they have a rendezvous of their own."""
+    """Return whether ranks find each other by MPI: always False, as they have a rendezvous of their own."""
     return False
 
 
 def gloo_enabled() -> bool:
-    """Whether ranks find each other by Gloo: they have a rendezvous of their own."""
+    """Return whether ranks find each other by Gloo: always False, as they have a rendezvous of their own."""
     return False
 
 
 def mpi_built() -> bool:
-    """Whether large tensors can travel between hosts over MPI (`lanes=mpi`), which takes mpi4py."""
+    """Return whether large tensors can travel between hosts over MPI (`lanes=mpi`), which needs mpi4py."""
     return importlib.util.find_spec("mpi4py") is not None
 
 
 def gloo_built() -> bool:
-    """Whether there is a Gloo transport."""
+    """Return whether there is a Gloo transport: always False."""
     return False
 
 
 def nccl_built() -> int:
-    """The version of NCCL that the engine would use here, as 22807; 0: there is none, or one that is too old.
+    """Return the version of NCCL that the engine would use here, such as 22807; 0 if it is missing or too old.
 
-    Loads it into the process.
+    Loads NCCL into the process.
     """
     chosen = os.environ.get(variable("nccl_library"))
     try:
@@ -50,20 +50,20 @@ def nccl_built() -> int:
 
 
 def ddl_built() -> bool:
-    """Whether there is a DDL transport."""
+    """Return whether there is a DDL transport: always False."""
     return False
 
 
 def ccl_built() -> bool:
-    """Whether there is a oneCCL transport."""
+    """Return whether there is a oneCCL transport: always False."""
     return False
 
 
 def cuda_built() -> bool:
-    """Whether tensors may live on CUDA devices: PyTorch's may, where a driver and NCCL are found."""
+    """Return whether tensors may be on CUDA devices: always True; PyTorch's may if a driver and NCCL are found."""
     return True
 
 
 def rocm_built() -> bool:
-    """Whether tensors may live on ROCm devices."""
+    """Return whether tensors may be on ROCm devices: always False."""
     return False

@@ -1,4 +1,4 @@
-"""The names of `horovod.common.exceptions`, for `except` clauses."""
+"""Names of `horovod.common.exceptions`, for `except` clauses."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ __all__ = ["HorovodInternalError", "HorovodVersionMismatchError", "HostsUpdatedI
 
 
 class HorovodVersionMismatchError(ImportError):
-    """The native part is of another version. Ours refuses such ranks with `IncompatibleRanksError` instead."""
+    """Error of a native part of another version. Never raised: such ranks are refused with `IncompatibleRanksError`."""

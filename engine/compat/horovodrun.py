@@ -1,4 +1,4 @@
-"""`horovodrun`: the command that job scripts written for Horovod start, with the options that they give."""
+"""Command `horovodrun`, with Horovod's options, for job scripts that were written for Horovod."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from ..launch import cli
 
 
 def main(argv: Sequence[str] | None = None) -> Any:
-    """Run `enginerun --horovod` with the same arguments; Horovod's own launcher if Horovod is installed.
+    """Run `enginerun --horovod` with the same arguments, or Horovod's own launcher if Horovod is installed.
 
-    Both packages bring a command of this name, and the one that was installed last has its file. So a Horovod in the
-    same environment keeps working, whichever that was.
+    Both packages install a command of this name, and the last one installed has the file. So a Horovod in the same
+    environment works in either order of installation.
 
     Parameters
     ----------
     argv : sequence of str or None
-        Arguments without the program's name; None for those of this process.
+        Arguments without the program's name; None: those of this process.
 
     Returns
     -------
     int or None
-        Exit code, as of `enginerun`.
+        Exit code, same as of `enginerun`.
     """
     theirs = _of_horovod()
     if theirs is not None:
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> Any:
 
 
 def _of_horovod() -> Callable[[], Any] | None:
-    """The launcher of an installed Horovod, which reads `sys.argv`; None if there is none."""
+    """Return the launcher of an installed Horovod, which reads `sys.argv`; None if there is none."""
     try:
         installed = metadata.distribution("horovod")
     except metadata.PackageNotFoundError:

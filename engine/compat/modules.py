@@ -1,4 +1,4 @@
-"""The modules of Horovod, each made of names of ours: one table, and the finder that gives them."""
+"""Modules of Horovod, assembled from names of the engine: a table, and the finder that provides them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..frameworks.table import BOUND
 ROOT = "horovod"
 SEE = "docs/migration.md says what there is"
 
-# A module, and where its names are taken from.
+# Modules, and where their names come from.
 MODULES: dict[str, tuple[str, ...]] = {
     "horovod": (".package",),
     "horovod.common": (),
@@ -35,7 +35,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "horovod.runner": (".package",),
     "horovod.version": (".package",),
 }
-# A job in Spark, and estimators there.
+# Jobs in Spark, and estimators there.
 for _name, _source in (
     ("", "..spark"),
     (".common", "..spark.store"),
@@ -49,7 +49,7 @@ for _each in BOUND.values():
     for _module in () if _each.modules is None else ("", *_each.modules.split()):
         MODULES[f"horovod.{_each.package}.{_module}".rstrip(".")] = (f"..{_each.package}",)
 
-# What Keras' binding has is found under both of its names.
+# The names of Keras' binding are found under both module names.
 for _name in ("horovod.keras", "horovod.tensorflow.keras"):
     MODULES[_name] = ("..keras",)
     MODULES[f"{_name}.callbacks"] = ("..keras.callbacks",)
@@ -83,7 +83,7 @@ ABSENT = {
 
 
 class Module(ModuleType):
-    """A module that shows the names of others."""
+    """Module that exposes the names of other modules."""
 
     shown: Sequence[ModuleType] = ()
 
@@ -92,7 +92,7 @@ class Module(ModuleType):
             if hasattr(module, name):
                 return getattr(module, name)
         whole = f"{self.__name__}.{name}"
-        if self.__name__ != ROOT and whole in MODULES:  # Horovod's packages have imported the modules below them.
+        if self.__name__ != ROOT and whole in MODULES:  # In Horovod, packages import the modules below them.
             with suppress(ImportError):
                 return import_module(whole)
         reason = ABSENT.get(whole, SEE)
@@ -102,24 +102,24 @@ class Module(ModuleType):
         return sorted({*super().__dir__(), *(name for module in self.shown for name in module.__all__)})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A module is pickled by name, as cloudpickle does with plain ones: functions of a main script refer to it."""
+        """Pickle the module by name, as cloudpickle does with ordinary ones: functions of a main script refer to it."""
         return _imported, (self.__name__,)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """`horovod.run` was a module before it was a function; it is both here, and no other module can be called."""
+        """Call `horovod.run`, once a module, later a function, and both here; other modules are not callable."""
         if self.__name__ != "horovod.run":
             raise TypeError(f"module {self.__name__!r} is not callable")
         return self.run(*args, **kwargs)
 
 
 def _imported(name: str) -> ModuleType:
-    """A module that was pickled in another process of the job, where the switch may not be on yet."""
+    """Import a module that was pickled in another process of the job; install the switch first if it is not on yet."""
     install()
     return import_module(name)
 
 
 class Finder(MetaPathFinder, Loader):
-    """Finds every module of Horovod, or says why it is not there. It answers for no other."""
+    """Finder of all modules of Horovod, which explains missing ones. It ignores all other modules."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """Look a module up in the table.
@@ -127,12 +127,12 @@ class Finder(MetaPathFinder, Loader):
         Raises
         ------
         ModuleNotFoundError
-            A module of Horovod that is not there. Somebody else's of that name must not be found instead.
+            A module of Horovod is not provided. Another package's module of that name must not be found instead.
         """
         if name.partition(".")[0] != ROOT:
             return None
         if name in MODULES:
-            # A package each, so that a module below it that is not there is told by us.
+            # Each is a package, so that this finder also reports missing modules below it.
             return spec_from_loader(name, self, is_package=True)
         for absent, reason in ABSENT.items():
             if f"{name}.".startswith(f"{absent}."):
@@ -140,11 +140,11 @@ class Finder(MetaPathFinder, Loader):
         raise ModuleNotFoundError(f"no module {name!r} behind the compatibility switch: {SEE}", name=name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Make the module that the machinery of imports will fill."""
+        """Create the module that the import system will execute."""
         return Module(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Give it its names."""
+        """Give a module its names."""
         assert isinstance(module, Module)
         module.shown = [import_module(name, __package__) for name in MODULES[module.__name__]]
         if module.__name__ == ROOT:
@@ -154,22 +154,22 @@ class Finder(MetaPathFinder, Loader):
 
 
 def installed() -> bool:
-    """Whether this process is switched on."""
+    """Return whether the switch is on in this process."""
     return any(isinstance(finder, Finder) for finder in sys.meta_path)
 
 
 def install() -> Finder:
-    """Switch this process on. A second call does nothing.
+    """Switch this process on. Further calls do nothing.
 
     Returns
     -------
     Finder
-        The first in `sys.meta_path`.
+        Finder, first in `sys.meta_path`.
 
     Raises
     ------
     ImportError
-        Another `horovod` has been imported already.
+        Another `horovod` was imported already.
     """
     for finder in sys.meta_path:
         if isinstance(finder, Finder):
@@ -182,7 +182,7 @@ def install() -> Finder:
 
 
 def _tell_of_another() -> None:
-    """Say once in a job that an installed Horovod is not what runs."""
+    """Warn once per job that the installed Horovod is not the one that runs."""
     found = PathFinder.find_spec(ROOT)
     if found is None or found.origin is None:
         return
@@ -191,7 +191,7 @@ def _tell_of_another() -> None:
 
     try:
         first = world.find_place(config.environment()).rank == 0
-    except ConfigError:  # `init` will say so
+    except ConfigError:  # `init` will report it
         first = True
     if first:
         logs.logger.warning("the compatibility switch is on: horovod is this engine, not %s", found.origin)

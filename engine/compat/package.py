@@ -1,4 +1,4 @@
-"""The names of `horovod`, `horovod.runner`, `horovod.run` and `horovod.version`."""
+"""Names of `horovod`, `horovod.runner`, `horovod.run` and `horovod.version`."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from ..runner.function import run
 
 __all__ = ["__version__", "run"]
 
-# Scripts compare it: the version whose names and meaning are kept.
+# Version of Horovod whose names and semantics are kept; scripts compare it.
 __version__ = "0.28.1"

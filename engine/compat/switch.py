@@ -1,8 +1,8 @@
-"""The switch, which reaches the processes that a command starts by a directory on PYTHONPATH.
+"""Switch for the processes that a command starts: a directory on PYTHONPATH.
 
-In it lies a `sitecustomize`, which every Python imports as it starts, whatever started it: a shell script, a console
-script, `python -m`, a data loader's worker. To put `-m engine.compat` into the command itself would reach none of
-these but the last but one.
+The directory contains a `sitecustomize`, which every Python imports at its start, however it is started: by a shell
+script, as a console script, by `python -m`, as a data loader's worker. Inserting `-m engine.compat` into the command
+would only work for the third of these.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _WITHOUT_STARTUP = "EIS"
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Switch on the processes that will be started with an environment.
+    """Return an environment in which started processes have the switch on.
 
     Parameters
     ----------
@@ -29,24 +29,24 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
     Returns
     -------
     dict of str to str
-        A copy with our directory first in PYTHONPATH.
+        Copy with our directory first in PYTHONPATH.
     """
     paths = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != str(STARTUP)]
     return {**environ, "PYTHONPATH": os.pathsep.join([str(STARTUP), *paths])}
 
 
 def obstacle(command: Sequence[str]) -> str | None:
-    """Find what keeps the switch from the Python that a command names.
+    """Find an option that keeps the switch from working in the Python of a command.
 
     Parameters
     ----------
     command : sequence of str
-        Program and arguments.
+        Program and its arguments.
 
     Returns
     -------
     str or None
-        The option of Python, and what to write; None if there is no obstacle in sight.
+        Option of Python, and what to write instead; None if no obstacle was found.
     """
     program, *rest = command
     if not _PYTHON.fullmatch(Path(program).name):

@@ -1,4 +1,4 @@
-"""The names of `horovod.common.util`: whether a framework, its GPU, or a transport is supported."""
+"""Names of `horovod.common.util`: support of frameworks, their GPUs, and transports."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ __all__ = [
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether a framework, such as `torch`, has a binding and is installed."""
+    """Return whether a framework, such as `torch`, has a binding and is installed."""
     return ext_base_name in BOUND and find_spec(ext_base_name) is not None
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether a framework's tensors may live on a GPU: not yet."""
+    """Return whether a framework's tensors may be on a GPU: always False."""
     return False
 
 
 def is_version_greater_equal_than(ver: str, target: str) -> bool:
-    """Whether a version such as `2.21.0` is at least another one, by their numbers alone."""
+    """Return whether a version such as `2.21.0` is at least another one, by their first three numbers."""
     return _numbers(ver) >= _numbers(target)
 
 
@@ -47,25 +47,25 @@ def check_extension(ext_name: str, *args: object) -> None:
 
 
 def gloo_built(verbose: bool = False) -> bool:
-    """Whether there is a Gloo transport."""
+    """Return whether there is a Gloo transport: always False."""
     return builds.gloo_built()
 
 
 def mpi_built(verbose: bool = False) -> bool:
-    """Whether large tensors can travel between hosts over MPI, which takes mpi4py."""
+    """Return whether large tensors can travel between hosts over MPI, which needs mpi4py."""
     return builds.mpi_built()
 
 
 def nccl_built(verbose: bool = False) -> int:
-    """The version of NCCL that the engine would use here; 0: none."""
+    """Return the version of NCCL that the engine would use here; 0 if there is none."""
     return builds.nccl_built()
 
 
 def ddl_built(verbose: bool = False) -> bool:
-    """Whether there is a DDL transport."""
+    """Return whether there is a DDL transport: always False."""
     return builds.ddl_built()
 
 
 def ccl_built(verbose: bool = False) -> bool:
-    """Whether there is a oneCCL transport."""
+    """Return whether there is a oneCCL transport: always False."""
     return builds.ccl_built()

@@ -1,7 +1,7 @@
-"""Runs as Python starts, in every process with this directory on its PYTHONPATH: see `engine.compat.switch`.
+"""Startup hook of every Python process with this directory on its PYTHONPATH: see `engine.compat.switch`.
 
-Nothing of the engine is imported until a program asks for `horovod`, and nothing that Python has not imported by then
-is used: every start of a Python pays for it. The `sitecustomize` that this one hides, if there is one, runs too.
+It imports nothing of the engine until a program imports `horovod`, and uses only modules that Python has imported by
+then, because it slows the start of every Python. A `sitecustomize` hidden by this one is run, too.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class Switch:
-    """A finder that brings the finder of `engine.compat`."""
+    """Finder that installs the finder of `engine.compat` when a module of Horovod is imported."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """Look for a module, if it is one of Horovod's."""
+        """Find a module of Horovod; return None for any other."""
         if name.partition(".")[0] != "horovod":
             return None
         try:
@@ -34,7 +34,7 @@ class Switch:
 
 
 def run_the_hidden_one() -> None:
-    """Take our directory off the path, and import the `sitecustomize` that is then found."""
+    """Remove our directory from the path, and import the `sitecustomize` that is found then."""
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [path for path in sys.path if path != here]
     own = sys.modules.pop("sitecustomize")
