@@ -1,6 +1,6 @@
-"""A tuner for a handful of knobs, by trials of seconds: see `Tuner`. It needs numpy and scipy, and no engine.
+"""Tuner for a handful of knobs, by trials that take seconds: see `Tuner`. It needs numpy and scipy, but no engine.
 
-Names are loaded when they are first used: the tuner's process has to be able to say that scipy is missing.
+Names are loaded at first use, so that the tuner's process can report that scipy is missing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The cost of trials: steps lost against the *standing* setting, the one that a trial has to beat.
+"""Cost of trials: steps lost against the *standing* setting, the one that a trial has to beat.
 
 The machine itself becomes slower and faster. So a trial is compared with the time of the standing setting interpolated
 between its measurements before and after: a slower machine costs nothing here, and the standing setting loses nothing.
-Where these measurements differ by no more than their errors explain, their mean counts: noise is no slower machine.
+If these measurements differ by no more than their errors explain, their mean is used: noise is not a slower machine.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 MOST = 50.0
-"""Largest logarithm of a ratio of times that is counted: exp of a larger one might overflow."""
+"""Largest logarithm of a ratio of times that is counted, so that exp does not overflow."""
 
 
 def excesses(
     settings: Sequence[str], standing: Sequence[str], logs: Sequence[float], errors: Sequence[float]
 ) -> list[float]:
-    """By how much each trial was slower than the standing setting, whose own is 0: logarithms of ratios of times.
+    """Return by how much each trial was slower than the standing setting: logarithms of ratios, 0 for the latter's own.
 
     Parameters
     ----------
     settings, standing : sequence of str
-        The setting of each trial, in the order measured, and the one standing then: equal texts are equal settings.
+        Setting of each trial, in the order measured, and the standing one at that time; equal texts are equal settings.
     logs, errors : sequence of float
         Logarithms of the seconds per step, and their standard errors.
     """
@@ -43,7 +43,7 @@ def excesses(
 
 
 def steadied(logs: NDArray[np.float64], errors: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Measurements of one setting, drawn to their mean by as much of their variance as their errors explain."""
+    """Shrink measurements of one setting towards their mean, by the share of variance that their errors explain."""
     if len(logs) < 2:
         return logs
     mean, variance = float(np.mean(logs)), float(np.var(logs, ddof=1))
@@ -52,5 +52,5 @@ def steadied(logs: NDArray[np.float64], errors: NDArray[np.float64]) -> NDArray[
 
 
 def steps_lost(excess: Sequence[float], counts: Sequence[int]) -> list[float]:
-    """Steps that each trial has lost, gains not counted: its excess times its number of steps."""
+    """Return the steps that each trial has lost, without gains: its excess times its number of steps."""
     return [max(0.0, math.expm1(min(each, MOST))) * count for each, count in zip(excess, counts, strict=True)]

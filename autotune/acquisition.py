@@ -1,4 +1,4 @@
-"""Expected improvement in log space, and the points among which its maximum is sought."""
+"""Expected improvement in log space, and the candidates among which its maximum is sought."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from autotune.surrogate import sequence
 
 Array = NDArray[np.float64]
 
-SPREAD = 384  # points over the whole space
-NEAR = 96  # points around each of the best
-NEAREST = 64  # points around the best of all these
-REACH = 0.25  # share of a number's range by which a trial may go beyond what is known to be good
+SPREAD = 384  # candidates over the whole space
+NEAR = 96  # candidates around each of the best settings
+NEAREST = 64  # candidates around the best of all these
+REACH = 0.25  # share of a number's range by which a trial may be away from settings known to be good
 C1 = math.log(2 * math.pi) / 2  # C1 and C2 are the constants of `log_improvement`
 C2 = math.log(math.pi / 2) / 2
 
 
 def log_improvement(z: Array) -> Array:
-    """log of phi(z) + z Phi(z): the expected improvement of a normal variable in its own standard deviations.
+    """Return log(phi(z) + z Phi(z)), the log of a normal variable's expected improvement in its standard deviations.
 
     References
     ----------
@@ -36,25 +36,25 @@ def log_improvement(z: Array) -> Array:
 
 
 def log_expected_improvement(mean: Array, deviation: Array, best: Array, weights: Array) -> Array:
-    """Log expected improvement on `best` of each point: shapes (s, m), (s, m), (s,), (s,) to (m,)."""
+    """Return each point's log expected improvement on `best`: shapes (s, m), (s, m), (s,), (s,) to (m,)."""
     logs = np.log(deviation) + log_improvement((best[:, None] - mean) / deviation)
     return np.asarray(logsumexp(logs, axis=0, b=weights[:, None]))
 
 
 def candidates(space: Space, centres: Array, rng: np.random.Generator) -> Array:
-    """Settings all over the space, and around `centres`, of shape (k, w): each the encoding of a real setting."""
+    """Return encoded settings over the whole space and around `centres`, of shape (k, w)."""
     everywhere = space.spread(sequence(SPREAD, len(space.knobs), rng.random(len(space.knobs))))
     return np.concatenate([everywhere, *(around(space, centre, 0.12, NEAR, rng) for centre in centres)])
 
 
 def within_reach(space: Space, x: Array, good: Array) -> Array:
-    """Those settings of which no number is far from that of a good one: shapes (m, w), (n, w) to (k, w), k at least 1.
+    """Return the settings whose numbers are all near those of a good one: shapes (m, w), (n, w) to (k, w), k > 0.
 
-    Step times may grow by orders of magnitude towards an end of a range, and nothing near the default hints at it. A
-    search that grows from what it knows meets such a slope where it is gentle.
+    Step times may grow by orders of magnitude towards the end of a range, without any sign near the default. A search
+    that expands from known settings meets such a slope where it is gentle.
     """
     whole = np.array([isinstance(knob, Choice) for knob in space.knobs.values()])
-    first = np.diff(space.groups, prepend=-1) > 0  # of a knob: where it is off, that column is at its low end
+    first = np.diff(space.groups, prepend=-1) > 0  # a knob's first column, which is at its low end if the knob is off
     numbers = first & ~whole[space.groups]
     if not numbers.any():
         return x
@@ -64,7 +64,7 @@ def within_reach(space: Space, x: Array, good: Array) -> Array:
 
 
 def around(space: Space, centre: Array, reach: float, n: int, rng: np.random.Generator) -> Array:
-    """Settings that differ from `centre` in some knobs: shape (n, w)."""
+    """Return settings that differ from `centre` in some knobs: shape (n, w)."""
     moved = centre + reach * rng.standard_normal((n, space.width))
     width = len(space.knobs)
     turned = rng.random((n, width)) < max(0.5, 1.0 / width)

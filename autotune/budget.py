@@ -1,8 +1,8 @@
-"""The budget of a search: steps that trials may lose, a share of the job so far, which counts as a minute at least.
+"""Budget of a search: the steps that its trials may lose, a share of the job so far, which counts as at least a minute.
 
-So a job of any length loses no more than that share to a search that finds nothing. A setting that is surely faster
-allows for more: for what it gains in as long again as the job has run. A budget that is spent ends the search for now:
-it refills with the steps that the job makes, and the search goes on when there is enough again.
+So a job of any length loses no more than that share to a search that finds nothing. A surely faster setting increases
+the budget by its gain over as many steps as the job has run. A spent budget pauses the search: the job's further steps
+refill it, and the search resumes when there is enough.
 """
 
 from __future__ import annotations
@@ -11,51 +11,51 @@ import math
 
 from autotune.trials import Settings
 
-AT_ONCE = 0.25  # share of the allowance that one trial may lose, and of the greatest one from which on that is terrible
-LEAST_STEPS = 5.0  # that may be lost, however long a step is: as many as a trial has that is cut short
-KEPT_BACK = 0.35  # share of the allowance with which a search becomes careful: it tries what is probably not slower
-RESERVE = 0.15  # share of the allowance with which it ends, or what a trial may lose that is not cut short, if more
-ENOUGH = 0.6  # share of the allowance with which a search that rests goes on
-LEAST_LIMIT = 0.05  # a trial is not cut short for a smaller excess over the standing setting
-NOISY = 2.0  # nor for one of so many standard deviations of a step: three steps would often exceed it by chance
+AT_ONCE = 0.25  # share of the allowance that one trial may lose; of the largest allowance, the loss that is terrible
+LEAST_STEPS = 5.0  # steps that may always be lost, however long a step is: as many as a trial that is cut short has
+KEPT_BACK = 0.35  # share of the allowance from which a search is careful: it tries only what is probably not slower
+RESERVE = 0.15  # share of the allowance at which it pauses, or the loss of a trial that is not cut short, if larger
+ENOUGH = 0.6  # share of the allowance at which a paused search resumes
+LEAST_LIMIT = 0.05  # excess over the standing setting below which a trial is not cut short
+NOISY = 2.0  # the same in standard deviations of a step: three steps would often exceed fewer by chance
 
 
 def at_once(settings: Settings) -> float:
-    """Steps from which on the loss of one trial counts as terrible."""
+    """Return the number of steps from which the loss of one trial counts as terrible."""
     return AT_ONCE * settings.regret_budget * settings.horizon
 
 
 class Budget:
-    """What is left of the budget of a search.
+    """Rest of the budget of a search.
 
     Parameters
     ----------
     settings : Settings
     cost : float
-        Steps that slower trials of the job have lost, less what faster ones of this epoch have gained.
+        Steps that slower trials of the job have lost, minus those that faster ones of this epoch have gained.
     doubt : float
         Standard error of `cost`, in steps.
     gain : float
-        Share of a step that the best setting surely gains.
+        Share of a step that the best setting gains with certainty.
     passed : int
-        Steps of the job so far, those of trials included.
+        Steps of the job so far, including those of trials.
     steps : float
         Steps of a trial that is not cut short.
     standing : float
-        Logarithm of the seconds per step of the standing setting, by all trials.
+        Logarithm of the standing setting's seconds per step, from all trials.
     usual : float
         Standard deviation of one step's logarithm.
 
     Attributes
     ----------
     allowance : float
-        Steps that may be lost at first.
+        Steps that may be lost at the beginning.
     spare : float
         Steps that may still be lost.
     lacking : float
-        Steps that the job has to make until a search that rests goes on.
+        Steps that the job must make until a paused search resumes.
     at_once : float
-        Steps from which on the loss of one trial counts as terrible.
+        Steps from which the loss of one trial counts as terrible.
     """
 
     def __init__(
@@ -75,10 +75,10 @@ class Budget:
         most = settings.regret_budget * settings.horizon
         owed = settings.spent + max(cost - gain * max(shortest, ran), -most - settings.refill * ran)
         allowed = max(self.allowance, settings.refill * ran)
-        owed += min(doubt, allowed - LEAST_STEPS)  # caution leaves a search the least steps
+        owed += min(doubt, allowed - LEAST_STEPS)  # caution always leaves LEAST_STEPS to a search
         self.spare = allowed - owed
         self._steps, self._standing, self._tolerated = steps, standing, max(LEAST_LIMIT, NOISY * usual)
-        # Where steps are so short that a minute has more than the horizon, a trial is little of it, whatever it loses.
+        # If a minute has more steps than the horizon, a trial is a small part of it, whatever it loses.
         uncut = self._tolerated * (steps + settings.settling) if shortest < settings.horizon else 0.0
         uncut = min(uncut, self.allowance - (1.0 - RESERVE) * LEAST_STEPS)
         self._reserve = max(RESERVE * self.allowance, uncut)
@@ -89,24 +89,24 @@ class Budget:
 
     @property
     def spent(self) -> bool:
-        """Whether one more trial might exceed it: the search has to be careful."""
+        """True if one more trial might exceed the budget, so the search has to be careful."""
         return self.spare < self._kept_back
 
     @property
     def overdrawn(self) -> bool:
-        """Whether too little is left for a trial that is slow and not cut short: the search has to rest."""
+        """True if too little is left for a slow trial that is not cut short, so the search has to pause."""
         return self.spare <= self._reserve
 
     @property
     def refilled(self) -> bool:
-        """Whether there is enough for several trials."""
+        """True if there is enough for several trials."""
         return self.lacking <= 0.0
 
     def limit(self) -> float:
-        """Seconds per step above which a trial would lose more than it may."""
+        """Return the seconds per step above which a trial would lose more than it may."""
         may_lose = min(self.spare - KEPT_BACK * self.allowance, AT_ONCE * self.allowance)
         return math.exp(self._standing) * (1.0 + max(may_lose / self._steps, self._tolerated))
 
     def shares(self, left: int) -> float:
-        """Share by which each of `left` trials may be slower than the standing setting: a few times an equal part."""
+        """Return the share by which each of `left` trials may be slower than the standing one: several equal parts."""
         return 3.0 * max(self.spare, 0.02 * self.allowance, 1e-9) / max(left, 3) / self._steps

@@ -1,4 +1,4 @@
-"""The command `autotune`: reads the logs of searches, and the results that are kept across jobs."""
+"""Command `autotune`: reads the logs of searches, and the results that are kept across jobs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from autotune.trials import PolicyError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; its exit code: 0; 1 for a log that is not reproduced; 2 for files that cannot be used."""
+    """Run the command and return its exit code: 0; 1 for a log that is not reproduced; 2 for unusable files."""
     given = _parser().parse_args(argv)
     try:
         if given.command == "replay":
@@ -109,12 +109,12 @@ def _known(cache: Path | None, forget: bool) -> int:
 
 
 def _formatted(knobs: Knobs, form: str) -> str:
-    """Knobs for a shell, a job's environment, a job's file of settings, or a program."""
+    """Format knobs for a shell, a job's environment, a job's settings file, or a program."""
     if form == "json":
         return json.dumps(knobs)
     if form == "environment":
         return "\n".join(f"ENGINE_{name.upper()}={value}" for name, value in knobs.items())
-    if form == "config":  # a value of JSON is one of YAML
+    if form == "config":  # JSON values are also YAML
         return "\n".join(["params:", *(f"  {name}: {json.dumps(value)}" for name, value in knobs.items())])
     return " ".join(["enginerun", *(f"--{name.replace('_', '-')} {value}" for name, value in knobs.items())])
 

@@ -1,7 +1,7 @@
-"""The tuner as a process beside rank 0: `python -m autotune.daemon DESCRIPTOR PARENT`, which rank 0 starts.
+"""Tuner as a process beside rank 0: `python -m autotune.daemon DESCRIPTOR PARENT`, started by rank 0.
 
-It answers messages (session.py) on an inherited socket of type SOCK_SEQPACKET, whose packets are the messages, until
-the socket is closed. It lives no longer than the thread that has started it, whatever happens to that.
+It answers messages (session.py) on an inherited SOCK_SEQPACKET socket, one message per packet, until the socket is
+closed. It never outlives the thread that started it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from autotune.session import LIMIT, Session, SessionError, decoded, encoded
 
 PR_SET_PDEATHSIG = 1
 NICE = 10
-#: Signals to the job as a whole: they end rank 0, and this process with it.
+#: Signals sent to the whole job: rank 0 handles them, and ends this process.
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serve; the exit code: 0 when the other side has closed the socket, 2 when the search could not go on."""
+    """Serve and return the exit code: 0 when the other side has closed the socket, 2 when the search cannot go on."""
     descriptor, parent = map(int, arguments)
     _settle(parent)
     with socket.socket(fileno=descriptor) as peer:
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def serve(peer: socket.socket) -> int:
-    """Answer what comes until there is no more, or something is wrong: that is the last answer."""
+    """Answer messages until the other side closes the socket or an error occurs, which is the last answer."""
     session = Session()
     placed = False
     with contextlib.suppress(ConnectionError):  # rank 0 is gone
@@ -41,7 +41,7 @@ def serve(peer: socket.socket) -> int:
                 if not data:
                     return 0
                 if not placed:
-                    _place(data)  # before numpy is imported, and looks how many CPUs there are
+                    _place(data)  # before numpy is imported, because it counts the CPUs
                     placed = True
                 answer = session.answer(data)
             except SessionError as error:
@@ -52,12 +52,12 @@ def serve(peer: socket.socket) -> int:
 
 
 def receive(peer: socket.socket) -> bytes:
-    """One message; empty at the end.
+    """Receive one message; return empty bytes at the end.
 
     Raises
     ------
     SessionError
-        It is longer than a message may be.
+        The message is longer than allowed.
     """
     data, _, flags, _ = peer.recvmsg(LIMIT)
     if flags & socket.MSG_TRUNC:
@@ -66,10 +66,10 @@ def receive(peer: socket.socket) -> bytes:
 
 
 def _settle(parent: int) -> None:
-    """Die with the parent, stay out of its way, and leave the job's signals to it."""
+    """Make this process die with its parent, lower its priority, and ignore the job's signals."""
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # rank 0 has blocked them up to here
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # rank 0 has blocked them until now
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it died before the request above
         os._exit(0)
@@ -77,7 +77,7 @@ def _settle(parent: int) -> None:
 
 
 def _place(data: bytes) -> None:
-    """Run on any CPU of the job, since rank 0's are busy. Where that is refused, on rank 0's."""
+    """Run on any CPU of the job, as rank 0's are busy; stay on rank 0's if that is refused."""
     cpus = decoded(data).get("cpus")
     if isinstance(cpus, list) and cpus:
         with contextlib.suppress(OSError, TypeError, ValueError, OverflowError):

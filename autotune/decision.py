@@ -1,4 +1,4 @@
-"""`python -m autotune.decision LOG`: the knobs that a search has chosen, as JSON. Needs numpy alone."""
+"""Print the knobs that a search has chosen, as JSON: `python -m autotune.decision LOG`. Needs only numpy."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from autotune.terminal import say
 
 
 def chosen(log: Path) -> tuple[Knobs, bool]:
-    """The knobs of a log, and whether it has decided for them: before its first decision they are its default.
+    """Return the knobs of a log, and whether they are decided: before the first decision they are its default.
 
     Parameters
     ----------
     log : path
-        A log of the tuner, or Horovod's CSV file: of that the sample with the highest score.
+        Log of the tuner, or Horovod's CSV file, of which the sample with the highest score counts.
 
     Raises
     ------
     JournalError
-        It is neither.
+        The file is neither.
     OSError
-        It cannot be read.
+        The file cannot be read.
     """
     if horovod_csv.looks_like(log):
         return horovod_csv.best(horovod_csv.read(log)).knobs, True

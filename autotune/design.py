@@ -1,9 +1,9 @@
-"""The first settings of a search, from which the surrogate learns: corners of the space, in which every two knobs meet.
+"""First settings of a search, from which the surrogate learns: corners of the space that combine every two knobs.
 
-Knobs interact: a large threshold may help only together with a long cycle time. Settings that are spread evenly miss
-such a corner easily, and no setting near the default hints at it. In an orthogonal array of strength two every pair of
-knobs takes all four combinations of a small and a large value, in as few settings as that takes: four for three knobs,
-eight for seven.
+Knobs interact: a large threshold may help only together with a long cycle time. Evenly spread settings easily miss such
+a corner, and no setting near the default reveals it. In an orthogonal array of strength two, every pair of knobs takes
+all four combinations of a small and a large value. This needs the fewest settings: four for three knobs, eight for
+seven.
 
 References
 ----------
@@ -23,19 +23,19 @@ from autotune.trials import Epoch, key
 Array = NDArray[np.float64]
 
 INSIDE = (0.03, 0.15)
-"""Least and greatest distance of a number of a corner from the end of its range, as shares of it."""
+"""Least and greatest distance of a corner's number from the end of its range, as shares of the range."""
 
 
 def corners(space: Space, most: int, rng: np.random.Generator) -> list[Knobs]:
-    """Settings near the corners of a space, those in which the first two knobs are both large, or both small, first.
+    """Return settings near corners of the space, beginning with those in which the first two knobs are equal in size.
 
     Parameters
     ----------
     space : Space
     most : int
-        Settings, at most.
+        Maximum number of settings.
     rng : Generator
-        Draws how far from its corner a setting lies, and which combinations the further knobs begin with.
+        Generator of each setting's distance from its corner, and of the first combinations of the further knobs.
     """
     count = len(space.knobs)
     high = levels(count)
@@ -43,25 +43,27 @@ def corners(space: Space, most: int, rng: np.random.Generator) -> list[Knobs]:
     nearest, farthest = INSIDE
     inside = rng.uniform(nearest, farthest, high.shape)
     whole = np.array([isinstance(knob, Choice) for knob in space.knobs.values()])
-    inside = np.where(whole, 0.5 * rng.random(high.shape), inside)  # of a choice, any value of that half
+    inside = np.where(whole, 0.5 * rng.random(high.shape), inside)  # for a choice, any value of that half
     return [space.decode(row) for row in space.spread(np.where(high, 1.0 - inside, inside))[:most]]
 
 
 def levels(knobs: int) -> NDArray[np.bool_]:
-    """An orthogonal array of strength two: shape (n, knobs), whether a knob is large; the first four rows have all
-    combinations of the first two knobs."""
+    """Return an orthogonal array of strength two, of shape (n, knobs): whether a knob is large.
+
+    Its first four rows have all combinations of the first two knobs.
+    """
     bits = 1
     while (1 << bits) - 1 < knobs:
         bits += 1
     bits = max(bits, 2)
-    rows = np.array([3, 0, 2, 1, *range(4, 1 << bits)])  # both large, both small, one of them
+    rows = np.array([3, 0, 2, 1, *range(4, 1 << bits)])  # both large, both small, then one of each
     columns = sorted(range(1, 1 << bits), key=lambda column: (column.bit_count(), column))[:knobs]
     together = rows[:, None] & np.array(columns)[None, :]
     return np.array([[int(each).bit_count() % 2 == 1 for each in row] for row in together])
 
 
 def nearer(space: Space, knobs: Knobs, default: Knobs) -> Knobs:
-    """A setting half way to the default, where a number has a way: a corner itself may take many times as long."""
+    """Return the setting half way to the default where a knob is a number; a corner itself may be many times slower."""
     at, home = space.encode(knobs), space.encode(default)
     middle = at.copy()
     for g, knob in enumerate(space.knobs.values()):
@@ -73,7 +75,7 @@ def nearer(space: Space, knobs: Knobs, default: Knobs) -> Knobs:
 
 
 def first_epoch(space: Space, default: Knobs, first: Sequence[Knobs], max_trials: int, seed: int) -> Epoch:
-    """The first search: the default, what is given to be tried first, and settings half way to the corners."""
+    """Return the first epoch: the default, the settings given to be tried first, and settings half way to corners."""
     most = max(1, max_trials // 4)
     far = corners(space, most, np.random.default_rng([seed, 0]))
     halfway = [nearer(space, corner, default) for corner in far]
@@ -84,5 +86,5 @@ def first_epoch(space: Space, default: Knobs, first: Sequence[Knobs], max_trials
 
 
 def closer(space: Space, design: Sequence[Knobs], standing: Knobs, kept: Sequence[Knobs]) -> list[Knobs]:
-    """A design half way to the standing setting, but for those settings that are kept."""
+    """Return a design moved half way to the standing setting, except for the settings in `kept`."""
     return [knobs if knobs in kept else nearer(space, knobs, standing) for knobs in design]

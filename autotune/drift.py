@@ -1,25 +1,25 @@
-"""Page-Hinkley's test for drift: whether the deployed setting has become slower, or faster, for good."""
+"""Page-Hinkley test for drift: whether the deployed setting has permanently become slower or faster."""
 
 from __future__ import annotations
 
 import math
 
-#: Largest deviation that a batch of samples counts for, in its standard errors: one disturbance is no drift.
+#: Largest deviation of a batch of samples that counts, in its standard errors: one disturbance is not a drift.
 MOST = 6.0
 #: Deviation that is expected and not counted, in standard errors.
 SLACK = 0.75
-#: Sum of counted deviations at which a drift is reported, and the search opened again.
+#: Sum of counted deviations at which a drift is reported and the search reopened.
 LIMIT = 15.0
-#: Smallest change that can matter, in logarithms of seconds: deviations are measured in no less than a third of it.
+#: Smallest change that can matter, in logarithms of seconds; a third of it is the minimum unit of deviations.
 LEAST = 0.03
 #: The reference learns from batches until its standard error is this share of a batch's.
 SURE = 0.3
-#: Farthest that the reference moves from its first value, in its standard errors: beyond that lies a drift.
+#: Maximum distance of the reference from its first value, in its standard errors: beyond it is a drift.
 BELIEVED = 2.0
 
 
 class PageHinkley:
-    """Watches logarithms of step times against what they were at first.
+    """Detector of a drift of logarithmic step times from a reference.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class PageHinkley:
         self.slower = self.faster = 0.0
 
     def add(self, log: float, error: float) -> bool:
-        """Count a batch: its logarithm and standard error. Returns whether there is a drift."""
+        """Add a batch's logarithm and its standard error; return whether there is a drift."""
         unit = max(math.hypot(error, self.error), LEAST / 3.0)
         deviation = min(max((log - self.reference) / unit, -MOST), MOST)
         self.slower = max(0.0, self.slower + deviation - SLACK)

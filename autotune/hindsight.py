@@ -1,4 +1,4 @@
-"""Regret of a search in hindsight: by what the surrogate knows at its end."""
+"""Regret of a search in hindsight, by the surrogate at its end."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from autotune.replay import tuner_of
 
 
 def after(rows: Sequence[dict[str, Any]]) -> Tuner:
-    """A tuner that has learnt from a log's trials, with default settings instead of the log's."""
+    """Return a tuner with default settings that has learned from a log's trials."""
     tuner = tuner_of({**rows[0], "settings": {}})
     tuner.load(rows)
     return tuner
 
 
 def ends(rows: Sequence[dict[str, Any]]) -> Iterator[int]:
-    """The number of rows up to the end of each search: that of the log, and those before a drift."""
+    """Yield the number of rows up to the end of each search: before each drift, and at the end of the log."""
     yield from (k for k, row in enumerate(rows) if row["row"] == "decide" and row["decision"] == "reopen")
     yield len(rows)
 
 
 def regrets(rows: Sequence[dict[str, Any]], story: Story) -> list[float]:
-    """After each trial, how much longer a step takes with what had measured best by then than with the best tried.
+    """Return the regret after each trial: excess time of the best setting measured so far over the best one tried.
 
-    As a share, by what the surrogate believes at the end of the same search; NaN as long as nothing was told.
+    It is a share, by the surrogate at the end of the same search; NaN as long as no trial has a result.
     """
     found: list[float] = []
     for epoch, end in enumerate(ends(rows)):

@@ -1,4 +1,4 @@
-"""The trials of a search so far, in the forms in which the policy needs them."""
+"""Trials of a search so far, in the forms that the policy needs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from autotune.trials import Epoch, Told, Trial, key
 
 Array = NDArray[np.float64]
 
-BAD = 0.3  # logarithm of a ratio to the best time from which on the surrogate is told less than all: see `softened`
-MOST = 32  # observations, each of a setting in an epoch, from which the surrogate learns
-SURE = 2.0  # standard errors of the standing setting that trials must be faster to have gained anything
-WALL = 0.7  # standard error, in multiples of `BAD`, of what a terrible setting tells of its neighbours
+BAD = 0.3  # logarithm of a ratio to the best time above which the surrogate gets softened values: see `softened`
+MOST = 32  # maximum observations, each of a setting in an epoch, from which the surrogate learns
+SURE = 2.0  # standard errors of the standing setting by which trials must be faster to count as a gain
+WALL = 0.7  # additional standard error of a terrible setting, in multiples of `BAD`: it tells little of its neighbours
 
 
 class History:
-    """Trials told so far, of all epochs.
+    """Completed trials of all epochs.
 
     Parameters
     ----------
@@ -40,70 +40,70 @@ class History:
         self._space, self._seed, self._settling = space, seed, settling
 
     def add(self, trial: Trial, epoch: Epoch, samples: list[float], status: str) -> None:
-        """Add a trial of an epoch, with its samples."""
+        """Add a completed trial of an epoch, with its samples."""
         score = Score(samples, self.usual())
         x, standing = self._space.encode(trial.knobs), key(epoch.standing)
         self.told.append(Told(trial, x, epoch.number, samples, status, score, epoch.round, standing, self._settling))
 
     def of(self, epoch: int) -> list[Told]:
-        """Trials of an epoch."""
+        """Return the trials of an epoch."""
         return [told for told in self.told if told.epoch == epoch]
 
     def measured(self, epoch: int) -> list[Knobs]:
-        """Settings of an epoch, each once."""
+        """Return the settings measured in an epoch, without repetitions."""
         return list({told.key: told.trial.knobs for told in self.of(epoch)}.values())
 
     def encoded(self, settings: Iterable[Mapping[str, Any]]) -> Array:
-        """Encodings of settings: shape (n, width)."""
+        """Return encodings of settings: shape (n, width)."""
         return np.array([self._space.encode(knobs) for knobs in settings])
 
     def reference(self, epoch: int) -> float:
-        """Logarithm of the seconds per step at the start of an epoch, to which its others are relative."""
+        """Return the logarithm of the seconds per step at the start of an epoch, to which its others are relative."""
         return next(told.score.log for told in self.told if told.epoch == epoch)
 
     def usual(self) -> float:
-        """Standard deviation of one sample's logarithm, by the trials told so far."""
+        """Return the standard deviation of one sample's logarithm, from the trials so far."""
         return float(np.median([told.score.spread for told in self.told])) if self.told else USUAL
 
     def steps(self, epoch: int) -> float:
-        """Steps of a trial that is not cut short: the median."""
+        """Return the median number of steps of trials that were not cut short."""
         return float(np.median([len(told.samples) for told in self.of(epoch) if told.status == "ok"] or [1]))
 
     def lost(self, epoch: int) -> list[float]:
-        """Steps that each trial of an epoch has lost."""
+        """Return the steps that each trial of an epoch has lost."""
         return steps_lost(self._excesses(epoch), [told.steps for told in self.of(epoch)])
 
     def doubt(self, epoch: int) -> float:
-        """Steps by which the loss of an epoch's trials is uncertain: they share one error, that of what stood."""
+        """Return the uncertainty of an epoch's loss, in steps: all trials share the error of the standing setting."""
         now = self.of(epoch)
         error = standing_error(now)
         together = zip(self._excesses(epoch), now, strict=True)
         return error * sum(told.steps for each, told in together if told.key != told.standing and each > -SURE * error)
 
     def gained(self, epoch: int) -> float:
-        """Steps that trials of an epoch have gained on the standing setting, of which all know only a measurement."""
+        """Return the steps that trials of an epoch have gained on the standing setting, beyond its uncertainty."""
         now = self.of(epoch)
         doubt = SURE * standing_error(now)
         together = zip(self._excesses(epoch), now, strict=True)
         return -sum(math.expm1(min(0.0, each + doubt)) * told.steps for each, told in together)
 
     def _excesses(self, epoch: int) -> list[float]:
-        """Logarithms of the ratios of each trial's time to that of the standing setting beside it."""
+        """Return the logarithms of the ratios of each trial's time to that of the standing setting beside it."""
         now = self.of(epoch)
         logs, errors = [told.score.log for told in now], [told.score.error for told in now]
         return excesses([told.key for told in now], [told.standing for told in now], logs, errors)
 
     def worst(self, epoch: int) -> dict[str, float]:
-        """Steps that the worst trial of each setting has lost."""
+        """Return the steps lost by the worst trial of each setting."""
         found: dict[str, float] = {}
         for told, lost in zip(self.of(epoch), self.lost(epoch), strict=True):
             found[told.key] = max(found.get(told.key, 0.0), lost)
         return found
 
     def learn(self, pending: Sequence[Trial], epoch: int) -> Surrogate:
-        """The surrogate after all trials; those in flight count as if they had gone as expected.
+        """Return the surrogate after all trials; pending ones count as if they had the expected result.
 
-        Trials of one setting in one epoch are one observation, their mean: a search repeats few settings often.
+        Trials of one setting in one epoch are combined to their mean, because a search often repeats a few settings.
         """
         groups: dict[tuple[int, str], list[Told]] = {}
         for told in self.told:
@@ -119,7 +119,7 @@ class History:
             mean = weighted(several)
             y.append(least[number] + softened(mean - references[number] - least[number]))
             wall = max(0.0, mean - references[number] - least[number] - BAD)
-            stands = several[0].key == several[0].standing  # what proofs compare with stays as sure as it is
+            stands = several[0].key == several[0].standing  # the reference of proofs keeps its full certainty
             errors.append(error if stands else math.hypot(error, WALL * BAD * math.tanh(wall / BAD)))
             scatter.append(float(((logs - mean) ** 2).sum()))
         x = np.array([several[0].x for several in groups.values()])
@@ -146,8 +146,11 @@ class History:
 
 
 def thinned(groups: dict[tuple[int, str], list[Told]]) -> dict[tuple[int, str], list[Told]]:
-    """At most `MOST` observations, so that a proposal costs the same after months: first those of older epochs go, then
-    those nearest to another. What stood, and what was measured more than once, stays."""
+    """Return at most `MOST` observations, so that the cost of a proposal is bounded.
+
+    First those of older epochs are removed, then those closest to others. Standing settings and those measured more
+    than once stay.
+    """
     excess = len(groups) - MOST
     if excess <= 0:
         return groups
@@ -166,31 +169,31 @@ def thinned(groups: dict[tuple[int, str], list[Told]]) -> dict[tuple[int, str], 
 
 
 def weighted(several: Sequence[Told]) -> float:
-    """Mean of the logarithms of several trials of one setting; the surer count for more."""
+    """Return the mean of the logarithms of several trials of one setting, weighted by their certainty."""
     weights = [1.0 / (told.score.error**2 + SOFT**2) for told in several]
     return float(np.average([told.score.log for told in several], weights=weights))
 
 
-SOFT = 0.004  # expected noise between trials, in logarithms: it bounds how much one trial counts for
+SOFT = 0.004  # expected noise between trials, in logarithms: it bounds the weight of one trial
 
 
 def pooled_error(several: Sequence[Told]) -> float:
-    """Standard error of one trial, such that as many of it are as sure as these are together."""
+    """Return the standard error of one trial, such that as many equal trials would be as certain as these together."""
     return math.sqrt(len(several) / sum(1.0 / told.score.error**2 for told in several))
 
 
 def standing_error(now: Sequence[Told]) -> float:
-    """Standard error of the standing setting by all its trials among these; 0 where there are none."""
+    """Return the standard error of the standing setting over all its trials among these; 0 if there are none."""
     stood = [told for told in now if told.key == told.standing]
     return pooled_error(stood) / math.sqrt(len(stood)) if stood else 0.0
 
 
 def softened(y: float) -> float:
-    """Bad is bad: how bad does not matter, and would only hide the small differences among the good."""
+    """Compress large excesses: how bad a setting is does not matter, and would hide differences of good ones."""
     return y if y < BAD else BAD * (1.0 + math.tanh((y - BAD) / BAD))
 
 
 def pooled(scores: Sequence[Score], noise: float) -> tuple[float, float]:
-    """Weighted mean of several trials of one setting, and its standard error."""
+    """Return the weighted mean of several trials of one setting, and its standard error."""
     weights = np.array([1.0 / (score.error**2 + noise**2) for score in scores])
     return float(weights @ [score.log for score in scores] / weights.sum()), float(1.0 / math.sqrt(weights.sum()))

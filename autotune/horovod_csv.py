@@ -1,4 +1,4 @@
-"""The log of Horovod's autotuner: a CSV file with a row for each sample, whose score is in bytes per microsecond."""
+"""Log of Horovod's autotuner: a CSV file with a row for each sample, scored in bytes per microsecond."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Sample:
 
 
 def looks_like(path: str | os.PathLike[str]) -> bool:
-    """Whether a file begins as such a log."""
+    """Return whether a file begins like such a log."""
     try:
         begin = read_bytes(path, LIMIT)[:4096]
     except ReadError as error:
@@ -36,12 +36,12 @@ def looks_like(path: str | os.PathLike[str]) -> bool:
 
 
 def read(path: str | os.PathLike[str]) -> list[Sample]:
-    """All samples of such a log.
+    """Return all samples of such a log.
 
     Raises
     ------
     JournalError
-        A column is missing, or a value is no number; says the line.
+        A column is missing, or a value is not a number; the text names the line.
     """
     try:
         return _samples(Path(path))
@@ -75,5 +75,5 @@ def _samples(path: Path) -> list[Sample]:
 
 
 def best(samples: list[Sample]) -> Sample:
-    """The sample with the highest score. It was measured once: nothing in such a log says how sure it is."""
+    """Return the sample with the highest score. It was measured once; the log has no information on its certainty."""
     return max(samples, key=lambda sample: sample.score)

@@ -1,4 +1,4 @@
-"""The log of a search: JSON lines, appended one at a time, each with its number. Every row is whole or missing.
+"""Log of a search: JSON lines, appended one at a time, each with its number. Every row is complete or missing.
 
 | row | what it holds |
 |---|---|
@@ -43,18 +43,18 @@ WORDS = {
 
 
 class JournalError(ValueError):
-    """A log that cannot be read: says the line, and what was expected there."""
+    """Error of a log that cannot be read; the text names the line and what was expected there."""
 
 
 class Journal:
-    """Appends rows to a file that must not exist yet: one log is one search.
+    """Log of one search: appends rows to a new file.
 
     Parameters
     ----------
     path : path
-        Made with mode 0600.
+        Path of the file, which is created with mode 0600.
     about : mapping, optional
-        What the search is about, in JSON's types: model, world size, transport.
+        Description of the search in JSON's types: model, world size, transport.
 
     Raises
     ------
@@ -72,7 +72,7 @@ class Journal:
             raise FileExistsError(f"{self.path} exists, and a log holds one search: give another name") from None
 
     def __call__(self, row: dict[str, Any]) -> None:
-        """Append a row. It has reached the kernel when this returns, so it survives the death of the process."""
+        """Append a row. It is in the kernel when this returns, so it survives the death of the process."""
         full = {"n": self._number, **row}
         if row["row"] == "open":
             full |= {"schema": SCHEMA, "time": time.time(), "environment": environment(), "about": self._about}
@@ -82,7 +82,7 @@ class Journal:
         self._number += 1
 
     def close(self) -> None:
-        """Nothing more will be appended."""
+        """Close the file; nothing more can be appended."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -95,13 +95,13 @@ class Journal:
 
 
 def environment() -> dict[str, str]:
-    """Versions and processor, on which the last bits of a calculation depend."""
+    """Return the versions and the processor, on which the last bits of a calculation depend."""
     versions = {name: importlib.metadata.version(name) for name in ("numpy", "scipy")}
     return {"python": platform.python_version(), **versions, "machine": platform.machine(), "processor": processor()}
 
 
 def processor() -> str:
-    """The model name of the processor."""
+    """Return the model name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:
@@ -111,14 +111,14 @@ def processor() -> str:
 
 
 def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """All rows of a log.
+    """Return all rows of a log.
 
     Raises
     ------
     JournalError
-        The file is no log, of a newer schema, truncated, or its rows are not in order.
+        The file is not a log, has a newer schema, is truncated, or has rows out of order.
     OSError
-        It cannot be read.
+        The file cannot be read.
     """
     try:
         data = read_bytes(path, LIMIT)
@@ -147,7 +147,7 @@ def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 class _Search:
-    """The state of a search by which a next row is checked: its space, and the trials without a result."""
+    """State by which a search's next row is checked: the space, and the trials without a result."""
 
     def __init__(self, head: Mapping[str, Any]) -> None:
         self._space = Space.from_description(head["space"])
@@ -163,7 +163,7 @@ class _Search:
         self._waiting: set[int] = set()
 
     def follow(self, row: Mapping[str, Any]) -> _Search:
-        """Go on to the next row; raises ValueError if it cannot follow."""
+        """Accept the next row; raise ValueError if it cannot follow."""
         kind = row["row"]
         if "knobs" in row:
             self._space.check(row["knobs"], f"the setting of a row {kind!r}")
@@ -181,14 +181,14 @@ class _Search:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a value is a number of JSON, and not too large for a float."""
+    """Return whether a value is a JSON number that fits a float."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return abs(value) < 1e300
 
 
 def _row(line: bytes, where: str, number: int) -> dict[str, Any]:
-    """One checked row."""
+    """Parse and check one row."""
     try:
         row = parse_json(line)
     except ReadError as error:
@@ -239,6 +239,6 @@ def _short(line: bytes) -> str:
 
 
 def _cut(value: object) -> str:
-    """A value as an error shows it, shortened."""
+    """Format a value for an error, shortened."""
     text = repr(value) if not isinstance(value, int) or abs(value) < 1e300 else "a whole number of very many digits"
     return text if len(text) <= 60 else text[:57] + "..."

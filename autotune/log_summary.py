@@ -1,4 +1,4 @@
-"""The summary of a log: trials with their scores, decisions with their grounds, and the cost of the search."""
+"""Summary of a log: trials with their scores, decisions with their reasons, and the cost of the search."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from autotune.score import USUAL, Score, scale
 from autotune.space import Knobs
 from autotune.trials import key
 
-MOST_SETTLING = 1 << 20  # steps after a change, of a log that may be damaged
+MOST_SETTLING = 1 << 20  # maximum steps after a change; a damaged log may have more
 
 
 @dataclass(frozen=True)
 class Line:
-    """One trial.
+    """One trial of a log.
 
     Attributes
     ----------
     seconds, error : float
-        Robust time per step, or of another score, and its standard error; NaN before there are samples.
+        Robust time per step, or another score, and its standard error; NaN before there are samples.
     ratio : float
-        Time relative to the setting at the start of this search: below 1 is faster.
+        Time relative to the setting at the start of this search; below 1 is faster.
     exposed : float
         Share of a step spent waiting for communication; NaN: not measured.
     lost : float
-        Steps lost against the standing setting (`account.losses`).
+        Steps lost against the standing setting (`account.steps_lost`).
     """
 
     id: int
@@ -50,14 +50,14 @@ class Line:
 
 @dataclass
 class Story:
-    """The trials and decisions of a log, in order.
+    """Trials and decisions of a log, in order.
 
     Attributes
     ----------
     final : dict or None
-        The last decision that ended a search; None as long as it goes on.
+        Last decision that ended a search; None as long as it goes on.
     lost : float
-        Seconds lost by trials that were slower than as many steps under the standing setting.
+        Seconds lost by trials that were slower than the standing setting, over the same number of steps.
     saved : float
         Seconds gained by trials that were faster.
     """
@@ -71,7 +71,7 @@ class Story:
     spent: float = 0.0
 
     def best_so_far(self) -> list[float]:
-        """After each trial, the least ratio measured in its epoch up to then."""
+        """Return after each trial the least ratio measured in its epoch so far."""
         best: list[float] = []
         for line in self.lines:
             before = best[-1] if best and self.lines[len(best) - 1].epoch == line.epoch else math.inf
@@ -79,19 +79,19 @@ class Story:
         return best
 
     def lost_so_far(self) -> list[float]:
-        """After each trial, the steps lost by all trials up to it."""
+        """Return after each trial the steps lost by all trials so far."""
         return list(accumulate(line.lost for line in self.lines))
 
 
 def tell(rows: Sequence[dict[str, Any]]) -> Story:
-    """The story of the rows of a log."""
+    """Collect the trials and decisions of a log's rows."""
     story, asked, epoch = Story(), {}, 0
     standing: dict[int, float] = {}
     stood: list[Knobs] = []  # the standing setting of each line
     now: Knobs = rows[0].get("default", {})
     rested = False
     spreads: list[float] = []
-    errors: dict[int, float] = {}  # standard error of each line that was told, as the policy has it
+    errors: dict[int, float] = {}  # standard error of each line with a result, as computed by the policy
     for row in rows:
         if row["row"] == "ask":
             asked[row["id"]] = len(story.lines)
@@ -132,13 +132,13 @@ def tell(rows: Sequence[dict[str, Any]]) -> Story:
 
 
 def _settling(opened: Mapping[str, Any]) -> int:
-    """Steps after each change that no trial counts, by a log's first row: logs of earlier versions do not tell."""
+    """Return the steps after each change that no trial counts, from a log's first row; 0 in older logs."""
     value = opened.get("settings", {}).get("settling")
     return value if type(value) is int and 0 <= value <= MOST_SETTLING else 0
 
 
 def _settle(story: Story, stood: Sequence[Knobs], errors: Mapping[int, float], settling: int) -> None:
-    """Set what each trial has lost against its standing setting."""
+    """Set the loss of each trial against its standing setting."""
     for epoch in {line.epoch for line in story.lines}:
         mine = [k for k, line in enumerate(story.lines) if line.epoch == epoch and line.samples]
         lines = [story.lines[k] for k in mine]

@@ -1,4 +1,4 @@
-"""A log as a picture: its trials, its regret, and what the surrogate believes at the end."""
+"""Plot of a log: its trials, its regret, and the surrogate's beliefs at the end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from autotune.space import Choice, Knob
 
 COLOURS = {"default": "black", "design": "tab:gray", "search": "tab:blue", "confirm": "tab:green"}
 GRID = 48  # points along a knob
-MAPS = 6  # most maps of two knobs
+MAPS = 6  # maximum number of maps of two knobs
 COLUMNS = 3
 SIZE = 4.6, 3.6  # inches: width and height of a panel
 OFF = 0.06  # distance below a knob's range at which its off value is drawn, as a share of the range
@@ -26,15 +26,15 @@ BELIEVED = "believed time, of what stood before"
 
 
 def picture(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw a log as PNG, SVG or PDF, by the suffix."""
+    """Draw a log as PNG, SVG or PDF, depending on the suffix."""
     drawn(rows).savefig(path, dpi=130)
 
 
 def drawn(rows: Sequence[dict[str, Any]]) -> Figure:
-    """The picture of a log.
+    """Return the plot of a log.
 
-    Above: the trials with the least so far, and the regret. Below: slices of what is believed of each knob through the
-    setting that is deployed, with two standard deviations; then of each two numeric knobs, with the trials.
+    Above: the trials with the least ratio so far, and the regret. Below: the believed time along each knob through the
+    deployed setting, with two standard deviations; then over each pair of numeric knobs, with the trials.
     """
     story, tuner = tell(rows), after(rows)
     knobs = tuner.space.knobs
@@ -97,7 +97,7 @@ def _drifts(axes: Any, story: Story) -> None:
 
 
 def _slice(axes: Any, tuner: Tuner, name: str) -> None:
-    """Draw the believed time over one knob, the others as deployed; its off value stands apart."""
+    """Draw the believed time along one knob, the others as deployed; its off value stands apart."""
     knob, best = tuner.space.knobs[name], tuner.best()
     values = list(knob.values) if isinstance(knob, Choice) else _along(knob)
     off = None if isinstance(knob, Choice) else knob.off
@@ -145,7 +145,7 @@ def _map(figure: Figure, axes: Any, tuner: Tuner, pair: tuple[str, str]) -> None
 
 
 def _along(knob: Knob) -> list[Any]:
-    """Values of a numeric knob, evenly spread."""
+    """Return evenly spread values of a numeric knob."""
     found = [knob.decode([float(share), 0.0]) for share in np.linspace(0.0, 1.0, GRID)]
     return list(dict.fromkeys(found))
 
@@ -156,13 +156,13 @@ def _scale(scaled: Any, knob: Knob) -> None:
 
 
 def _place(knob: Knob, value: Any) -> float:
-    """Where a value of a numeric knob is drawn."""
+    """Return the position at which a value of a numeric knob is drawn."""
     assert not isinstance(knob, Choice)
     return _apart(knob) if value == knob.off else float(value)
 
 
 def _apart(knob: Knob) -> float:
-    """Where a knob's off value is drawn: a little below the least value."""
+    """Return the position at which a knob's off value is drawn: a little below the least value."""
     assert not isinstance(knob, Choice)
     if knob.log:
         return float(knob.low * (knob.low / knob.high) ** OFF)

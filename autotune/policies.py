@@ -1,4 +1,4 @@
-"""Policies by name that can answer a log in the tuner's place, and settings that differ from the log's."""
+"""Policies that can search with a log's answers in place of the tuner, and changed settings for a log."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ INTERFACE = ("ask", "tell", "done", "best")
 
 
 class Policy(Protocol):
-    """The part of `Tuner` that a search uses: a policy of one's own needs no more, and need not derive from this."""
+    """Part of `Tuner` that a search uses; a custom policy needs no more, and need not derive from this class."""
 
     @property
     def done(self) -> bool:
-        """Whether the search is over."""
+        """True if the search is over."""
 
     def ask(self) -> Trial:
-        """The next trial: something with `id` and `knobs`, and with `limit`, `phase` and `why` if it likes."""
+        """Return the next trial: an object with `id` and `knobs`, and optionally `limit`, `phase` and `why`."""
 
     def tell(self, trial_id: int, samples: Sequence[float], status: str = "ok") -> None:
-        """Take the samples of a trial."""
+        """Record the samples of a trial."""
 
     def best(self) -> Knobs:
-        """The setting to deploy."""
+        """Return the setting to deploy."""
 
 
 Factory = Callable[[Space, Knobs, int, int], Policy]
-"""Makes a policy of the space, the default, a seed and the number of trials."""
+"""Callable that creates a policy from the space, the default, a seed and the number of trials."""
 
 
 class Random:
-    """The default, then settings drawn at random. Deploys what has measured best."""
+    """Policy that tries the default, then random settings, and deploys the one that measured best."""
 
     def __init__(self, space: Space, default: Mapping[str, Any], seed: int, max_trials: int) -> None:
         shares = np.random.default_rng([seed, 5]).random((max_trials - 1, len(space.knobs)))
@@ -54,58 +54,58 @@ class Random:
 
     @property
     def done(self) -> bool:
-        """Whether all have been asked for."""
+        """True if all settings have been asked for."""
         return self._asked == len(self._settings)
 
     def ask(self) -> Trial:
-        """The next one."""
+        """Return the next trial."""
         k, self._asked = self._asked, self._asked + 1
         phase: Phase = "search" if k else "default"
         return Trial(k, self._settings[k], phase, "drawn at random" if k else "what everything is compared with")
 
     def tell(self, trial_id: int, samples: Sequence[float], status: str = "ok") -> None:
-        """Take the samples of a trial."""
+        """Record the samples of a trial."""
         self._seconds[trial_id] = math.exp(location(np.log(samples)))
 
     def best(self) -> Knobs:
-        """The setting that has measured best."""
+        """Return the setting that measured best."""
         return dict(self._settings[int(np.argmin(self._seconds))])
 
 
 class Default(Random):
-    """Measures the default once, and stays there."""
+    """Policy that measures the default once and keeps it."""
 
     def __init__(self, space: Space, default: Mapping[str, Any], seed: int, max_trials: int) -> None:
         super().__init__(space, default, seed, 1)
 
 
 POLICIES: dict[str, Factory] = {"random": Random, "default": Default}
-"""Policies beside `tuner`, by name."""
+"""Policies besides `tuner`, by name."""
 LATER = ("after_drift", "background", "interval", "patience")
 """Settings that only matter after the first search, where a replay ends."""
 
 
 def changed(opened: Mapping[str, Any], changes: Sequence[str], policy: str) -> dict[str, Any]:
-    """The first row of a log, with other settings.
+    """Return the first row of a log with changed settings.
 
     Parameters
     ----------
     opened : mapping
-        The row.
+        First row of the log.
     changes : sequence of str
-        Each NAME=VALUE: `seed`, `max_trials` or a field of `Settings`.
+        Changes NAME=VALUE, where NAME is `seed`, `max_trials` or a field of `Settings`.
     policy : str
-        Whose settings they are.
+        Name of the policy to which the settings apply.
 
     Raises
     ------
     PolicyError
-        A name is unknown or has no effect, or a value is no number that it takes.
+        A name is unknown or has no effect, or a value is not a valid number.
     """
     row = {**opened, "settings": dict(opened["settings"])}
     allowed: dict[str, float] = {"seed": 0, "max_trials": 1}
     if policy == "tuner":
-        # Least values: 1 for whole numbers, else 0.
+        # Minimum values: 1 for whole numbers, else 0.
         known = {field.name: int(isinstance(field.default, int)) for field in fields(Settings)}
         allowed |= {name: least for name, least in known.items() if name not in LATER}
         allowed["regret_budget"] = 1e-6  # a divisor: not 0
@@ -128,20 +128,21 @@ def changed(opened: Mapping[str, Any], changes: Sequence[str], policy: str) -> d
 
 
 def made(name: str, opened: Mapping[str, Any]) -> Policy:
-    """A policy by its name, for a search as a log's first row describes it.
+    """Create a policy by its name, for a search described by a log's first row.
 
     Parameters
     ----------
     name : str
-        `tuner`, one of `POLICIES`, or `module:factory` (see `Factory`); modules of the working directory count.
+        Name `tuner`, one of `POLICIES`, or `module:factory` (see `Factory`); modules of the working directory are
+        found.
     opened : mapping
 
     Raises
     ------
     PolicyError
-        There is no such policy, or what the factory makes is none.
+        There is no such policy, or the factory's result is not a policy.
     JournalError
-        The row makes no sense.
+        The row is invalid.
     """
     if name == "tuner":
         return tuner_of(dict(opened))
@@ -158,7 +159,7 @@ def _factory(name: str) -> Factory:
     module, colon, attribute = name.partition(":")
     if not (module and colon and attribute):
         raise PolicyError(f"--policy takes {', '.join(['tuner', *POLICIES])} or module:factory, not {name!r}")
-    with contextlib.suppress(FileNotFoundError):  # it has been removed, and no module is there
+    with contextlib.suppress(FileNotFoundError):  # the working directory has been removed, so it has no modules
         if os.getcwd() not in sys.path:
             sys.path.insert(0, os.getcwd())
     try:

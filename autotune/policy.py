@@ -1,16 +1,16 @@
-"""The tuner: which setting to try next, and which to deploy. Pure: it measures nothing, and asks no clock.
+"""Tuner: decides which setting to try next, and which to deploy. Pure: it measures nothing and uses no clock.
 
-A search goes through four phases. The *default* is measured first, as what everything is compared with. A *design* of a
-few settings, on the way to the corners of the space, gives the surrogate something to go by. The *search* proposes the
-setting with the greatest expected improvement, and now and then one of which little is known; it grows from what is
-known to be good. To *confirm*, the best setting found is measured again in turns with what stands, since
-the best of many noisy measurements looks better than it is. Only a setting that these fresh measurements, and the
-surrogate with all it knows, show to be better than what stands is ever deployed.
+A search has four phases. The *default* is measured first, as the reference for all others. A *design* of a few
+settings, on the way to the corners of the space, gives the surrogate its first data. The *search* proposes the setting
+with the greatest expected improvement, and now and then one of which little is known; it expands from settings known
+to be good. To *confirm*, the best setting found is measured again, alternating with the standing one, because the best
+of many noisy measurements looks better than it is. A setting is deployed only if these fresh measurements, and the
+surrogate with all its data, show it to be better than the standing one.
 
-After that `observe` watches the deployed setting. A drift opens the search again: an epoch, in which old measurements
-count as those of a surface that resembles today's. Where nothing drifts the search goes on beside the job, in *rounds*
-of a few trials that become rarer as long as they change nothing. Trials that have lost all that they may end a search
-for now, in a *rest*: it goes on when the steps of the job have refilled the budget.
+After that, `observe` watches the deployed setting. A drift reopens the search in a new epoch, in which old measurements
+count as those of a similar surface. Without drift, the search goes on in the background, in *rounds* of a few trials
+that become rarer as long as they change nothing. Trials that have used up the budget pause the search in a *rest*,
+until the job's steps have refilled the budget.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ Array = NDArray[np.float64]
 
 
 class Tuner:
-    """Finds the setting with the least time per step, by trials.
+    """Search by trials for the setting with the least time per step.
 
     Parameters
     ----------
     space : Space
     default : mapping
-        What is deployed unless something else is proven better. The first trial.
+        Setting that is deployed unless another one is proven better; also the first trial.
     seed : int
-        Equal seeds and samples give equal proposals, bit for bit under equal versions of numpy and scipy.
+        Seed; equal seeds and samples give equal proposals, bit for bit with equal versions of numpy and scipy.
     max_trials : int
-        `ask` calls until `done`, repetitions of the default and of the best included.
+        Number of `ask` calls until `done`, including repetitions of the default and of the best.
     first : sequence of mapping
-        Settings to try right after the default: what was best the last time, or by a model of the transport.
+        Settings to try right after the default: the best of an earlier search, or of a model of the transport.
     settings : Settings, optional
     journal : callable, optional
-        Called with each row of the log, a dict in JSON's types, as it happens: `Journal(path)` writes them down.
+        Callback for each row of the log, a dict in JSON's types; `Journal(path)` writes them to a file.
 
     Raises
     ------
     ValueError
-        `default` or one of `first` is not in the space; no trials.
+        `default` or one of `first` is not in the space, or `max_trials` is below 1.
 
     Examples
     --------
@@ -103,16 +103,16 @@ class Tuner:
             }
         )
 
-    # What a caller does
+    # Methods for callers
 
     @property
     def done(self) -> bool:
-        """Whether there is nothing to try for now: then `best()` is the result, and `observe` watches it."""
+        """True if there is nothing to try for now: then `best()` is the result, and `observe` watches it."""
         return self._done
 
     @property
     def resting(self) -> bool:
-        """Whether the search has ended for now, with trials left, until the job's steps have refilled its budget."""
+        """True if the search is paused with trials left, until the job's steps have refilled its budget."""
         return self._state.epoch.resting
 
     @property
@@ -122,17 +122,17 @@ class Tuner:
 
     @property
     def history(self) -> list[Told]:
-        """Trials told so far."""
+        """Completed trials so far."""
         return self._state.history.told
 
     def ask(self, as_logged: tuple[Mapping[str, Any], float] | None = None) -> Trial:
-        """The next trial. Each call counts; what is asked and not yet told is taken to be as expected.
+        """Return the next trial. Each call counts; pending trials are assumed to have the expected result.
 
         Parameters
         ----------
         as_logged : (mapping, float), optional
-            For a replay on another machine: a setting to take instead of the proposal, if it is as promising up to that
-            share of its expected improvement.
+            Setting of a log, and a tolerance, for a replay on another machine. The setting replaces the proposal if its
+            expected improvement is at most that share smaller.
 
         Raises
         ------
@@ -149,23 +149,23 @@ class Tuner:
         return self._issue(knobs, phase, why)
 
     def tell(self, trial_id: int, samples: Sequence[float], status: str = "ok", exposed: float | None = None) -> None:
-        """Take the samples of a trial.
+        """Record the samples of a trial.
 
         Parameters
         ----------
         trial_id : int
-            A trial that `ask` has returned and that has no result yet.
+            Number of a trial that `ask` has returned and that has no result yet.
         samples : sequence of float
-            Seconds of each step, warm-up left out. At least one.
+            Seconds of each step, without the warm-up; at least one.
         status : str
             `"ok"`, or `"aborted"` for a trial that was cut short.
         exposed : float, optional
-            Share of a step spent waiting for communication, 0 to 1: for the journal, and nothing is decided by it.
+            Share of a step spent waiting for communication, 0 to 1; it is only written to the journal.
 
         Raises
         ------
         ValueError
-            No such trial; no samples, or some that are not positive and finite; another status; no share.
+            The trial, a sample, the status or the share is invalid, or there are no samples.
         """
         trial = self._state.pending.get(trial_id)
         if trial is None:
@@ -184,7 +184,7 @@ class Tuner:
             self._conclude()
 
     def best(self) -> Knobs:
-        """The setting to deploy: the default, or what was deployed before a drift, unless another is proven better."""
+        """Return the setting to deploy: the standing one, at first the default, unless another is proven better."""
         return dict(self._deployed)
 
     def observe(self, samples: Sequence[float], steps: int | None = None) -> bool:
@@ -195,13 +195,13 @@ class Tuner:
         samples : sequence of float
             Seconds of each step.
         steps : int, optional
-            Steps of the job since the last trial or call, if they were more than the samples.
+            Steps of the job since the last trial or call, if more than the samples.
 
         Returns
         -------
         bool
-            Whether there is something to try again: after a drift, when the budget of a search that rests has refilled,
-            or in the background.
+            Whether there are new trials: after a drift, when the budget of a paused search has refilled, or in the
+            background.
         """
         values = checked_samples(samples, "what is deployed")
         if steps is not None and steps < len(values):
@@ -216,16 +216,16 @@ class Tuner:
         return not self._done
 
     def believe(self, settings: Sequence[Mapping[str, Any]]) -> tuple[Array, Array]:
-        """Expected log(time / time of the first standing setting) of settings: mean and deviation, shapes (n,)."""
+        """Return mean and deviation of the expected log(time / time of the first standing setting): shapes (n,)."""
         return self._state.surrogate().mixture(self._state.history.encoded(settings), self._state.epoch.number)
 
     def difference(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[float, float]:
-        """Expected log(time of a setting / time of another) in this epoch: mean and deviation."""
+        """Return mean and deviation of the expected log(time of `one` / time of `other`) in this epoch."""
         encode = self.space.encode
         return self._state.surrogate().difference(encode(one), encode(other), self._state.epoch.number)
 
     def load(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Take over the trials and decisions of a log, whatever would have been proposed or decided here."""
+        """Take over the trials and decisions of a log, regardless of what this tuner would have proposed or decided."""
         asked: dict[int, Mapping[str, Any]] = {}
         for row in rows:
             if row["row"] == "ask":
@@ -245,10 +245,10 @@ class Tuner:
                 elif row["decision"] == "rest":
                     self._state.epoch.resting = True
 
-    # How it decides
+    # Decisions
 
     def _propose(self) -> tuple[Knobs, Phase, str]:
-        """The next setting, its phase and the reason."""
+        """Return the next setting, its phase and the reason."""
         state, epoch, budget = self._state, self._state.epoch, self._state.budget()
         if epoch.baseline:
             return epoch.baseline[0], "default", "what everything is compared with"
@@ -272,14 +272,14 @@ class Tuner:
         return knobs, "search", f"may be faster by {hope:.2%} of a step on average"
 
     def _confirm(self, proof: Proof, challenger: Knobs) -> tuple[Knobs, Phase, str]:
-        """The challenger and what stands, in turns."""
+        """Return the challenger or the standing setting, in turns."""
         pending = [trial.knobs for trial in self._state.pending.values() if trial.phase == "confirm"]
         if proof.turn(challenger, pending) == self._state.epoch.standing:
             return self._state.epoch.standing, "confirm", "to compare with, in the same minutes as the best"
         return challenger, "confirm", "the best so far, measured again"
 
     def _conclude(self) -> None:
-        """After a trial: deploy what is proven; see whether the search is over."""
+        """Conclude a trial: deploy a proven setting, and check whether the search is over."""
         state, epoch, budget = self._state, self._state.epoch, self._state.budget()
         if state.left > 0 and (epoch.baseline or (epoch.design and state.left > 2 and not budget.spent)):
             return
@@ -300,7 +300,7 @@ class Tuner:
         elif budget.overdrawn and (challenger is None or settled or not proof.in_reach(challenger)):
             self._rest(deployed)
         elif settled and (hope := self._proposals.most_promising()[1]) < self.settings.hope:
-            if budget.spent:  # what promises more may cost more than is left
+            if budget.spent:  # more promising settings may cost more than is left
                 self._rest(deployed)
             else:
                 self._finish(deployed, f"one more trial may gain {hope:.2%} of a step on average", settled)
@@ -308,7 +308,7 @@ class Tuner:
             self._deploy(deployed, "deploy")
 
     def _deploy(self, knobs: Knobs, decision: str, **more: Any) -> None:
-        """Decide for a setting, and say why."""
+        """Decide for a setting, and log the decision with its reason."""
         row = {"row": "decide", "decision": decision, "knobs": dict(knobs), **more}
         if knobs == self._state.epoch.origin:
             row["why"] = "nothing is proven better than what stood"
@@ -323,7 +323,7 @@ class Tuner:
         self._write(row)
 
     def _finish(self, knobs: Knobs, because: str, settled: bool) -> None:
-        """End the search, or a round of it: the next comes the later, the less it promises."""
+        """End the search, or a round of it; the next round comes later if this one has changed nothing."""
         epoch = self._state.epoch
         lasting = epoch.round > 0 and settled and knobs == epoch.standing
         epoch.interval = epoch.interval * self.settings.patience if lasting else float(self.settings.interval)
@@ -331,7 +331,7 @@ class Tuner:
         self._deploy(knobs, "finish", because=because, trials=epoch.used, final=True)
 
     def _rest(self, knobs: Knobs) -> None:
-        """Leave the trials that are left for later."""
+        """Pause the search, with its remaining trials."""
         self._done = self._state.epoch.resting = True
         state = self._state
         because = (
@@ -342,14 +342,14 @@ class Tuner:
         self._deploy(knobs, "rest", because=because, trials=self._state.epoch.used)
 
     def _due(self) -> bool:
-        """Whether the search goes on: after a rest, or in the background."""
+        """Return whether the search goes on, after a rest or in the background."""
         epoch, budget = self._state.epoch, self._state.budget()
         if epoch.resting:
             return budget.refilled
         return self.settings.background > 0 and epoch.idle >= epoch.interval and not budget.spent
 
     def _resume(self) -> None:
-        """Go on where the search rested, or begin a round: what is deployed is what has to be beaten."""
+        """Resume a paused search, or begin a background round, in which the deployed setting has to be beaten."""
         epoch = self._state.epoch
         why = "trials may lose time again"
         if not epoch.resting:
@@ -362,7 +362,7 @@ class Tuner:
         self._write({"row": "decide", "decision": "resume", "knobs": dict(self._deployed), "why": why})
 
     def _drifted(self, score: Score) -> bool:
-        """Whether the deployed setting's times are no longer what they were."""
+        """Return whether the step times of the deployed setting have drifted."""
         if self._watch is None:
             known = [told.score for told in self._state.now() if told.trial.knobs == self._deployed]
             self._watch = PageHinkley(*pooled(known, self._state.surrogate().noise))
@@ -393,4 +393,4 @@ class Tuner:
         return trial
 
 
-EXPLORING = 4  # of so many trials of the search, one goes where little is known: the surrogate is too sure of itself
+EXPLORING = 4  # one of so many search trials explores where little is known, as the surrogate is overconfident

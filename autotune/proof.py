@@ -1,4 +1,4 @@
-"""Proof that a setting is better: which one to confirm, with how many trials, and when that is enough."""
+"""Proof that a setting is better: which setting to confirm, by how many trials, and when that is enough."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from autotune.space import Knobs
 from autotune.surrogate import Surrogate
 from autotune.trials import Epoch, Settings, Told, key
 
-LEAST_PAIRS = 2  # fewest pairs of trials, in turns, that prove anything: between two the whole machine may change
+LEAST_PAIRS = 2  # minimum pairs of alternating trials for a proof: between two, the whole machine may change
 SURE = 2.5  # standard deviations by which a gain is discounted before trials may lose time for it
-CAREFUL = 5.0  # pairs to confirm a setting, in multiples of those of which half would prove it
-AFFORDABLE = 0.5  # share of the trials of a search that may confirm
-OFTEN = 3.0  # times that a noisy standing setting is measured less often than would be best for comparisons alone
-EQUALS = 0.4  # share of the proof by which one of two settings that are both better than the default replaces the other
-OUT_OF_REACH = 2.0  # a proof that needs more than this many times the trials left is left to a later round
+CAREFUL = 5.0  # pairs planned to confirm a setting, in multiples of those of which half would prove it
+AFFORDABLE = 0.5  # share of a search's trials that may be used to confirm
+OFTEN = 3.0  # factor by which a noisy standing setting is measured less often than comparisons alone would need
+EQUALS = 0.4  # share of the proof needed to replace one setting better than the default by another such setting
+OUT_OF_REACH = 2.0  # multiple of the affordable trials beyond which a proof is left to a later round
 
 
 class Proof:
-    """Comparison of settings with the standing one, by all trials.
+    """Comparison of settings with the standing one, based on all trials.
 
     Parameters
     ----------
@@ -41,12 +41,12 @@ class Proof:
                 self._again.setdefault(told.key, []).append(told)
 
     def gap(self, knobs: Knobs, other: Knobs | None = None) -> tuple[float, float]:
-        """Mean and standard deviation of log(time of a setting / time of another): what stands, unless it is given."""
+        """Return mean and deviation of log(time of a setting / time of another), by default the standing one."""
         at = self._history.encoded([knobs, self._epoch.standing if other is None else other])
         return self._surrogate.difference(at[0], at[1], self._epoch.number)
 
     def least_gain(self) -> float:
-        """Share of a step that the challenger gains at least: a lower bound; 0 where there is none."""
+        """Return a lower bound of the share of a step that the challenger gains; 0 if there is none."""
         challenger = self.challenger()
         if challenger is None:
             return 0.0
@@ -54,7 +54,7 @@ class Proof:
         return -math.expm1(min(0.0, gap + SURE * deviation))
 
     def gain(self, knobs: Knobs) -> tuple[float, float]:
-        """Gap to the first standing setting, for people. A large one as measured: the surrogate compresses it."""
+        """Return the gap to the first standing setting, for reports; a large one as measured, not as compressed."""
         gap, deviation = self.gap(knobs, self._epoch.origin)
         if gap > -BAD:
             return gap, deviation
@@ -62,7 +62,7 @@ class Proof:
         return weighted(mine) - weighted(first), deviation
 
     def proven(self, knobs: Knobs) -> bool:
-        """Whether fresh measurements, and the surrogate, show that a setting is better than what stands."""
+        """Return whether fresh measurements and the surrogate both show that a setting beats the standing one."""
         if knobs == self._epoch.standing or not self._confirmed(knobs):
             return False
         shown = self._shown(knobs)
@@ -75,28 +75,28 @@ class Proof:
         return shown > least and shown - gap / deviation > enough
 
     def _required(self, knobs: Knobs) -> tuple[float, float]:
-        """Standard deviations that a proof must show: by each of its two parts, and by both together.
+        """Return the standard deviations that a proof must show: by each of its two parts, and by their sum.
 
-        The first standing setting is the user's: to leave it takes the whole proof. Two settings that are both better
-        than it are equals, and whichever is probably the faster one is deployed: a mistake costs their difference.
+        The first standing setting is the user's choice, so replacing it needs the full proof. If two settings are both
+        better than it, the one that is probably faster is deployed: a mistake costs only their difference.
         """
         settings = self._settings
         if self._epoch.standing != self._epoch.origin:
             gap, deviation = self.gap(knobs, self._epoch.origin)
             if gap < -max(settings.worth, settings.proof / 2 * deviation):
                 return settings.least / 2, settings.proof * EQUALS
-        # Each round is one more chance to be lucky, so that later ones have to show more.
+        # Each round is another chance to be lucky, so later rounds must show more.
         return settings.least, settings.proof + math.sqrt(self._epoch.round)
 
     def holds(self, knobs: Knobs) -> bool:
-        """Whether what was proven once is still believed to be better than what stands."""
+        """Return whether a setting proven earlier is still believed to be better than the standing one."""
         gap, deviation = self.gap(knobs)
         return gap < -max(self._settings.worth, deviation)
 
     def standing_is_vague(self) -> bool:
-        """Whether the standing setting, with which all others are compared, should be measured again.
+        """Return whether the standing setting, the reference of all others, should be measured again.
 
-        Of one that is compared with k others the square root of k trials would be best; pairs that confirm follow.
+        To compare it with k others, sqrt(k) trials would be best; pairs that confirm follow later.
         """
         challenger = self.challenger()
         if challenger is not None and self._is_clear(challenger):
@@ -106,25 +106,25 @@ class Proof:
         return error > self._settings.worth and OFTEN * len(mine) ** 2 < len(self._now) - len(mine)
 
     def _is_clear(self, knobs: Knobs) -> bool:
-        """Whether a setting is so much better than what stands that two fresh pairs will do."""
+        """Return whether a setting is so much better than the standing one that two fresh pairs suffice."""
         gap, deviation = self.gap(knobs)
         return -gap > self._settings.proof * deviation
 
     def challenger(self) -> Knobs | None:
-        """The measured setting that is best by all that is known, if it is worth deploying."""
+        """Return the measured setting that is believed best, if it is worth deploying."""
         number, worth = self._epoch.number, self._settings.worth
         others = [knobs for knobs in self._history.measured(number) if knobs != self._epoch.standing]
         if not others:
             return None
         mean, _ = self._surrogate.mixture(self._history.encoded(others), number)
         confirmed = [len(self._confirmed(knobs)) for knobs in others]
-        doubt = max(worth, self._surrogate.noise)  # of what has been confirmed once: the rest is not worth less
+        doubt = max(worth, self._surrogate.noise)  # for confirmed settings, not given up for a small gain
         near = [k for k in range(len(others)) if mean[k] <= mean.min() + (doubt if confirmed[k] else worth)]
-        k = max(near, key=lambda k: (confirmed[k], -mean[k]))  # what has been confirmed already is not left for nothing
+        k = max(near, key=lambda k: (confirmed[k], -mean[k]))  # prefer settings that have been confirmed already
         return others[k] if self.gap(others[k])[0] < -worth else None
 
     def reserved(self, challenger: Knobs) -> int:
-        """Trials that a search keeps to confirm a challenger: fewer if the proof is out of their reach anyway."""
+        """Return the trials that a search reserves to confirm a challenger; fewer if the proof is out of reach."""
         if self.proven(challenger):
             return 0
         affordable, needed = self._affordable(), self._needed(challenger)
@@ -134,7 +134,7 @@ class Proof:
         return least if needed > OUT_OF_REACH * affordable else min(max(int(needed), least), affordable)
 
     def in_reach(self, challenger: Knobs) -> bool:
-        """Whether the proof of a challenger is a matter of the trials of one search."""
+        """Return whether a challenger can be proven within the trials of one search."""
         return self._needed(challenger) <= OUT_OF_REACH * self._affordable()
 
     def turn(self, challenger: Knobs, pending: Sequence[Knobs]) -> Knobs:
@@ -159,7 +159,7 @@ class Proof:
         return self._again.get(key(knobs), [])
 
     def _shown(self, knobs: Knobs) -> float | None:
-        """By how many standard errors it was faster than what stands, measured in turns; each round by itself."""
+        """Return by how many standard errors a setting was faster in alternating trials, combined over rounds."""
         noise, mine, theirs = self._surrogate.noise, self._confirmed(knobs), self._confirmed(self._epoch.standing)
         gains, errors = [], []
         for number in {told.round for told in mine} & {told.round for told in theirs}:

@@ -1,4 +1,4 @@
-"""Proposals of a search: the most promising setting, and the one of which least is known."""
+"""Proposals of a search: the most promising setting, and the least known one."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from autotune.surrogate import Surrogate
 
 Array = NDArray[np.float64]
 
-NEARLY = 0.1  # logarithm of a ratio of times: such a setting is expected to be nearly as fast as the best
+NEARLY = 0.1  # logarithm of a ratio of times up to which a setting is expected to be nearly as fast as the best
 
-# Power of a neighbour's lost steps, in multiples of what one trial may lose, by which a setting's value is divided.
+# Power of the steps lost by the nearest trial, in multiples of one trial's limit, by which a setting's value is
+# divided.
 WARNED = 2.0
 
 
@@ -34,7 +35,7 @@ class Proposals:
         self._found: tuple[object, tuple[Knobs, float]] | None = None
 
     def most_promising(self) -> tuple[Knobs, float]:
-        """The setting with the greatest expected improvement, as a share, that the budget allows."""
+        """Return the setting with the greatest expected improvement within the budget, and that improvement."""
         state, surrogate = self._state, self._state.surrogate()
         if self._found is not None and self._found[0] is surrogate:
             return self._found[1]
@@ -51,7 +52,7 @@ class Proposals:
         return self._found[1]
 
     def least_known(self) -> Knobs | None:
-        """The setting farthest from all measured ones, among those expected to be nearly as fast as the best."""
+        """Return the setting farthest from all measured ones, among those expected to be nearly as fast as the best."""
         state, surrogate = self._state, self._state.surrogate()
         x, seen = self._candidates(surrogate, np.random.default_rng([state.seed, state.asked, state.epoch.number, 1]))
         expected, _ = surrogate.mixture(x, state.epoch.number)
@@ -61,14 +62,14 @@ class Proposals:
         return state.space.decode(x[int(np.argmax(apart))]) if len(x) else None
 
     def promise(self, knobs: Knobs) -> float:
-        """Expected improvement of one setting, as a share."""
+        """Return the expected improvement of one setting, as a share."""
         state, surrogate = self._state, self._state.surrogate()
         number = state.epoch.number
         means, _ = surrogate.predict(state.history.encoded(state.history.measured(number)), number)
         return float(np.exp(self._value(surrogate, state.space.encode(knobs)[None], means.min(axis=1)))[0])
 
     def _candidates(self, surrogate: Surrogate, rng: np.random.Generator) -> tuple[Array, Array]:
-        """Settings that may be proposed, and those measured in this epoch: shapes (m, w) and (n, w)."""
+        """Return candidates, and the settings measured in this epoch: shapes (m, w) and (n, w)."""
         state, number = self._state, self._state.epoch.number
         seen = state.history.encoded(state.history.measured(number))
         means, _ = surrogate.mixture(seen, number)
@@ -76,7 +77,7 @@ class Proposals:
         return within_reach(state.space, x, state.good()), seen
 
     def _value(self, surrogate: Surrogate, x: Array, best: Array) -> Array:
-        """log expected improvement, less for a setting that would probably cost more than the budget allows."""
+        """Return log expected improvement, reduced for settings that would probably exceed the budget."""
         state, budget = self._state, self._state.budget()
         each = surrogate.predict(x, state.epoch.number)
         value = log_expected_improvement(*each, best, surrogate.weights)
@@ -88,7 +89,7 @@ class Proposals:
         return np.asarray(value - WARNED * np.log1p(self._nearby(x) / budget.at_once))
 
     def _nearby(self, x: Array) -> Array:
-        """Steps lost by the trial nearest to each setting: the surrogate softens large losses."""
+        """Return the steps lost by the trial nearest to each setting, as the surrogate softens large losses."""
         worst = self._state.history.worst(self._state.epoch.number)
         if max(worst.values(), default=0.0) <= self._state.budget().at_once:
             return np.zeros(len(x))

@@ -1,8 +1,8 @@
-"""Replaying a log: the same seed and samples must give the same proposals and decisions.
+"""Replay of a log: the same seed and samples must give the same proposals and decisions.
 
-Under the versions of numpy and scipy, and on the processor, that wrote the log, every row must be equal. Elsewhere the
-last bits of a calculation may differ: then numbers may differ by `TOLERANCE`, and a proposal counts as reproduced if
-the setting in the log is as promising as the one found now, up to `TOLERANCE` of its expected improvement.
+With the versions of numpy and scipy, and on the processor, that wrote the log, every row must be equal. Elsewhere the
+last bits of a calculation may differ. Then numbers may differ by `TOLERANCE`, and a proposal counts as reproduced if
+the expected improvement of the logged setting is within `TOLERANCE` of that of the new one.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from autotune.trials import LARGEST_SEED, MOST_TRIALS, Settings
 
 TOLERANCE = 1e-6
 EXACT_IN = ("numpy", "scipy", "machine", "processor")
-#: Fields that the journal writes, not the policy.
+#: Fields written by the journal, not by the policy.
 STAMPS = {"n", "schema", "time", "environment", "about"}
 
 
 @dataclass(frozen=True)
 class Replay:
-    """The result of a replay that has reproduced everything.
+    """Result of a successful replay.
 
     Attributes
     ----------
     proposals, decisions : int
-        Rows of the log that were reproduced.
+        Numbers of the log's proposals and decisions that were reproduced.
     exact : bool
-        Whether every number was equal.
+        Whether every number was exactly equal.
     differences : list of str
-        How this environment differs from that of the log.
+        Differences between this environment and that of the log.
     """
 
     proposals: int
@@ -45,12 +45,12 @@ class Replay:
 
 
 def tuner_of(row: dict[str, Any], journal: Any = None) -> Tuner:
-    """The tuner that began a log with this row, made anew.
+    """Create the tuner that began a log with this row.
 
     Raises
     ------
     JournalError
-        The row makes no sense.
+        The row is invalid.
     """
     known = {field.name for field in fields(Settings)}
     unknown = set(row["settings"]) - known
@@ -65,17 +65,17 @@ def tuner_of(row: dict[str, Any], journal: Any = None) -> Tuner:
 
 
 def replay(rows: Sequence[dict[str, Any]]) -> Replay:
-    """Go through a log again.
+    """Replay a log.
 
     Parameters
     ----------
     rows : list of dict
-        What `autotune.journal.read` gives.
+        Rows from `autotune.journal.read`.
 
     Raises
     ------
     JournalError
-        A row differs from what the policy does now, or makes no sense after those before it: says which, and both.
+        A row differs from the policy's result now, or cannot follow the previous ones; the text shows both.
     """
     missing = {field.name for field in fields(Settings)} - set(rows[0]["settings"])
     if missing:
@@ -112,7 +112,7 @@ def replay(rows: Sequence[dict[str, Any]]) -> Replay:
 
 
 def _compare(logged: dict[str, Any], made: dict[str, Any], line: int, exactly: bool) -> bool:
-    """Raise if two rows differ; whether they are equal to the last bit."""
+    """Compare two rows; raise if they differ, and return whether they are equal to the last bit."""
     mine = {key: value for key, value in logged.items() if key not in STAMPS}
     if mine == made:
         return True
@@ -122,7 +122,7 @@ def _compare(logged: dict[str, Any], made: dict[str, Any], line: int, exactly: b
 
 
 def _close(a: Any, b: Any) -> bool:
-    """Equal, but for the last digits of numbers and what is said of them in words."""
+    """Return whether values are equal except for the last digits of numbers and the wording of reasons."""
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(_close(a[key], b[key]) for key in a if key not in ("why", "because"))
     if isinstance(a, list) and isinstance(b, list):

@@ -1,7 +1,7 @@
-"""Results of searches, kept from job to job: a small file of JSON for each kind of job, for people to read too.
+"""Results of searches, kept across jobs: a small, readable JSON file for each kind of job.
 
-Homes are shared, by unlike machines and by jobs that run at the same time. So a file's name is its key's, it is written
-beside and renamed, and whatever else is found in its place is told once, left alone and does without.
+Home directories are shared by different machines and by concurrent jobs. So a file is named after its key and replaced
+atomically. Any other file in its place is reported once, left alone, and not used.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from typing import Any
 from autotune.bounded_reader import parse_json, read_bytes, shorten
 
 SCHEMA = 1
-MOST = 500  # files that are kept; the oldest are removed
-LARGEST = 1 << 14  # bytes of a file; larger ones are refused
-SHOWN = 200  # characters that an error about a file may have
-FRUITLESS = 3  # searches in a row without a proof, after which an earlier proof is forgotten
-STALE = 3600.0  # seconds after which a temporary file is taken for one whose writer was killed
+MOST = 500  # maximum number of files; the oldest are removed
+LARGEST = 1 << 14  # maximum bytes of a file; larger ones are refused
+SHOWN = 200  # maximum characters of an error about a file
+FRUITLESS = 3  # consecutive searches without a proof after which an earlier proof is dropped
+STALE = 3600.0  # seconds after which the writer of a temporary file is considered dead
 NAMES = re.compile(r"[0-9a-f]{1,16}-\d+-[0-9a-f]{12}\.json")
 BEING_WRITTEN = re.compile(r"\.[0-9a-f]{1,16}-\d+-[0-9a-f]{12}\..+\.tmp")
 
@@ -36,17 +36,17 @@ Value = int | float | str
 
 @dataclass(frozen=True)
 class Workload:
-    """A kind of job, for which knobs are good: jobs are alike if all fields are equal.
+    """Kind of job for which knobs are good; jobs are of the same kind if all fields are equal.
 
     Attributes
     ----------
     model : str
-        Signature of what a step reduces, in hexadecimal digits.
+        Signature of the tensors reduced in a step, in hexadecimal digits.
     tensors, bytes : int
-        Number and size of the model's tensors: for people, and to compare models.
+        Number and size of the model's tensors, for reports and to compare models.
     ranks, hosts : int
     transport : str
-        `shm` within a host; between hosts `tcp`, and how many ranks each of them has.
+        Transport: `shm` within a host; between hosts `tcp` with the number of ranks of each.
     processor : str
         Model name of the processor.
     cpus : int
@@ -78,36 +78,36 @@ class Workload:
 
     @property
     def machine(self) -> tuple[str, int, str]:
-        """The facts on which the time under given knobs depends."""
+        """Facts on which the time under given knobs depends."""
         return self.processor, self.cpus, self.transport
 
     @property
     def file(self) -> str:
-        """The name of its file."""
+        """Name of the file for this kind of job."""
         digest = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:12]
         return f"{self.model}-{self.ranks}-{digest}.json"
 
 
 @dataclass(frozen=True)
 class Known:
-    """The result of a search.
+    """Result of a search.
 
     Attributes
     ----------
     job : Workload
     knobs : dict
-        The best known: the default, if nothing was proven better.
+        Best known knobs: the default if nothing was proven better.
     gain, sure : float, optional
         Share of a step's time saved against the default: estimate and lower bound; None: nothing was proven better.
     trials : int
     when : str
-        When the search ended: ISO 8601, in UTC.
+        Time at which the search ended: ISO 8601, in UTC.
     versions : dict
-        Versions of the libraries that computed it.
+        Versions of the libraries that computed the result.
     log : str, optional
         Path of the search's log.
     fruitless : int
-        Later searches, in a row, that have proven nothing.
+        Number of later, consecutive searches without a proof.
     """
 
     job: Workload
@@ -137,7 +137,7 @@ class Known:
 
     @property
     def found(self) -> str:
-        """The result in words."""
+        """Description of the result for the user."""
         day = self.when.partition("T")[0]
         if self.gain is None:
             return f"on {day} nothing was proven better than the default"
@@ -145,12 +145,12 @@ class Known:
 
 
 def directory() -> Path:
-    """Where results are kept, unless somebody says otherwise.
+    """Return the default directory of results.
 
     Raises
     ------
     OSError
-        There is no home.
+        There is no home directory.
     """
     given = os.environ.get("XDG_CACHE_HOME", "")
     try:
@@ -161,15 +161,15 @@ def directory() -> Path:
 
 
 def remember(home: Path, known: Known) -> None:
-    """Keep a result, in place of what was known of the same job.
+    """Store a result, replacing an earlier one of the same job.
 
-    What was proven is not given up for a search that proved nothing, which may be the fault of a busy machine: only
-    after `FRUITLESS` of them in a row.
+    A proven result is not replaced by a search without a proof, which may be due to a busy machine; only after
+    `FRUITLESS` such searches in a row.
 
     Raises
     ------
     OSError
-        It cannot be written.
+        The result cannot be written.
     """
     path = home / known.job.file
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -179,7 +179,7 @@ def remember(home: Path, known: Known) -> None:
             if before.gain is not None and before.fruitless + 1 < FRUITLESS:
                 known = replace(before, fruitless=before.fruitless + 1)
     text = json.dumps({"schema": SCHEMA, **asdict(known)}, indent=1, allow_nan=False) + "\n"
-    descriptor, beside = tempfile.mkstemp(suffix=".tmp", prefix=f".{path.stem}.", dir=home)  # of mode 0600
+    descriptor, beside = tempfile.mkstemp(suffix=".tmp", prefix=f".{path.stem}.", dir=home)  # with mode 0600
     try:
         with open(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
@@ -192,20 +192,20 @@ def remember(home: Path, known: Known) -> None:
 
 
 def recall(home: Path, job: Workload) -> tuple[Known | None, str, list[str]]:
-    """The best known for a job.
+    """Return the best known result for a job.
 
     Returns
     -------
     known : Known or None
     why : str
-        Why it is this one, for people.
+        Reason for this choice, for the user.
     skipped : list of str
-        What is there and cannot be used: file and reason.
+        Files that cannot be used, with the reasons.
 
     Raises
     ------
     OSError
-        The directory cannot be read. One that is not there is empty.
+        The directory cannot be read. A missing one counts as empty.
     """
     results, skipped = read(home)
     offered = [(order, known) for known in results if (order := nearness(known, job)) is not None]
@@ -216,12 +216,12 @@ def recall(home: Path, job: Workload) -> tuple[Known | None, str, list[str]]:
 
 
 def nearness(known: Known, job: Workload) -> tuple[float, ...] | None:
-    """The order in which results are offered to a job: the least first; None: not at all.
+    """Return the sort key of a result for a job, the best match least; None if it does not apply.
 
-    The very job, whatever was found for it. Then what was found better than its default, for the same model, on this
-    machine before others, with as many ranks before others, the nearest by their ratio. Then, for as many ranks on this
-    machine, that of another model, the nearest by the ratio of bytes. Among equals, one with the same knobs held and of
-    the same version, and the newest.
+    First comes the same job, whatever its result. Then results better than the default for the same model: this machine
+    before others, then the nearest number of ranks by ratio. Then, with the same ranks on this machine, results for
+    other models, the nearest by the ratio of bytes. Ties are broken by the same knobs held, the same version, and age
+    (the newest).
     """
     other = known.job
     if other == job:
@@ -256,12 +256,12 @@ def _likeness(other: Workload, job: Workload) -> str:
 
 
 def read(home: Path) -> tuple[list[Known], list[str]]:
-    """All results in a directory, and what is there and cannot be used: file and reason.
+    """Read all results in a directory, and list the files that cannot be used, with the reasons.
 
     Raises
     ------
     OSError
-        The directory cannot be read. One that is not there is empty.
+        The directory cannot be read. A missing one counts as empty.
     """
     results: list[Known] = []
     skipped: list[str] = []
@@ -269,7 +269,7 @@ def read(home: Path) -> tuple[list[Known], list[str]]:
         try:
             results.append(_read(path))
         except FileNotFoundError:
-            continue  # forgotten meanwhile
+            continue  # removed in the meantime
         except OSError as error:
             skipped.append(f"{path}: {error.strerror}")
         except ValueError as error:
@@ -279,12 +279,12 @@ def read(home: Path) -> tuple[list[Known], list[str]]:
 
 
 def forget(home: Path) -> int:
-    """Remove all results of a directory; how many.
+    """Remove all results of a directory, and return their number.
 
     Raises
     ------
     OSError
-        The directory cannot be read, or one cannot be removed.
+        The directory cannot be read, or a file cannot be removed.
     """
     paths = _files(home)
     for path in paths:
@@ -293,7 +293,7 @@ def forget(home: Path) -> int:
 
 
 def _files(home: Path) -> list[Path]:
-    """The files that are ours by name: nothing else in the directory is touched, whoever has named it."""
+    """Return the files that are results by their names; nothing else in the directory is touched."""
     try:
         return sorted(home / name for name in os.listdir(home) if NAMES.fullmatch(name))
     except FileNotFoundError:
@@ -301,14 +301,14 @@ def _files(home: Path) -> list[Path]:
 
 
 def _read(path: Path) -> Known:
-    """One file.
+    """Read one file.
 
     Raises
     ------
     OSError
-        It cannot be read.
+        The file cannot be read.
     ValueError
-        It is no result.
+        The file is not a result.
     """
     content = parse_json(read_bytes(path, LARGEST))
     if not isinstance(content, dict) or not isinstance(content.get("job"), dict):
@@ -319,7 +319,7 @@ def _read(path: Path) -> Known:
         raise ValueError(f"it is of schema {schema!r}, not {SCHEMA}{newer}")
     try:
         known = Known(**{**content, "job": Workload(**content["job"])})
-    except TypeError as error:  # fields that are missing, or too many
+    except TypeError as error:  # missing or unknown fields
         raise ValueError(str(error).partition("() ")[2] or str(error)) from None
     if known.job.file != path.name:
         raise ValueError(f"it holds what belongs into {known.job.file}")
@@ -327,12 +327,12 @@ def _read(path: Path) -> Known:
 
 
 def _bound(home: Path) -> None:
-    """Remove the oldest beyond `MOST`, and what writers that were killed have left."""
+    """Remove the oldest files beyond `MOST`, and temporary files of dead writers."""
     with contextlib.suppress(OSError):
         kept, late = [], time.time() - STALE
         with os.scandir(home) as entries:
             for entry in entries:
-                with contextlib.suppress(FileNotFoundError):  # another job removes, too
+                with contextlib.suppress(FileNotFoundError):  # another job has removed it
                     written = entry.stat(follow_symlinks=False).st_mtime
                     if NAMES.fullmatch(entry.name):
                         kept.append((written, entry.path))
@@ -367,7 +367,7 @@ def _check_knobs(of: object, *names: str) -> None:
 
 
 def _is_text(value: Any) -> bool:
-    """One line, that a terminal shows as it is."""
+    """Return whether a value is a text of one line that a terminal shows unchanged."""
     return isinstance(value, str) and value.isprintable()
 
 

@@ -1,4 +1,4 @@
-"""Robust statistics of the samples of one trial. Time steps have outliers on one side, and never on the other."""
+"""Robust statistics of a trial's samples. Step times have outliers on one side only."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-NORMAL_MAD = 1.4826  # a normal distribution's standard deviation, in median absolute deviations
+NORMAL_MAD = 1.4826  # standard deviation of a normal distribution, in median absolute deviations
 USUAL = 0.05  # standard deviation of one sample's logarithm, as long as nothing is known
-MOST = 256  # samples; of more, not every pair is averaged
+MOST = 256  # maximum samples of which every pair is averaged
 
 
 def checked_samples(samples: Sequence[float], what: str) -> list[float]:
-    """Samples as numbers; a ValueError names what has none, or some that are no times."""
+    """Convert samples to floats; raise a ValueError that names `what` if there are none, or one is not a duration."""
     values = [float(sample) for sample in samples]
     if not values:
         raise ValueError(f"{what}: no samples")
@@ -27,11 +27,10 @@ def checked_samples(samples: Sequence[float], what: str) -> list[float]:
 
 
 def location(samples: Array) -> float:
-    """The Hodges-Lehmann estimate: the median of the means of all pairs.
+    """Return the Hodges-Lehmann estimate: the median of the means of all pairs.
 
-    As robust as one needs (29 % of the samples may be anything), and nearly as sharp as the mean: 95 % of its
-    efficiency on normal noise, where the median has 64 %. Of more samples than `MOST`, medians of neighbours are taken
-    first.
+    It is sufficiently robust (29 % of the samples may be anything), and nearly as efficient as the mean: 95 % on normal
+    noise, where the median has 64 %. More samples than `MOST` are first reduced to medians of neighbours.
 
     Parameters
     ----------
@@ -48,19 +47,19 @@ def location(samples: Array) -> float:
 
 
 def scale(samples: Array) -> float:
-    """Standard deviation by the median absolute deviation."""
+    """Return the standard deviation estimated by the median absolute deviation."""
     return float(NORMAL_MAD * np.median(np.abs(samples - np.median(samples))))
 
 
 class Score:
-    """The score of a trial: logarithm of the seconds per step, and its standard error.
+    """Score of a trial: logarithm of the seconds per step, and its standard error.
 
     Parameters
     ----------
     samples : sequence of float
         Seconds per step, at least one.
     usual : float
-        Standard deviation of the logarithm of one sample, by what is known from elsewhere. Counts as `PRIOR` samples.
+        Prior standard deviation of one sample's logarithm. Counts as `PRIOR` samples.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""State of a search: its trials, its epoch, and what follows from them until the next trial is told."""
+"""State of a search: its trials, its epoch, and the beliefs that follow from them until the next result."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from autotune.trials import Epoch, Settings, Told, Trial, key
 
 Array = NDArray[np.float64]
 
-WORSE = 0.05  # logarithm of a ratio of times: no trial goes on from a setting so much slower to a corner of the space
+WORSE = 0.05  # logarithm of a ratio of times above which a setting on the way to a corner is not pursued further
 
 
 class SearchState:
-    """Trials told and pending, and the beliefs that they support.
+    """Trials, completed and pending, and the beliefs that they support.
 
     Parameters
     ----------
@@ -30,18 +30,18 @@ class SearchState:
     seed : int
     settings : Settings
     epoch : Epoch
-        The first epoch.
+        First epoch.
     first : sequence of dict
         Settings that were given to be tried first.
 
     Attributes
     ----------
     history : History
-        Trials told so far.
+        Completed trials so far.
     epoch : Epoch
-        The current epoch.
+        Current epoch.
     pending : dict of int to Trial
-        Trials asked for and not told yet, by their number.
+        Trials without a result yet, by number.
     asked : int
         Number of trials asked for so far.
     passed : int
@@ -70,11 +70,11 @@ class SearchState:
 
     @property
     def searched(self) -> int:
-        """Number of trials of this epoch that were proposed by the surrogate."""
+        """Number of trials of this epoch that the surrogate proposed."""
         return sum(told.trial.phase == "search" for told in self.now())
 
     def remember(self, trial: Trial, samples: list[float], status: str) -> None:
-        """Take in a trial that was told, and adapt the rest of the design to it."""
+        """Add a completed trial, and adapt the rest of the design to it."""
         epoch = self.epoch
         self.history.add(trial, epoch, samples, status)
         self.passed += self.history.told[-1].steps
@@ -89,32 +89,32 @@ class SearchState:
             epoch.design = design.closer(self.space, epoch.design, epoch.standing, self.first)
 
     def pass_steps(self, steps: int) -> None:
-        """Count steps of the job that were no trial's."""
+        """Count steps of the job outside trials."""
         self.passed += steps
         self.epoch.idle += steps
 
     def now(self) -> list[Told]:
-        """Trials of this epoch."""
+        """Return the trials of this epoch."""
         return self.history.of(self.epoch.number)
 
     def good(self) -> Array:
-        """Measured settings that are not much slower than the fastest: shape (n, w)."""
+        """Return measured settings that are not much slower than the fastest: shape (n, w)."""
         slowest = min(told.score.log for told in self.now()) + math.log(self.settings.abort_above)
         return np.array([told.x for told in self.now() if told.score.log <= slowest])
 
     def surrogate(self) -> Surrogate:
-        """The surrogate after all trials told so far, those in flight as expected."""
+        """Return the surrogate after all trials so far; pending ones count with the expected result."""
         state = len(self.history.told), tuple(self.pending), self.epoch.number
         if self._known is None or self._known[0] != state:
             self._known = state, self.history.learn(list(self.pending.values()), self.epoch.number)
         return self._known[1]
 
     def proof(self) -> Proof:
-        """Comparison of settings with the standing one, by all trials."""
+        """Return the comparison of settings with the standing one, based on all trials."""
         return Proof(self.history, self.surrogate(), self.epoch, self.settings)
 
     def budget(self) -> Budget:
-        """The budget of the job's trials, as it is now."""
+        """Return the current budget of the job's trials."""
         epoch = self.epoch
         state = len(self.history.told), tuple(self.pending), epoch.number, epoch.round, self.passed
         if self._balance is None or self._balance[0] != state:
@@ -127,12 +127,12 @@ class SearchState:
         return self._balance[1]
 
     def limit(self, knobs: Knobs, *, bounded: bool) -> float:
-        """Seconds per step above which a trial is not worth its time or, if `bounded`, would lose more than it may."""
+        """Return the seconds per step above which a trial is a waste or, if `bounded`, would lose more than it may."""
         fastest = min((told.score.log for told in self.now() if told.status == "ok"), default=math.inf)
         if fastest == math.inf:
             return math.inf
         limit = math.exp(fastest) * self.settings.abort_above
         known = [told for told in self.now() if told.trial.knobs == knobs]
         if not bounded and known and weighted(known) < math.log(limit):
-            return math.inf  # if its first steps are slow, that is chance: cut short, the trial would be of these alone
+            return math.inf  # if its first steps are slow, that is chance, and a trial cut short would have only these
         return min(limit, self.budget().limit()) if bounded else limit

@@ -1,8 +1,8 @@
-"""A search that another process drives, by messages: objects of JSON with the protocol's `version` and a `type`.
+"""Search that another process drives by messages: JSON objects with the protocol's `version` and a `type`.
 
 | from the trainer | holds | answered by |
 |---|---|---|
-| `prepare` | | `ready`: what takes long is imported |
+| `prepare` | | `ready`: slow imports are done |
 | `recall` | `job` (a `result_cache.Workload` without `processor`), `cache` (a directory; null: the user's) | `known` |
 | `begin` | `space`, `default`, `first`, `traffic`, `seed`, `max_trials`, `log` (a path, or null), `about`; perhaps \
 `spent`, steps that earlier searches of the job have lost; `ran`, steps of the job so far; `settling`, steps after a \
@@ -10,21 +10,21 @@ change that no trial counts; `minute`, what a minute is in the unit of samples, 
 | `told` | `id`, `status`, `samples` of the trial; perhaps `exposed`, the share of waiting | `trial` or `done` |
 | `observe` | `samples` of what is deployed, after `done`; perhaps `steps` that passed | `watching`, or `trial` |
 
-The first two may be left out, and `traffic`, by which a model of the transport (transport_model.py) has its say. After
-`recall`, what the search finds is kept for that job.
+The first two are optional, and so is `traffic`, from which a model of the transport (transport_model.py) makes a
+suggestion. After `recall`, the result of the search is kept for that job.
 
 | answer | holds |
 |---|---|
 | `ready` | |
-| `known` | `knobs`, or null; `why`: what is known of the job, and how like it that is |
-| `trial` | `id`, `knobs`, `phase`, `why`, `limit` (seconds, or null); `best` to go back to; `drift`: it is; `lost` |
+| `known` | `knobs`, or null; `why`: what is known of the job, and how similar the known job is |
+| `trial` | `id`, `knobs`, `phase`, `why`, `limit` (seconds, or null); `best` to go back to; `drift`: whether; `lost` |
 | `done` | `best`; `gain` and `sure`, shares of a step's time, or null; `trials`, `because`, `log`; `resting`; `lost` |
 | `watching` | |
 | `failed` | `reason`: the last message |
 
-Each may hold `warnings`, a list of texts: what people should be told. A search that is `resting` has trials left, and
-goes on when the steps of the job allow it.
-`lost` is how many steps its trials have lost so far. `gain` is null if nothing is proven better.
+Each may have `warnings`, a list of texts for the user. A search that is `resting` has trials left, and resumes when the
+steps of the job allow it.
+`lost` is the number of steps that its trials have lost so far. `gain` is null if nothing is proven better.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ if TYPE_CHECKING:
     from autotune.trials import Settings
 
 VERSION = 2
-LIMIT = 1 << 16  # bytes of a message
-UNTIMED = 1e9  # what a minute is where samples are no times: the budget then counts steps alone
-LOGS = 1000  # most logs with one name, told apart by numbers
+LIMIT = 1 << 16  # maximum bytes of a message
+UNTIMED = 1e9  # length of a minute if samples are not times: the budget then counts only steps
+LOGS = 1000  # upper bound of the numbers that distinguish logs of one name
 
 
 class SessionError(Exception):
-    """The search cannot go on; says why, for people."""
+    """Error after which the search cannot go on; the text gives the reason for the user."""
 
 
 class Session:
-    """One search, and the results of earlier ones."""
+    """Session with one search, and access to the results of earlier ones."""
 
     def __init__(self) -> None:
         self._tuner: Tuner | None = None
@@ -66,13 +66,13 @@ class Session:
         self._warnings: list[str] = []
 
     def answer(self, data: bytes) -> bytes:
-        """The answer to a message.
+        """Return the answer to a message.
 
         Raises
         ------
         SessionError
-            The message is malformed or of another version, or does not follow from those before it; scipy is missing;
-            the log cannot be written.
+            The message is malformed, of another version, or out of sequence; scipy is missing; or the log cannot be
+            written.
         """
         message = decoded(data)
         kind = message["type"]
@@ -179,8 +179,11 @@ class Session:
         }
 
     def _remember(self, gain: float | None, sure: float | None) -> None:
-        """Keep the result for the next job. A later search that finds nothing leaves what is kept as it is; and a
-        search that only rests has none yet, unless it has found something."""
+        """Keep the result for the next job.
+
+        A later search without a finding does not replace it. A search that only rests has no result yet, unless it has
+        found something.
+        """
         assert self._tuner is not None
         if self._kept is None or (gain is None and (self._again or self._tuner.resting)):
             return
@@ -210,7 +213,7 @@ class Session:
 
 
 def _imported() -> type[Tuner]:
-    """The policy, whose import takes most of the time that it takes to start."""
+    """Import the policy, which takes most of the process's start."""
     try:
         from autotune.policy import Tuner
     except ImportError as error:
@@ -221,7 +224,7 @@ def _imported() -> type[Tuner]:
 
 
 def _settings(message: dict[str, Any]) -> Settings:
-    """The policy's settings: what the job has run and lost so far, and what a minute of it is."""
+    """Return the policy's settings from a message: the job's steps and losses so far, and the length of a minute."""
     from autotune.trials import Settings
 
     told: dict[str, Any] = {}
@@ -236,7 +239,7 @@ def _settings(message: dict[str, Any]) -> Settings:
 
 
 def _open(path: Path, about: dict[str, Any]) -> Journal:
-    """A log at that path or, since a log holds one search, at the first numbered name beside it that is free."""
+    """Open a new log at the path, or at the first free numbered name beside it, since a log has one search."""
     from autotune.journal import Journal
 
     for place in range(1, LOGS):
@@ -250,17 +253,17 @@ def _open(path: Path, about: dict[str, Any]) -> Journal:
 
 
 def encoded(message: dict[str, Any]) -> bytes:
-    """A message as it travels."""
+    """Encode a message."""
     return json.dumps({"version": VERSION, **message}, allow_nan=False).encode()
 
 
 def decoded(data: bytes) -> dict[str, Any]:
-    """A message that has come.
+    """Decode a message.
 
     Raises
     ------
     SessionError
-        It is no object of JSON, of another version of the protocol, or has no type.
+        The message is not a JSON object, has another version of the protocol, or has no type.
     """
     try:
         message = parse_json(data)

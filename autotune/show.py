@@ -1,4 +1,4 @@
-"""Logs in the terminal, as tables and curves."""
+"""Display of logs in the terminal, as tables and curves."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from autotune.whatif import WhatIf
 
 BAR = 16  # characters of a bar
 BYTES = ("fusion_threshold", "chunk_bytes")
-# Names of scores in a log, and the head of their column.
+# Names of scores in a log, with the heads of their columns.
 SCORES = {"seconds per step": "ms/step", "seconds per period": "ms/period", "busy seconds per GiB": "busy ms/GiB"}
-# As engine/readable.py has them, which this package does not import: it works without the engine.
+# Same as in engine/readable.py, which this package does not import, because it works without the engine.
 UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 
 def text_of(knobs: Knobs) -> str:
-    """Knobs on one line."""
+    """Format knobs on one line."""
     return " ".join(f"{name}={_value(name, value)}" for name, value in knobs.items())
 
 
@@ -39,22 +39,22 @@ LEGEND = (
     "promising; confirm, the best so far and what stood, measured again in turns",
     "of default: time of a step as a share of the default's, below 1 is faster; cut: too slow, so only a few steps",
 )
-"""Meanings of the words in the table."""
+"""Explanation of the words in the table."""
 WIDE = 10_000
-"""Columns of output that is not a terminal: whoever reads it there finds each row on one line."""
+"""Columns of output that is not a terminal, so that each row is on one line."""
 
 
 class PlainConsole(Console):
-    """Shows texts of logs so that they do not control the terminal."""
+    """Console that shows texts of logs without letting them control the terminal."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
-        """Render without characters that a terminal would act on, but for rich's own."""
+        """Render without control characters, except for rich's own."""
         for text, style, control in super().render(renderable, options):
             yield Segment(text if control else "\n".join(map(plain, text.split("\n"))), style, control)
 
 
 def console_for(file: TextIO) -> Console:
-    """Where to print: lines are wrapped at the width of a terminal, and nowhere else."""
+    """Return a console that wraps lines at the width of a terminal, and nowhere else."""
     return PlainConsole(file=file) if file.isatty() else PlainConsole(file=file, width=WIDE, soft_wrap=True)
 
 
@@ -62,7 +62,7 @@ APART = ("recalled", "link")  # fields of `about` that are shown on a line of th
 
 
 def show(rows: Sequence[dict[str, Any]], console: Console) -> None:
-    """Print the story of a log."""
+    """Print the trials and decisions of a log."""
     story = tell(rows)
     head = rows[0]
     recalled = head.get("about", {}).get("recalled")
@@ -101,7 +101,7 @@ def show(rows: Sequence[dict[str, Any]], console: Console) -> None:
 
 
 def show_what_if(found: WhatIf, name: str, opened: dict[str, Any], console: Console) -> None:
-    """Print what another search would have been."""
+    """Print the estimated course of another search."""
     console.print(_table(opened["space"], found.lines, {"from": found.sources}, _scored(opened)))
     of = {source: found.sources.count(source) for source in ("log", "again", "model")}
     said = [
@@ -125,7 +125,7 @@ def show_what_if(found: WhatIf, name: str, opened: dict[str, Any], console: Cons
 
 
 def show_known(results: Sequence[Known], console: Console) -> None:
-    """Print what is kept, the newest first."""
+    """Print the kept results, the newest first."""
     for known in sorted(results, key=lambda known: datetime.fromisoformat(known.when), reverse=True):
         job = known.job
         gain = "nothing is proven faster than the default" if known.gain is None else f"{known.gain:.0%} less time"
@@ -139,7 +139,7 @@ def show_known(results: Sequence[Known], console: Console) -> None:
 
 
 def show_samples(samples: Sequence[horovod_csv.Sample], console: Console) -> None:
-    """Print a log of Horovod's."""
+    """Print a log of Horovod's autotuner."""
     best = horovod_csv.best(list(samples))
     most = max(sample.score for sample in samples)
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -154,14 +154,14 @@ def show_samples(samples: Sequence[horovod_csv.Sample], console: Console) -> Non
 
 
 def _scored(head: Mapping[str, Any]) -> str:
-    """The head of a log's column of scores, by its first row."""
+    """Return the head of the column of scores, from a log's first row."""
     return SCORES.get(str(head.get("about", {}).get("score")), "ms/step")
 
 
 def _table(
     space: Mapping[str, Any], lines: Sequence[Line], more: Mapping[str, Sequence[str]] | None, score: str
 ) -> Table:
-    """Trials, and further columns."""
+    """Return a table of trials, with optional further columns."""
     more = more or {}
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for name in ("trial", "phase", *space, score, "of default", *more):
@@ -177,7 +177,7 @@ def _table(
 
 
 def _curves(story: Story, regret: Sequence[float]) -> str:
-    """Least ratio, regret, and what trials have lost, one character a trial."""
+    """Format the least ratio, the regret and the loss, one character per trial."""
     best, lost = story.best_so_far(), story.lost_so_far()
     if not any(value < math.inf for value in best):
         return "no trial was told to its end"
@@ -197,13 +197,13 @@ def _drawn(values: Sequence[float]) -> str:
 
 
 def _ratio(ratio: tuple[float, float]) -> str:
-    """A ratio of times, of the logarithm's mean and standard deviation."""
+    """Format a ratio of times from the mean and standard deviation of its logarithm."""
     mean, deviation = math.exp(ratio[0]), ratio[1]
     return f"{mean:.3f} ± {mean * deviation:.3f}"
 
 
 def _value(name: str, value: Any) -> str:
-    """A value for people: bytes in the unit in which they are short."""
+    """Format a value, with bytes in a suitable unit."""
     if name in BYTES and isinstance(value, int):
         unit, size = next(((unit, size) for unit, size in UNITS if value >= size), ("B", 1))
         return f"{value / size:.3g} {unit}"

@@ -1,4 +1,4 @@
-"""The space of settings: the knobs and their values, and coordinates in the unit cube, where distances are measured."""
+"""Space of settings: knobs, their values, and coordinates in the unit cube, where distances are measured."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Real:
-    """A number between `low` and `high`.
+    """Number between `low` and `high`.
 
     Parameters
     ----------
     low, high : float
-        Both included.
+        Bounds, both included.
     log : bool
-        Distances are ratios: from 1 to 2 it is as far as from 10 to 20.
+        Whether distances are ratios: from 1 to 2 is as far as from 10 to 20.
     off : float, optional
-        One more value, apart from the others: that which turns the thing off, as 0 does for a time on a log scale.
+        Additional value apart from the range, which turns the feature off, such as 0 for a time on a log scale.
     """
 
     low: float
@@ -45,17 +45,17 @@ class Real:
 
     @property
     def width(self) -> int:
-        """Columns in the unit cube."""
+        """Number of columns in the unit cube."""
         return 1 if self.off is None else 2
 
     def encode(self, value: Any) -> list[float]:
-        """Coordinates of a value: how far from low to high, and whether it is off."""
+        """Return the coordinates of a value: its position from low to high, and whether it is off."""
         if self.off is None:
             return [self._share(float(value))]
         return [0.0, 1.0] if value == self.off else [self._share(float(value)), 0.0]
 
     def decode(self, at: Sequence[float]) -> Any:
-        """The value at some coordinates, or nearest to them, to four digits."""
+        """Return the value nearest to the coordinates, to four digits."""
         if self.off is not None and at[1] >= 0.5:
             return self.off
         share = min(max(float(at[0]), 0.0), 1.0)
@@ -64,14 +64,14 @@ class Real:
         return self._fit(math.exp(value) if self.log else value)
 
     def place(self, shares: Array) -> Array:
-        """Coordinates, of shape (n, width), of values spread as `shares`, of shape (n,) and from 0 to 1, are."""
+        """Return coordinates, of shape (n, width), of values at `shares`, of shape (n,) and from 0 to 1."""
         if self.off is None:
             return self.snap(shares[:, None])
         inside = (shares - OFF_SHARE) / (1.0 - OFF_SHARE)
         return self.snap(np.stack([inside, (shares < OFF_SHARE).astype(np.float64)], axis=1))
 
     def snap(self, at: Array) -> Array:
-        """The nearest coordinates that a value has: shape (n, width) to the same."""
+        """Return the nearest coordinates of valid values: shape (n, width) to the same."""
         share = np.clip(at[:, 0], 0.0, 1.0)
         if isinstance(self, Integer):
             low, high = self._scaled(self.low), self._scaled(self.high)
@@ -84,7 +84,7 @@ class Real:
         return np.stack([np.where(off, 0.0, share), off.astype(np.float64)], axis=1)
 
     def error(self, value: Any) -> str | None:
-        """Why a value is refused; None if it is not."""
+        """Return the reason why a value is invalid; None if it is valid."""
         if isinstance(value, bool) or not isinstance(value, int | float):
             return f"it is a number, not {value!r}"
         if value != self.off and not self.low <= value <= self.high:
@@ -105,14 +105,14 @@ class Real:
 
 @dataclass(frozen=True)
 class Integer(Real):
-    """A whole number between `low` and `high`; see `Real`."""
+    """Whole number between `low` and `high`; see `Real`."""
 
     low: int
     high: int
     off: int | None = None
 
     def error(self, value: Any) -> str | None:
-        """Why a value is refused; None if it is not."""
+        """Return the reason why a value is invalid; None if it is valid."""
         if isinstance(value, float) and not value.is_integer():
             return f"it is a whole number, not {value}"
         return super().error(value)
@@ -123,12 +123,12 @@ class Integer(Real):
 
 @dataclass(frozen=True)
 class Choice:
-    """One of several values, none of which is nearer to another than to the rest.
+    """One of several values that are all equally far from each other.
 
     Parameters
     ----------
     values : list
-        At least two, all different: str, int, float or bool.
+        Values, at least two, all different: str, int, float or bool.
     """
 
     values: Sequence[Any]
@@ -142,30 +142,30 @@ class Choice:
 
     @property
     def width(self) -> int:
-        """Columns in the unit cube: one for each value."""
+        """Number of columns in the unit cube: one for each value."""
         return len(self.values)
 
     def encode(self, value: Any) -> list[float]:
-        """Coordinates of a value. Any two of them are 1 apart."""
+        """Return the coordinates of a value; any two values are 1 apart."""
         return [math.sqrt(0.5) * (repr(each) == repr(value)) for each in self.values]
 
     def decode(self, at: Sequence[float]) -> Any:
-        """The value nearest to some coordinates."""
+        """Return the value nearest to the coordinates."""
         return self.values[int(np.argmax(at))]
 
     def place(self, shares: Array) -> Array:
-        """Coordinates, of shape (n, width), of values spread as `shares`, of shape (n,) and from 0 to 1, are."""
+        """Return coordinates, of shape (n, width), of values at `shares`, of shape (n,) and from 0 to 1."""
         return self._corner(np.minimum((shares * len(self.values)).astype(np.int64), len(self.values) - 1))
 
     def snap(self, at: Array) -> Array:
-        """The nearest coordinates that a value has: shape (n, width) to the same."""
+        """Return the nearest coordinates of valid values: shape (n, width) to the same."""
         return self._corner(np.argmax(at, axis=1))
 
     def _corner(self, numbers: NDArray[np.int64]) -> Array:
         return np.where(numbers[:, None] == np.arange(len(self.values)), math.sqrt(0.5), 0.0)
 
     def error(self, value: Any) -> str | None:
-        """Why a value is refused; None if it is not."""
+        """Return the reason why a value is invalid; None if it is valid."""
         if repr(value) not in map(repr, self.values):
             return f"it is one of {', '.join(map(repr, self.values))}, not {value!r}"
         return None
@@ -181,7 +181,7 @@ class Space:
     Parameters
     ----------
     **knobs : Real, Integer or Choice
-        At least one.
+        Knobs by name, at least one.
 
     Examples
     --------
@@ -196,9 +196,9 @@ class Space:
                 raise TypeError(f"knob {name!r} is Real, Integer or Choice, not {type(knob).__qualname__}")
         self.knobs: dict[str, Knob] = dict(knobs)
         columns = [(g, knob.width) for g, knob in enumerate(self.knobs.values())]
-        #: For each column of an encoded setting, the number of the knob that it belongs to.
+        #: Number of the knob to which each column of an encoded setting belongs.
         self.groups = np.array([g for g, width in columns for _ in range(width)])
-        #: For each knob, whether it has values that are apart from each other.
+        #: Whether each knob has values that are apart from each other.
         self.apart = np.array([isinstance(knob, Choice) or knob.off is not None for knob in self.knobs.values()])
 
     def __repr__(self) -> str:
@@ -211,11 +211,11 @@ class Space:
 
     @property
     def width(self) -> int:
-        """Columns of an encoded setting."""
+        """Number of columns of an encoded setting."""
         return len(self.groups)
 
     def check(self, knobs: Mapping[str, Any], what: str = "the setting") -> Knobs:
-        """A setting with exactly the knobs of this space, in their order.
+        """Return a setting with exactly the knobs of this space, in their order.
 
         Raises
         ------
@@ -237,11 +237,11 @@ class Space:
         }
 
     def encode(self, knobs: Mapping[str, Any]) -> Array:
-        """Coordinates of a setting: shape (width,), float64, each from 0 to 1."""
+        """Return the coordinates of a setting: shape (width,), float64, each from 0 to 1."""
         return np.array([at for name, knob in self.knobs.items() for at in knob.encode(knobs[name])])
 
     def decode(self, at: Array) -> Knobs:
-        """The setting nearest to some coordinates, of shape (width,)."""
+        """Return the setting nearest to the coordinates, of shape (width,)."""
         knobs, begin = {}, 0
         for name, knob in self.knobs.items():
             knobs[name] = knob.decode([float(each) for each in at[begin : begin + knob.width]])
@@ -249,17 +249,17 @@ class Space:
         return knobs
 
     def spread(self, shares: Array) -> Array:
-        """Encoded settings from numbers between 0 and 1, one for each knob: shape (n, knobs) to (n, width)."""
+        """Return encoded settings for numbers between 0 and 1, one per knob: shape (n, knobs) to (n, width)."""
         return np.concatenate([knob.place(shares[:, g]) for g, knob in enumerate(self.knobs.values())], axis=1)
 
     def snap(self, at: Array) -> Array:
-        """The encodings of the settings nearest to some coordinates: shape (n, width) to the same."""
+        """Return the encodings of the nearest settings: shape (n, width) to the same."""
         return np.concatenate(
             [knob.snap(at[:, self.groups == g]) for g, knob in enumerate(self.knobs.values())], axis=1
         )
 
     def describe(self) -> dict[str, dict[str, Any]]:
-        """The space in JSON's types; `Space.from_description` reads it."""
+        """Describe the space in JSON's types, for `Space.from_description`."""
         return {
             name: {"kind": type(knob).__name__, **{each: _plain(getattr(knob, each)) for each in vars(knob)}}
             for name, knob in self.knobs.items()
@@ -267,12 +267,12 @@ class Space:
 
     @classmethod
     def from_description(cls, described: Mapping[str, Mapping[str, Any]]) -> Space:
-        """The space that `describe` has described.
+        """Create the space from the result of `describe`.
 
         Raises
         ------
         ValueError
-            It is no such description.
+            The description is invalid.
         """
         knobs: dict[str, Any] = {}
         for name, fields in described.items():

@@ -1,9 +1,9 @@
-"""A Gaussian process with Matern 5/2 kernel, whose hyperparameters are averaged over and not fitted.
+"""Gaussian process with a Matern 5/2 kernel, whose hyperparameters are averaged over instead of fitted.
 
-With a dozen trials many hyperparameters explain what was seen. The one that explains it best is too sure of itself; so
-predictions are averaged over some, weighted by how well they do. They are found by importance sampling in two rounds:
-the first draws from the prior, the second from a normal distribution fitted to what the first has found. No optimizer,
-no restarts: the same numbers in give the same numbers out.
+With a dozen trials, many hyperparameters explain the data, and the most likely ones are overconfident. So predictions
+are averaged over several, weighted by their likelihood. These are found by importance sampling in two rounds. The first
+draws from the prior, the second from a normal distribution fitted to the result of the first. There is no optimizer and
+no restart: equal input gives equal output.
 
 Shapes: n observations, m points, w columns, g knobs, s hyperparameter samples.
 """
@@ -20,22 +20,22 @@ Array = NDArray[np.float64]
 Numbers = NDArray[np.int64]
 
 DRAWS = 96  # hyperparameters drawn in each round
-KEPT = 12  # most draws over which predictions are averaged
-ENOUGH = 0.98  # share of the weight that the kept draws have: the least likely are left out
+KEPT = 12  # maximum number of draws over which predictions are averaged
+ENOUGH = 0.98  # share of the weight of the kept draws; the least likely ones are dropped
 JITTER = 1e-10
-LARGE = 1e15  # more than the square of anything whitened
+LARGE = 1e15  # larger than the square of any whitened value
 
-# The prior, on logarithms of: the lengthscales (of a cube of side 1), the amplitude, and the noise from trial to trial
-# (both in logarithms of seconds).
+# Prior on logarithms of: the lengthscales (in a unit cube), the amplitude, and the noise between trials (the last two
+# in logarithms of seconds).
 LENGTHSCALE = (math.log(0.6), 0.75)
 AMPLITUDE = (math.log(0.15), 0.8)
 NOISE = (math.log(0.004), 0.8)
-MEAN_SD = 0.3  # standard deviation of the constant around which the process varies
-KINSHIP = 0.6  # correlation of a surface with what it was before a drift
+MEAN_SD = 0.3  # standard deviation of the constant mean
+KINSHIP = 0.6  # correlation of a surface with its state before a drift
 
 
 def sequence(n: int, width: int, shift: Array) -> Array:
-    """Evenly spread points in the unit cube: shape (n, width). `shift`, of shape (width,), moves them around its edges.
+    """Return evenly spread points in the unit cube: shape (n, width). `shift`, of shape (width,), moves them around.
 
     References
     ----------
@@ -49,7 +49,7 @@ def sequence(n: int, width: int, shift: Array) -> Array:
 
 
 def matern(squared: Array) -> Array:
-    """Matern 5/2 of squared distances. Most of the time goes by here: nothing is allocated that need not be."""
+    """Apply the Matern 5/2 function to squared distances. This is the hot spot, so allocations are avoided."""
     distance = np.multiply(squared, 5.0)
     np.sqrt(distance, out=distance)
     decay = np.exp(-distance)
@@ -62,7 +62,7 @@ def matern(squared: Array) -> Array:
 
 
 class Surrogate:
-    """The posterior of the surface, given observations.
+    """Posterior of the surface, given observations.
 
     Parameters
     ----------
@@ -71,16 +71,16 @@ class Surrogate:
     y : array of float64, shape (n,)
         Logarithms of seconds; best near 0.
     errors : array of float64, shape (n,)
-        Their standard errors.
+        Standard errors of `y`.
     epochs : array of int, shape (n,)
-        Counts drifts: observations of an older epoch are of a surface that resembles today's.
+        Epoch of each observation, a count of drifts: those of an older epoch are of a surface similar to today's.
     groups : array of int, shape (w,)
-        The knob of each column.
+        Number of the knob of each column.
     seed : int
     counts : array of int, shape (n,), optional
-        Trials that an observation is the mean of; its error is then that of one of them.
+        Number of trials of which an observation is the mean; its error is then that of one trial.
     scatter : array of float64, shape (n,), optional
-        Their sum of squares around the mean, which tells how much trials of one setting differ.
+        Sum of squares of these trials around their mean, which shows how much trials of one setting differ.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Surrogate:
         self.draws, self.weights = draws[best], share[:count]
         self.weights /= self.weights.sum()
         root = np.linalg.cholesky(self._covariance(self.draws))
-        self._inverse = np.linalg.inv(root)  # (s, n, n): few and well conditioned, and used many times
+        self._inverse = np.linalg.inv(root)  # (s, n, n): few, well conditioned, and used many times
         self._alpha = np.einsum("sji,sj->si", self._inverse, self._inverse @ y)
 
     @property
@@ -138,11 +138,11 @@ class Surrogate:
         return float(self.weights @ np.exp(self.draws[:, -1]))
 
     def lengthscales(self) -> Array:
-        """Of each knob, in shares of its range: shape (g,). The shorter, the more the knob matters."""
+        """Return the lengthscale of each knob, in shares of its range: shape (g,). The shorter, the more it matters."""
         return np.asarray(np.exp(self.weights @ self.draws[:, : self._knobs]))
 
     def predict(self, x: Array, epoch: int) -> tuple[Array, Array]:
-        """Mean and standard deviation for each hyperparameter sample: shapes (s, m). Of the surface, without noise."""
+        """Return mean and deviation of the surface, without noise, for each hyperparameter sample: shapes (s, m)."""
         cross = self._cross(x, epoch)
         mean = np.einsum("smn,sn->sm", cross, self._alpha)
         half = cross @ self._inverse.transpose(0, 2, 1)
@@ -150,16 +150,16 @@ class Surrogate:
         return mean, np.sqrt(np.maximum(variance, JITTER))
 
     def mixture(self, x: Array, epoch: int) -> tuple[Array, Array]:
-        """Mean and standard deviation over all hyperparameters: shapes (m,)."""
+        """Return mean and standard deviation over all hyperparameters: shapes (m,)."""
         return self.mixed(*self.predict(x, epoch))
 
     def mixed(self, mean: Array, deviation: Array) -> tuple[Array, Array]:
-        """Mean and standard deviation over all hyperparameters, given those of each: shapes (s, m) to (m,)."""
+        """Return mean and standard deviation over all hyperparameters, given those of each: shapes (s, m) to (m,)."""
         average = self.weights @ mean
         return average, np.sqrt(self.weights @ (deviation**2 + (mean - average) ** 2))
 
     def difference(self, a: Array, b: Array, epoch: int) -> tuple[float, float]:
-        """Mean and standard deviation of the surface at `a` less that at `b`, each of shape (w,)."""
+        """Return mean and standard deviation of the surface at `a` minus that at `b`, each of shape (w,)."""
         both = np.stack([a, b])
         cross = self._cross(both, epoch)
         mean = np.einsum("smn,sn->sm", cross, self._alpha)
@@ -172,7 +172,7 @@ class Surrogate:
         return average, math.sqrt(float(self.weights @ (variance + (gap - average) ** 2)))
 
     def _distances(self, a: Array, b: Array) -> Array:
-        """Squared distances for each knob: shape (g, len(a), len(b))."""
+        """Return squared distances for each knob: shape (g, len(a), len(b))."""
         squared = (a[:, None, :] - b[None, :, :]) ** 2
         return np.stack([squared[:, :, self.groups == g].sum(axis=2) for g in range(self._knobs)])
 
@@ -181,7 +181,7 @@ class Surrogate:
         return matern(np.tensordot(scales, squared, axes=1))
 
     def _covariance(self, draws: Array) -> Array:
-        """Of the observations, the lower triangle: shape (s, n, n)."""
+        """Return the covariance of the observations as a lower triangle: shape (s, n, n)."""
         n = len(self.y)
         kernel = self._kernel(draws, self._squared)
         kernel *= np.exp(2 * draws[:, -2])[:, None]
@@ -193,11 +193,11 @@ class Surrogate:
         return found.reshape(len(draws), n, n)
 
     def _of_one(self, draws: Array) -> Array:
-        """Variance of one trial of each observation around the surface: shape (s, n)."""
+        """Return the variance of one trial of each observation around the surface: shape (s, n)."""
         return np.asarray(self._errors**2 + np.exp(2 * draws[:, -1])[:, None] + JITTER)
 
     def _cross(self, x: Array, epoch: int) -> Array:
-        """Covariance of points with the observations: shape (s, m, n)."""
+        """Return the covariance of points with the observations: shape (s, m, n)."""
         kernel = self._kernel(self.draws, self._distances(x, self.x))
         same = self.epochs == epoch
         kernel *= np.exp(2 * self.draws[:, -2])[:, None, None] * np.where(same, 1.0, KINSHIP)
@@ -205,9 +205,9 @@ class Surrogate:
         return kernel
 
     def _likelihood(self, draws: Array) -> Array:
-        """Logarithm of the marginal likelihood of each draw: shape (s,)."""
+        """Return the logarithm of the marginal likelihood of each draw: shape (s,)."""
         n = len(self.y)
-        with_y = np.zeros((len(draws), n + 1, n + 1))  # of its root the last row is y, whitened: no system to solve
+        with_y = np.zeros((len(draws), n + 1, n + 1))  # the last row of its Cholesky root is the whitened y
         with_y[:, :n, :n] = self._covariance(draws)
         with_y[:, n, :n] = self.y
         with_y[:, n, n] = LARGE

@@ -1,4 +1,4 @@
-"""Texts of logs that reach a terminal, which nothing of them controls."""
+"""Output of texts from logs to a terminal, without letting them control it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TextIO
 
 
 def plain(text: object) -> str:
-    """A text without characters that a terminal would act on."""
+    """Replace characters that a terminal would interpret."""
     return "".join(each if each.isprintable() else "?" for each in str(text))
 
 

@@ -1,8 +1,8 @@
-"""A model of the transport, measured on what the job itself has sent; and the knobs that it suggests.
+"""Model of the transport, fitted to the job's own traffic, and the knobs that it suggests.
 
-Gradients arrive evenly over the backward pass and travel in batches. One of n bytes takes `latency + n / bandwidth`,
-and one travels at a time. What the optimizer waits for is the last batch, and whatever had not been sent when it was
-complete. This says nothing of processors that computation and communication share: it is where to look first.
+Gradients arrive evenly over the backward pass and travel in batches, one at a time. A batch of n bytes takes `latency +
+n / bandwidth`. The optimizer waits for the last batch, and for all that had not been sent when that was complete. The
+model ignores that computation and communication share processors, so it only suggests where to look first.
 
 References
 ----------
@@ -21,14 +21,14 @@ import numpy as np
 
 from autotune.space import Choice, Knobs, Space
 
-LEAST_BATCHES = 8  # fewest batches to which a model is fitted
-APART = 4.0  # least ratio of the largest to the smallest batch that tells latency and bandwidth apart
-WAITING = 1e-4  # seconds: a shorter cycle time is as good as none
+LEAST_BATCHES = 8  # minimum number of batches for a fit
+APART = 4.0  # minimum ratio of the largest to the smallest batch, to tell latency and bandwidth apart
+WAITING = 1e-4  # seconds; a shorter cycle time is as good as none
 
 
 @dataclass(frozen=True)
 class Link:
-    """Time of a batch: `latency` and its bytes over `bandwidth`.
+    """Model of a batch's time: `latency` plus its bytes over `bandwidth`.
 
     Attributes
     ----------
@@ -43,22 +43,22 @@ class Link:
 
 
 def fit(batches: Sequence[tuple[float, float]]) -> Link | None:
-    """The model that explains most batches.
+    """Fit the model to the batches.
 
     Parameters
     ----------
     batches : sequence of (float, float)
-        Bytes and seconds of each.
+        Bytes and seconds of each batch.
 
     Returns
     -------
     Link or None
-        None if there are too few, of too similar sizes, or if the larger ones do not take longer.
+        None if there are too few batches, their sizes are too similar, or larger ones do not take longer.
 
     Notes
     -----
-    Ranks wait for each other in a batch, so times have a long tail: sizes are put into classes, of powers of two, each
-    of which counts by the quartile of its times. Through these goes the line of the median slope (P. K. Sen, 1968).
+    Ranks wait for each other in a batch, so times have a long tail. Therefore sizes are grouped by powers of two, and
+    each class counts with the lower quartile of its times. The line has the median slope (P. K. Sen, 1968).
     """
     known = np.array([(size, seconds) for size, seconds in batches if size > 0 and seconds > 0], dtype=np.float64)
     if len(known) < LEAST_BATCHES or known[:, 0].max() < APART * known[:, 0].min():
@@ -79,7 +79,7 @@ def fit(batches: Sequence[tuple[float, float]]) -> Link | None:
 
 
 def suggestion(link: Link, total: float, arriving: float) -> Knobs:
-    """The batches that leave the optimizer the least to wait for.
+    """Return the batches for which the optimizer waits least.
 
     Parameters
     ----------
@@ -97,8 +97,8 @@ def suggestion(link: Link, total: float, arriving: float) -> Knobs:
     Notes
     -----
     With batches of n bytes the optimizer waits `latency + n / bandwidth + max(0, total / n * latency + total /
-    bandwidth - arriving)`. Where the link is the slower, that is least at n = sqrt(total * latency * bandwidth); else
-    at the smallest n for which the link keeps up, if that is smaller.
+    bandwidth - arriving)`. If the link is slower, the minimum is at n = sqrt(total * latency * bandwidth). Otherwise it
+    is at the smallest n for which the link keeps up, if that is smaller.
     """
     batch = math.sqrt(total * link.latency * link.bandwidth)
     idle = arriving - total / link.bandwidth
@@ -110,20 +110,21 @@ def suggestion(link: Link, total: float, arriving: float) -> Knobs:
 
 
 def first_setting(traffic: Mapping[str, Any], space: Space, default: Mapping[str, Any]) -> tuple[Link, Knobs] | None:
-    """Where to look first, by what a job has sent.
+    """Return the first setting to try, based on the job's traffic.
 
     Parameters
     ----------
     traffic : mapping
-        `batches`, pairs of bytes and seconds; `bytes` of a step; `arriving`, the seconds in which they come, or None.
+        `batches`: pairs of bytes and seconds. `bytes`: bytes of a step. `arriving`: seconds in which they arrive, or
+        None.
     space : Space
     default : mapping
-        Of what the model says nothing of.
+        Values of the knobs about which the model says nothing.
 
     Returns
     -------
     (Link, dict) or None
-        The model, and a setting in the space. None if there is no model, or it speaks of no knob of the space.
+        Model, and a setting in the space. None if there is no model, or no knob of the space to which it applies.
     """
     link = fit(traffic["batches"])
     if link is None or not traffic["bytes"] or not traffic["arriving"]:

@@ -1,4 +1,4 @@
-"""Data of the policy: its settings, its trials, and the epochs to which they belong."""
+"""Data types of the policy: its settings, its trials, and the epochs to which they belong."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Phase = Literal["default", "design", "search", "confirm"]
 
 
 class PolicyError(ValueError):
-    """A policy or a setting of it that cannot be used: says which option, and what it takes."""
+    """Error of an unusable policy or setting; the text names the option and its valid values."""
 
 
 @dataclass(frozen=True)
@@ -27,17 +27,17 @@ class Settings:
     Attributes
     ----------
     abort_above : float
-        A trial whose first steps take this many times the best known may be cut short.
+        Multiple of the best known time from which a trial may be cut short after its first steps.
     spent : float
-        Steps that trials have lost in earlier searches of the same job, which count against what these may lose.
+        Steps that trials have lost in earlier searches of the same job; they count against the budget.
     ran : int
-        Steps of the job before this search, those of earlier searches included.
+        Steps of the job before this search, including those of earlier searches.
     regret_budget : float
-        Share of the shortest job that trials slower than the default may lose, before the job has become longer.
+        Share of the shortest job that trials slower than the default may lose, until the job is longer.
     shortest : float
-        Length of that job: a minute, in the unit of the samples.
+        Length of the shortest job: a minute, in the unit of the samples.
     horizon : int
-        Most steps that it counts as.
+        Maximum number of steps that the shortest job counts as.
     refill : float
         Share of the steps so far that trials may lose, once that is more.
     settling : int
@@ -45,18 +45,18 @@ class Settings:
     worth : float
         Improvement, as a share, below which a setting is not worth deploying.
     proof : float
-        Standard deviations by which a setting must be better than the default: those of the surrogate, which knows all
-        trials, and those of the measurements made to confirm it, which nothing has selected, added up.
+        Standard deviations by which a setting must be better than the default. It is a sum of two: by the surrogate,
+        which has all trials, and by the measurements made to confirm it, which are free of selection bias.
     least : float
         Standard deviations that each of the two must show by itself.
     hope : float
-        Expected improvement, as a share, below which searching on is pointless.
+        Expected improvement, as a share, below which further search is pointless.
     after_drift : int
-        Most trials of a search that a drift has opened again.
+        Maximum number of trials of a search that a drift has reopened.
     background : int
-        Trials of a background round after the search has ended; 0: there are no rounds.
+        Number of trials of a background round after the search has ended; 0: no rounds.
     interval : int
-        Steps from the end of a search to the first round.
+        Number of steps from the end of a search to the first round.
     patience : float
         Factor by which the interval grows after a round that has changed nothing.
     """
@@ -79,24 +79,24 @@ class Settings:
     ran: int = 0
 
 
-MOST_TRIALS = 1 << 20  # of a search; some memory goes with each
+MOST_TRIALS = 1 << 20  # maximum trials of a search; each uses some memory
 LARGEST_SEED = (1 << 63) - 1
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A setting to measure.
+    """Setting to measure.
 
     Attributes
     ----------
     id : int
     knobs : dict
     phase : str
-        `default`, `design`, `search` or `confirm`.
+        Phase: `default`, `design`, `search` or `confirm`.
     why : str
-        The reason, for people.
+        Reason, for the user.
     limit : float
-        Seconds. When the median of the first three steps is above, the rest need not be waited for: tell the trial with
+        Seconds per step. If the median of the first three steps is above, the trial can be cut short: report it with
         `status="aborted"`. Infinite as long as nothing is known.
     """
 
@@ -109,7 +109,7 @@ class Trial:
 
 @dataclass
 class Told:
-    """A trial with its result."""
+    """Completed trial."""
 
     trial: Trial
     x: Array
@@ -118,34 +118,34 @@ class Told:
     status: str
     score: Score
     round: int = 0
-    standing: str = ""  # key of the setting that it had to beat
+    standing: str = ""  # key of the setting that the trial had to beat
     settling: int = 0  # steps after the change that were not counted
-    key: str = field(init=False)  # key of its setting
+    key: str = field(init=False)  # key of the trial's setting
 
     def __post_init__(self) -> None:
         self.key = key(self.trial.knobs)
 
     @property
     def steps(self) -> int:
-        """Steps of the job that it took."""
+        """Number of the job's steps that the trial took."""
         return len(self.samples) + self.settling
 
 
 @dataclass
 class Epoch:
-    """A search, from its first trial to its decision, and the rounds by which it goes on later."""
+    """Search from its first trial to its decision, with the rounds in which it continues later."""
 
     number: int
     standing: Knobs  # setting that others have to beat
-    allowed: int  # most trials
+    allowed: int  # maximum number of trials
     baseline: list[Knobs]  # settings to measure first
     design: list[Knobs] = field(default_factory=list)
-    outward: dict[str, Knobs] = field(default_factory=dict)  # corner beyond each setting half way to one, by its key
+    outward: dict[str, Knobs] = field(default_factory=dict)  # corner beyond each half-way setting, by the latter's key
     corners: int = 0  # corners that may still be added to the design
     used: int = 0
     round: int = 0
     idle: int = 0  # steps since the last trial
-    interval: float = 0.0  # steps without a trial, after which a round begins
+    interval: float = 0.0  # steps without a trial after which a round begins
     resting: bool = False  # the search waits until its budget has refilled
     origin: Knobs = field(init=False)  # the first standing setting
 
@@ -154,5 +154,5 @@ class Epoch:
 
 
 def key(knobs: Knobs) -> str:
-    """A text that is equal for equal settings."""
+    """Return a text that is equal for equal settings."""
     return repr(knobs)

@@ -1,14 +1,14 @@
-"""Estimates of what another policy, or other settings, would have done with the measurements of a log.
+"""Estimates of the result of another policy, or of other settings, with the measurements of a log.
 
-A log has samples only of what was tried. A trial of such a setting is answered with these, in the order in which they
-were measured: `log`. When they are used up they are given again, and a trial that was cut short in the log and is
-not now is drawn out with its own few steps: `again`, which is less than a new measurement. Of every other setting a
-*model* stands in: what the tuner's surrogate of the log's trials expects, and around it deviations drawn from those of
-the log's steps. The model knows only what was measured: where that was little, it is little more than a guess, and as
-the tuner does, it holds settings that are far worse for less bad than they are.
+A log only has samples of settings that were tried. A trial of such a setting gets these, in the order in which they
+were measured: `log`. When they are used up, they are reused; a trial that was cut short in the log, but is not now, is
+extended with its own few steps: `again`, which is worth less than a new measurement. For every other setting, a *model*
+answers: the expectation of the tuner's surrogate of the log's trials, with deviations drawn from those of the log's
+steps. The model only knows what was measured: with few data it is little more than a guess. Like the tuner, it
+underestimates how bad far worse settings are.
 
-Everything here ends with the first search: after a drift another surface was measured, and in the background no policy
-but the tuner's goes on.
+Estimates end with the first search: after a drift, another surface was measured, and only the tuner's policy goes on
+in the background.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ Ratio = tuple[float, float]
 
 @dataclass(frozen=True)
 class WhatIf:
-    """The estimated course of another search.
+    """Estimated course of another search.
 
     Attributes
     ----------
     lines : list of Line
-        Its trials; ratios are to the log's default.
+        Trials of the search; ratios are to the log's default.
     sources : list of str
-        Where the samples of each come from.
+        Source of the samples of each trial.
     best, logged : dict
-        The setting that it would have deployed, and the one that the log deployed.
+        Setting that the search would have deployed, and the one that the log deployed.
     of_default, of_logged : (float, float)
-        Time of `best` over that of the default and over that of `logged`, by the model: mean and standard deviation
-        of the logarithm.
+        Time of `best` relative to that of the default and to that of `logged`, by the model: mean and standard
+        deviation of the logarithm.
     trials_of_best : int
-        Trials of `best` that the log has.
+        Number of trials of `best` in the log.
     lost, lost_by_model, lost_in_log : float
         Steps lost against the default: by all trials, by those that the model answered, by those of the log.
     drifted : bool
-        Whether the log goes on, after a drift or in the background.
+        Whether the log goes on after the first search, after a drift or in the background.
     resting : bool
-        Whether the search has ended with trials left, as they had lost all that they may.
+        Whether the search ended with trials left, because its budget was used up.
     """
 
     lines: list[Line]
@@ -76,7 +76,7 @@ class WhatIf:
 
 @dataclass(frozen=True)
 class Logged:
-    """A trial of the log."""
+    """Trial of the log."""
 
     samples: list[float]
     cut: bool
@@ -84,7 +84,7 @@ class Logged:
 
 
 class Evidence:
-    """The times per step that a log knows, as answers to trials.
+    """Step times of a log, used to answer trials.
 
     Parameters
     ----------
@@ -114,15 +114,15 @@ class Evidence:
         self._deviations = np.concatenate([np.log(told.samples) - told.score.log for told in whole])
         self._given: Counter[bytes] = Counter()
         default = [told for told in self.tuner.history if told.trial.knobs == self.tuner.default]
-        #: Seconds of the default: of its first trial, as the story of the log has it.
+        #: Seconds of the default in its first trial, same as in the log's summary.
         self.reference = math.exp((default or self.tuner.history)[0].score.log)
 
     def trials_of(self, knobs: Mapping[str, Any]) -> int:
-        """Trials of a setting in the log."""
+        """Return the number of trials of a setting in the log."""
         return len(self._logged.get(self.tuner.space.encode(knobs).tobytes(), ()))
 
     def answer(self, knobs: Mapping[str, Any], limit: float) -> tuple[list[float], str, Source]:
-        """Samples of a trial, its status, and where they come from."""
+        """Return the samples of a trial, its status, and their source."""
         at = self.tuner.space.encode(knobs).tobytes()
         logged, turn = self._logged.get(at), self._given[at]
         self._given[at] += 1
@@ -140,12 +140,12 @@ class Evidence:
         return [*trial.samples, *more.tolist()], "ok", "again"
 
     def compare(self, one: Knobs, other: Knobs) -> Ratio:
-        """Of the time of a setting to that of another, as the model has it."""
+        """Return the ratio of the times of two settings by the model, as mean and deviation of its logarithm."""
         return (0.0, 0.0) if one == other else self.tuner.difference(one, other)
 
     def _modelled(self, knobs: Mapping[str, Any]) -> list[float]:
         mean, _ = self.tuner.believe([knobs])
-        first = self.tuner.history[0].score.log  # what is believed is relative to it
+        first = self.tuner.history[0].score.log  # beliefs are relative to it
         drawn = self._rng.choice(self._deviations, self._steps)
         return [float(each) for each in np.exp(first + mean[0] + drawn)]
 
@@ -156,22 +156,22 @@ def what_if(rows: Sequence[dict[str, Any]], policy: Policy, name: str, seed: int
     Parameters
     ----------
     rows : sequence of dict
-        What `autotune.journal.read` gives.
+        Rows from `autotune.journal.read`.
     policy : Policy
-        Fresh.
+        New policy, without trials.
     name : str
-        Of it, for errors.
+        Name of the policy, for errors.
     seed : int
-        Of what the model draws.
+        Seed of the samples that the model draws.
     max_trials : int
-        That the policy may ask for.
+        Maximum number of trials that the policy may ask for.
 
     Raises
     ------
     JournalError
-        The log has no trial that was told.
+        The log has no completed trial.
     PolicyError
-        The policy asks for, or deploys, a setting outside of the space, or asks for too many.
+        The policy asks for or deploys a setting outside the space, or asks for too many trials.
     """
     mine = first_search(rows)
     evidence = Evidence(mine, seed)
@@ -218,7 +218,7 @@ def what_if(rows: Sequence[dict[str, Any]], policy: Policy, name: str, seed: int
 
 
 def first_search(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of a log up to its first drift, or to where the search begins to go on in the background."""
+    """Return the rows of a log up to its first drift, or to the first background round."""
     for k, row in enumerate(rows):
         if row["row"] == "decide":
             ended = any(each.get("final") for each in rows[:k])
@@ -228,7 +228,7 @@ def first_search(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _cut(samples: list[float], limit: float) -> tuple[list[float], str]:
-    """The samples that a trial would have had under a limit."""
+    """Return the samples that a trial would have had under a limit, and its status."""
     if float(np.median(samples[:FIRST])) > limit:
         return samples[:FIRST], "aborted"
     return samples, "ok"
@@ -239,5 +239,5 @@ def _against(lines: Sequence[Line], reference: float) -> list[Line]:
 
 
 def _lost(line: Line) -> float:
-    """Steps of the default; a trial that was not told has no ratio."""
+    """Return the loss in steps of the default; 0 for a trial without a result."""
     return max(0.0, line.ratio - 1.0) * line.samples if line.samples else 0.0
