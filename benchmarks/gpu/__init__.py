@@ -1,1 +1,1 @@
-"""What needs a GPU."""
+"""Measurements that need a GPU."""

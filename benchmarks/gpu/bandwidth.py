@@ -1,9 +1,9 @@
-"""Part `bandwidth`: how fast the shipped kernels pack tensors into a slab and unpack them, beside a plain copy.
+"""Part `bandwidth`: speed at which the shipped kernels pack tensors into a slab and unpack them, beside a plain copy.
 
-Tensors lie as a framework's allocator puts them, at multiples of 512 bytes, or 4 bytes beside. Each kernel goes round
-several sets of tensors and slabs, more than a cache holds, and so does the copy; all of a sample is enqueued while the
-device fills memory, so that it waits for no launch. A bandwidth counts bytes read and written. Tables of rows are there
-already; the engine copies them before each launch, 24 bytes for a row and 4 for each 2 KiB.
+Tensors are placed as by a framework's allocator, at multiples of 512 bytes, or 4 bytes further. Each kernel cycles
+through several sets of tensors and slabs, more than a cache holds, and so does the copy. All launches of a sample are
+enqueued while the device fills memory, so that it never waits for one. A bandwidth counts bytes read and written.
+Tables of rows are on the device already; the engine copies them before each launch, 24 bytes per row and 4 per 2 KiB.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from benchmarks.gpu.reference import rounded, wide
 
 AIM = 0.9
 PIECE, WARPS, BLOCKS, WARP = 2048, 8, 4096, 32
-"""As the engine launches them (engine_ext/gpu/launching.c)."""
+"""Launch configuration of the engine (engine_ext/gpu/launching.c)."""
 SPACING, BESIDE = 512, 4
-ROUNDS = 4  # through the sets in a sample
+ROUNDS = 4  # cycles through the sets in a sample
 PAUSE, PAUSES = 1 << 30, 4
-"""Bytes that the device fills first, and how often: a millisecond."""
+"""Bytes that the device fills first, and how often: about a millisecond."""
 FLOAT = 4
 
 
 @dataclass(frozen=True)
 class Way:
-    """How tensors travel: the kernels, the dtype in the slab, and by what they are divided when they are unpacked."""
+    """Conversion of tensors: the kernels, the dtype in the slab, and the divisor in unpacking."""
 
     pack: str
     unpack: str
@@ -50,32 +50,32 @@ WAYS = {
 
 @dataclass(frozen=True)
 class Layout:
-    """So many tensors of so many float32 numbers."""
+    """Number of tensors, and of float32 numbers in each."""
 
     rows: int
     count: int
 
     @property
     def title(self) -> str:
-        """What it is called."""
+        """Description for the tables."""
         from engine import readable
 
         return f"{self.rows} tensors of {readable.size(FLOAT * self.count)}"
 
 
 LAYOUTS = (Layout(4, 4 << 20), Layout(32768, 512), Layout(2000, 256), Layout(20000, 16))
-SMALL = (Layout(2, 5000), Layout(60, 50))  # for the stand-in, which runs each thread of a kernel on this processor
+SMALL = (Layout(2, 5000), Layout(60, 50))  # for the stand-in, which runs each thread of a kernel on the CPU
 
 
 def measure(task: Task) -> dict[str, Any]:
-    """Measure all.
+    """Measure all layouts.
 
     Returns
     -------
     dict
-        `copies`: by layout, bytes and bandwidth of cuMemcpyDtoDAsync, in bytes a second. `rows`: a dict each, with
-        `layout`, `aligned`, `what`, `direction`, `bandwidth` and `share` of the copy's; `aim`: the share that is aimed
-        at, None on the stand-in; `problems`: wrong results.
+        `copies`: by layout, bytes and bandwidth of cuMemcpyDtoDAsync in bytes per second. `rows`: a dict each, with
+        `layout`, `aligned`, `what`, `direction`, `bandwidth`, and `share` of the copy's. `aim`: target of the share,
+        None on the stand-in. `problems`: wrong results.
     """
     device = Driver()
     aim = None if task.here["stand_in"] else AIM
@@ -101,7 +101,7 @@ def measure(task: Task) -> dict[str, Any]:
 
 
 class Bench:
-    """Launches kernels, and times them by events of the device."""
+    """Launcher of kernels that times them by events of the device."""
 
     def __init__(self, device: Driver, sets: int, samples: int, pause: int) -> None:
         self.device, self.module, self.sets, self.samples = device, device.module(), sets, samples
@@ -112,7 +112,7 @@ class Bench:
         self.wrong = ""
 
     def copy(self, layout: Layout) -> float:
-        """The bandwidth of a copy of as many bytes."""
+        """Return the bandwidth of a copy of as many bytes."""
         nbytes = FLOAT * layout.rows * layout.count
         memory = [self.device.allocate(nbytes) for _ in range(2 * self.sets)]
         for at in memory:
@@ -128,7 +128,7 @@ class Bench:
         return 2 * nbytes / seconds
 
     def kernels(self, layout: Layout, beside: int, way: Way) -> dict[str, float]:
-        """The bandwidths of a pair of kernels; what they make is looked at once, and `wrong` says what is wrong."""
+        """Return the bandwidths of a pair of kernels; `wrong` gets the errors in their results, checked once."""
         sets = [Set(self.device, layout, beside, way) for _ in range(self.sets)]
         moved = layout.rows * layout.count * (FLOAT + sets[0].item)
         packing, unpacking = (self.device.function(self.module, name) for name in (way.pack, way.unpack))
@@ -140,7 +140,7 @@ class Bench:
         return {"pack": moved / packed, "unpack": moved / unpacked}
 
     def time(self, once: Any) -> float:
-        """Seconds of one turn, of which several are enqueued at a time, each with a set of its own: the median."""
+        """Return the median seconds of one turn; several turns are enqueued at a time, each with a set of its own."""
         seconds = []
         for sample in range(self.samples + 1):  # the first one is not counted
             pause, nbytes = ctypes.c_uint64(self.pause), ctypes.c_size_t(self.pause_bytes)
@@ -160,7 +160,7 @@ class Bench:
 
 @lru_cache(maxsize=1)
 def _values(layout: Layout, beside: int, stride: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Numbers that a half holds exactly, by tensor; and the same as they lie in memory, with zeros between."""
+    """Return numbers by tensor that float16 represents exactly, and the same in memory layout, with zeros between."""
     values = (np.arange(layout.rows * layout.count) % 251 - 100).astype(np.float32).reshape(layout.rows, -1)
     held = np.zeros((layout.rows, stride), np.uint8)
     held[:, beside : beside + FLOAT * layout.count] = values.view(np.uint8).reshape(layout.rows, -1)
@@ -168,7 +168,7 @@ def _values(layout: Layout, beside: int, stride: int) -> tuple[NDArray[Any], NDA
 
 
 class Set:
-    """Tensors to pack, a slab, and tensors to unpack it to; with tables of both, as the engine's kernels read them."""
+    """Tensors to pack, a slab, and tensors to unpack to, with tables of both in the form of the engine's kernels."""
 
     def __init__(self, device: Driver, layout: Layout, beside: int, way: Way) -> None:
         self.device, self.layout, self.beside, self.way = device, layout, beside, way
@@ -202,7 +202,7 @@ class Set:
         return at
 
     def launch(self, kernel: ctypes.c_void_p, table: int, *identity: int) -> None:
-        """Enqueue a kernel as the engine does; with an `identity` if it packs."""
+        """Enqueue a kernel as the engine does; pass an `identity` if it packs."""
         words = [ctypes.c_uint64(each) for each in (table, self.layout.rows, self.slab_bytes, self.slab, *identity)]
         factors = [ctypes.c_double(self.way.divisor if not identity else 1.0), ctypes.c_double(1.0)]
         given = [ctypes.cast(ctypes.pointer(each), ctypes.c_void_p) for each in (*words, *factors)]
@@ -212,7 +212,7 @@ class Set:
         self.device.call("cuLaunchKernel", kernel, *shape, self.device.stream, parameters, None)
 
     def wrong(self) -> str:
-        """What the kernels have made that they should not have."""
+        """Describe errors in the results of the kernels; empty if there are none."""
         kind = np.dtype(np.uint16 if self.way.dtype == BFLOAT16 else self.way.dtype)
         slab = self.device.get(self.slab, np.empty(self.slab_bytes, np.uint8))
         held = np.zeros(self.step * self.layout.rows, np.uint8)
@@ -229,7 +229,7 @@ class Set:
         return "bytes beside the tensors were written" if got.any() else ""
 
     def free(self) -> None:
-        """Free all. Nothing of it is in use."""
+        """Free all memory, which must not be in use."""
         self.device.synchronize()
         for at in (self.slab, *self.memory, self.sources, self.targets):
             self.device.free(at)

@@ -1,4 +1,4 @@
-"""What the GPU plane was designed by, and nobody had measured: each belief beside what was measured of it."""
+"""Assumptions behind the design of the GPU plane, each beside its measurement."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ TENSORS = 2000
 
 @dataclass(frozen=True)
 class Belief:
-    """A belief: what it is about, what was believed, and what the parts have found of it; or a text, why nothing."""
+    """Assumption: its subject, the assumed value, and a function of the parts' results, or a text why there is none."""
 
     what: str
     believed: str
     found: Callable[[Parts], str] | str
 
     def measured(self, parts: Parts, mark: str = "") -> str:
-        """What is known of it; `mark` goes before what was measured."""
+        """Return what is known of it; `mark` precedes a measured value."""
         return self.found if isinstance(self.found, str) else mark + self.found(parts)
 
 
 def result(parts: Parts, part: str) -> Mapping[str, Any] | str:
-    """The results of a part; or a text, why there are none."""
+    """Return the results of a part, or a text why there are none."""
     found = parts.get(part)
     if found is None:
         return "not run"
@@ -36,7 +36,7 @@ def result(parts: Parts, part: str) -> Mapping[str, Any] | str:
 
 
 def cost(parts: Parts, group: str, name: str) -> float | str:
-    """The median of a row of `costs`, of a group that begins so; or a text, why there is none."""
+    """Return the median of a row of `costs`, in a group whose title begins so; or a text why there is none."""
     found = result(parts, "costs")
     if isinstance(found, str):
         return found
@@ -57,7 +57,7 @@ def _cost(group: str, name: str, times: int = 1) -> Callable[[Parts], str]:
 
 
 def _entry(parts: Parts) -> str:
-    """A call of a communicator that does not block, of two ranks, beside one of a communicator that does."""
+    """Compare a call of a non-blocking communicator with one of a blocking communicator, for two ranks and for one."""
     what = "non-blocking: allreduce of 1 KiB, until it is enqueued, looked at all the time"
     told = []
     for size in ("2 ranks", "1 rank"):
@@ -89,7 +89,7 @@ def _steps(parts: Parts) -> str:
 
 
 def _frozen(way: str) -> Callable[[Parts], str]:
-    """The time of 100 small tensors, until the device has passed, to that of entries."""
+    """Return the ratio of the time of 100 small tensors, until the device has done them, to that of entries."""
 
     def measured(parts: Parts) -> str:
         found = result(parts, "frozen")
@@ -119,7 +119,7 @@ def _replays(parts: Parts) -> str:
 
 
 def _made(parts: Parts, name: str) -> str:
-    """What it takes to make a frozen pass, in a world of two ranks."""
+    """Return the cost of creating a frozen pass, in a world of two ranks."""
     found = result(parts, "frozen")
     if isinstance(found, str):
         return found

@@ -1,6 +1,6 @@
-"""Part `binding`: what PyTorch's operations make of tensors on a GPU, beside the same in the host's memory.
+"""Part `binding`: results of PyTorch's operations on a GPU, compared with those in host memory.
 
-`python -m benchmarks.gpu.binding DIRECTORY HERE SECONDS` is a rank; `binding_cases.py` has what it tries.
+`python -m benchmarks.gpu.binding DIRECTORY HERE SECONDS` is a rank; `binding_cases.py` has its cases.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from benchmarks.gpu.part import Task
 PATIENCE = {"ENGINE_STALL_WARNING": "5", "ENGINE_STALL_LIMIT": "15"}
 OK, OVER = "ok", "the time was over"
 AGAIN = ("allreduce of", "optimizer", "as halves", "groups", "values")
-"""Cases that are tried again with sums in the order of the ranks begin so."""
+"""Prefixes of cases that are repeated with sums in rank order."""
 
 
 def measure(task: Task) -> dict[str, Any]:
-    """Try one rank, and two where they can be.
+    """Run the cases with one rank, and with two if possible.
 
     Returns
     -------
     dict
-        `worlds`: by number of ranks `where` they were and `cases`, which says of each `OK`, `OVER` or what went wrong;
-        or `skipped`.
+        `worlds`: for each number of ranks, `where` they were, and `cases` with `OK`, `OVER` or an error for each; or
+        `skipped`.
     """
     found: dict[str, Any] = {"worlds": {}, "problems": []}
     for size, where, variables in ranks.worlds(task.here, (2, 1), found["worlds"]):
@@ -61,7 +61,7 @@ def measure(task: Task) -> dict[str, Any]:
 
 
 def attempt(act: Callable[[], None]) -> str:
-    """What is to be told of a case."""
+    """Run a case and return its result as a text."""
     try:
         act()
     except Exception as error:
@@ -71,7 +71,7 @@ def attempt(act: Callable[[], None]) -> str:
 
 
 def run(where: Path, device: str, seconds: float) -> None:
-    """Try all cases, in a world, and then sums in the order of the ranks in the next one."""
+    """Run all cases in a world, and then sums in rank order in the next one."""
     import torch
 
     import engine
@@ -99,7 +99,7 @@ def run(where: Path, device: str, seconds: float) -> None:
 
 
 def main() -> None:
-    """Be the rank that the command line describes; where there is no GPU, compare the host with itself, for tests."""
+    """Run as the rank that the command line describes. Without a GPU, compare the host with itself, for tests."""
     where, known, seconds = sys.argv[1:]
     here = json.loads(Path(known).read_text(encoding="utf-8"))
     device = "cpu"

@@ -1,7 +1,7 @@
-"""What a rank of the part `binding` tries: each case on a device and in the host's memory, by PyTorch.
+"""Cases of the part `binding`: each runs on a device and in host memory, through PyTorch.
 
-Values are small whole numbers, so results are the same in whatever order they are added; where they are not whole, a
-case says by how much they may differ.
+Values are small whole numbers, so results do not depend on the order of additions. Where they are not whole, a case has
+a tolerance.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ import torch
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 WHOLE = (torch.uint8, torch.int8, torch.int32, torch.int64)
-LARGE = 20_000_000  # float32 numbers: more than a slab
-DELAY = 20_000_000  # cycles of the GPU before a tensor has its values: some 10 ms
+LARGE = 20_000_000  # number of float32 elements: more than a slab
+DELAY = 20_000_000  # GPU cycles before a tensor has its values: some 10 ms
 STEPS = 4
-HALF = 2e-3  # of gradients that travel as halves, beside those of the host's
-SAME = 1e-4  # of float32 gradients that cuBLAS and the host compute
+HALF = 2e-3  # tolerance of gradients that travel as halves
+SAME = 1e-4  # tolerance of float32 gradients, which cuBLAS and the host compute differently
 Case = tuple[str, Callable[[], None]]
 
 
 class Wrong(AssertionError):
-    """A result differs from the one in the host's memory."""
+    """Error of a result that differs from the one in host memory."""
 
 
 class Rank:
-    """This process, in a world that is there."""
+    """This process in an initialized world."""
 
     def __init__(self, device: str, peer: str = "cpu") -> None:
         import engine
@@ -46,7 +46,7 @@ class Rank:
             torch.cuda.synchronize(self.device)
 
     def draw(self, shape: Sequence[int], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
-        """This rank's values."""
+        """Return this rank's values."""
         generator = torch.Generator().manual_seed(1000 * seed + self.rank)
         if dtype == torch.bool:
             return torch.randint(2, tuple(shape), generator=generator).bool()
@@ -54,17 +54,17 @@ class Rank:
         return torch.randint(low, 5, tuple(shape), generator=generator).to(dtype)
 
     def delay(self) -> None:
-        """Keep the current stream for a while."""
+        """Occupy the current stream for a while."""
         if self.device != "cpu":
             torch.cuda._sleep(DELAY)
 
     def both(self, act: Callable[[str], Any], off: float = 0.0) -> None:
-        """Act on the device and in the host's memory.
+        """Act on the device and in host memory, and compare the results.
 
         Raises
         ------
         Wrong
-            Results are not the same; by how much, if they are not `off`.
+            Results are not equal or, if `off` is not 0, differ by more than that.
         """
         got = [each.detach().clone().cpu() for each in _flat(act(self.device))]
         wanted = [each.detach().clone().cpu() for each in _flat(act(self.peer))]
@@ -87,7 +87,7 @@ class Rank:
     # ---- operations --------------------------------------------------------------------------------------------------
 
     def reduced(self, dtype: torch.dtype, op: int, shape: Sequence[int], **more: Any) -> None:
-        """Reduce a tensor; of what is not contiguous too."""
+        """Reduce a tensor, and also a non-contiguous one."""
 
         def act(device: str) -> list[torch.Tensor]:
             tensor = self.draw(shape, dtype).to(device)
@@ -108,7 +108,7 @@ class Rank:
         self.both(act)
 
     def many(self) -> None:
-        """Start many in another order on each rank."""
+        """Start many operations, in another order on each rank."""
 
         def act(device: str) -> list[torch.Tensor]:
             numbers = range(300)
@@ -123,7 +123,7 @@ class Rank:
         self.both(act)
 
     def grouped(self) -> None:
-        """Groups of several dtypes."""
+        """Reduce groups of several dtypes."""
 
         def act(device: str) -> list[torch.Tensor]:
             tensors = [self.draw((50 + each,), torch.float32, each).to(device) for each in range(5)]
@@ -156,7 +156,7 @@ class Rank:
         self.both(act)
 
     def compressed(self) -> None:
-        """Travel as halves."""
+        """Reduce tensors that travel as halves."""
 
         def act(device: str) -> list[torch.Tensor]:
             tensor = self.draw((1000,), torch.float32, 8).to(device)
@@ -166,7 +166,7 @@ class Rank:
         self.both(act)
 
     def objects(self) -> None:
-        """Objects and states of optimizers that have tensors on a GPU."""
+        """Broadcast objects and optimizer states with tensors on a GPU."""
 
         def act(device: str) -> list[torch.Tensor]:
             given = {"a": self.draw((5,), torch.float32, 11).to(device)} if self.rank == self.size - 1 else None
@@ -185,7 +185,7 @@ class Rank:
         self.both(act, SAME)
 
     def sparse(self) -> None:
-        """Entries of which some ranks have others."""
+        """Reduce sparse tensors with different entries on some ranks."""
 
         def act(device: str) -> list[torch.Tensor]:
             places = torch.tensor([[0, 2, 5 + self.rank], [1, 1, 0]])
@@ -195,7 +195,7 @@ class Rank:
         self.both(act)
 
     def differentiated(self) -> None:
-        """Gradients go through operations."""
+        """Differentiate through operations."""
 
         def act(device: str) -> list[torch.Tensor]:
             leaf = self.draw((4, 3), torch.float32, 13).to(device).requires_grad_()
@@ -206,7 +206,7 @@ class Rank:
         self.both(act)
 
     def normalised(self) -> None:
-        """SyncBatchNorm."""
+        """Normalize with SyncBatchNorm."""
 
         def act(device: str) -> list[torch.Tensor]:
             layer = self.hvd.SyncBatchNorm(3).to(device)
@@ -218,7 +218,7 @@ class Rank:
         self.both(act, 1e-4)
 
     def joined(self) -> None:
-        """Rank 0 has more to do."""
+        """Join while rank 0 has more operations."""
 
         def act(device: str) -> list[torch.Tensor]:
             results = []
@@ -231,7 +231,7 @@ class Rank:
         self.both(act)
 
     def in_sets(self) -> None:
-        """Each rank in a set of its own, and all."""
+        """Reduce in a process set of each rank alone, and in that of all ranks."""
         sets = [self.engine.global_process_set]
         sets += [self.hvd.add_process_set([rank]) for rank in range(self.size) if self.size > 1]
 
@@ -247,7 +247,7 @@ class Rank:
     # ---- streams -----------------------------------------------------------------------------------------------------
 
     def ordered(self) -> None:
-        """Values are there late, and the tensor is given others as soon as the result is enqueued."""
+        """Reduce tensors whose values arrive late, and which are overwritten as soon as the result is enqueued."""
 
         def act(device: str) -> list[torch.Tensor]:
             results = []
@@ -264,7 +264,7 @@ class Rank:
         self.both(act)
 
     def on_streams(self) -> None:
-        """Work on streams of its own, on which the results are used."""
+        """Work on streams of its own, where the results are used, too."""
         if self.device == "cpu":
             return
         values = [self.draw((1 << 18,), torch.float32, 30 + each) for each in range(4)]
@@ -281,7 +281,7 @@ class Rank:
         self.both(lambda device: got if device == self.device else wanted)
 
     def reused(self) -> None:
-        """Memory that goes back to the allocator while it is reduced is not given to others too early."""
+        """Check that memory returned to the allocator during a reduction is not reused too early."""
 
         def act(device: str) -> list[torch.Tensor]:
             results = []
@@ -296,7 +296,7 @@ class Rank:
         self.both(act)
 
     def threads(self) -> None:
-        """Threads with streams of their own."""
+        """Reduce in threads with streams of their own."""
         if self.device == "cpu":
             return
         problems: list[str] = []
@@ -323,7 +323,7 @@ class Rank:
             raise Wrong(problems[0])
 
     def refused_capture(self) -> None:
-        """A collective within a capture is refused; another thread's capture is left alone."""
+        """Check that a collective within a capture is refused, but not one beside another thread's capture."""
         if self.device == "cpu":
             return
         from engine.errors import EngineError
@@ -342,7 +342,7 @@ class Rank:
         self.both(lambda device: self.hvd.allreduce(self.draw((9,), torch.float32, 51).to(device)))
 
     def captured_beside(self) -> None:
-        """A thread captures while collectives are under way."""
+        """Capture in a thread while collectives are in flight."""
         if self.device == "cpu":
             return
         tensor, problems = self.draw((1 << 16,), torch.float32, 52).to(self.device), []
@@ -376,7 +376,7 @@ class Rank:
     # ---- optimizers --------------------------------------------------------------------------------------------------
 
     def trained(self, off: float = SAME, kept: bool = False, mixed: bool = False, **more: Any) -> None:
-        """Train a model, on the device and in the host's memory."""
+        """Train a model, on the device and in host memory."""
         torch.manual_seed(3)
         plain = torch.nn.Sequential(
             torch.nn.Linear(20, 300),
@@ -422,7 +422,7 @@ class Rank:
         self.both(act, SAME)
 
     def frozen(self, replayed: bool, **more: Any) -> None:
-        """Train frozen, and replay its step; beside the same in the host's memory, which is not frozen."""
+        """Train frozen, and replay the step; compare with unfrozen training in host memory."""
         torch.manual_seed(5)
         plain = torch.nn.Sequential(torch.nn.Linear(20, 300), torch.nn.Tanh(), torch.nn.Linear(300, 5))
         if self.device == "cpu":
@@ -479,7 +479,7 @@ class Rank:
         self.both(act, HALF if more else SAME)
 
     def cases(self) -> Iterator[Case]:
-        """All of them, by name."""
+        """Yield all cases with their names."""
         sum_, average = self.engine.Sum, self.engine.Average
         ops = {"Sum": sum_, "Min": self.engine.Min, "Max": self.engine.Max, "Product": self.engine.Product}
         for dtype in (*FLOATS, *WHOLE, torch.bool):

@@ -1,4 +1,4 @@
-"""The command `python -m benchmarks gpu`: its options, and what it shows at the end."""
+"""Command `python -m benchmarks gpu`: its options, and the output at the end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def execute(options: argparse.Namespace, console: Console) -> None:
     Raises
     ------
     SystemExit
-        Options mean nothing, or a part did not go well: which.
+        Invalid options, or failed parts, which are named.
     """
     only = tuple(filter(None, options.only.split(",")))
     try:

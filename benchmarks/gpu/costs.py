@@ -1,4 +1,4 @@
-"""Part `costs`: what calls cost in the thread that makes them: those of the driver, PyTorch, NCCL and the engine."""
+"""Part `costs`: time that calls of the driver, PyTorch, NCCL and the engine take in the calling thread."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ Rows = list[dict[str, Any]]
 
 
 def measure(task: Task) -> dict[str, Any]:
-    """Measure all.
+    """Measure all groups of calls.
 
     Returns
     -------
     dict
-        `groups`: by what is called, a list of rows, each with `name` and a `Summary` in seconds; or a text, why it was
-        skipped.
+        `groups`: for each group, a list of rows with `name` and a `Summary` in seconds; or a text why it was skipped.
     """
     groups: dict[str, Rows | str] = {}
     found: dict[str, Any] = {"groups": groups, "problems": []}
@@ -61,7 +60,7 @@ def measure(task: Task) -> dict[str, Any]:
 def _of_ranks(
     module: str, size: int, variables: dict[str, str], task: Task, found: dict[str, Any], share: float
 ) -> Rows | str:
-    """What the ranks of a module tell; their problems are kept. Without NCCL there are none."""
+    """Return the rows of the ranks of a module, and add their problems to `found`; without NCCL, the reason."""
     if task.here["why_no_nccl"]:
         return str(task.here["why_no_nccl"])
     samples = task.pick(10, 500 if size == 1 else 100)
@@ -80,7 +79,7 @@ def _of_ranks(
 
 
 def _torch(calls: int) -> Rows:
-    """What PyTorch takes to say on which stream it works, by three ways."""
+    """Measure three ways by which PyTorch reports its current stream."""
     import torch
 
     torch.cuda.init()

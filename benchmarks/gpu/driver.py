@@ -1,7 +1,7 @@
-"""The CUDA driver by ctypes, and arrays in its memory that the engine takes as it takes those of a framework.
+"""CUDA driver through ctypes, and arrays in device memory that the engine accepts like those of a framework.
 
-No framework is needed: an array offers DLPack's exchange table, by which the engine learns its address and the stream
-that works on it. So what is measured here also runs where PyTorch has no CUDA, and on the stand-ins of the tests.
+No framework is needed: an array provides DLPack's exchange table, from which the engine gets its address and its
+stream. So the measurements also run where PyTorch has no CUDA, and on the stand-ins of the tests.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from engine import config
 
 PTX = paths.ROOT / "engine_ext/gpu/kernels.ptx"
 KERNELS = "BENCHMARK_GPU_KERNELS"
-"""The variable that names a library with the engine's kernels for the stand-in, which runs no PTX."""
+"""Variable that names a library with the engine's kernels for the stand-in, which cannot run PTX."""
 CODES = {"i": 0, "u": 1, "f": 2, "b": 6}
 BFLOAT16 = "bfloat16"
-"""NumPy has no such dtype: values are uint16 with its bits."""
+"""Dtype that NumPy lacks: values are uint16 with its bits."""
 
 
 class DriverError(RuntimeError):
-    """A call of the driver did not succeed."""
+    """Error of a failed call of the driver."""
 
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """Load the driver's library, which the setting `cuda_library` names, as for the engine."""
+    """Load the driver's library, which the setting `cuda_library` names, as the engine does."""
     chosen = config.load(config.environment()).cuda_library
     loaded = ctypes.CDLL(str(chosen or "libcuda.so.1"), mode=os.RTLD_NOW)
     if is_stand_in(loaded) and KERNELS in os.environ:
@@ -42,12 +42,12 @@ def library() -> ctypes.CDLL:
 
 
 def is_stand_in(loaded: ctypes.CDLL) -> bool:
-    """Whether a library is the tests' stand-in: it tells what it has found, which no driver does."""
+    """Return whether a library is the tests' stand-in, by a function that no driver has."""
     return hasattr(loaded, "stand_report")
 
 
 class Driver:
-    """A device, whose primary context is current in this thread, and a stream that does not wait for stream 0."""
+    """Device whose primary context is current in this thread, and a stream that does not wait for stream 0."""
 
     def __init__(self, ordinal: int = 0) -> None:
         self.ordinal = ordinal
@@ -61,34 +61,34 @@ class Driver:
         self.call("cuStreamCreateWithPriority", ctypes.byref(self.stream), 1, 0)
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Call a function.
+        """Call a function of the driver.
 
         Raises
         ------
         DriverError
-            With the name of the function, and of the code that it returned.
+            The call failed; the text has the function's name and its error code.
         """
         if code := getattr(self.library, name)(*arguments):
             raise DriverError(f"{name} returned {code_name(self.library, code)}")
 
     def number(self, name: str, *arguments: Any) -> int:
-        """Call a function that writes an int, and return it."""
+        """Call a function that writes an int, and return the int."""
         found = ctypes.c_int()
         self.call(name, ctypes.byref(found), *arguments)
         return found.value
 
     def allocate(self, nbytes: int) -> int:
-        """Allocate memory of the device."""
+        """Allocate device memory."""
         at = ctypes.c_uint64()
         self.call("cuMemAlloc_v2", ctypes.byref(at), ctypes.c_size_t(max(nbytes, 1)))
         return at.value
 
     def free(self, at: int) -> None:
-        """Free it. Nothing uses it any more."""
+        """Free device memory, which must not be in use."""
         self.call("cuMemFree_v2", ctypes.c_uint64(at))
 
     def put(self, at: int, values: NDArray[Any]) -> None:
-        """Copy values to the device; they are there when this returns."""
+        """Copy values to the device, and wait for the copy."""
         source = np.ascontiguousarray(values)
         size, pointer = ctypes.c_size_t(source.nbytes), ctypes.c_void_p(source.ctypes.data)
         if source.nbytes:
@@ -96,7 +96,7 @@ class Driver:
         self.synchronize()
 
     def get(self, at: int, like: NDArray[Any]) -> NDArray[Any]:
-        """Copy values of that shape and dtype from the device, after all that the stream was given."""
+        """Copy values of that shape and dtype from the device, after all work of the stream."""
         values = np.empty_like(like)
         size, pointer = ctypes.c_size_t(values.nbytes), ctypes.c_void_p(values.ctypes.data)
         if values.nbytes:
@@ -113,7 +113,7 @@ class Driver:
         self.call("cuCtxSynchronize")
 
     def memory(self) -> tuple[int, int]:
-        """Bytes of the device that nobody uses, and all that it has."""
+        """Return the unused and the total bytes of the device."""
         unused, total = ctypes.c_size_t(), ctypes.c_size_t()
         self.call("cuMemGetInfo_v2", ctypes.byref(unused), ctypes.byref(total))
         return unused.value, total.value
@@ -125,13 +125,13 @@ class Driver:
         return made
 
     def function(self, module: ctypes.c_void_p, name: str) -> ctypes.c_void_p:
-        """Find a kernel."""
+        """Find a kernel in a module."""
         found = ctypes.c_void_p()
         self.call("cuModuleGetFunction", ctypes.byref(found), module, name.encode())
         return found
 
     def reports(self) -> list[str]:
-        """What the stand-in has found wrong; a driver tells nothing."""
+        """Return errors that the stand-in has found; empty for a driver."""
         if not is_stand_in(self.library):
             return []
         self.library.stand_report.restype = ctypes.c_size_t
@@ -142,17 +142,17 @@ class Driver:
 
 @functools.cache
 def image() -> bytes:
-    """The engine's kernels, as they are shipped."""
+    """Return the engine's kernels as shipped."""
     return Path(PTX).read_bytes()
 
 
 def kernel_names() -> list[str]:
-    """The names of the engine's kernels."""
+    """Return the names of the engine's kernels."""
     return [name.decode() for name in re.findall(rb"\.entry (\w+)", image())]
 
 
 def code_name(loaded: ctypes.CDLL, code: int) -> str:
-    """What a code of the driver is called."""
+    """Return the name of an error code of the driver."""
     name = ctypes.c_char_p()
     if loaded.cuGetErrorName(code, ctypes.byref(name)) == 0 and name.value:
         return f"{name.value.decode()} ({code})"
@@ -163,7 +163,7 @@ def code_name(loaded: ctypes.CDLL, code: int) -> str:
 
 
 class DlTensor(ctypes.Structure):
-    """`DLTensor` of dlpack.h."""
+    """Structure `DLTensor` of dlpack.h."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -184,7 +184,7 @@ STREAM = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int32, ctypes.PO
 
 
 class ExchangeTable(ctypes.Structure):
-    """`DLPackExchangeAPI` of dlpack.h 1.3."""
+    """Structure `DLPackExchangeAPI` of dlpack.h 1.3."""
 
     _fields_ = (
         ("major", ctypes.c_uint32),
@@ -196,13 +196,13 @@ class ExchangeTable(ctypes.Structure):
 
 
 class Array:
-    """Values in the memory of a device. All arrays of a process work on the stream of one `Driver`."""
+    """Array in device memory. All arrays of a process use the stream of one `Driver`."""
 
     __dlpack_c_exchange_api__: ClassVar[Any]
     stream: ClassVar[int | None] = None
 
     def __init__(self, driver: Driver, values: NDArray[Any], dtype: str = "") -> None:
-        """Copy values to the device. `dtype` is that of `values`, unless it is said to be "bfloat16"."""
+        """Copy values to the device. `dtype` is that of `values` if it is not "bfloat16"."""
         self.driver = driver
         self.like = np.ascontiguousarray(values)
         self.code = 4 if dtype == BFLOAT16 else CODES[self.like.dtype.kind]
@@ -213,11 +213,11 @@ class Array:
         driver.put(self.at, self.like)
 
     def numpy(self) -> NDArray[Any]:
-        """The values, after all that the stream was given."""
+        """Return the values, after all work of the stream."""
         return self.driver.get(self.at, self.like)
 
     def free(self) -> None:
-        """Free the memory when the stream has come to its end."""
+        """Free the memory after all work of the stream."""
         self.driver.synchronize()
         self.driver.free(self.at)
 

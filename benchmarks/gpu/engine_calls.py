@@ -1,4 +1,4 @@
-"""What an allreduce of a small array costs as the engine makes it, in a world of one rank, from its call to its end.
+"""Cost of an allreduce of a small array through the engine, in a world of one rank, from its call to its end.
 
 `python -m benchmarks.gpu.engine_calls DIRECTORY HERE SAMPLES` is the rank.
 """
@@ -27,12 +27,12 @@ CASES = {
 
 
 def small(samples: int, make: Callable[[], Any], synchronize: Callable[[], None]) -> list[dict[str, Any]]:
-    """Rows for one array at a time: until the call returns, `wait` returns, and the device has passed it."""
+    """Return rows for one array at a time: until the call returns, `wait` returns, and the device is done."""
     rows = []
     for name, factor in CASES.items():
         seconds = np.empty((3, samples))
         array = make()
-        for sample in range(-5, samples):  # the first ones open, and are not counted
+        for sample in range(-5, samples):  # the first ones open the GPU, and are not counted
             synchronize()
             marks = [time.perf_counter()]
             handle = ranks.allreduce(array, array, "small", postscale=factor, blocking=True)
@@ -49,7 +49,7 @@ def small(samples: int, make: Callable[[], Any], synchronize: Callable[[], None]
 
 
 def many(device: Driver, samples: int) -> list[dict[str, Any]]:
-    """Rows for a hundred arrays that are submitted one after the other and then waited for."""
+    """Return rows for a hundred arrays that are submitted one after the other and then waited for."""
     arrays = [Array(device, np.ones(COUNT, np.float32)) for _ in range(MANY)]
     submitted, enqueued = np.empty(samples), np.empty(samples)
     for sample in range(-2, samples):

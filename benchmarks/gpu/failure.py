@@ -1,8 +1,7 @@
-"""Part `failure`: worlds one after the other in a process, and a rank that is killed, which the other one survives.
+"""Part `failure`: successive worlds in one process, and the death of a rank that the other one survives.
 
-`python -m benchmarks.gpu.failure again|lost DIRECTORY HERE TURNS SECONDS` is a rank. Rank 1, if it is told `lost`,
-kills itself among its allreduces; rank 0 notes when it hears of it, when its device is at rest, and when it goes on
-alone.
+`python -m benchmarks.gpu.failure again|lost DIRECTORY HERE TURNS SECONDS` is a rank. With `lost`, rank 1 kills itself
+between its allreduces. Rank 0 records when it learns of that, when its device is idle, and when it continues alone.
 """
 
 from __future__ import annotations
@@ -24,24 +23,24 @@ from benchmarks.gpu.driver import Array, Driver
 from benchmarks.gpu.part import Skipped, Task
 
 COUNT = 1 << 18
-BEFORE = 20  # allreduces of both ranks, before one of them dies
-LEAST = 4  # worlds, however long they take
-SETTLED = 1  # worlds after which a driver has allocated what it keeps
+BEFORE = 20  # allreduces of both ranks before one of them dies
+LEAST = 4  # minimum number of worlds
+SETTLED = 1  # worlds after which a driver has allocated everything that it keeps
 ALLOWED = 1 << 20
-"""Bytes of the device by which worlds may differ: another process may have allocated."""
+"""Bytes of device memory by which worlds may differ, as another process may have allocated memory."""
 MODULE = "benchmarks.gpu.failure"
 
 
 def measure(task: Task) -> dict[str, Any]:
-    """Measure both.
+    """Measure both cases.
 
     Returns
     -------
     dict
-        `again`: of each world of one rank seconds of `init`, `first` (an allreduce, which opens the GPU) and
-        `shutdown`, and `used`, bytes of the device afterwards; `growth`, bytes from the second world to the last.
-        `lost`: seconds from the death of rank 1 until rank 0 `heard` of it, its device was at `rest`, and it had
-        reduced `alone`; or `skipped`.
+        `again`: for each world of one rank, the seconds of `init`, `first` (an allreduce, which opens the GPU) and
+        `shutdown`, and `used`, bytes of device memory afterwards. `growth`: bytes from the second world to the last.
+        `lost`: seconds from the death of rank 1 until rank 0 `heard` of it, until its device was at `rest`, and until
+        it had reduced `alone`; or `skipped`.
     """
     found: dict[str, Any] = {"problems": []}
     try:
@@ -51,7 +50,7 @@ def measure(task: Task) -> dict[str, Any]:
             found["problems"] += told["problems"]
         if found["growth"] > ALLOWED:
             found["problems"].append(f"the device's memory that is in use has grown by {found['growth']} bytes")
-    except ranks.RankFailedError as error:  # the other one is tried nevertheless
+    except ranks.RankFailedError as error:  # the other case is tried nevertheless
         found["problems"].append(str(error))
     task.tell(found)
     found["lost"] = {}
@@ -69,7 +68,7 @@ def measure(task: Task) -> dict[str, Any]:
 def _job(
     task: Task, what: str, size: int, variables: dict[str, str], turns: int, share: float, killed: tuple[int, ...] = ()
 ) -> Any:
-    """What rank 0 of a job tells."""
+    """Run a job and yield the results of rank 0."""
     with tempfile.TemporaryDirectory() as scratch:
         (known := Path(scratch, "here.json")).write_text(json.dumps(task.here), encoding="utf-8")
         seconds = share * task.left
@@ -83,7 +82,7 @@ def _job(
 
 
 def again(device: Driver, turns: int, seconds: float) -> dict[str, Any]:
-    """Worlds one after the other."""
+    """Run successive worlds."""
     import engine
 
     worlds, problems, end = [], [], time.monotonic() + seconds
@@ -110,7 +109,7 @@ def again(device: Driver, turns: int, seconds: float) -> dict[str, Any]:
 
 
 def lost(device: Driver, where: Path) -> dict[str, Any]:
-    """Both ranks reduce, until one dies."""
+    """Reduce with both ranks until one dies."""
     import engine
     from engine.errors import WorldError
 
@@ -146,7 +145,7 @@ def lost(device: Driver, where: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Be a rank."""
+    """Run as a rank."""
     what, where, known, turns, seconds = sys.argv[1:]
     here = json.loads(Path(known).read_text(encoding="utf-8"))
     rank = int(os.environ["RANK"])

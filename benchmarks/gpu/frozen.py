@@ -1,8 +1,8 @@
-"""Part `frozen`: what is saved where ranks agree on nothing: frozen passes, and graphs that have them.
+"""Part `frozen`: savings of frozen passes, in which ranks do not negotiate, and of graphs with such passes.
 
 `python -m benchmarks.gpu.frozen DIRECTORY HERE SAMPLES` is a rank. It reduces the same small arrays in three ways that
-take turns: each submitted as ever, by a frozen pass, and by a graph that has captured one. Steps of models are those of
-`frozen_steps.py`.
+take turns: submitted normally, by a frozen pass, and by a graph that has captured one. `frozen_steps.py` has steps of
+models.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from benchmarks.gpu.driver import Array, Driver
 from benchmarks.gpu.native_calls import row
 from benchmarks.gpu.part import Skipped, Task
 
-COUNT, MANY = 1024, 100  # float32 numbers of an array, and arrays
-FACTORS = 2.0, 0.5  # before and behind the sum, so that there is work for one rank, too
+COUNT, MANY = 1024, 100  # float32 numbers of an array, and number of arrays
+FACTORS = 2.0, 0.5  # factors before and after the sum, so that a single rank has work, too
 UNFROZEN, FROZEN, GRAPH = "unfrozen", "frozen pass", "launch of a graph"
 WAYS = (UNFROZEN, FROZEN, GRAPH)
 CAPTURES = 5
@@ -39,8 +39,8 @@ def measure(task: Task) -> dict[str, Any]:
     Returns
     -------
     dict
-        `worlds`: by their size `where` they were and what `Rank.measure` gives, or why they were `skipped`;
-        `workloads`, as of `frozen_steps.measure`, or why they were skipped; `problems`.
+        `worlds`: for each size, `where` the ranks were and the result of `Rank.measure`, or why it was `skipped`.
+        `workloads`: result of `frozen_steps.measure`, or why it was skipped. `problems`: errors.
     """
     worlds: dict[str, Any] = {}
     found: dict[str, Any] = {"worlds": worlds, "problems": []}
@@ -64,7 +64,7 @@ def measure(task: Task) -> dict[str, Any]:
 
 
 def _of_ranks(size: int, variables: dict[str, str], task: Task) -> dict[str, Any]:
-    """What rank 0 tells, with the problems of all."""
+    """Return the results of rank 0, with the problems of all ranks."""
     with tempfile.TemporaryDirectory() as scratch:
         (known := Path(scratch, "here.json")).write_text(json.dumps(task.here), encoding="utf-8")
         with ranks.Ranks(MODULE, size, [scratch, str(known), str(task.pick(4, 100))], variables) as job:
@@ -86,14 +86,14 @@ class Rank:
         self.pass_: Any = None
 
     def submit(self) -> None:
-        """Reduce each as ever."""
+        """Reduce each array by a normal submission."""
         how = {"prescale": FACTORS[0], "postscale": FACTORS[1]}
         handles = [ranks.allreduce(each, each, f"array {k}", **how) for k, each in enumerate(self.arrays)]
         for handle in handles:
             handle.wait()
 
     def freeze(self) -> Any:
-        """Make a frozen pass. Collective."""
+        """Create a frozen pass. Collective."""
         from engine import runtime
         from engine.gpu.freezing import Frozen, Reduction
 
@@ -101,11 +101,11 @@ class Rank:
         return runtime.device().freeze(self.device.ordinal, tensors, Reduction(ranks.OPS["sum"], *FACTORS, None))
 
     def repeat(self) -> None:
-        """Reduce them by the frozen pass."""
+        """Reduce the arrays by the frozen pass."""
         self.pass_.repeat(self.device.stream.value)
 
     def capture(self) -> None:
-        """Put the frozen pass into a graph."""
+        """Capture the frozen pass into a graph."""
         graph, call = ctypes.c_void_p(), self.device.call
         if self.run.value:
             call("cuGraphExecDestroy", self.run)
@@ -116,11 +116,11 @@ class Rank:
         call("cuGraphDestroy", graph)
 
     def launch(self) -> None:
-        """Reduce them by the graph."""
+        """Reduce the arrays by the graph."""
         self.device.call("cuGraphLaunch", self.run, self.device.stream)
 
     def timed(self, act: Callable[[], Any]) -> tuple[float, float]:
-        """Seconds until an act has returned, and until the device has passed what it has enqueued."""
+        """Return the seconds until an action has returned, and until the device has done its work."""
         self.device.synchronize()
         begun = time.perf_counter()
         act()
@@ -129,7 +129,7 @@ class Rank:
         return returned - begun, time.perf_counter() - begun
 
     def made(self) -> dict[str, Any]:
-        """Freeze twice and capture: `memory` that each freeze takes, in bytes, and `rows` of seconds."""
+        """Freeze twice and capture; return the `memory` that each freeze takes in bytes, and `rows` of seconds."""
         self.submit()  # opens the GPU
         self.device.rest()
         memory, seconds = [], []
@@ -145,13 +145,13 @@ class Rank:
         return {"memory": memory, "rows": rows}
 
     def measure(self, samples: int) -> dict[str, Any]:
-        """Let the ways take turns.
+        """Measure the ways in turns.
 
         Returns
         -------
         dict
-            `memory` and `rows`; `ratios`, by way, of the time until the device has passed to that of the unfrozen
-            way, with their intervals.
+            `memory` and `rows`, as in `made`. `ratios`: by way, the time until the device is done relative to the
+            unfrozen way, with intervals.
         """
         made = self.made()
         ways = dict(zip(WAYS, (self.submit, self.repeat, self.launch), strict=True))
@@ -169,7 +169,7 @@ class Rank:
         return made | {"ratios": ratios}
 
     def wrong(self, size: int, rank: int) -> list[str]:
-        """Reduce new values by each way, and tell what is not their sum."""
+        """Reduce new values in each way, and describe wrong sums."""
         problems = []
         for way, act in zip(WAYS, (self.submit, self.repeat, self.launch), strict=True):
             for k, each in enumerate(self.arrays):
@@ -183,7 +183,7 @@ class Rank:
 
 
 def main() -> None:
-    """Be the rank."""
+    """Run as a rank."""
     where, known, samples = sys.argv[1:]
     here = json.loads(Path(known).read_text(encoding="utf-8"))
     import engine

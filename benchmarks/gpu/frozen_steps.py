@@ -1,8 +1,8 @@
-"""Training steps of frozen optimizers, eager and replayed, beside unfrozen ones and DDP's. Of the part `frozen`.
+"""Training steps of frozen optimizers, eager and replayed, beside unfrozen ones and DDP's, for the part `frozen`.
 
-`python -m benchmarks.gpu.frozen_steps DIRECTORY SECONDS ROUNDS WORKLOAD` is the rank of a world of one: what shows is
-what a step costs the host and the device beside the model itself, and not the network. Each variant has a model of its
-own; they take turns.
+`python -m benchmarks.gpu.frozen_steps DIRECTORY SECONDS ROUNDS WORKLOAD` is the rank of a world of one. So it measures
+the cost of a step for the host and the device besides the model itself, without a network. Each variant has a model of
+its own; they take turns.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MODULE = "benchmarks.gpu.frozen_steps"
 
 
 def measure(task: Task, found: dict[str, Any]) -> dict[str, Any]:
-    """Measure every workload in a process of its own: `workloads`, by name what `train` gives; and all `problems`."""
+    """Measure every workload in a process of its own: `workloads` has the results of `train`, by name."""
     workloads: dict[str, Any] = {}
     problems: list[str] = found["problems"]
     for number, name in enumerate(training.WORKLOADS):
@@ -52,37 +52,37 @@ def measure(task: Task, found: dict[str, Any]) -> dict[str, Any]:
 
 
 class Recording:
-    """Steps of torch on a GPU that are captured, and replayed on the current stream."""
+    """Captured steps of torch on a GPU, replayed on the current stream."""
 
     def __init__(self) -> None:
         self.stream = torch.cuda.Stream()
         self.graph = torch.cuda.CUDAGraph()
 
     def warm(self, act: Callable[[], None]) -> None:
-        """Run on the stream that will be captured, as torch asks for."""
+        """Run on the stream of the later capture, as torch requires."""
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
             act()
         torch.cuda.current_stream().wait_stream(self.stream)
 
     def capture(self, act: Callable[[], None]) -> None:
-        """Capture what it enqueues."""
+        """Capture the work that an action enqueues."""
         torch.cuda.synchronize()
         with torch.cuda.graph(self.graph, stream=self.stream):
             act()
 
     def replay(self) -> None:
-        """Run what was captured."""
+        """Replay the captured work."""
         self.graph.replay()
 
 
 class Fixed(Variant):
-    """A variant whose steps read one batch, into which the next ones are copied; frozen, or replayed, or both.
+    """Variant whose steps read one batch, into which the next ones are copied; frozen, or replayed, or both.
 
     Parameters
     ----------
     recording : Recording, optional
-        Of the steps that are replayed.
+        Capture of the steps, if they are replayed.
     """
 
     def __init__(self, name: str, workload: Any, batches: Any, device: str, recording: Any = None) -> None:
@@ -98,7 +98,7 @@ class Fixed(Variant):
         recording.capture(super().step)
 
     def prepare(self) -> None:
-        """Make steps; then freeze, with one more."""
+        """Take warm-up steps; then freeze if required, with one more step."""
         for _ in range(WARMUP):
             self.step_as_ever()
         if self.frozen:
@@ -109,13 +109,13 @@ class Fixed(Variant):
             self._zero = {"set_to_none": False}
 
     def bring(self) -> None:
-        """Copy the next batch to where steps read it."""
+        """Copy the next batch to the memory from which steps read."""
         for place, given in zip(self.place, self.given[self.turn % len(self.given)], strict=True):
             place.copy_(given)
         self.turn += 1
 
     def step_as_ever(self) -> None:
-        """Take one step."""
+        """Take one eager step."""
         self.bring()
         super().step()
 
@@ -152,8 +152,8 @@ def train(
     Returns
     -------
     dict
-        What was trained; `rounds`, by variant seconds of a step; `ratios`, of the medians of two variants; and
-        `differences` of variants' parameters from DDP's after equally many steps.
+        Description of the workload; `rounds`: seconds of a step, by variant; `ratios`: ratios of two variants' medians;
+        `differences`: differences of variants' parameters from DDP's after equally many steps.
     """
     end = time.monotonic() + seconds
     engine = training.join(where, device)
@@ -177,7 +177,7 @@ def train(
     print(f"{name}: measured with {end - time.monotonic():.1f} s left", flush=True)
     ratios = {f"{of} to {to}": stats.ratio(taken[of], taken[to]).record() for of, to in RATIOS}
     size = bench.size()
-    bench.variants.clear()  # the graphs go before the communicator that they have
+    bench.variants.clear()  # the graphs must be destroyed before the communicator that they use
     engine.shutdown()
     print(f"{name}: closed with {end - time.monotonic():.1f} s left", flush=True)
     return {"title": workload.title, **size, "differences": differences, "rounds": taken, "ratios": ratios}

@@ -1,6 +1,6 @@
-"""What this machine has: a GPU or the stand-in for one, driver, NCCL, PyTorch. Asked in a process of its own.
+"""Description of this machine: a GPU or its stand-in, driver, NCCL, PyTorch. Determined in a process of its own.
 
-`python -m benchmarks.gpu.here FILE` writes it to a file, so that a driver that hangs or crashes takes nothing with it.
+`python -m benchmarks.gpu.here FILE` writes it to a file, so that a hanging or crashing driver does no harm.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from benchmarks.gpu import driver
 from engine import config
 from engine.errors import DeviceError
 
-SM = (75, 76, 16)  # attributes of a device: compute capability, major and minor; multiprocessors
+SM = (75, 76, 16)  # device attributes: compute capability, major and minor; number of multiprocessors
 
 
 def look() -> dict[str, Any]:
-    """Describe what there is.
+    """Describe the machine.
 
     Returns
     -------
     dict
-        `none`, a text, where no GPU can be used; else `stand_in`, `cards`, `driver`, `cuda`, `nccl`,
-        `nccl_version`, `why_no_nccl`, `torch` and `why_no_torch`, which says why PyTorch has no CUDA here.
+        `none`: the reason, if no GPU can be used. Otherwise `stand_in`, `cards`, `driver`, `cuda`, `nccl`,
+        `nccl_version`, `why_no_nccl`, `torch` and `why_no_torch`, the reason why PyTorch has no CUDA here.
     """
     try:
         library = driver.library()
@@ -72,7 +72,7 @@ def _card(ordinal: int) -> dict[str, Any]:
 
 
 def _kernel_module() -> str | None:
-    """The version of the driver's kernel module, as 570.86.15."""
+    """Return the version of the driver's kernel module, such as 570.86.15."""
     with contextlib.suppress(OSError):
         words = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8").partition("Kernel Module")[2].split()
         return next((word for word in words if word[0].isdigit()), None)
@@ -80,7 +80,7 @@ def _kernel_module() -> str | None:
 
 
 def _torch(stand_in: bool) -> tuple[Any, str | None, str | None]:
-    """PyTorch if it has CUDA, its version, and why it has none. NCCL is loaded with it, and taken from it."""
+    """Return PyTorch if it has CUDA, its version, and why it has none. PyTorch also loads NCCL, which is used then."""
     try:
         version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
@@ -95,7 +95,7 @@ def _torch(stand_in: bool) -> tuple[Any, str | None, str | None]:
 
 
 def describe(found: dict[str, Any]) -> str:
-    """Return one line: the card, and what runs on it."""
+    """Return one line with the GPU and the software."""
     cards = found["cards"]
     first = cards[0]
     card = f"{first['name']}, {first['memory_gib']} GiB, capability {first['capability']}"

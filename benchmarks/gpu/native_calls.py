@@ -1,4 +1,4 @@
-"""calls.c from Python: what calls of the driver and of NCCL cost, in seconds."""
+"""Python interface of calls.c: costs of calls of the driver and of NCCL, in seconds."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from benchmarks.common.stats import Summary
 from benchmarks.gpu.driver import Driver, DriverError
 
 WHY = 512
-WITHOUT_WORK = "pack_bytes"  # a kernel that is given no rows
+WITHOUT_WORK = "pack_bytes"  # kernel that is launched without rows
 Samples = NDArray[np.float64]
 
 
 class NcclCalls(ctypes.Structure):
-    """`nccl_calls` of calls.c."""
+    """Structure `nccl_calls` of calls.c."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("all_reduce", "group_start", "group_end", "async_error")),
@@ -34,7 +34,7 @@ class NcclCalls(ctypes.Structure):
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The compiled calls.c."""
+    """Compile and load calls.c."""
     source = str(paths.ROOT / "benchmarks/gpu/calls.c")
     loaded = ctypes.CDLL(str(native.build(source, shared=True, include=[paths.ROOT])))
     loaded.calls_name.restype = ctypes.c_char_p
@@ -43,12 +43,12 @@ def library() -> ctypes.CDLL:
 
 
 def row(name: str, samples: Samples) -> dict[str, Any]:
-    """One line of a table of costs."""
+    """Return one row of a table of costs."""
     return {"name": name, **Summary.of(samples.tolist()).record()}
 
 
 class Calls:
-    """The functions, on a device."""
+    """Functions of calls.c on a device."""
 
     def __init__(self, device: Driver) -> None:
         self.device = device
@@ -56,24 +56,24 @@ class Calls:
         self._checked("calls_open", ctypes.c_void_p(device.library._handle), kernel)
 
     def names(self) -> list[str]:
-        """What `driver` measures, by number."""
+        """Return the names of the calls that `driver` measures, by number."""
         return [library().calls_name(which).decode() for which in range(library().calls_count())]
 
     def driver(self, which: int, batch: int, samples: int) -> Samples:
-        """Seconds of a call; each sample is the mean of a batch."""
+        """Return the seconds of a call; each sample is the mean of a batch."""
         seconds = np.empty(samples)
         self._checked("calls_measure", which, batch, _pointer(seconds), samples)
         return seconds
 
     def wake(self, samples: int) -> tuple[Samples, Samples]:
-        """Seconds until a sleeping thread runs that is rung for, and those of the ring."""
+        """Return the seconds until a woken thread runs, and those of the waking call."""
         woken, rung = np.empty(samples), np.empty(samples)
         if code := library().calls_wake(_pointer(woken), _pointer(rung), samples):
             raise OSError(code, "a thread cannot be started")
         return woken, rung
 
     def nccl(self, calls: NcclCalls, samples: int) -> tuple[Samples, Samples]:
-        """Seconds until an allreduce has returned, and until it is enqueued."""
+        """Return the seconds until an allreduce has returned, and until it is enqueued."""
         returned, enqueued = np.empty(samples), np.empty(samples)
         if code := library().calls_nccl(ctypes.byref(calls), _pointer(returned), _pointer(enqueued), samples):
             raise DriverError(f"ncclAllReduce: {'the driver has failed' if code < 0 else f'code {code}'}")

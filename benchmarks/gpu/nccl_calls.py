@@ -1,6 +1,6 @@
-"""What a call of NCCL costs the thread that makes it, with communicators that block and that do not.
+"""Cost of a call of NCCL for the calling thread, with blocking and non-blocking communicators.
 
-`python -m benchmarks.gpu.nccl_calls DIRECTORY HERE SAMPLES` is a rank; rank 0's file has what the table shows.
+`python -m benchmarks.gpu.nccl_calls DIRECTORY HERE SAMPLES` is a rank; rank 0's file has the rows of the table.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from benchmarks.gpu.native_calls import Calls, NcclCalls, row
 
 COUNT = 256
 LANE_NAP_NS = 20_000
-"""The nap between two looks of the engine's lane (`NAP_NS`, engine_ext/gpu/lane.c)."""
+"""Nanoseconds between two polls of the engine's lane (`NAP_NS`, engine_ext/gpu/lane.c)."""
 IN_PROGRESS, UNDEFINED, ID_BYTES = 7, -(2**31), 128
 WAIT = 60.0
 
 
 class Config(ctypes.Structure):
-    """`ncclConfig_t` of 2.17, as the engine gives it (engine_ext/gpu/nccl.h)."""
+    """Structure `ncclConfig_t` of 2.17, with the engine's values (engine_ext/gpu/nccl.h)."""
 
     _fields_ = (
         ("size", ctypes.c_size_t),
@@ -39,17 +39,17 @@ class Config(ctypes.Structure):
 
 
 class Id(ctypes.Structure):
-    """`ncclUniqueId`."""
+    """Structure `ncclUniqueId`."""
 
     _fields_ = (("bytes", ctypes.c_ubyte * ID_BYTES),)
 
 
 class NcclError(RuntimeError):
-    """A call of NCCL did not succeed."""
+    """Error of a failed call of NCCL."""
 
 
 class Rank:
-    """This process: NCCL, and its place in the world."""
+    """This process: NCCL, and its rank in the world."""
 
     def __init__(self, where: Path, here: dict[str, Any]) -> None:
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -60,12 +60,12 @@ class Rank:
         self.calls = Calls(self.device)
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Call a function; with a communicator that does not block, it may not have ended yet."""
+        """Call a function; with a non-blocking communicator, it may still be in progress."""
         if (code := getattr(self.nccl, name)(*arguments)) not in (0, IN_PROGRESS):
             raise NcclError(f"{name} returned {code}: {(self.nccl.ncclGetLastError(None) or b'').decode()}")
 
     def name(self, turn: int) -> Id:
-        """What all ranks know a communicator by; rank 0 tells it in a file."""
+        """Return the id of a communicator, which rank 0 publishes in a file."""
         made, file = Id(), self.where / f"id{turn}"
         if self.rank == 0:
             self.call("ncclGetUniqueId", ctypes.byref(made))
@@ -103,7 +103,8 @@ class Rank:
     def close(self, communicator: ctypes.c_void_p, kind: str) -> list[dict[str, Any]]:
         """End a communicator together with the other rank, whose kernels may read from this one until then.
 
-        The one that blocks is destroyed, the other aborted, as the engine does. What the calls take.
+        A blocking communicator is destroyed, a non-blocking one aborted, as the engine does. Returns rows with the
+        times.
         """
         self.device.synchronize()
         begun = time.perf_counter()
@@ -116,7 +117,7 @@ class Rank:
         return [row(f"{kind}: {name}", np.array([seconds])) for name, seconds in taken.items()]
 
     def measure(self, turn: int, samples: int) -> list[dict[str, Any]]:
-        """Rows for a communicator of a kind: turn 0 blocks, 1 does not."""
+        """Return rows for a communicator of one kind: blocking for turn 0, non-blocking for turn 1."""
         blocking = turn == 0
         begun = time.perf_counter()
         communicator = self.open(turn, blocking)
@@ -130,7 +131,7 @@ class Rank:
             for nap in (0,) if blocking else (0, LANE_NAP_NS):
                 given = (communicator.value, source, target, COUNT, self.device.stream.value)
                 calls = NcclCalls(*addresses, *given, grouped, int(not blocking), nap)
-                self.calls.nccl(calls, 3)  # connects
+                self.calls.nccl(calls, 3)  # connects the ranks
                 returned, enqueued = self.calls.nccl(calls, samples)
                 what = f"{kind}: {'group of two allreduces' if grouped else 'allreduce'} of 1 KiB"
                 if blocking:

@@ -1,7 +1,7 @@
-"""Part `numerics`: what the engine makes of each dtype and reduction on the device, beside the exact result.
+"""Part `numerics`: results of the engine for each dtype and reduction on the device, compared with exact ones.
 
-`python -m benchmarks.gpu.numerics FILE HERE SECONDS LARGEST` is a rank. With one rank NCCL is not called: what is tried
-is pack, cast, factor and unpack. With two it is NCCL's sums, and the reduction in rank order.
+`python -m benchmarks.gpu.numerics FILE HERE SECONDS LARGEST` is a rank. With one rank, NCCL is not called: this covers
+pack, cast, factor and unpack. With two ranks, it covers NCCL's sums, and the reduction in rank order.
 """
 
 from __future__ import annotations
@@ -25,21 +25,20 @@ from benchmarks.gpu.part import Task
 
 COUNTS = (1, 3, 1000)
 LIMITS = {"plain": 0.5, "factors": 1.5, "compressed": 1.5}
-"""Distances between neighbouring numbers: one rounding; of the sum and of the factor; of each rank and of the sum."""
+"""Maximum errors in units in the last place: one rounding; of the sum and the factor; of each rank and the sum."""
 SLACK = 1e-3
 WRONG = "wrong"
-"""Of an error that is no number of units: a whole number that is not exact, a NaN that is lost."""
-BEYOND = 20_000_000  # float32 numbers: more than a slab
+"""Text for an error that is not a number of units: an inexact whole number, or a lost NaN."""
+BEYOND = 20_000_000  # number of float32 elements: more than a slab
 
 
 def measure(task: Task) -> dict[str, Any]:
-    """Try one rank, and two where they can be.
+    """Run the cases with one rank, and with two if possible.
 
     Returns
     -------
     dict
-        `worlds`: by number of ranks `where` they were and `rows`, of which each has an error for each column; or
-        `skipped`.
+        `worlds`: for each number of ranks, `where` they were, and `rows` with an error for each column; or `skipped`.
     """
     found: dict[str, Any] = {"worlds": {}, "problems": []}
     for size, where, variables in ranks.worlds(task.here, (1, 2), found["worlds"]):
@@ -62,25 +61,25 @@ def measure(task: Task) -> dict[str, Any]:
 
 
 class Rank:
-    """This process, in a world that is there."""
+    """This process in an initialized world."""
 
     def __init__(self, rank: int, size: int, device: Driver) -> None:
         self.rank, self.size, self.device = rank, size, device
 
     def try_floats(self, dtype: str, op: str, count: int, **how: Any) -> float:
-        """The error of one reduction."""
+        """Return the error of one reduction."""
         given = [reference.draw(rank, count, dtype) for rank in range(self.size)]
         got = self.reduced(given[self.rank], dtype, op, **how)
         return reference.error(got, given, dtype, op, **(how | {"wire": how.get("wire") or ""}))
 
     def try_whole(self, dtype: str, op: str, count: int) -> float:
-        """0 if the result is right, else infinity."""
+        """Return 0 if the result is right, else infinity."""
         given = [reference.draw(rank, count, dtype) for rank in range(self.size)]
         got = self.reduced(given[self.rank], dtype, op)
         return 0.0 if np.array_equal(got, reference.whole(given, op)) else inf
 
     def reduced(self, mine: reference.Values, dtype: str, op: str, **how: Any) -> reference.Values:
-        """What the engine makes of this rank's values and the others'."""
+        """Return the engine's result for this rank's values and the others'."""
         array, target = Array(self.device, mine, dtype), Array(self.device, np.zeros_like(mine), dtype)
         ranks.allreduce(array, target, op=op, **how).wait()
         result = target.numpy()
@@ -89,7 +88,7 @@ class Rank:
         return result
 
     def try_broadcast(self, dtype: str, count: int) -> float:
-        """0 if all have the bytes of the last rank, else infinity."""
+        """Return 0 if all ranks have the bytes of the last rank, else infinity."""
         from engine import runtime
 
         root = self.size - 1
@@ -100,17 +99,17 @@ class Rank:
         return 0.0 if right else inf
 
     def try_nan(self, dtype: str, op: str) -> float:
-        """0 if a NaN and infinities of one rank arrive, else infinity."""
+        """Return 0 if a NaN and infinities of one rank arrive, else infinity."""
         odd = np.array([np.nan, np.inf, -np.inf, 1.0, 0.0])
         given = [reference.rounded(odd if rank == 0 else np.ones(5), dtype) for rank in range(self.size)]
         got = self.reduced(given[self.rank], dtype, op)
         return 0.0 if reference.error(got, given, dtype, op) == 0 else inf
 
     def cases(self, largest: int) -> Iterator[tuple[str, str, Callable[[], float], float]]:
-        """Row, column, what to try, and the largest error that is allowed."""
+        """Yield row, column, the attempt, and the largest error allowed."""
         counts = (*COUNTS, largest) if largest else COUNTS
         for count in counts:
-            small = count < BEYOND  # of what is larger than a slab a few cases will do: each takes a second
+            small = count < BEYOND  # for sizes beyond a slab, a few cases suffice: each takes a second
             for dtype in reference.DTYPES if small else ("float32",):
                 for op in reference.OPS if small else ("sum",):
                     if dtype in reference.FLOATS:
@@ -132,7 +131,7 @@ class Rank:
 
 
 def main() -> None:
-    """Try all, as one rank of the world."""
+    """Run all cases as one rank of the world."""
     where, known, seconds, largest = sys.argv[1:]
     here = json.loads(Path(known).read_text(encoding="utf-8"))
     import engine
@@ -163,7 +162,7 @@ def main() -> None:
 
 
 def enough(over: bool) -> bool:
-    """Whether the time is over on some rank: all end at the same case."""
+    """Return whether the time is over on some rank, so that all end at the same case."""
     import engine
 
     return bool(engine.allreduce(np.array([over]), op=engine.Max, name="enough")[0])

@@ -1,6 +1,6 @@
-"""Part `opening`: what it takes until the engine can use the GPU: load, JIT, OPEN; in a world of one rank.
+"""Part `opening`: time until the engine can use the GPU (load, JIT, OPEN), in a world of one rank.
 
-`python -m benchmarks.gpu.opening FILE` opens it once, in a new process, and writes how long each step took.
+`python -m benchmarks.gpu.opening FILE` opens it once, in a new process, and writes the duration of each step.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CACHES = {
 
 
 def measure(task: Task) -> dict[str, Any]:
-    """Open the GPU in one process after the other: `times` in seconds, by how the cache is and by step; `problems`."""
+    """Open the GPU in successive processes: `times` in seconds, by state of the cache and by step; `problems`."""
     found: dict[str, Any] = {"times": {}, "problems": []}
     with tempfile.TemporaryDirectory() as scratch:
         for number, (name, variables) in enumerate(CACHES.items()):
@@ -74,7 +74,7 @@ def main() -> None:
     times |= plane.seconds
     plane.close()
     array = driver.Array(device, np.ones(1024, np.float32))
-    ranks.allreduce(array, array, "first", postscale=2.0).wait()  # opens it again, as the first tensor of a job does
+    ranks.allreduce(array, array, "first", postscale=2.0).wait()  # opens it again, like the first tensor of a job
     clock.again()
     ranks.allreduce(array, array, "second", postscale=2.0).wait()
     right = bool((array.numpy() == 4).all())
@@ -83,11 +83,11 @@ def main() -> None:
     times["problems"] = device.reports() + ([] if right else ["the first allreduce was wrong"])
     Path(sys.argv[1]).write_text(json.dumps(times), encoding="utf-8")
     sys.stdout.flush()
-    os._exit(0)  # the order in which libraries unload is not what is measured
+    os._exit(0)  # skips the unloading of libraries, which is not measured
 
 
 class _Clock:
-    """Writes down what each step took."""
+    """Stopwatch that records the duration of each step."""
 
     def __init__(self, times: dict[str, Any]) -> None:
         self.times = times
@@ -98,7 +98,7 @@ class _Clock:
         self.last = time.perf_counter()
 
     def __call__(self, name: str) -> None:
-        """End it."""
+        """End a step."""
         now = time.perf_counter()
         self.times[name], self.last = now - self.last, now
 

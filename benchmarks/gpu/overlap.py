@@ -1,8 +1,8 @@
-"""Part `overlap`: how much of the engine's work on the device runs while the backward pass computes.
+"""Part `overlap`: share of the engine's work on the device that runs during the backward pass.
 
-`python -m benchmarks.gpu.overlap DIRECTORY WORKLOAD STEPS` is the rank. A trace of torch's profiler tells it, where
-CUPTI may be used; and events of the device tell how much longer a backward pass is with the engine than without: that
-is what is not hidden.
+`python -m benchmarks.gpu.overlap DIRECTORY WORKLOAD STEPS` is the rank. The share comes from a trace of torch's
+profiler, if CUPTI may be used. Events of the device show by how much a backward pass is longer with the engine than
+without: that is the exposed part.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ VARIANTS = ("engine", "engine_fp16")
 BACKWARD = "the backward pass"
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 OURS = re.compile(r"(?:un)?pack_\w+|reduce_(?:b?float|u?int|bool)\w*")
-"""Kernels of the engine (engine_ext/gpu/kernels.cu). All that runs on their stream is the engine's."""
+"""Kernels of the engine (engine_ext/gpu/kernels.cu). Everything on their stream counts as the engine's work."""
 Interval = tuple[float, float]
 
 
 def measure(task: Task) -> dict[str, Any]:
-    """Measure each workload in a process of its own: `workloads`, by name what `train` gives; `problems`."""
+    """Measure each workload in a process of its own: `workloads` has the results of `train`, by name; `problems`."""
     found: dict[str, Any] = {"workloads": {}, "problems": []}
     for number, name in enumerate(WORKLOADS):
         seconds = task.left / (len(WORKLOADS) - number)
@@ -47,11 +47,11 @@ def measure(task: Task) -> dict[str, Any]:
     return found
 
 
-# ---- what a trace tells ----------------------------------------------------------------------------------------------
+# ---- the trace -------------------------------------------------------------------------------------------------------
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same without overlaps, in order.
+    """Merge overlapping intervals, and return them in order.
 
     >>> union([(3.0, 4.0), (0.0, 2.0), (1.0, 2.5)])
     [(0.0, 2.5), (3.0, 4.0)]
@@ -66,7 +66,7 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def common(some: Sequence[Interval], others: Sequence[Interval]) -> float:
-    """How long both are; each is a `union`.
+    """Return the time that is common to both; each is a `union`.
 
     >>> common([(0.0, 2.0), (3.0, 5.0)], [(1.0, 4.0)])
     2.0
@@ -75,19 +75,19 @@ def common(some: Sequence[Interval], others: Sequence[Interval]) -> float:
 
 
 def shares(events: Sequence[Mapping[str, Any]]) -> dict[str, float] | None:
-    """What a trace of torch's profiler tells of steps whose backward passes are marked by `BACKWARD`.
+    """Analyse a trace of torch's profiler, in which backward passes are marked by `BACKWARD`.
 
     Parameters
     ----------
     events : sequence of mapping
-        `traceEvents` of the trace; times in us.
+        Field `traceEvents` of the trace; times are in us.
 
     Returns
     -------
     dict or None
-        Seconds of the engine's `work` on the device in a step; and of the work the shares that ran during the
-        `backward` pass, as the device saw it (from the first kernel that was launched in it to the end of the last),
-        and while one of its kernels was `computing`. None: the trace has nothing of a device.
+        `work`: seconds of the engine's work on the device in a step. `backward`: share of it during the backward pass
+        as the device sees it, from the first kernel launched in the pass to the end of the last. `computing`: share
+        while one of the pass's kernels ran. None: the trace has no device events.
     """
     device = [each for each in events if each.get("cat") in DEVICE]
     if not device:
@@ -154,7 +154,7 @@ def train(name: str, where: Path, steps: int, device: str = "cuda:0") -> dict[st
 
 
 def _backward(bench: Any, name: str) -> float:
-    """Seconds of a backward pass, by the device's clock; on the CPU 0."""
+    """Return the seconds of a backward pass, by the device's clock; 0 on the CPU."""
     import torch
 
     variant = bench.variants[name]
@@ -172,7 +172,7 @@ def _backward(bench: Any, name: str) -> float:
 
 
 def _traced(bench: Any, name: str, steps: int, where: Path) -> dict[str, float] | str:
-    """The shares that a trace tells, or why there are none."""
+    """Return the shares from a trace, or the reason why there are none."""
     import torch
     from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -196,7 +196,7 @@ def _traced(bench: Any, name: str, steps: int, where: Path) -> dict[str, float] 
 
 
 def main() -> None:
-    """Be the rank."""
+    """Run as the rank."""
     where, name, steps = sys.argv[1:]
     told = train(name, Path(where), int(steps))
     Path(where, "0.json").write_text(json.dumps(told), encoding="utf-8")

@@ -1,6 +1,6 @@
-"""One part, in a process of its own: `python -m benchmarks.gpu.part NAME --out FILE ...`, started by `run.py`.
+"""Process of one part: `python -m benchmarks.gpu.part NAME --out FILE ...`, started by `run.py`.
 
-A part that crashes or hangs loses no other part's results, and of its own no more than what it has not told yet.
+A part that crashes or hangs does not lose other parts' results, and of its own only those not reported yet.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from typing import Any
 
 
 class Skipped(Exception):
-    """A part, or a piece of one, cannot be measured here; the text says why."""
+    """Signal that a part, or a piece of one, cannot be measured here; the text gives the reason."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a part is to do.
+    """Task of a part.
 
     Attributes
     ----------
     here : dict
-        What `here.look` has found.
+        Result of `here.look`.
     end : float
-        By `time.monotonic`, when the part should have ended: it is killed somewhat later.
+        Time by `time.monotonic` at which the part should have ended; it is killed somewhat later.
     quick : bool
-        Few samples, small sizes.
+        Whether to use few samples and small sizes.
     tell : callable
-        Keeps what has been found so far: a dict, all of it each time.
+        Callback that stores the results so far, a dict with all of them each time.
     """
 
     here: dict[str, Any]
@@ -46,23 +46,23 @@ class Task:
 
     @property
     def left(self) -> float:
-        """Seconds."""
+        """Remaining seconds."""
         return self.end - time.monotonic()
 
     def pick(self, quick: int, whole: int) -> int:
-        """How much to measure. On the stand-in times mean nothing, so the least."""
+        """Return the amount to measure: `quick` on the stand-in, too, where times mean nothing."""
         return quick if self.quick or self.here["stand_in"] else whole
 
 
 def write(file: Path, content: dict[str, Any]) -> None:
-    """Put a record in the place of the one before, whole or not at all."""
+    """Replace a record atomically."""
     partial = file.with_suffix(".partial")
     partial.write_text(json.dumps(content), encoding="utf-8")
     partial.replace(file)
 
 
 def measure(name: str, task: Task) -> dict[str, Any]:
-    """Run a part to its end: its `outcome`, what it found, what is wrong (`problems`), what is left (`unfinished`)."""
+    """Run a part to its end: its `outcome`, its results, errors (`problems`), and the rest (`unfinished`)."""
     kept: dict[str, Any] = {}
 
     def tell(found: dict[str, Any]) -> None:
@@ -103,7 +103,7 @@ def main() -> None:
     write(options.out, measure(options.name, task))
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # how libraries unload is not what is measured
+    os._exit(0)  # skips the unloading of libraries, which is not measured
 
 
 if __name__ == "__main__":

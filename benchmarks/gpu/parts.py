@@ -1,4 +1,4 @@
-"""The parts of `python -m benchmarks gpu`, in the order in which they run: all that follows relies on the first."""
+"""Parts of `python -m benchmarks gpu`, in the order of their runs: all others rely on the first."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Part:
-    """A part: `benchmarks/gpu/<module>.py` measures it.
+    """Part of the benchmark, measured by `benchmarks/gpu/<module>.py`.
 
     Attributes
     ----------
     module : str
     title : str
     weight : float
-        Its share of the time, beside the weights of the others.
+        Share of the time, relative to the weights of the other parts.
     needs : tuple of str
-        "nccl", "torch" (with CUDA).
+        Prerequisites: "nccl", "torch" (with CUDA).
     """
 
     module: str
@@ -26,7 +26,7 @@ class Part:
     needs: tuple[str, ...] = ()
 
     def lacks(self, here: dict[str, Any]) -> str:
-        """Why it cannot be measured here; empty where it can."""
+        """Return why the part cannot be measured here; empty if it can."""
         if "nccl" in self.needs and here["why_no_nccl"]:
             return str(here["why_no_nccl"])
         if "torch" in self.needs and here["why_no_torch"]:

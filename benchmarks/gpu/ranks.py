@@ -1,4 +1,4 @@
-"""Processes that are the ranks of a world, which parts start and end; and where two ranks can be."""
+"""Rank processes of a world for the parts, and the choice of GPUs for two ranks."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from benchmarks.gpu.part import Skipped
 
 OPS = {"sum": 0, "average": 1, "min": 2, "max": 3, "product": 4}
 OLDEST_SHARING = (2, 30)
-"""The first NCCL that takes several ranks on one GPU."""
+"""First version of NCCL that supports several ranks on one GPU."""
 LAST_LINES = 40
 SHARED = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "0", "NCCL_MAX_CTAS": "2"}
 
 
 class RankFailedError(RuntimeError):
-    """A rank did not end as it should."""
+    """Error of a rank that did not end normally."""
 
 
 def allreduce(array: Any, output: Any, name: str | None = None, op: str = "sum", **more: Any) -> Any:
-    """Submit an array of `driver.py` to the engine of this process; its handle.
+    """Submit an array of `driver.py` to the engine of this process, and return its handle.
 
-    `prescale`, `postscale`, `blocking` and `wire` are as for the native engine.
+    `prescale`, `postscale`, `blocking` and `wire` have the meaning of the native engine.
     """
     from engine import runtime
 
@@ -40,17 +40,17 @@ def allreduce(array: Any, output: Any, name: str | None = None, op: str = "sum",
 
 
 def ordinal(rank: int, here: Mapping[str, Any]) -> int:
-    """The device of a rank: one of its own, if there are two."""
+    """Return the device of a rank: its own if there are two."""
     return rank if len(here["cards"]) > 1 else 0
 
 
 def together(here: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
-    """Where two ranks can be, and what has to be in their environment.
+    """Return where two ranks can run, and the variables that they need.
 
     Raises
     ------
     Skipped
-        Nowhere.
+        Two ranks cannot run on this machine.
     """
     if len(here["cards"]) > 1:
         return "on two GPUs", {}
@@ -62,9 +62,9 @@ def together(here: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
 def worlds(
     here: Mapping[str, Any], sizes: Sequence[int], found: dict[str, Any]
 ) -> Iterator[tuple[int, str, dict[str, str]]]:
-    """Sizes of worlds that can be here, each with where its ranks are and what has to be in their environment.
+    """Yield the sizes of worlds that can run here, with the place of their ranks and the variables that they need.
 
-    Of one that cannot be, `found` gets under its size why it is skipped.
+    For a size that cannot run, `found` gets the reason.
     """
     for size in sizes:
         try:
@@ -76,7 +76,7 @@ def worlds(
 
 
 class Ranks:
-    """Processes of one world on this machine: `python -m module arguments`. They end with the block."""
+    """Rank processes of one world on this machine: `python -m module arguments`. They are killed at the block's end."""
 
     def __init__(
         self, module: str, size: int, arguments: Sequence[str] = (), variables: Mapping[str, str] | None = None
@@ -107,12 +107,12 @@ class Ranks:
                 process.communicate(timeout=5)
 
     def end(self, seconds: float, killed: Sequence[int] = ()) -> None:
-        """Wait until all have ended well; those that are `killed`, by that.
+        """Wait until all ranks have exited normally, or by SIGKILL if in `killed`.
 
         Raises
         ------
         RankFailedError
-            With the last lines of the rank that did not.
+            A rank did not; the text has its last lines.
         """
         deadline = time.monotonic() + max(seconds, 1.0)
         for rank, process in enumerate(self.processes):
@@ -127,7 +127,7 @@ class Ranks:
                 raise RankFailedError(f"{self.module}: rank {rank} ended with {process.returncode}\n{last}")
 
     def _stacks(self) -> list[str]:
-        """What each rank that has not ended said at last, and where its threads are. It ends by that."""
+        """Abort running ranks with SIGABRT, and return their last output, which has their threads' stacks."""
         for process in self.processes:
             process.send_signal(signal.SIGABRT)  # PYTHONFAULTHANDLER
         told = []
@@ -143,11 +143,11 @@ class Ranks:
 
 
 def _tail(said: str) -> str:
-    """The last lines of what a process said."""
+    """Return the last lines of a process's output."""
     return "\n".join(said.strip().splitlines()[-LAST_LINES:])
 
 
 def world(job: str, rank: int, size: int) -> dict[str, str]:
-    """The environment of a rank of a world on this machine."""
+    """Return the variables of a rank of a world on this machine."""
     own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
     return {name: str(value) for name, value in own.items()} | {"ENGINE_JOB": job}

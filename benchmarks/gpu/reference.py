@@ -1,6 +1,6 @@
-"""What a reduction should give: in float64 (float64 itself in longdouble), and for whole numbers exactly.
+"""Reference results of reductions: in float64 (longdouble for float64), and exact for whole numbers.
 
-`docs/operations.md` is the table that this follows. Values of bfloat16 are uint16 with its bits: NumPy has no such
+It follows the table in `docs/operations.md`. Values of bfloat16 are uint16 with its bits, because NumPy lacks that
 dtype.
 """
 
@@ -24,7 +24,7 @@ OPS = ("sum", "average", "min", "max", "product")
 
 @lru_cache(maxsize=4)
 def draw(rank: int, count: int, dtype: str) -> Values:
-    """A rank's values, the same in every process: floats of many sizes, whole numbers whose sums and products wrap."""
+    """Return a rank's values, the same in every process: floats of many magnitudes, whole numbers that overflow."""
     generator = np.random.default_rng([rank, count, DTYPES.index(dtype)])
     if dtype in FLOATS:
         values = generator.standard_normal(count) * 2.0 ** generator.integers(-4, 5, count)
@@ -35,7 +35,7 @@ def draw(rank: int, count: int, dtype: str) -> Values:
 
 
 def rounded(values: Values, dtype: str) -> Values:
-    """Floats in a dtype, to the nearest, of two to the even one."""
+    """Round floats to a dtype, to nearest even."""
     if dtype != BFLOAT16:
         return values.astype(dtype)
     bits = values.astype(np.float32).view(np.uint32)
@@ -44,14 +44,14 @@ def rounded(values: Values, dtype: str) -> Values:
 
 
 def wide(values: Values, dtype: str) -> Values:
-    """Floats in what sums of them are exact enough in."""
+    """Convert floats to a dtype in which their sums are sufficiently exact."""
     if dtype == BFLOAT16:
         return (values.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
     return values.astype(np.longdouble if dtype == "float64" else np.float64)
 
 
 def unit(values: Values, dtype: str) -> Values:
-    """The distance of neighbouring numbers of a dtype there."""
+    """Return the distance of neighbouring numbers of a dtype at the given values."""
     size = np.abs(values).astype(np.float64)
     if dtype == BFLOAT16:
         return np.spacing(np.maximum(size, 2.0**-126).astype(np.float32)).astype(np.float64) * 2.0**16
@@ -68,21 +68,21 @@ def error(
     postscale: float = 1.0,
     wire: str = "",
 ) -> float:
-    """How far a result of floats is off, at its worst element.
+    """Return the error of a result of floats, at its worst element.
 
     Parameters
     ----------
     got : array
     given : sequence of array
-        By rank.
+        Input values by rank.
     wire : str
-        The dtype in which values have travelled, if it is another one.
+        Dtype on the wire, if it is another one.
 
     Returns
     -------
     float
-        In distances between neighbouring numbers (of `wire`), where the largest of the values and the result is.
-        Infinity where one is a NaN or an infinity, and the other is not.
+        Error in distances between neighbouring numbers (of `wire`), at the largest of the values and the result.
+        Infinity if one is a NaN or an infinity and the other is not.
     """
     values = [wide(each, dtype) * prescale for each in given]
     wanted = {
@@ -107,7 +107,7 @@ def error(
 
 
 def whole(given: Sequence[Values], op: str) -> Values | None:
-    """What a reduction of whole numbers gives; None where there is none."""
+    """Return the result of a reduction of whole numbers; None if it is undefined."""
     first = given[0]
     if first.dtype == bool:
         if op == "average":

@@ -1,4 +1,4 @@
-"""Tables of `out/gpu.json`: parts first, beliefs last. What ran on the stand-in says so in every title."""
+"""Tables of `out/gpu.json`: parts first, assumptions last. Titles of results from the stand-in say so."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Found = Mapping[str, Any]
 
 
 def tables(content: dict[str, Any]) -> list[Table]:
-    """Return the tables of a record; what failed of the driver's promises comes first."""
+    """Return the tables of a record; failed guarantees of the driver come first."""
     parts = content["parts"]
     made: list[Table] = []
     if parts.get("litmus", {}).get("problems"):

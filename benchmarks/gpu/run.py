@@ -1,4 +1,4 @@
-"""`python -m benchmarks gpu`: what to measure first on a machine with a GPU. Each part has a process of its own."""
+"""Runs of `python -m benchmarks gpu`, the first measurements on a machine with a GPU, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from benchmarks.gpu import here as places
 from benchmarks.gpu.driver import KERNELS
 from benchmarks.gpu.parts import PARTS, Part
 
-LOOK = 90.0  # seconds in which the driver says what there is
-GRACE = 0.85  # of a part's limit after which it should end by itself
-LEAST = 5.0  # seconds in which a part can do anything
-REAP = 5.0  # seconds for a killed process to go; one that is stuck in a driver may not
+LOOK = 90.0  # seconds in which the driver must describe the machine
+GRACE = 0.85  # share of a part's limit after which it should end by itself
+LEAST = 5.0  # minimum seconds for a part to do anything
+REAP = 5.0  # seconds to wait for a killed process; one that hangs in a driver may stay longer
 LAST_LINES = 60
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What to measure, and for how long.
+    """Parts to measure, and their duration.
 
     Attributes
     ----------
     only : tuple of str
-        Parts; all of them, if it is empty.
+        Names of parts; empty: all.
     minutes : float
-        For all parts together; each gets its share, and what those before it have left.
+        Minutes for all parts together. Each gets its share, and what earlier ones have left.
     quick : bool
-        Few samples and small sizes.
+        Whether to use few samples and small sizes.
     """
 
     only: tuple[str, ...] = ()
@@ -51,7 +51,7 @@ class Settings:
     quick: bool = False
 
     def check(self) -> None:
-        """Raise ValueError for parts that do not exist, and for no time."""
+        """Raise ValueError for parts that do not exist, and for a time that is not positive."""
         if unknown := [name for name in self.only if name not in PARTS]:
             raise ValueError(f"--only: there is no part {', '.join(unknown)}; parts are {', '.join(PARTS)}")
         if not self.minutes > 0:
@@ -59,20 +59,20 @@ class Settings:
 
 
 class NoGpuError(RankError):
-    """There is no GPU, so nothing is measured and nothing written."""
+    """Error if there is no GPU: nothing is measured or written."""
 
 
 def run(settings: Settings, console: Console, merge: bool = False) -> Path:
-    """Measure, and write `out/gpu.json` after each part; on the stand-in `out/gpu-stand-in.json`.
+    """Measure, and write `out/gpu.json` after each part; on the stand-in, `out/gpu-stand-in.json`.
 
-    With `merge` parts of the last run that are not measured now stay in it.
+    With `merge`, parts of the last run that are not measured now are kept.
 
     Raises
     ------
     NoGpuError
     """
     settings.check()
-    importlib.import_module("engine.native")  # a build in place is brought up to date here, where no limit is on it
+    importlib.import_module("engine.native")  # updates a build in place here, where no time limit applies
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="benchmark-gpu-") as scratch:
         here = _look(Path(scratch))
@@ -100,7 +100,7 @@ def run(settings: Settings, console: Console, merge: bool = False) -> Path:
 
 
 def share(left: float, weights: Sequence[float]) -> float:
-    """The seconds for the first of several parts.
+    """Return the seconds for the first of several parts.
 
     >>> share(100.0, [1.0, 3.0])
     25.0
@@ -109,7 +109,7 @@ def share(left: float, weights: Sequence[float]) -> float:
 
 
 def _look(scratch: Path) -> dict[str, Any]:
-    """What there is, asked in a process of its own."""
+    """Describe the machine, in a process of its own."""
     file = scratch / "here.json"
     status, said = in_process([sys.executable, "-m", "benchmarks.gpu.here", str(file)], LOOK, scratch / "look.log")
     if not file.exists():
@@ -121,7 +121,7 @@ def _look(scratch: Path) -> dict[str, Any]:
 
 
 def _kernels(here: dict[str, Any]) -> None:
-    """Give the stand-in the engine's kernels, which it cannot compile: their PTX is translated to C."""
+    """Give the stand-in the engine's kernels translated from PTX to C, because it cannot compile them."""
     if KERNELS in os.environ or not here.get("cuda_library"):
         return
     from tests.standins import kernels
@@ -133,7 +133,7 @@ def _kernels(here: dict[str, Any]) -> None:
 def part_in_process(
     name: str, part: Part, here: dict[str, Any], limit: float, quick: bool, scratch: Path
 ) -> dict[str, Any]:
-    """Measure one part within `limit` seconds, whatever it does: its `outcome`, `why`, `seconds`, and what it found."""
+    """Measure one part within `limit` seconds: its `outcome`, `why`, `seconds`, and its results."""
     began = time.monotonic()
     if why := part.lacks(here) or ("the time was over" if limit < LEAST else ""):
         return {"outcome": "skipped", "why": why, "seconds": 0.0}
@@ -152,7 +152,7 @@ def part_in_process(
 
 
 def in_process(command: Sequence[str], limit: float, log: Path) -> tuple[int | None, str]:
-    """Run a command and all that it starts: its status, None if it took too long and was killed; and its last lines."""
+    """Run a command; return its status (None if it timed out and was killed with its children), and its last lines."""
     places_of_modules = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(paths.ROOT))))
     variables = {"PYTHONPATH": places_of_modules, "PYTHONSAFEPATH": "1"}
     variables["NCCL_SOCKET_IFNAME"] = os.environ.get("NCCL_SOCKET_IFNAME", "lo")
@@ -184,7 +184,7 @@ def _tail(said: str) -> str:
 
 
 def _ended(status: int | None) -> str:
-    """How a process ended, after "it"."""
+    """Describe how a process ended, as a clause after "it"."""
     if status is None:
         return "did not end in time, and was killed"
     if status < 0:
@@ -193,7 +193,7 @@ def _ended(status: int | None) -> str:
 
 
 def _say(console: Console, name: str, part: Part, found: dict[str, Any]) -> None:
-    """Tell at once how a part went; of the driver that is not as the tests take it to be, first and loudly."""
+    """Print the result of a part at once; a driver that differs from the tests' assumptions gets a loud warning."""
     if name == "litmus" and found["outcome"] not in ("ok", "partial", "skipped"):
         console.rule(Text("THE DRIVER IS NOT AS THE TESTS TAKE IT TO BE", style="bold red"), style="red")
         for problem in found.get("problems") or [found["why"]]:

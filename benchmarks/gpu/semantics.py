@@ -1,4 +1,4 @@
-"""Part `litmus`: whether the driver keeps the promises that the tests' stand-in keeps. All else relies on that."""
+"""Part `litmus`: check that the driver gives the guarantees of the tests' stand-in, on which all else relies."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def measure(task: Task) -> dict[str, Any]:
     Returns
     -------
     dict
-        `counts` by outcome, `skipped`: programs and what they lack; `problems`: programs that failed, and where;
-        `unfinished`: how many were not run.
+        `counts`: number of programs by outcome. `skipped`: programs, with what they lack. `problems`: failed programs,
+        with the place. `unfinished`: number of programs that were not run.
     """
     times = task.pick(1, 2)
     counts = {"ok": 0, "skipped": 0, "failed": 0, "not run": 0}

@@ -1,8 +1,8 @@
-"""Part `steps`: what the engine adds to a training step on the GPU, beside DDP over NCCL, in a world of one rank.
+"""Part `steps`: cost of the engine in a training step on the GPU, beside DDP over NCCL, in a world of one rank.
 
-`python -m benchmarks.gpu.steps DIRECTORY SECONDS ROUNDS WORKLOAD` is the rank. Of one rank nothing has to be summed:
-what shows is hooks, events, packing, and the order in which it all runs. That DDP's NCCL and the engine are in one
-process does no harm here: of one rank none waits for another.
+`python -m benchmarks.gpu.steps DIRECTORY SECONDS ROUNDS WORKLOAD` is the rank. With one rank nothing has to be summed.
+So it measures hooks, events, packing, and the order of these. DDP's NCCL and the engine can share a process here, as
+with one rank neither waits for another rank.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WARMUP = 5
 BLOCK = 0.3  # seconds
 MOST = 60  # steps of a block
 TOLERANCE = 1e-2
-"""By which parameters may differ from DDP's after the warm-up: kernels of the GPU add in no fixed order."""
+"""Tolerance of parameters relative to DDP's after the warm-up, as GPU kernels add in no fixed order."""
 
 
 def measure(task: Task) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def measure(task: Task) -> dict[str, Any]:
     Returns
     -------
     dict
-        `workloads`: by name, what `compare` gives; `problems`.
+        `workloads`: result of `compare`, by name. `problems`: errors.
     """
     from benchmarks.gpu.training import WORKLOADS
 
@@ -60,22 +60,22 @@ def measure(task: Task) -> dict[str, Any]:
 
 
 def compare(block: Callable[[str, int], float], warm: float, rounds: int, end: float) -> dict[str, Any]:
-    """Let the variants take turns, each round beginning with another one.
+    """Measure the variants in turns; each round begins with another one.
 
     Parameters
     ----------
     block : callable
-        Seconds of one of so many steps of a variant.
+        Function that takes steps of a variant, and returns the seconds of one step.
     warm : float
-        Seconds of a step, by which `steps` of a block are chosen.
+        Seconds of a step, from which the number of steps in a block is derived.
     end : float
-        By `time.monotonic`; after it no round begins but the second.
+        Deadline by `time.monotonic`, after which no round begins except the first two.
 
     Returns
     -------
     dict
-        `steps`; `rounds`: by variant, seconds of a step; `ratio` of medians, the engine's to DDP's; and `overheads`
-        over the floor of both, in seconds; all three with their intervals.
+        `steps`: steps of a block. `rounds`: seconds of a step, by variant. `ratio`: the engine's median to DDP's.
+        `overheads`: seconds of both above the floor. Ratio and overheads have intervals.
     """
     steps = int(min(MOST, max(2, BLOCK / warm)))
     taken: dict[str, list[float]] = {name: [] for name in VARIANTS}
@@ -95,7 +95,7 @@ def compare(block: Callable[[str, int], float], warm: float, rounds: int, end: f
 
 
 def train(name: str, where: Path, rounds: int, seconds: float, device: str = "cuda:0") -> dict[str, Any]:
-    """Measure one workload in this process: what `compare` gives, and what was trained."""
+    """Measure one workload in this process; return the result of `compare` and a description of the workload."""
     from benchmarks.gpu import training
 
     end = time.monotonic() + seconds
@@ -113,12 +113,12 @@ def train(name: str, where: Path, rounds: int, seconds: float, device: str = "cu
 
 
 def be_rank(train: Callable[[str, Path, int, float], dict[str, Any]]) -> None:
-    """Be the rank that the command line describes, and tell what was measured.
+    """Run as the rank that the command line describes, and write its measurements.
 
     Parameters
     ----------
     train : callable
-        Called with the workload's name, the directory, rounds and seconds.
+        Function of the workload's name, the directory, the number of rounds and the seconds.
     """
     where, seconds, rounds, name = sys.argv[1:]
     told = train(name, Path(where), int(rounds), float(seconds))

@@ -1,4 +1,4 @@
-"""What the parts `steps` and `overlap` train: the models of `benchmarks/training`, with batches that occupy a GPU."""
+"""Workloads of the parts `steps` and `overlap`: models of `benchmarks/training`, with batches for a GPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BATCHES = 4
 
 
 class ResNetOnGpu(ResNetWorkload):
-    """Batch 64 of 224x224."""
+    """ResNet-50 with a batch of 64 images of 224x224."""
 
     title = "ResNet-50, batch 64 of 224x224"
 
@@ -28,7 +28,7 @@ class ResNetOnGpu(ResNetWorkload):
 
 
 class GPTOnGpu(GPTWorkload):
-    """Batch 32 of 128 tokens."""
+    """GPT with a batch of 32 texts of 128 tokens."""
 
     title = "GPT of 93 MB, batch 32 of 128 tokens"
 
@@ -46,7 +46,7 @@ class Bench:
     Parameters
     ----------
     device : str
-        "cuda:0"; tests take "cpu".
+        Device "cuda:0"; "cpu" in tests.
     """
 
     def __init__(self, workload: Workload, names: Sequence[str], device: str) -> None:
@@ -62,7 +62,7 @@ class Bench:
             torch.cuda.synchronize(self.device)
 
     def block(self, name: str, steps: int) -> float:
-        """Seconds of one of so many steps of a variant; the device is idle before, and has done all behind."""
+        """Take steps of a variant and return the seconds of one; the device is idle before and after."""
         step = self.variants[name].step
         self.synchronize()
         begun = time.perf_counter()
@@ -72,19 +72,19 @@ class Bench:
         return (time.perf_counter() - begun) / steps
 
     def size(self) -> dict[str, int]:
-        """How many parameters a model has, and their bytes."""
+        """Return the number of parameters of a model, and their bytes."""
         parameters = list(next(iter(self.variants.values())).plain.parameters())
         return {"tensors": len(parameters), "bytes": sum(p.numel() * p.element_size() for p in parameters)}
 
     def difference(self, name: str, other: str) -> float:
-        """The largest difference between two variants' parameters, relative to the largest of each tensor."""
+        """Return the largest difference between two variants' parameters, relative to the largest of each tensor."""
         pairs = zip(*(self.variants[each].plain.parameters() for each in (name, other)), strict=True)
         with torch.no_grad():
             return max(float((a - b).abs().max() / b.abs().max().clamp_min(1e-12)) for a, b in pairs)
 
 
 def join(where: Path, device: str) -> Any:
-    """Begin a world of one rank, of the engine and of `torch.distributed`; the module `engine`."""
+    """Start a world of one rank, for the engine and `torch.distributed`; return the module `engine`."""
     backend = "gloo"
     if device != "cpu":
         torch.cuda.set_device(device)

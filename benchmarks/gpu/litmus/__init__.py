@@ -1,1 +1,1 @@
-"""What the driver promises, as small programs: the same binary runs with its stand-in in the tests."""
+"""Guarantees of the driver as small programs; the tests run the same binary with the driver's stand-in."""

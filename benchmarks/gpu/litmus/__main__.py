@@ -1,4 +1,4 @@
-"""Runs the litmus programs with this machine's driver: `python -m benchmarks.gpu.litmus`."""
+"""Command `python -m benchmarks.gpu.litmus`: run the litmus programs with this machine's driver."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TIMES = 5
 
 
 def main() -> int:
-    """Run all, and return the status of this program: 1 if one failed, or none could run."""
+    """Run all programs, and return the exit status: 1 if one failed, or none could run."""
     counts = {"ok": 0, "skipped": 0, "failed": 0}
     with tempfile.TemporaryDirectory() as scratch:
         for run in runs.each(runs.build(Path(scratch)), TIMES):

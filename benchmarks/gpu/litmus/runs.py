@@ -1,4 +1,4 @@
-"""Builds the litmus programs, and runs each of them several times."""
+"""Build of the litmus programs, and repeated runs of each."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 SKIPPED = 77
-HUNG = 30.0  # seconds; a program ends itself after 20, unless it is stuck in the driver
+HUNG = 30.0  # seconds; a program ends itself after 20, unless it hangs in the driver
 
 
 @dataclass(frozen=True)
 class Run:
-    """How a program went.
+    """Result of a program.
 
     Attributes
     ----------
     outcome : str
-        "ok", "skipped" (this machine lacks what it needs) or "failed".
+        "ok", "skipped" (this machine lacks a prerequisite) or "failed".
     text : str
-        Of what was expected and is not so; or what is lacking.
+        Violated expectation, or missing prerequisite.
     """
 
     name: str
@@ -41,12 +41,12 @@ def build(where: Path) -> Path:
 
 
 def names(binary: Path) -> list[str]:
-    """The programs that it has."""
+    """Return the names of the programs in the binary."""
     return subprocess.run([binary, "--list"], check=True, text=True, capture_output=True).stdout.split()
 
 
 def each(binary: Path, times: int, variables: Mapping[str, str] | None = None) -> Iterator[Run]:
-    """Run all, each so often, with more variables, and tell of each how it went."""
+    """Run all programs several times, with additional variables, and yield the result of each."""
     env = {**os.environ, **(variables or {})}
     for name in names(binary):
         runs = [_once(binary, name, env) for _ in range(times)]
@@ -61,5 +61,5 @@ def _once(binary: Path, name: str, env: Mapping[str, str]) -> tuple[int, str]:
         run = subprocess.run([binary, name], env=env, text=True, stderr=subprocess.PIPE, timeout=HUNG)
     except subprocess.TimeoutExpired:
         return 1, f"it has not ended within {HUNG:.0f} s"
-    # What is killed by its alarm says nothing.
+    # A program killed by its alarm prints nothing.
     return run.returncode, run.stderr or (f"it ended with status {run.returncode}" if run.returncode else "")
