@@ -1,1 +1,1 @@
-"""The tuner beside other policies, on surfaces whose best is known."""
+"""Comparison of the tuner with other policies, on surfaces whose best setting is known."""

@@ -1,8 +1,8 @@
-"""What searches: our tuner, two of Optuna's samplers, random settings, and Horovod's policy as its documentation tells.
+"""Policies that search: our tuner, two samplers of Optuna, random settings, and Horovod's documented policy.
 
 All have the same number of trials, of which the default is the first, and the same number of steps in a trial. Only our
-tuner cuts trials short, measures anything twice, or deploys the default; the others deploy what has measured best, as
-they are used.
+tuner cuts trials short, measures settings twice, or deploys the default. The others deploy the setting that measured
+best, as in their normal use.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from benchmarks.autotune.problems import Problem
 
 Array = NDArray[np.float64]
 Measure = Callable[[dict[str, Any], float], tuple[Array, bool]]
-"""Steps of a setting; three of them, if they are slower than a limit in seconds. Whether it was cut."""
+"""Callable that returns steps of a setting (only three if slower than a limit in seconds), and whether it was cut."""
 
 
 def _follow(policy: Policy, measure: Measure) -> dict[str, Any]:
-    """A policy with the tuner's interface."""
+    """Run a policy that has the tuner's interface."""
     while not policy.done:
         trial = policy.ask()
         samples, cut = measure(trial.knobs, trial.limit)
@@ -35,12 +35,12 @@ def _follow(policy: Policy, measure: Measure) -> dict[str, Any]:
 
 
 def ours(problem: Problem, seed: int, trials: int, measure: Measure) -> dict[str, Any]:
-    """`autotune.Tuner`."""
+    """Search with `autotune.Tuner`."""
     return _follow(Tuner(problem.space, problem.default, seed=seed, max_trials=trials), measure)
 
 
 def random(problem: Problem, seed: int, trials: int, measure: Measure) -> dict[str, Any]:
-    """Settings drawn at random."""
+    """Search with random settings."""
     return _follow(Random(problem.space, problem.default, seed, trials), measure)
 
 
@@ -61,17 +61,18 @@ def _optuna(problem: Problem, sampler: Any, trials: int, measure: Measure) -> di
 
 
 def _suggested(trial: Any, name: str, knob: Knob) -> Any:
-    """The value of a knob that Optuna proposes."""
+    """Return the value of a knob that Optuna proposes."""
     if isinstance(knob, Choice):
         return trial.suggest_categorical(name, list(knob.values))
     off = knob.off is not None and trial.suggest_categorical(f"{name} is off", [False, True])
-    # As a real number: of an integer GPSampler lists every value. Also when it is off, as it knows no other space.
+    # Suggest a float: GPSampler lists every value of an integer. Suggest it even if off, as GPSampler needs a fixed
+    # space.
     value = trial.suggest_float(name, knob.low, knob.high, log=knob.log)
     return knob.off if off else round(value) if isinstance(knob, Integer) else value
 
 
 def _suggestion(problem: Problem) -> dict[str, Any]:
-    """The default in Optuna's parameters."""
+    """Return the default as Optuna's parameters."""
     found = {}
     for name, knob in problem.space.knobs.items():
         value = problem.default[name]
@@ -83,34 +84,34 @@ def _suggestion(problem: Problem) -> dict[str, Any]:
 
 
 def optuna_gp(problem: Problem, seed: int, trials: int, measure: Measure) -> dict[str, Any]:
-    """Optuna's GPSampler."""
+    """Search with Optuna's GPSampler."""
     import optuna
 
     return _optuna(problem, optuna.samplers.GPSampler(seed=seed), trials, measure)
 
 
 def optuna_tpe(problem: Problem, seed: int, trials: int, measure: Measure) -> dict[str, Any]:
-    """Optuna's TPESampler."""
+    """Search with Optuna's TPESampler."""
     import optuna
 
     return _optuna(problem, optuna.samplers.TPESampler(seed=seed), trials, measure)
 
 
-MEBIBYTES, MILLISECONDS = 64.0, 100.0  # the ranges, from 0 and 1
+MEBIBYTES, MILLISECONDS = 64.0, 100.0  # ends of the ranges, which begin at 0 and 1
 STARTS = ((4.0, 5.0), (32.0, 50.0), (16.0, 25.0), (8.0, 10.0))
-ALPHA = 0.8  # the documented default of --autotune-gaussian-process-noise
+ALPHA = 0.8  # documented default of --autotune-gaussian-process-noise
 
 
 HOROVODS = ("fusion_threshold", "cycle_time_ms")
-"""The knobs that it turns. It is not run where there are not both."""
+"""Knobs that Horovod's policy tunes. It is not run on surfaces without both."""
 
 
 def horovod(problem: Problem, seed: int, trials: int, measure: Measure) -> dict[str, Any]:
-    """What Horovod's documentation tells of its policy, re-stated: no code of it, and its own default is not tried.
+    """Search with Horovod's policy, reimplemented from its documentation; its own default is not tried.
 
-    Threshold 0 to 64 MB and cycle time 1 to 100 ms, both linear; four fixed settings, then expected improvement under a
-    Gaussian process with noise 0.8; the single best score wins. It maximizes bytes per time, which for a fixed number
-    of bytes orders settings as their times do.
+    The threshold is 0 to 64 MB and the cycle time 1 to 100 ms, both linear. Four fixed settings are followed by
+    expected improvement under a Gaussian process with noise 0.8; the single best score wins. Horovod maximizes bytes
+    per time, which for a fixed number of bytes gives the same order as times do.
     """
     rng = np.random.default_rng([seed, 6])
     seen: list[tuple[float, float]] = []
@@ -125,7 +126,7 @@ def horovod(problem: Problem, seed: int, trials: int, measure: Measure) -> dict[
 
 
 def _of_horovod(problem: Problem, point: tuple[float, float]) -> dict[str, Any]:
-    """The other knobs stay as they are, and so do the ends of the ranges."""
+    """Return Horovod's knobs clamped to the ranges of the space, with the default for the other knobs."""
     values = round(point[0] * (1 << 20)), point[1]
     knobs = [problem.space.knobs[name] for name in HOROVODS]
     within = [min(max(value, knob.low), knob.high) for value, knob in zip(values, knobs, strict=True)]

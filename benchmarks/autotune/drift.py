@@ -1,10 +1,9 @@
-"""A surface that changes when the search is over: how soon the tuner notices, and what it finds then.
+"""Surface that changes after the search: how soon the tuner notices, and what it then finds.
 
-The tuner observes what it has deployed, in batches. After `QUIET` of them, or at once, the surface changes: its bottom
-lies elsewhere, and what is deployed takes `CHANGE` longer than before, or less. The tuner goes on until it opens the
-search again, and this search ends by itself. Where nothing changes, each search that it opens is a false alarm. No
-other policy here notices anything, so none of them is run: the regret before the new search is what it would be left
-with.
+The tuner observes the deployed setting in batches. After `QUIET` of them, or at once, the surface changes: its minimum
+moves, and the deployed setting becomes slower or faster by `CHANGE`. The tuner goes on until it reopens the search, and
+this search ends by itself. Without a change, each reopened search is a false alarm. The other policies do not notice
+changes, so they are not run: they would stay at the regret before the new search.
 """
 
 from __future__ import annotations
@@ -17,27 +16,27 @@ from autotune import Settings, Tuner
 from benchmarks.autotune.problems import Problem, cut_short, synthetic
 from benchmarks.autotune.surfaces import SURFACES, Surface
 
-CHANGE = 0.1  # of the time of a step
+CHANGE = 0.1  # share of the time of a step
 BATCH = 20
-"""Steps of a batch, as rank 0 looks at them."""
+"""Steps of a batch that rank 0 observes."""
 QUIET = 10
-"""Batches before the change: by then the tuner is as sure of what is usual as it gets."""
+"""Batches before the change, after which the tuner's reference is as certain as it gets."""
 KINDS = {
     "slower": (1.0 + CHANGE, QUIET),
     "faster": (1.0 - CHANGE, QUIET),
     "slower at once": (1.0 + CHANGE, 0),
     "none": (1.0, 0),
 }
-"""What becomes of the time of a step with what is deployed, and when."""
+"""Factor of the deployed setting's step time, and the batches before it applies."""
 DRIFTING = ("valley", "narrow")
 ELSEWHERE = 1000
-"""Added to the seed, for the surface after a drift."""
+"""Offset of the seed for the surface after a drift."""
 
 
 def search(
     surface: str, noise: str, kind: str, seed: int, trials: int, steps: int, observed: int, horizon: int
 ) -> dict[str, Any]:
-    """One search, what came after it, and what became of that."""
+    """Run one search, observe the result through a change, and return the row of the record."""
     rng = np.random.default_rng([seed, 7])
     before = synthetic(SURFACES[surface](seed), noise)
     tuner = Tuner(before.space, before.default, seed=seed, max_trials=trials, settings=Settings(background=0))
@@ -67,7 +66,7 @@ def search(
 
 
 def _finish(tuner: Tuner, problem: Problem, steps: int, rng: np.random.Generator) -> tuple[int, float]:
-    """Go on until the search is over: trials, and seconds that these have taken longer than what was deployed."""
+    """Continue until the search is over; return the trials, and the seconds lost against the deployed setting."""
     standing, trials, lost = problem.seconds(tuner.best()), 0, 0.0
     while not tuner.done:
         trial = tuner.ask()
@@ -79,7 +78,7 @@ def _finish(tuner: Tuner, problem: Problem, steps: int, rng: np.random.Generator
 
 
 def _alarms(tuner: Tuner, problem: Problem, steps: int, batches: int, rng: np.random.Generator) -> list[int]:
-    """How often the tuner opens the search again: after how many steps each time."""
+    """Return the steps after which the tuner reopened the search, for each time."""
     found: list[int] = []
     left = batches
     while (noticed := _noticed(tuner, problem, left, rng)) is not None:
@@ -90,7 +89,7 @@ def _alarms(tuner: Tuner, problem: Problem, steps: int, batches: int, rng: np.ra
 
 
 def _noticed(tuner: Tuner, problem: Problem, batches: int, rng: np.random.Generator) -> int | None:
-    """Observe until the search is opened again: after how many steps."""
+    """Observe until the search is reopened; return the number of steps, or None if it is not."""
     for batch in range(1, batches + 1):
         if tuner.observe(problem.steps(tuner.best(), BATCH, rng).tolist()):
             return batch * BATCH
@@ -98,6 +97,6 @@ def _noticed(tuner: Tuner, problem: Problem, batches: int, rng: np.random.Genera
 
 
 def _changed(surface: Surface, deployed: dict[str, Any], seconds: float) -> Surface:
-    """A surface on which what is deployed takes so many seconds."""
+    """Return a surface scaled so that the deployed setting takes the given seconds."""
     factor = seconds / surface(deployed)
     return lambda knobs: factor * surface(knobs)

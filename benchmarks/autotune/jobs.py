@@ -1,9 +1,10 @@
-"""The tuner on jobs that train, against every setting of a grid.
+"""Comparison of the tuner with every setting of a grid, on jobs that train.
 
-For each workload: all settings of the grid, in rounds of random order; the best of them once more in turns, which gives
-the best of the grid; searches by the tuner, each in a job of its own, started as users start them; at last the default,
-the best of the grid and what each search has chosen, measured afresh in turns in a new job. Only that last measurement
-is compared: what has been chosen for being fast is not judged by the measurements that it was chosen by.
+For each workload, all settings of the grid are measured, in rounds of random order. The best ones are measured again in
+turns, which gives the best of the grid. Then the tuner searches, each time in a job of its own, started as users do.
+Finally the default, the best of the grid and the result of each search are measured again, in turns in a new job. Only
+this last measurement is compared, because settings selected for their speed look faster in the measurements that
+selected them.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ AXES: dict[str, tuple[Any, ...]] = {
 DEFAULT, BEST = "default", "best of the grid"
 SEARCH_LIMIT = 900.0
 KEEP = {"MALLOC_TRIM_THRESHOLD_": str(4 << 30), "MALLOC_MMAP_THRESHOLD_": str(4 << 30)}
-"""For all jobs: what torch frees in a step is not returned to the system, and taken from it again in the next. The page
-faults of that come and go with the layout of the heap: up to 5000 a step, and 10 ms."""
+"""Variables of all jobs: torch's allocator does not return freed memory to the system and take it again in each step.
+The resulting page faults depend on the layout of the heap: up to 5000 a step, and 10 ms."""
 OFF = {"ENGINE_AUTOTUNE": "0"}
 
 Knobs = dict[str, Any]
@@ -45,7 +46,7 @@ Knobs = dict[str, Any]
 
 @dataclass(frozen=True)
 class Settings:
-    """What to train, and for how long."""
+    """Workloads, and the amount of measurement."""
 
     workloads: tuple[str, ...] = WORKLOADS
     ranks: int = 2
@@ -60,7 +61,7 @@ class Settings:
     most: int = 12
     warmup: int = 2
     record: bool = False
-    """Whether the grid is kept as a surface for `python -m benchmarks autotune`."""
+    """True to keep the grid as a surface for `python -m benchmarks autotune`."""
 
 
 def run(settings: Settings, console: Console, merge: bool = False) -> Path:
@@ -76,7 +77,7 @@ def run(settings: Settings, console: Console, merge: bool = False) -> Path:
 
 
 class _Rounds:
-    """Settings that take turns in one job."""
+    """Settings that are measured in turns in one job."""
 
     def __init__(self, settings: Settings, group: Group) -> None:
         self._group, self._warmup = group, settings.warmup
@@ -87,7 +88,7 @@ class _Rounds:
         self.steps = int(min(settings.most, max(settings.least, settings.block_seconds / step)))
 
     def measure(self, choices: Sequence[Knobs], rounds: int, advance: Callable[[str], None]) -> list[list[list[float]]]:
-        """Seconds of steps: `[choice][round][step]`, the mean over ranks."""
+        """Return the seconds of steps, `[choice][round][step]`, as the mean over ranks."""
         found: list[list[list[float]]] = [[] for _ in choices]
         for number in range(rounds):
             order = list(range(len(choices)))
@@ -101,7 +102,7 @@ class _Rounds:
 
 
 def grid() -> list[Knobs]:
-    """Every setting of the grid."""
+    """Return every setting of the grid."""
     return [dict(zip(AXES, values, strict=True)) for values in itertools.product(*AXES.values())]
 
 
@@ -137,7 +138,7 @@ def _group(settings: Settings, workload: str, label: str, variables: Mapping[str
 
 
 def _exhaust(settings: Settings, workload: str, console: Console) -> tuple[Knobs, list[dict[str, Any]], Knobs]:
-    """The best setting of the grid, all its cells, and the default."""
+    """Return the best setting of the grid, all its cells, and the default."""
     every = grid()
     with _group(settings, workload, "grid", OFF) as group:
         rounds = _Rounds(settings, group)
@@ -157,7 +158,7 @@ def _exhaust(settings: Settings, workload: str, console: Console) -> tuple[Knobs
 
 
 def _search(settings: Settings, workload: str, number: int, console: Console) -> dict[str, Any]:
-    """A job that the tuner tunes; what it has decided for, and what that took."""
+    """Run a job that the tuner tunes, and return its decision and the cost."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log.jsonl"
         variables = {
@@ -181,7 +182,7 @@ def _search(settings: Settings, workload: str, number: int, console: Console) ->
 
 
 def _afresh(settings: Settings, workload: str, choices: Mapping[str, Knobs], console: Console) -> list[dict[str, Any]]:
-    """Each choice with a figure for each round."""
+    """Measure each choice again in a new job, with a figure for each round."""
     with _group(settings, workload, "afresh", OFF) as group:
         rounds = _Rounds(settings, group)
         with progress.bar(console, f"{workload}, afresh", len(choices) * settings.rounds) as advance:

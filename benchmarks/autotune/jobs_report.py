@@ -1,4 +1,4 @@
-"""Tables and a picture of `out/autotune-jobs.json`."""
+"""Tables and the plot of `out/autotune-jobs.json`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from benchmarks.common.tables import MISSING, Table, duration
 from benchmarks.training.report import TITLES
 
 WITHIN = 1.03
-"""Of the best of the grid, that is aimed at."""
+"""Target: a setting's step time relative to the best of the grid, at most."""
 
 
 def tables(content: dict[str, Any]) -> list[Table]:
-    """One table: every choice of every workload."""
+    """Return one table with every choice of every workload."""
     settings = content["settings"]
     table = Table(
         "The tuner on jobs, against every setting of a grid",
@@ -94,6 +94,6 @@ def _interval(ratio: stats.Interval) -> str:
 
 
 def _words(knobs: dict[str, Any], default: dict[str, Any]) -> str:
-    """What differs from the default."""
+    """Format the knobs that differ from the default."""
     changed = {name: value for name, value in knobs.items() if value != default[name]}
     return " ".join(f"{name}={value}" for name, value in changed.items()) or "as it is"

@@ -1,4 +1,4 @@
-"""What is searched: a surface, a noise, the knobs, and the default that a search begins with."""
+"""Problems to search: a surface, a noise, the knobs, and the default at which a search begins."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from benchmarks.autotune.surfaces import DEFAULT, NOISES, SHORT, SPACE, SURFACES
 
 Array = NDArray[np.float64]
 RECORDED = "recorded"
-"""The noise of a recorded surface is its own."""
+"""Name of the noise of recorded surfaces, which have their own."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One of them.
+    """Problem to search.
 
     Attributes
     ----------
     seconds : callable
-        Of a step with some knobs, without noise.
+        Callable that returns the seconds of a step with given knobs, without noise.
     steps : callable
-        Seconds of so many steps, with noise: shape (n,).
+        Callable that returns the seconds of `n` steps with noise: shape (n,).
     least : float
         Seconds of the fastest setting.
     """
@@ -39,7 +39,7 @@ class Problem:
 
 
 def problem(surface: str, noise: str, seed: int) -> Problem:
-    """A surface with a noise. Of a recorded one every seed has the same."""
+    """Return a surface with a noise. A recorded surface is the same for every seed."""
     if surface.startswith(recorded.PREFIX):
         found = recorded.of(surface)
         return Problem(found.space, found.default, found.seconds, found.steps, found.least)
@@ -47,18 +47,18 @@ def problem(surface: str, noise: str, seed: int) -> Problem:
 
 
 def synthetic(seconds: Surface, noise: str) -> Problem:
-    """A function of the knobs of the synthetic surfaces."""
+    """Return the problem of a function of the synthetic surfaces' knobs."""
     noisy: Noise = next(each for each in (*NOISES, *SHORT) if each.name == noise)
     best = min(least(seconds), seconds(DEFAULT))
     return Problem(SPACE, DEFAULT, seconds, lambda knobs, n, rng: noisy.steps(seconds(knobs), n, rng), best)
 
 
 def noises(surface: str, asked: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of the noises that a surface is searched with."""
+    """Return the noises with which a surface is searched."""
     return (RECORDED,) if surface.startswith(recorded.PREFIX) else asked
 
 
 def cut_short(samples: Array, limit: float) -> tuple[Array, bool]:
-    """What a job measures of a trial: three steps, if their median is above the limit. Whether it was cut."""
+    """Return what a job measures of a trial: three steps if their median exceeds the limit; and whether it was cut."""
     cut = float(np.median(samples[:3])) > limit
     return (samples[:3] if cut else samples), cut

@@ -1,11 +1,11 @@
-"""How far a job gets: a search of short, noisy trials, and what the tuner goes on to find while the job runs.
+"""Result of a whole job: a search of short, noisy trials, and what the tuner finds later while the job runs.
 
-A job here is a number of steps. Its search has few trials of few steps; then the tuner watches, in batches, and may try
-more. What is reported is the setting at the end of the first search and that at the end of the job.
+A job is a number of steps. Its search has few trials of few steps. Then the tuner observes in batches, and may make
+more trials. The report has the setting at the end of the first search and the one at the end of the job.
 
     python -m benchmarks.autotune.reach --seeds 100 [--surfaces valley ...] [--steps 10000]
 
-What is tuned on some seeds is judged on others, `--first-seed`; on a busy machine, with `--noises heavy`.
+What was tuned on some seeds must be judged on others, `--first-seed`; for a busy machine, use `--noises heavy`.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from benchmarks.autotune.problems import Problem, cut_short, noises, problem
 from benchmarks.autotune.surfaces import NOISES, SHORT, SURFACES
 
 TRIALS = 20
-"""Of a search."""
+"""Trials of a search."""
 STEPS = 10
-"""Of a trial."""
+"""Steps of a trial."""
 SETTLING = 2
-"""Steps after a change of the knobs, which no trial counts."""
+"""Steps after a change of the knobs that no trial counts."""
 WATCHED = 50
-"""Steps between two looks after the search."""
+"""Steps between two observations after the search."""
 OBSERVED = 20
-"""Of these, that the tuner is told."""
+"""Number of these steps that the tuner gets."""
 HORIZON = 10_000
 """Steps of a job."""
 
 
 NEAR = 0.1
-"""Regret that all but one job of a hundred should stay below."""
+"""Regret that at most one job in a hundred should exceed."""
 
 
 class Job:
-    """Steps that pass, and what they cost.
+    """Simulated job: the steps that pass, and their cost.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ class Job:
     horizon : int
         Steps of the job.
     trials : int
-        Most trials of its search.
+        Maximum number of trials of its search.
     length : int
         Steps of a trial.
     """
@@ -65,7 +65,7 @@ class Job:
         self.lost = self.thinking = self.longest = 0.0
 
     def trial(self) -> None:
-        """Ask for one, measure it, and tell."""
+        """Ask for a trial, measure it, and report the result."""
         before = time.process_time()
         asked = self.tuner.ask()
         self.spend(time.process_time() - before)
@@ -79,17 +79,17 @@ class Job:
         self.spend(time.process_time() - before)
 
     def spend(self, seconds: float) -> None:
-        """Note processor time of the tuner."""
+        """Add processor time of the tuner."""
         self.thinking += seconds
         self.longest = max(self.longest, seconds)
 
     def search(self) -> None:
-        """Until there is nothing to try for now."""
+        """Make trials until there is nothing to try for now."""
         while not self.tuner.done and self.steps < self.horizon:
             self.trial()
 
     def watch(self) -> None:
-        """One look at what is deployed."""
+        """Observe the deployed setting once."""
         self.steps += WATCHED
         samples = self.given.steps(self.tuner.best(), OBSERVED, self.rng).tolist()
         before = time.process_time()
@@ -100,7 +100,7 @@ class Job:
 def job(
     surface: str, noise: str, seed: int, horizon: int = HORIZON, trials: int = TRIALS, length: int = STEPS
 ) -> dict[str, Any]:
-    """One job, from its first trial to its last step."""
+    """Run one job, from its first trial to its last step."""
     given = problem(surface, noise, seed)
     run = Job(given, seed, horizon, trials, length)
     run.search()
@@ -131,7 +131,7 @@ HEAD = (
 
 
 def line(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """A row of the table: of the jobs of one surface and noise."""
+    """Return a row of the table for the jobs of one surface and noise."""
     of = {name: np.array([row[name] for row in rows]) for name in rows[0] if name not in ("surface", "noise")}
     default, then, end = 100 * of["default"], 100 * of["regret_then"], 100 * of["regret"]
     return [
@@ -154,7 +154,7 @@ def line(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the table in Markdown, a row as soon as it is known."""
+    """Print the table in Markdown, each row as soon as it is complete."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.autotune.reach", description=__doc__)
     every = (*SURFACES, *recorded.names())
     parser.add_argument("--surfaces", nargs="+", choices=every, default=every)

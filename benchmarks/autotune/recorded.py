@@ -1,13 +1,13 @@
-"""Surfaces recorded on jobs: `recorded/*.json`, a full grid of settings, of each the seconds of some steps.
+"""Surfaces recorded on jobs: `recorded/*.json`, a full grid of settings with the seconds of some steps of each.
 
     {"schema": 1, "workload": "...", "ranks": 2, "environment": {...}, "default": {"cycle_time_ms": 5.0, ...},
      "axes": {"cycle_time_ms": [0, 0.1, 1, 10], "stores": ["cached", "streaming"], ...},
      "cells": [{"knobs": {"cycle_time_ms": 0, "stores": "cached", ...}, "samples": [0.101, ...]}, ...]}
 
-The space is spanned by the axes: a 0 among positive numbers is a value apart, that of off; a scale of positive numbers
-is logarithmic. Between the numbers of an axis the logarithm of the median is interpolated, multilinearly in the
-coordinates that the tuner has, so the fastest setting is one of the grid. Steps scatter around it as those of the
-nearest cell did around their median.
+The axes span the space. A 0 among positive numbers is the separate value for off; a scale of positive numbers is
+logarithmic. Between the numbers of an axis, the logarithm of the median is interpolated multilinearly in the tuner's
+coordinates, so the fastest setting is one of the grid. Steps scatter around it like those of the nearest cell around
+their median.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ Array = NDArray[np.float64]
 SCHEMA = 1
 FOLDER = Path(__file__).resolve().parent / "recorded"
 PREFIX = "recorded:"
-"""Of the names of these surfaces."""
+"""Prefix of these surfaces' names."""
 INTEGERS = ("fusion_threshold", "chunk_bytes")
-LEAST = 3  # samples of a cell
+LEAST = 3  # minimum samples of a cell
 
 
 class RecordingError(ValueError):
-    """A file that is no recording: says which, what is wrong, and where."""
+    """Error of a file that is not a recording; the text names the file, the error and its position."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """The values of one knob, in the order of the grid.
+    """Values of one knob, in the order of the grid.
 
     Attributes
     ----------
     numbers : list of int
-        Where in `values` those are that lie on a scale, from the least to the greatest.
+        Positions in `values` of those on a scale, in ascending order of the values.
     shares : array of float64
-        Of each of these, how far from the least to the greatest it is.
+        Position of each of these between the least and the greatest, 0 to 1.
     """
 
     knob: Knob
@@ -59,7 +59,7 @@ class Axis:
 
     @classmethod
     def of(cls, name: str, values: list[Any]) -> Axis:
-        """The axis of these values."""
+        """Create the axis of these values."""
         if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
             numbers = sorted((k for k, value in enumerate(values) if value), key=lambda k: values[k])
             off = 0 if len(numbers) < len(values) and values[numbers[0]] > 0 else None
@@ -72,7 +72,7 @@ class Axis:
         return cls(Choice(values), values, [], np.empty(0))
 
     def corners(self, value: Any) -> list[tuple[int, float]]:
-        """The grid's values around one, with their weights."""
+        """Return the grid's values around one, with their weights."""
         if isinstance(self.knob, Choice) or value == self.knob.off:
             return [(next(k for k, each in enumerate(self.values) if each == value), 1.0)]
         share = min(max(self.knob.encode(value)[0], 0.0), 1.0)
@@ -83,14 +83,14 @@ class Axis:
 
 
 class Recording:
-    """A surface as it was measured.
+    """Surface as it was measured.
 
     Parameters
     ----------
     content : mapping
-        Of the file.
+        Content of the file.
     name : str
-        For errors.
+        Name of the file, for errors.
 
     Attributes
     ----------
@@ -104,7 +104,7 @@ class Recording:
     Raises
     ------
     RecordingError
-        It is of another schema, the grid is not full, or something is missing or makes no sense.
+        Another schema, an incomplete grid, or missing or invalid content.
     """
 
     def __init__(self, content: Mapping[str, Any], name: str) -> None:
@@ -151,7 +151,7 @@ class Recording:
             raise RecordingError(f"{math.prod(shape) - len(self._scatter)} cells are missing, the first is {lacks}")
 
     def seconds(self, knobs: Knobs) -> float:
-        """Of a step, without noise."""
+        """Return the seconds of a step, without noise."""
         corners = [axis.corners(knobs[knob]) for knob, axis in self._axes.items()]
         log = 0.0
         for corner in itertools.product(*corners):
@@ -159,7 +159,7 @@ class Recording:
         return math.exp(log)
 
     def steps(self, knobs: Knobs, n: int, rng: np.random.Generator) -> Array:
-        """Seconds of `n` steps: shape (n,)."""
+        """Return the seconds of `n` steps: shape (n,)."""
         corners = [axis.corners(knobs[knob]) for knob, axis in self._axes.items()]
         nearest = tuple(max(corner, key=lambda each: each[1])[0] for corner in corners)
         return np.asarray(self.seconds(knobs) * np.exp(rng.choice(self._scatter[nearest], n)))
@@ -173,12 +173,12 @@ def write(
     axes: Mapping[str, Sequence[Any]],
     cells: Sequence[Mapping[str, Any]],
 ) -> Path:
-    """Keep a grid as a surface of the name of the workload, in place of what was there.
+    """Write a grid as a surface with the name of the workload, replacing an earlier one.
 
     Raises
     ------
     RecordingError
-        It is no full grid.
+        The grid is not complete.
     """
     head = {
         "schema": SCHEMA,
@@ -202,24 +202,24 @@ def write(
 
 
 def place(folder: Path) -> None:
-    """Say where recordings are, in a process that has not inherited it."""
+    """Set the folder of recordings, in a process that has not inherited it."""
     global FOLDER
     FOLDER = folder
 
 
 def names() -> tuple[str, ...]:
-    """Names of the surfaces that there are recordings of."""
+    """Return the names of the surfaces with recordings."""
     return tuple(PREFIX + path.stem for path in sorted(FOLDER.glob("*.json")))
 
 
 @lru_cache
 def read(path: Path) -> Recording:
-    """A recording.
+    """Read a recording.
 
     Raises
     ------
     RecordingError
-        It is none.
+        The file is not a recording.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -229,5 +229,5 @@ def read(path: Path) -> Recording:
 
 
 def of(name: str) -> Recording:
-    """The recording that is a surface of this name."""
+    """Return the recording for a surface's name."""
     return read(FOLDER / f"{name.removeprefix(PREFIX)}.json")

@@ -1,4 +1,4 @@
-"""Tables and a picture of `out/autotune.json`."""
+"""Tables and the plot of `out/autotune.json`."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ NAMES = {
     "horovod": "Horovod's, re-stated",
 }
 AIMS = {"3 %": 0.01, "heavy": 0.02}
-"""Median regret that is aimed at, on synthetic surfaces."""
+"""Target of the median regret, on synthetic surfaces."""
 TITLES = {RECORDED: "recorded on jobs"}
 
 
 def tables(content: dict[str, Any]) -> list[Table]:
-    """A table for each noise, and one of drifts."""
+    """Return a table for each noise, and tables of drifts."""
     settings, found = content["settings"], []
     for noise in _noises(content):
         aimed = [f"at most {_percent(AIMS[noise], 0)}"] if noise in AIMS else []
@@ -79,7 +79,7 @@ def _note(content: dict[str, Any]) -> str:
 
 
 def _drifts(content: dict[str, Any]) -> list[Table]:
-    """What the tuner does when a surface changes, and when it does not."""
+    """Return the tables about changing surfaces and about false alarms."""
     drifts, observed = content["drifts"], content["settings"]["observed"]
     if not drifts:
         return []
@@ -172,7 +172,7 @@ def _noises(content: dict[str, Any]) -> list[str]:
 
 
 def _surfaces(content: dict[str, Any], noise: str) -> list[str]:
-    """Those with that noise: the synthetic ones in their order, then the recorded ones."""
+    """Return the surfaces with this noise: the synthetic ones in their order, then the recorded ones."""
     there = {row["surface"] for row in content["searches"] if row["noise"] == noise}
     return [*(surface for surface in SURFACES if surface in there), *sorted(there - set(SURFACES))]
 

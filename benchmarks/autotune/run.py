@@ -1,4 +1,4 @@
-"""Every contender on every surface with every noise, for many seeds; and what the tuner does when a surface changes."""
+"""Runs of every contender on every surface with every noise, for many seeds, and of the tuner on changing surfaces."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ from benchmarks.autotune.surfaces import NOISES, SURFACES
 from benchmarks.common import binding, environment, progress, records
 
 HORIZON = 2000
-"""Steps of the run of which the time that trials lose is a share."""
+"""Steps of the run of which the time lost by trials is a share."""
 PARTS = ("searches", "drifts")
 KEYS = {"searches": ("surface", "noise", "contender"), "drifts": ("surface", "noise", "kind")}
-"""Of a part's rows: what is run again replaces what has these in common."""
+"""Fields that identify a row of a part: a new row replaces an old one with the same values."""
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 SAME = ("trials", "steps", "observed")
-"""Settings without which figures cannot stand in one table."""
+"""Settings that must be equal for figures in one table."""
 
 
 def surfaces() -> tuple[str, ...]:
-    """All that there are: synthetic ones, and those recorded on jobs."""
+    """Return the names of all surfaces: synthetic ones, and those recorded on jobs."""
     return (*SURFACES, *recorded.names())
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What to try, and how often.
+    """Cases to try, and the number of repetitions.
 
     Attributes
     ----------
     trials : int
-        Of a search.
+        Trials of a search.
     steps : int
-        Of a trial.
+        Steps of a trial.
     observed : int
-        Steps that are observed after a search, at most, for a drift to be noticed.
+        Maximum steps that are observed after a search, in which a drift may be noticed.
     """
 
     parts: tuple[str, ...] = PARTS
@@ -61,7 +61,7 @@ class Settings:
     observed: int = 2000
 
     def searches(self) -> list[tuple[str, str, str, int]]:
-        """Each surface, noise, contender and seed."""
+        """Return each surface, noise, contender and seed."""
         return [
             (surface, noise, contender, seed)
             for surface in self.surfaces
@@ -72,7 +72,7 @@ class Settings:
         ]
 
     def drifts(self) -> list[tuple[str, str, str, int]]:
-        """Each surface, noise, kind of change and seed: of our tuner alone, as no other notices anything."""
+        """Return each surface, noise, kind of change and seed, for our tuner only, as no other notices changes."""
         return [
             (surface, noise, kind, seed)
             for surface in drift.DRIFTING
@@ -83,7 +83,7 @@ class Settings:
 
 
 def search(settings: Settings, surface: str, noise: str, contender: str, seed: int) -> dict[str, Any]:
-    """One search. Regret and loss are by the surface itself, without noise."""
+    """Run one search. Regret and loss are those of the surface itself, without noise."""
     given = problem(surface, noise, seed)
     rng = np.random.default_rng([seed, 7])
     standing, lost, worst, spent, trials = given.seconds(given.default), 0.0, 1.0, 0.0, 0
@@ -117,7 +117,7 @@ def search(settings: Settings, surface: str, noise: str, contender: str, seed: i
 
 
 def drifting(settings: Settings, surface: str, noise: str, kind: str, seed: int) -> dict[str, Any]:
-    """One surface that changes, or that does not."""
+    """Run one search on a surface that changes, or that does not."""
     return drift.search(surface, noise, kind, seed, settings.trials, settings.steps, settings.observed, HORIZON)
 
 
@@ -125,20 +125,20 @@ Job = tuple[str, Callable[..., dict[str, Any]], tuple[str, str, str, int]]
 
 
 def run(settings: Settings, console: Console, merge: bool = False) -> Path:
-    """Search, and write `out/autotune.json`.
+    """Run the searches, and write `out/autotune.json`.
 
     Parameters
     ----------
     settings : Settings
     console : Console
-        Of the progress bar.
+        Console of the progress bar.
     merge : bool
-        Keep what the file has of surfaces, noises, contenders and kinds that are not run now.
+        Whether rows of the file for other surfaces, noises, contenders and kinds are kept.
 
     Raises
     ------
     ValueError
-        What is to be kept was made with other numbers of trials or steps.
+        The rows to keep have other numbers of trials or steps.
     """
     kept = _kept(settings) if merge else None
     before = environment.record()
@@ -170,11 +170,11 @@ def run(settings: Settings, console: Console, merge: bool = False) -> Path:
 
 @contextlib.contextmanager
 def _pool() -> Iterator[ProcessPoolExecutor]:
-    """Processes of one thread each, as the tuner's own is: more would wait for those of the searches beside."""
+    """Start processes of one thread each, like the tuner's own: more threads would compete with other searches."""
     before = {name: os.environ.get(name) for name in THREADS}
     os.environ.update(dict.fromkeys(THREADS, "1"))
     try:
-        # Spawned, since libraries read the variables when they are loaded.
+        # Use spawn, since libraries read the variables when they are loaded.
         context = multiprocessing.get_context("spawn")
         count = len(binding.available())
         with ProcessPoolExecutor(count, context, recorded.place, (recorded.FOLDER,)) as pool:
@@ -187,7 +187,7 @@ def _pool() -> Iterator[ProcessPoolExecutor]:
 
 
 def _kept(settings: Settings) -> dict[str, Any] | None:
-    """What was written last, if there is anything."""
+    """Return the last record, if there is one."""
     content = records.read("autotune")
     if content is None:
         return None

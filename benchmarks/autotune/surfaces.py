@@ -1,7 +1,7 @@
-"""Synthetic surfaces: seconds per step as a function of the knobs, with the best somewhere else for every seed.
+"""Synthetic surfaces: seconds per step as a function of the knobs, with another minimum for every seed.
 
-They are stand-ins: shapes that step times have, with known bottoms. `transport` is a latency and bandwidth model of
-fused allreduces that overlap with a backward pass; the others have no such meaning.
+They are stand-ins with shapes that step times have, and with known minima. `transport` is a latency and bandwidth model
+of fused allreduces that overlap with a backward pass; the others have no such meaning.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ SPACE = Space(
     stores=Choice(["cached", "streaming"]),
 )
 DEFAULT = {"fusion_threshold": 1 << 27, "cycle_time_ms": 1.0, "stores": "cached"}
-GRID = 48  # in each number: the exhaustive search
+GRID = 48  # points of each number in the exhaustive search
 
 Surface = Callable[[dict[str, Any]], float]
 
 
 def shares(knobs: dict[str, Any]) -> tuple[float, float, bool]:
-    """Where the two numbers lie in their ranges, and whether stores are streaming."""
+    """Return the positions of the two numbers in their ranges, and whether stores are streaming."""
     at = SPACE.encode(knobs)
     return float(at[0]), float(at[1]), knobs["stores"] == "streaming"
 
 
 def valley(seed: int) -> Surface:
-    """One bottom, tilted."""
+    """Return a surface with a tilted valley."""
     rng = np.random.default_rng([seed, 1])
     a0, b0, c0 = *rng.uniform(0.2, 0.8, 2), bool(rng.integers(2))
 
@@ -46,7 +46,7 @@ def valley(seed: int) -> Surface:
 
 
 def narrow(seed: int) -> Surface:
-    """A dent in a plain."""
+    """Return a surface with a dent in a plain."""
     rng = np.random.default_rng([seed, 2])
     a0, b0, c0 = *rng.uniform(0.25, 0.75, 2), bool(rng.integers(2))
 
@@ -59,7 +59,7 @@ def narrow(seed: int) -> Surface:
 
 
 def cliff(seed: int) -> Surface:
-    """The best is beside a fall to two and a half times the time."""
+    """Return a surface whose minimum is beside a cliff to two and a half times the time."""
     edge = float(np.random.default_rng([seed, 3]).uniform(0.35, 0.7))
 
     def seconds(knobs: dict[str, Any]) -> float:
@@ -71,7 +71,7 @@ def cliff(seed: int) -> Surface:
 
 
 def fused(total: float, tensors: int, backward: float, latency: float, bandwidth: float) -> Surface:
-    """Batches of `tensors` tensors, `total` bytes together, that overlap with a backward pass of `backward` seconds."""
+    """Model batches of `tensors` tensors, `total` bytes in all, overlapping a backward pass of `backward` seconds."""
 
     def seconds(knobs: dict[str, Any]) -> float:
         threshold, cycle = knobs["fusion_threshold"], 1e-3 * knobs["cycle_time_ms"]
@@ -85,7 +85,7 @@ def fused(total: float, tensors: int, backward: float, latency: float, bandwidth
 
 
 def transport(seed: int) -> Surface:
-    """Batches of a backward pass over a link with latency and bandwidth."""
+    """Return a surface of a backward pass's batches over a link with latency and bandwidth."""
     rng = np.random.default_rng([seed, 4])
     total, tensors = float(rng.choice([2e6, 25e6, 1e8, 4e8])), int(rng.choice([60, 160, 2000]))
     backward, latency = float(rng.uniform(0.05, 0.3)), float(rng.uniform(5e-5, 5e-4))
@@ -95,8 +95,11 @@ def transport(seed: int) -> Surface:
 
 
 def hosts(seed: int) -> Surface:
-    """Many small tensors over many hosts: each batch costs milliseconds, so that small thresholds or short cycle times
-    take up to a hundred times the best, which lies beside that slope."""
+    """Return a surface of many small tensors over many hosts.
+
+    Each batch costs milliseconds, so small thresholds or short cycle times take up to a hundred times the minimum,
+    which is beside that slope.
+    """
     rng = np.random.default_rng([seed, 22])
     tensors = int(rng.choice([500, 2000, 5000]))
     total = tensors * float(rng.choice([1e3, 4e3, 16e3]))
@@ -107,7 +110,7 @@ def hosts(seed: int) -> Surface:
 
 
 def together(seed: int) -> Surface:
-    """Only large thresholds together with long cycle times help: fourfold. All else differs by two percent."""
+    """Return a surface on which only large thresholds with long cycle times help, fourfold; the rest differs by 2 %."""
     rng = np.random.default_rng([seed, 10])
     a0, b0, c0 = rng.uniform(0.6, 0.8), rng.uniform(0.6, 0.8), bool(rng.integers(2))
 
@@ -120,7 +123,7 @@ def together(seed: int) -> Surface:
 
 
 def abyss(seed: int) -> Surface:
-    """The default takes almost twice the best, and small thresholds or long cycle times take thirty times it."""
+    """Return a surface whose default takes twice the minimum; small thresholds or long cycles take thirty times."""
     rng = np.random.default_rng([seed, 11])
     a0, b0, c0 = rng.uniform(0.4, 0.6), rng.uniform(0.1, 0.7), bool(rng.integers(2))
     low, high = rng.uniform(0.1, 0.3), rng.uniform(0.8, 0.95)
@@ -137,7 +140,7 @@ def abyss(seed: int) -> Surface:
 
 
 def flat(seed: int) -> Surface:
-    """Nothing matters."""
+    """Return a surface on which no knob matters."""
     return lambda knobs: 0.1
 
 
@@ -146,16 +149,16 @@ SURFACES = {make.__name__: make for make in (valley, narrow, cliff, transport, h
 
 @dataclass(frozen=True)
 class Noise:
-    """Multiplies each step: normal in the logarithm, and now and then a step that is much too slow."""
+    """Multiplicative noise of each step: normal in the logarithm, with occasional outliers that are much slower."""
 
     name: str
     sd: float
-    outliers: float = 0.0  # share of the steps
-    size: float = 4.0  # of these, in `sd`
-    factor: float = 1.0  # of these, by which they are slower at least
+    outliers: float = 0.0  # share of outliers
+    size: float = 4.0  # standard deviation of outliers, in multiples of `sd`
+    factor: float = 1.0  # minimum factor by which outliers are slower
 
     def steps(self, seconds: float, n: int, rng: np.random.Generator) -> NDArray[np.float64]:
-        """Times of `n` steps that would all take `seconds`: shape (n,)."""
+        """Return times of `n` steps that would all take `seconds` without noise: shape (n,)."""
         logs = rng.normal(0.0, self.sd, n)
         slow = np.abs(rng.normal(0.0, self.size * self.sd, n)) + math.log(self.factor)
         return np.asarray(seconds * np.exp(logs + np.where(rng.random(n) < self.outliers, slow, 0.0)))
@@ -163,11 +166,11 @@ class Noise:
 
 NOISES = (Noise("3 %", 0.03), Noise("heavy", 0.1, outliers=0.1))
 SHORT = (Noise("5 %", 0.05, 0.03, 0.0, 2.0), Noise("8 %", 0.08, 0.03, 0.0, 2.0))
-"""Of jobs whose trials are short: three steps of a hundred take twice the time."""
+"""Noises of jobs with short trials: three steps in a hundred take twice the time."""
 
 
 def least(surface: Surface) -> float:
-    """The least time on a grid over all knobs."""
+    """Return the least time on a grid over all knobs."""
     ends = np.linspace(0.0, 1.0, GRID)
     points = np.array([(a, b, c) for a in ends for b in ends for c in (0.0, 1.0)])
     return min(surface(SPACE.decode(row)) for row in SPACE.spread(points))

@@ -1,4 +1,4 @@
-"""One rank of a job that trains under whatever knobs it is told. Started by `benchmarks.autotune.jobs`."""
+"""Rank of a job that trains with the knobs it is given. Started by `benchmarks.autotune.jobs`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import torch
 from benchmarks.common.worker import Worker
 from benchmarks.training.models import WORKLOADS
 
-TOGETHER = 20  # steps between two looks whether the search is over
+TOGETHER = 20  # steps between two checks whether the search is over
 
 
 class Trainer:
-    """The requests that a rank answers."""
+    """Handlers of the requests to a rank."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -38,7 +38,7 @@ class Trainer:
         return dict(self._engine.knobs())
 
     def block(self, request: dict[str, Any]) -> list[float]:
-        """Turn the knobs, take untimed and timed steps, and return the seconds of each timed one."""
+        """Set the knobs, take untimed and timed steps, and return the seconds of each timed one."""
         self._worker.meet()
         if self._worker.rank == 0:
             self._engine.set_knobs(**request["knobs"])
@@ -51,7 +51,7 @@ class Trainer:
         return [after - before for before, after in itertools.pairwise(marks)]
 
     def search(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Train until the tuner has written its result to the log, and return the steps that it took."""
+        """Train until the tuner has written its result to the log, and return the number of steps."""
         log, steps, over = Path(request["log"]), 0, np.zeros(1, np.float32)
         while not over[0] and steps < request["most"]:
             for _ in range(TOGETHER):
