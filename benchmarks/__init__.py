@@ -1,1 +1,1 @@
-"""What the engine costs, measured beside its baselines. `python -m benchmarks --help`."""
+"""Measurements of the engine beside its baselines: `python -m benchmarks --help`."""

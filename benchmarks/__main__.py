@@ -1,4 +1,4 @@
-"""`python -m benchmarks collective | training | frameworks | sets | observing | compression | ..."""
+"""Command `python -m benchmarks collective | training | frameworks | ...`: measure the engine beside its baselines."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from benchmarks.training import report as training_report
 from benchmarks.training import run as training
 
 WIDTH = 160
-"""Columns of output that is not a terminal."""
+"""Number of columns of output that is not a terminal."""
 MARKS = ("<!-- {}: begin -->", "<!-- {}: end -->")
 """Lines of a page between which tables are written."""
 
@@ -319,7 +319,7 @@ REPORTS: dict[str, Any] = {
     "scaling-measured": measured,
     "frameworks": frameworks_report,
 }
-"""What makes the tables of each record."""
+"""Modules that make the tables of each record."""
 
 
 def _report(options: argparse.Namespace, console: Console) -> None:
@@ -344,7 +344,7 @@ def _report(options: argparse.Namespace, console: Console) -> None:
 
 
 def _replace(page: Path, text: str, name: str) -> None:
-    """Put a text in the place of what stands between two marks of a page."""
+    """Replace the text between two marks of a page."""
     begin, end = MARKS[0].format(name), MARKS[1].format(name)
     whole = page.read_text(encoding="utf-8")
     if begin not in whole or end not in whole:

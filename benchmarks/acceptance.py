@@ -1,4 +1,4 @@
-"""What the engine must reach, beside what was measured. Medians, at 2 ranks, ratios inside one run."""
+"""Requirements of the engine compared with measurements: medians at 2 ranks, ratios within one run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RANKS = 2
 
 @dataclass(frozen=True)
 class Line:
-    """One requirement. `ratio` is measured over the allowed value: at most 1 passes."""
+    """One requirement. `ratio` is the measured value divided by the allowed one: at most 1 passes."""
 
     work: str
     measured: str
@@ -26,7 +26,7 @@ class Line:
     interval: str = MISSING
 
     def cells(self) -> list[str]:
-        """Return it as a row."""
+        """Return the requirement as a row."""
         return [
             self.work,
             self.measured,
@@ -38,7 +38,7 @@ class Line:
 
 
 def table(collective: dict[str, Any] | None, training: dict[str, Any] | None) -> Table:
-    """Return a row for each requirement for which there are figures."""
+    """Return a row for each requirement with measurements."""
     found = Table(
         f"What it must reach ({RANKS} ranks, medians)",
         ["work", "measured", "at most", "measured / allowed", "95 % interval", "result"],

@@ -1,4 +1,4 @@
-"""What compression costs where bytes are cheap: an allreduce over shared memory, as it is and as halves, in turn."""
+"""Cost of compression on a fast transport: allreduces over shared memory, uncompressed and as halves, in turns."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from benchmarks.common import binding, environment, progress, records, stats
 from benchmarks.common.tables import Table, duration, size
 
 BOUND = 1.1
-"""Times the uncompressed allreduce: what a compressed one may take."""
+"""Maximum time of a compressed allreduce, in multiples of the uncompressed one."""
 
 FIRST = 10
-"""Untimed iterations of each variant before the rounds."""
+"""Number of untimed iterations of each variant before the rounds."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What to measure, and for how long."""
+    """Measurements to make, and their duration."""
 
     ranks: int = 2
     nbytes: int = 100 << 20
@@ -47,10 +47,10 @@ def run(settings: Settings, console: Console) -> Path:
 
 
 def measure(settings: Settings, contender: GroupContender, advance: progress.Advance) -> list[dict[str, Any]]:
-    """Measure all cases of a contender in turn, and return a row for each; the first one is what the others replace."""
+    """Measure all cases of a contender in turns, and return a row for each; ratios are to the first case."""
     cases = contender.cases
     blocks: dict[str, list[list[float]]] = {case: [] for case in cases}
-    for case in cases:  # Finds out which kind of store suits.
+    for case in cases:  # lets the engine choose the kind of store
         contender.block(case, settings.nbytes, 0, FIRST)
     for number in range(settings.rounds):
         for k in range(len(cases)):

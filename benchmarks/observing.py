@@ -1,5 +1,4 @@
-"""What it costs to be watched: time and processor time of a step that brings 2000 tensors of 1 KiB, with a timeline,
-and with metrics."""
+"""Cost of a timeline and of metrics: time and processor time of a step with 2000 tensors of 1 KiB."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ VARIANTS = {
 }
 SAME_JOB = {ON: OFF, COUNTED: PAUSED}
 BASES = {COUNTED: PAUSED}
-"""What a variant is compared with, where that is another than the one that is never watched: one of the same job."""
+"""Variant of the same job with which a variant is compared, if it is not the one that is never watched."""
 MODULES = {
     "hooks": ("benchmarks.collective.worker", ["--contender", "engine", "--largest", "4096"]),
     "training": ("benchmarks.training.worker", ["--workload", "tiny", "--engine"]),
@@ -43,12 +42,12 @@ MODULES = {
 
 @dataclass(frozen=True)
 class Settings:
-    """What to measure, and for how long."""
+    """Measurements to make, and their duration."""
 
     workloads: tuple[str, ...] = tuple(WORKLOADS)
     variants: tuple[str, ...] = (NEVER, OFF, ON, PAUSED, COUNTED)
     against: str = ""
-    """Where another build of the engine is installed, by `pip install --target`; empty: there is none."""
+    """Directory in which another build of the engine is installed, by `pip install --target`; empty: none."""
     ranks: int = 2
     tensors: int = 2000
     rounds: int = 20
@@ -58,7 +57,7 @@ class Settings:
 
 
 class _Variants:
-    """A job that is never watched, one with timelines, one with metrics, and perhaps one of another build."""
+    """Jobs of the variants: one never watched, one with timelines, one with metrics, and perhaps another build's."""
 
     def __init__(self, settings: Settings, workload: str, stack: contextlib.ExitStack) -> None:
         self._settings = settings
@@ -83,7 +82,7 @@ class _Variants:
 
     @property
     def names(self) -> list[str]:
-        """Return the variants, in the order of `VARIANTS`."""
+        """Variants, in the order of `VARIANTS`."""
         return [name for name in VARIANTS if name in (*self._settings.variants, OTHER) and name in self._groups]
 
     def block(self, name: str) -> list[dict[str, Any]]:
@@ -111,7 +110,7 @@ def _workload(settings: Settings, workload: str, console: Console) -> Iterator[d
         names = variants.names
         blocks: dict[str, list[list[dict[str, Any]]]] = {name: [] for name in names}
         with progress.bar(console, WORKLOADS[workload], len(names) * (settings.rounds + 1)) as advance:
-            for name in sorted(names, key=lambda name: name != ON):  # so that what is off has been on before
+            for name in sorted(names, key=lambda name: name != ON):  # the timeline comes first, for the variant OFF
                 variants.block(name)
                 advance(f"{VARIANTS[name]}, warm-up")
             for number in range(settings.rounds):
@@ -179,7 +178,7 @@ def picture(content: dict[str, Any]) -> Path:
 
 
 def _with_base(results: Sequence[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Pair each row with the one of its workload that it is compared with."""
+    """Yield each row with the row of its workload to which it is compared."""
     rows = {(row["workload"], row["variant"]): row for row in results}
     for row in results:
         yield row, rows.get((row["workload"], BASES.get(row["variant"], NEVER)), row)

@@ -1,4 +1,4 @@
-"""Process sets: two halves of the world that reduce at once, and one alone, beside the world and other libraries."""
+"""Comparison of process sets (two halves of the world at once, and one alone) with the world and other libraries."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ NAMES = ("engine", *PEERS)
 TITLES = {"engine": "engine", **PEERS}
 CASES = {"world": "the world", "halves": "two sets at once", "half": "one set alone"}
 SMALLER = "smaller"
-"""The engine's world of as many ranks as a set has, its ranks placed on the processors like those of the larger one."""
+"""World of the engine with as many ranks as a set, placed on the processors like those of the larger world."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What to measure, and for how long."""
+    """Measurements to make, and their duration."""
 
     ranks: int = 4
     sizes: tuple[int, ...] = (4 * KIB, 64 * KIB, MIB, 16 * MIB)
@@ -41,7 +41,7 @@ class Settings:
     block_seconds: float = 0.1
 
     def check(self) -> None:
-        """Raise ValueError where there are no two halves, or a message is no array of float32."""
+        """Raise ValueError if there are no two halves, or a message is not an array of float32."""
         if self.ranks < 4 or self.ranks % 2:
             raise ValueError(f"two sets of two ranks or more need an even number of ranks from 4 on, not {self.ranks}")
         for nbytes in self.sizes:
@@ -134,7 +134,7 @@ def _label(contender: str, case: str, ranks: int) -> str:
 
 
 def _ratios(ranks: int) -> dict[str, tuple[tuple[str, str], tuple[str, str]]]:
-    """Columns of the table of ratios: what is divided, and by what."""
+    """Return the columns of the table of ratios: numerator and denominator."""
     engine = "engine"
     found = {
         f"{CASES['halves']}, of the world's": ((engine, "halves"), (engine, "world")),

@@ -1,4 +1,4 @@
-"""The start of a job on several hosts, by its parts: agents, ranks, what the script imports, and how ranks meet."""
+"""Start of a job on several hosts, by its phases: agents, ranks, imports of the script, and the rendezvous."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PARTS = {
     "end": "from there until the launcher has ended",
 }
 START = "start without what the script imports"
-# Imports come first, so that they are seen apart from what `init` does.
+# Imports come first, so that they are measured apart from `init`.
 PROGRAM = """
 import time; times = [time.time()]
 import numpy, engine, engine.collectives, engine.runtime
@@ -36,14 +36,14 @@ import json; print(json.dumps(times), flush=True)
 
 @dataclass(frozen=True)
 class Settings:
-    """What to start, and how often."""
+    """Job to start, and the number of repetitions."""
 
     hosts: int = 4
     per_host: int = 4
     rounds: int = 7
 
     def check(self) -> None:
-        """Raise ValueError where there is no such job."""
+        """Raise ValueError if such a job is not possible."""
         if min(self.hosts, self.per_host, self.rounds) < 1 or self.hosts > 200 or self.hosts * self.per_host > 256:
             raise ValueError("a job has 1 to 200 hosts, and 256 ranks at most")
 
@@ -70,7 +70,7 @@ def run(settings: Settings, console: Console) -> Path:
 
 
 def _start(command: list[str], ranks: int) -> dict[str, float]:
-    """Start a job, and give the seconds of each part."""
+    """Start a job, and return the seconds of each phase."""
     begun = time.time()
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     ended = time.time()

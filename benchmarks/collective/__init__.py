@@ -1,1 +1,1 @@
-"""Allreduce by message size, the cost of a call, and what an idle engine uses."""
+"""Measurements of allreduce by message size, of the cost of a call, and of an idle engine."""

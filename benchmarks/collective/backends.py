@@ -1,4 +1,4 @@
-"""What is measured: one class per contender, each with an in-place float32 sum over all ranks, and other operations."""
+"""Backends: one class per contender, each with an in-place float32 sum over all ranks, and other operations."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from benchmarks.common import native
 
 
 class Backend(ABC):
-    """A contender on one rank."""
+    """Contender on one rank."""
 
     cases: tuple[str, ...] = ("private",)
-    """Ways to sum."""
+    """Variants of the sum."""
     operations: Operations | None = None
-    """The operations besides."""
+    """Operations other than the sum."""
 
     @abstractmethod
     def __init__(self, rank: int, ranks: int, meeting_place: str, largest: int) -> None:
-        """Join the other ranks. `largest`: bytes of the largest message."""
+        """Join the other ranks. `largest` is the size of the largest message in bytes."""
 
     @abstractmethod
     def prepare(self, case: str, nbytes: int) -> Prepared:
-        """Return the sum of a tensor of that many bytes, never used before."""
+        """Return the sum of a new tensor of that many bytes."""
 
     def prepare_any(self, case: str, nbytes: int) -> Prepared:
-        """Return one of the sums, or one of the other operations."""
+        """Return a variant of the sum, or one of the other operations."""
         if case in self.cases or self.operations is None:
             return self.prepare(case, nbytes)
         return self.operations.prepare(case, nbytes)
@@ -53,7 +53,7 @@ class Backend(ABC):
 
 
 class EngineBackend(Backend):
-    """`engine.allreduce_`, named, as a training loop calls it."""
+    """`engine.allreduce_` with a name, as a training loop calls it."""
 
     cases = ("private", "shared")
 
@@ -87,9 +87,9 @@ class EngineBackend(Backend):
 
 
 class CompressionBackend(EngineBackend):
-    """`engine.allreduce_` with each `Compression`, of one private tensor, so that they can take turns quickly.
+    """`engine.allreduce_` of one private tensor with each `Compression`, so that they can quickly take turns.
 
-    For small whole numbers the sums are exact.
+    Sums of small whole numbers are exact.
     """
 
     cases = ("none", "fp16", "bf16")
@@ -157,10 +157,10 @@ class MpiBackend(Backend):
 
 
 class SocketsBackend(Backend):
-    """No sum, but the bytes that have to move for one between two hosts of equally many ranks, over bare sockets.
+    """Transfer of the bytes of a sum, without the sum, between two hosts with equally many ranks, over bare sockets.
 
-    Each host sends and receives as many bytes as a tensor has; each of its ranks moves an equal part of them, both ways
-    at once, over a connection of its own to the rank with its place on the other host.
+    Each host sends and receives as many bytes as a tensor has. Each of its ranks moves an equal part of them, in both
+    directions at once. It has its own connection to the rank with the same local number on the other host.
     """
 
     TRIES = 1000
@@ -189,7 +189,7 @@ class SocketsBackend(Backend):
             if failed := exchange(number, out, back, count, tries):
                 raise OSError(-failed, os.strerror(-failed))
 
-        # What arrives is what the partner has sent.
+        # The received data are those that the partner has sent.
         return Prepared(values, run, lambda _: [received], "broadcast", (self._partner, self._rank))
 
     def close(self) -> None:
@@ -212,7 +212,7 @@ class SocketsBackend(Backend):
 
 
 def share_of(case: str, rank: int, ranks: int) -> tuple[int, ...]:
-    """Return the ranks that reduce together with this one, or that reduce while this one does nothing.
+    """Return the ranks that reduce together with this one, or that reduce while this one is idle.
 
     >>> share_of("world", 3, 4), share_of("halves", 3, 4), share_of("half", 3, 4)
     ((0, 1, 2, 3), (2, 3), (0, 1))
@@ -224,7 +224,7 @@ def share_of(case: str, rank: int, ranks: int) -> tuple[int, ...]:
 
 
 class Subsets(Backend):
-    """Sums over all ranks, over two halves of them at once, and over the first half while the other sleeps."""
+    """Sums over all ranks, over two halves of them at once, and over the first half while the other is idle."""
 
     cases = ("world", "halves", "half")
 
@@ -245,7 +245,7 @@ class Subsets(Backend):
 
 
 class EngineSubsets(Subsets, EngineBackend):
-    """Process sets."""
+    """Sums over process sets of the engine."""
 
     def __init__(self, rank: int, ranks: int, meeting_place: str, largest: int) -> None:
         super().__init__(rank, ranks, meeting_place, largest)
@@ -261,7 +261,7 @@ class EngineSubsets(Subsets, EngineBackend):
 
 
 class GlooSubsets(Subsets, GlooBackend):
-    """`torch.distributed.new_group`."""
+    """Sums over groups of `torch.distributed.new_group`."""
 
     def __init__(self, rank: int, ranks: int, meeting_place: str, largest: int) -> None:
         import torch.distributed
@@ -280,7 +280,7 @@ class GlooSubsets(Subsets, GlooBackend):
 
 
 class MpiSubsets(Subsets, MpiBackend):
-    """`MPI_Comm_split`."""
+    """Sums over communicators of `MPI_Comm_split`."""
 
     def __init__(self, rank: int, ranks: int, meeting_place: str, largest: int) -> None:
         super().__init__(rank, ranks, meeting_place, largest)

@@ -1,4 +1,4 @@
-"""What one submission costs its caller, and what an engine that has nothing to do costs the machine."""
+"""Cost of one submission for its caller, and cost of an idle engine for the machine."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 from benchmarks.common.worker import Worker, watched
 
 ELEMENTS = 256
-"""Elements of each tensor: 1 KiB of float32."""
+"""Number of elements of each tensor: 1 KiB of float32."""
 
 
 class Hooks:
-    """2000 small gradients a step, every rank submitting the same ones at the same time.
+    """Submission of 2000 small gradients in a step, the same ones on every rank at the same time.
 
-    Calls the hooks as autograd does, one for each parameter, and leaves autograd itself out of the measurement.
+    Calls the hooks as autograd does, one for each parameter, but without autograd itself.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -25,20 +25,20 @@ class Hooks:
         self._count = 0
 
     def submit(self, request: dict[str, Any]) -> list[float]:
-        """Return the seconds per call of the hook, for each step. The reduction's end is not timed."""
+        """Return the seconds per call of the hook, for each step. The end of the reduction is not timed."""
         steps = self._steps(request["tensors"], request["warmup"] + request["steps"])
         return [seconds / self._count for seconds in steps][request["warmup"] :]
 
     def steps(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Take untimed and timed steps to the reduction's end, the timed ones `watched` as the request says.
+        """Take untimed and timed steps to the reduction's end, the timed ones `watched` as requested.
 
-        Nothing else runs between timed steps: the gradients stay zero, and the ranks meet once.
+        Nothing else runs between timed steps: the gradients stay zero, and the ranks meet only once.
 
         Returns
         -------
         dict
-            `seconds` of each timed step, and `processor`: seconds of all threads of this rank per step, with what is
-            written at the timeline's end.
+            `seconds` of each timed step, and `processor`: seconds of all threads of this rank per step, including the
+            writing at the timeline's end.
         """
         for _ in self._steps(request["tensors"], request["warmup"]):
             pass
@@ -67,7 +67,7 @@ class Hooks:
         native = importlib.import_module("engine.runtime").engine()
         try:
             self._group = binding.GradientGroup(native, _FastPath(), int(engine.Sum))
-        except TypeError:  # A build that is measured `--against` may be older, and take functions.
+        except TypeError:  # An older build measured with `--against` may take functions instead.
             fast = _FastPath()
             functions = fast.begin_pass, fast.replace, fast.shares_memory, fast.separate
             self._group = binding.GradientGroup(native, int(engine.Sum), 1.0, 1.0, *functions)
@@ -103,13 +103,13 @@ class Hooks:
 
 
 class _FastPath:
-    """The binding of gradients that need nothing done. See `Binding` in engine_ext/bindings/gradients.pyi."""
+    """Binding for gradients that need no treatment. See `Binding` in engine_ext/bindings/gradients.pyi."""
 
     def memory_of(self, parameter: Any) -> Any:
         return parameter.detach()
 
     def begin_pass(self) -> None:
-        """The reduction's end is called by hand."""
+        """Do nothing: the end of the reduction is called explicitly."""
 
     def replace(self, *_: Any) -> Any:
         raise RuntimeError("a gradient left the fast path")
@@ -118,14 +118,14 @@ class _FastPath:
 
 
 class AsyncCall:
-    """Seconds per public asynchronous call.
+    """Measurement of the seconds per public asynchronous call.
 
     Parameters
     ----------
     submit : str
-        `allreduce_async_` or `allreduce_async`.
+        Name of the function: `allreduce_async_` or `allreduce_async`.
     alone : bool
-        The ranks submit one after another, the others waiting in the barrier; otherwise all at the same time.
+        Whether the ranks submit one after another, while the others wait in the barrier; else all at once.
     """
 
     def __init__(self, worker: Worker, submit: str, alone: bool = False) -> None:

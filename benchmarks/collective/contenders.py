@@ -1,4 +1,4 @@
-"""Uniform access to everything that is measured: the engine, its baselines, and what the machine allows."""
+"""Uniform access to the contenders: the engine, its baselines, and the limits of the machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LAUNCHERS: dict[str, Launcher] = {
 }
 NAMES = ("limits", "engine", "gloo", "mpi")
 BEFORE = "before"
-"""The engine of another build."""
+"""Name of the engine of another build."""
 
 
 class Contender(ABC):
@@ -37,11 +37,11 @@ class Contender(ABC):
 
     @abstractmethod
     def first(self, case: str, nbytes: int) -> float:
-        """Return the seconds of the first call ever at this size, checked in full."""
+        """Return the seconds of the first call at this size, whose result is checked in full."""
 
     @abstractmethod
     def block(self, case: str, nbytes: int, warmup: int, iterations: int) -> list[float]:
-        """Return the seconds of each iteration: the largest over the ranks."""
+        """Return the seconds of each iteration: the maximum over the ranks."""
 
     @abstractmethod
     def close(self) -> None:
@@ -49,9 +49,9 @@ class Contender(ABC):
 
 
 class GroupContender(Contender):
-    """Engine, gloo or MPI. Processors are divided as among `crowd` ranks; 0: as many as there are.
+    """Contender with the engine, gloo or MPI. Processors are divided as among `crowd` ranks; 0: the number of ranks.
 
-    `place`: where another build of the engine is installed, for the contender `BEFORE`.
+    `place` is the directory in which another build of the engine is installed, for the contender `BEFORE`.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class GroupContender(Contender):
 
 
 class Limits(Contender):
-    """`common/limits.c`."""
+    """Limits of the machine, measured by `common/limits.c`."""
 
     name = "limits"
     cases = ("memcpy", "private_cached", "private_streaming", "in_segment")
@@ -132,7 +132,7 @@ class Limits(Contender):
 def started(
     names: Sequence[str], ranks: int, largest: int, processors: Sequence[int], against: str = ""
 ) -> Iterator[list[Contender]]:
-    """Start the named contenders, and the build `against` if there is one, and end them all on any way out."""
+    """Start the named contenders, and the build `against` if given, and always end them all."""
     with contextlib.ExitStack() as stack:
         contenders: list[Contender] = []
         for name in (*names, BEFORE) if against else names:

@@ -1,6 +1,6 @@
-"""The operations besides a single allreduce, as each contender has them, and what each must give.
+"""Operations other than a single allreduce, for each contender, and their expected results.
 
-A message's size is that of a rank's larger buffer: of what an allgather returns, of what all others are given.
+A message's size is that of a rank's larger buffer: the output for an allgather, the input for all others.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 Values = NDArray[np.float32]
 FLOAT = 4
 MEMBERS = 16
-"""Tensors of a group, all of one size."""
+"""Number of tensors of a group, all of one size."""
 
 NAMES = (
     "allgather",
@@ -31,20 +31,20 @@ NAMES = (
 
 @dataclass(frozen=True)
 class Prepared:
-    """One operation on one rank, ready to be called again and again.
+    """Operation on one rank, ready to be called repeatedly.
 
     Attributes
     ----------
     values : array of float32, 1-d
-        What this rank sends; overwritten before each call. The tensors of a group lie in it one after another.
+        Data that this rank sends, overwritten before each call. A group's tensors are consecutive parts of it.
     run : callable
-        The blocking call: all that is timed.
+        Blocking call, which alone is timed.
     results : callable
-        From what `run` returned to the tensors received, as arrays.
+        Callable that converts the result of `run` to the received tensors, as arrays.
     operation : str
-        "allreduce", or one of `NAMES`.
+        Name "allreduce", or one of `NAMES`.
     ranks : tuple of int
-        Who takes part; empty: all. Whoever does not take part calls something that does nothing.
+        Ranks that take part; empty: all. On other ranks, `run` does nothing.
     """
 
     values: Values
@@ -55,12 +55,12 @@ class Prepared:
 
 
 def in_place(values: Values, run: Callable[[], Any], ranks: tuple[int, ...] = ()) -> Prepared:
-    """Return an allreduce that leaves its result where the values were."""
+    """Return an allreduce whose result replaces its values."""
     return Prepared(values, run, lambda _: [values], ranks=ranks)
 
 
 def granularity(operation: str, ranks: int) -> int:
-    """Bytes of which a message's size must be a multiple, so that all ranks' parts of all tensors are equal.
+    """Return the bytes of which a message's size must be a multiple, so that all ranks' parts are equal.
 
     >>> granularity("alltoall", 2), granularity("grouped_allreduce", 2)
     (8, 128)
@@ -69,12 +69,12 @@ def granularity(operation: str, ranks: int) -> int:
 
 
 def members(operation: str, values: Values) -> list[Values]:
-    """Return the tensors that an operation is given, as parts of `values`."""
+    """Return the input tensors of an operation, as parts of `values`."""
     return np.split(values, MEMBERS) if operation.startswith("grouped_") else [values]
 
 
 def expected(operation: str, pattern: Values, place: int, weights: Sequence[int]) -> list[Values]:
-    """Return what the rank at `place` receives where the rank at place i sends `weights[i] * pattern`.
+    """Return the tensors that the rank at `place` receives if the rank at place i sends `weights[i] * pattern`.
 
     The values are small whole numbers, so sums are exact. A broadcast comes from place 0.
     """
@@ -95,48 +95,48 @@ def _expected(kind: str, pattern: Values, place: int, weights: Sequence[int]) ->
 
 @dataclass
 class Operations(ABC):
-    """One contender's operations, on one rank. Each method has the name of the operation it prepares."""
+    """Operations of one contender on one rank. Each method is named after the operation that it prepares."""
 
     ranks: int
 
     def prepare(self, operation: str, nbytes: int) -> Prepared:
-        """Return the operation on new tensors, never used before."""
+        """Return the operation on new tensors."""
         count = nbytes // FLOAT
         method: Callable[[int], Prepared] = getattr(self, operation)
         return method(count // self.ranks if operation.endswith("allgather") else count)
 
     @abstractmethod
     def broadcast(self, count: int) -> Prepared:
-        """Of `count` numbers, in place, from rank 0."""
+        """Prepare a broadcast of `count` numbers, in place, from rank 0."""
 
     @abstractmethod
     def allgather(self, count: int) -> Prepared:
-        """Of `count` numbers of each rank."""
+        """Prepare an allgather of `count` numbers of each rank."""
 
     @abstractmethod
     def reducescatter(self, count: int) -> Prepared:
-        """Of `count` numbers, of which each rank keeps an equal part."""
+        """Prepare a reducescatter of `count` numbers, of which each rank keeps an equal part."""
 
     @abstractmethod
     def alltoall(self, count: int) -> Prepared:
-        """Of `count` numbers, an equal part for each rank."""
+        """Prepare an alltoall of `count` numbers, an equal part for each rank."""
 
     @abstractmethod
     def grouped_allreduce(self, count: int) -> Prepared:
-        """Of `count` numbers in `MEMBERS` tensors, in place."""
+        """Prepare an allreduce of `count` numbers in `MEMBERS` tensors, in place."""
 
     @abstractmethod
     def grouped_allgather(self, count: int) -> Prepared:
-        """Of `count` numbers of each rank, in `MEMBERS` tensors."""
+        """Prepare an allgather of `count` numbers of each rank, in `MEMBERS` tensors."""
 
     @abstractmethod
     def grouped_reducescatter(self, count: int) -> Prepared:
-        """Of `count` numbers in `MEMBERS` tensors."""
+        """Prepare a reducescatter of `count` numbers in `MEMBERS` tensors."""
 
 
 @dataclass
 class EngineOperations(Operations):
-    """Blocking calls of `engine`, named. All but broadcast and the grouped allreduce return new tensors."""
+    """Blocking calls of `engine` with names. All but broadcast and the grouped allreduce return new tensors."""
 
     engine: Any
 
@@ -181,9 +181,9 @@ class EngineOperations(Operations):
 
 @dataclass
 class GlooOperations(Operations):
-    """`torch.distributed` on gloo, into tensors made beforehand.
+    """Calls of `torch.distributed` on gloo, with preallocated outputs.
 
-    Groups are its coalesced calls; for reduce-scatter, which has none, one asynchronous call for each tensor.
+    Groups use its coalesced calls; reduce-scatter has none, so it uses one asynchronous call for each tensor.
     """
 
     def broadcast(self, count: int) -> Prepared:
@@ -252,7 +252,7 @@ class GlooOperations(Operations):
 
 @dataclass
 class MpiOperations(Operations):
-    """Open MPI on buffers made beforehand. Groups are one non-blocking call for each tensor, and one `Waitall`."""
+    """Calls of Open MPI with preallocated outputs. A group is one non-blocking call per tensor, and one `Waitall`."""
 
     mpi: Any
 

@@ -1,4 +1,4 @@
-"""Tables and the picture of the collective benchmark."""
+"""Tables and the plot of the collective benchmark."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def tables(content: dict[str, Any]) -> list[Table]:
 
 
 def picture(content: dict[str, Any]) -> Path | None:
-    """Draw time by message size, one panel per number of ranks and load, the other operations, and return the PNG."""
+    """Draw time by message size, one panel per number of ranks and load, and the other operations; return the PNG."""
     settings = _settings(content)
     others = sorted({row["ranks"] for row in content["operations"]})
     count = len(settings) + len(others)
@@ -130,7 +130,7 @@ def _by_size(rows: Sequence[dict[str, Any]], title: str, cell: Any) -> Table:
 
 
 def _shares(rows: Sequence[dict[str, Any]], title: str) -> Table:
-    """This build beside the one before and Open MPI, and the one before beside Open MPI."""
+    """Return ratios of this build to the one before and to Open MPI, and of the one before to Open MPI."""
     pairs = {
         "engine / before, private": (("engine", "private"), (BEFORE, "private")),
         "engine / before, in segment": (("engine", "shared"), (BEFORE, "shared")),
@@ -154,7 +154,7 @@ def _first(row: dict[str, Any]) -> str:
 
 
 def _bus_bandwidth(row: dict[str, Any]) -> str:
-    """2 (n - 1) / n times the algorithm bandwidth; for the copy, what it copies."""
+    """Format 2 (n - 1) / n times the algorithm bandwidth; for memcpy, the copied bytes per second."""
     factor = 1.0 if row["case"] == "memcpy" else 2 * (row["ranks"] - 1) / row["ranks"]
     return digits(row["bytes"] * factor / row["median"] / 1e9)
 
@@ -177,7 +177,7 @@ def _operations(content: dict[str, Any], ranks: int) -> Table:
 
 
 def share(own: dict[str, Any] | None, other: dict[str, Any] | None) -> str:
-    """Ratio of the medians of two rows, with its interval."""
+    """Format the ratio of the medians of two rows, with its interval."""
     if own is None or other is None:
         return MISSING
     found = stats.ratio(own["round_medians"], other["round_medians"])
@@ -232,7 +232,7 @@ def _panel(axes: Axes, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def scale(axes: Axes) -> None:
-    """Make both axes logarithmic, the horizontal one of message sizes."""
+    """Make both axes logarithmic, with message sizes on the horizontal one."""
     axes.set_xscale("log", base=4)
     axes.set_yscale("log")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: size(round(value))))

@@ -1,4 +1,4 @@
-"""Runs the collective benchmark: every contender alive at once, asked in turn, in short blocks."""
+"""Runs of the collective benchmark: all contenders stay alive and are measured in turns, in short blocks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CALLS = ("hook", "call", "call_new", "call_alone")
 
 @dataclass(frozen=True)
 class Settings:
-    """What to measure, and for how long."""
+    """Measurements to make, and their duration."""
 
     ranks: tuple[int, ...] = (2, 4)
     sizes: tuple[int, ...] = SIZES
@@ -43,7 +43,7 @@ class Settings:
     contenders: tuple[str, ...] = NAMES
     parts: tuple[str, ...] = PARTS
     against: str = ""
-    """Where another build of the engine is installed, by `pip install --target`; empty: there is none."""
+    """Directory in which another build of the engine is installed, by `pip install --target`; empty: none."""
     rounds: int = 7
     block_seconds: float = 0.2
     operation_rounds: int = 5
@@ -59,7 +59,7 @@ class Settings:
 
     @classmethod
     def quick(cls) -> Settings:
-        """Return settings for a look of about a minute."""
+        """Return settings for a quick run of about a minute."""
         return cls(
             sizes=QUICK_SIZES,
             busy_sizes=QUICK_BUSY_SIZES,
@@ -74,13 +74,13 @@ class Settings:
         )
 
     def only(self, chosen: Sequence[str]) -> Settings:
-        """Return settings for some of `OPERATIONS`, by size and nothing else."""
+        """Return settings for only some of `OPERATIONS`, by size."""
         parts = ("sizes", "busy") if "allreduce" in chosen else ()
         others = tuple(name for name in chosen if name != "allreduce")
         return replace(self, operations=others, parts=(*parts, "operations") if others else parts)
 
     def check(self) -> None:
-        """Raise ValueError where a message could not be divided among the ranks."""
+        """Raise ValueError if a message could not be divided among the ranks."""
         for ranks in self.ranks:
             for name in ("allreduce", *self.operations):
                 sizes = (*self.sizes, *self.busy_sizes) if name == "allreduce" else self.operation_sizes
@@ -93,7 +93,7 @@ class Settings:
                         )
 
     def record(self) -> dict[str, Any]:
-        """Return them for a JSON record."""
+        """Return the settings for a JSON record."""
         return asdict(self)
 
 
@@ -134,7 +134,7 @@ def run(settings: Settings, console: Console) -> Path:
 
 
 def _sizes(settings: Settings) -> dict[bool, Sequence[int]]:
-    """Sizes to measure with idle and with busy processors."""
+    """Return the sizes to measure with idle and with busy processors."""
     wanted: dict[bool, Sequence[int]] = {}
     if "sizes" in settings.parts:
         wanted[False] = settings.sizes
@@ -146,7 +146,7 @@ def _sizes(settings: Settings) -> dict[bool, Sequence[int]]:
 def _operation(
     settings: Settings, contenders: Sequence[Contender], ranks: int, name: str, advance: progress.Advance
 ) -> list[dict[str, Any]]:
-    """Measure one of the other operations at all sizes, in shorter blocks: there are many of them."""
+    """Measure one of the other operations at all sizes, in shorter blocks, because there are many of them."""
     seconds, rounds = settings.operation_block_seconds, settings.operation_rounds
     brief = replace(settings, block_seconds=seconds, rounds=rounds, settle=5, warmup=1, least=3)
     pairs: list[Pair] = [(contender, name) for contender in contenders if isinstance(contender, GroupContender)]
@@ -154,14 +154,14 @@ def _operation(
 
 
 def _measures_engine(settings: Settings, ranks: int, processors: Sequence[int]) -> bool:
-    """Say whether the cost of calls and of idleness is measured: where every rank has a processor."""
+    """Return whether the cost of calls and of idleness is measured: only if every rank has a processor."""
     return (
         "engine" in settings.contenders and ranks <= len(processors) and bool({"calls", "idle"} & set(settings.parts))
     )
 
 
 def _rotated(pairs: Sequence[Pair], by: int) -> Iterator[Pair]:
-    """Start each round elsewhere, so that nobody always runs after the same neighbour's cache and heat."""
+    """Yield the pairs from another start in each round, so that none always follows the same neighbour."""
     for i in range(len(pairs)):
         yield pairs[(i + by) % len(pairs)]
 
@@ -169,7 +169,7 @@ def _rotated(pairs: Sequence[Pair], by: int) -> Iterator[Pair]:
 def measure(
     settings: Settings, pairs: Sequence[Pair], ranks: int, nbytes: int, busy: bool, advance: progress.Advance
 ) -> list[dict[str, Any]]:
-    """Measure one size, the pairs taking turns, and return a row for each."""
+    """Measure one size, with the pairs in turns, and return a row for each."""
     other = f"{pairs[0][1]}, " if pairs and pairs[0][1] in OTHERS else ""
     label = f"{other}{size(nbytes)}{', busy' if busy else ''}"
     first: dict[Pair, float | None] = {}
@@ -201,7 +201,7 @@ def measure(
 
 
 def _iterations(settings: Settings, contender: Contender, case: str, nbytes: int) -> int:
-    """Warm up, and return how many iterations, writing the tensor included, fit into a block."""
+    """Warm up, and return the number of iterations that fit into a block, including writing the tensor."""
     contender.block(case, nbytes, settings.settle if nbytes <= MIB else min(settings.settle, 5), 1)
     start = time.perf_counter()
     contender.block(case, nbytes, 0, settings.least)
@@ -229,7 +229,7 @@ def _engine_only(
 
 
 def _calls(settings: Settings, engine: GroupContender, ranks: int, advance: progress.Advance) -> list[dict[str, Any]]:
-    """Measure what a call costs its caller, the kinds of calls taking turns; a row for each rank."""
+    """Measure the cost of a call for its caller, with the kinds of calls in turns; return a row for each rank."""
     rounds: dict[str, list[list[list[float]]]] = {what: [] for what in CALLS}
     for number in range(settings.call_rounds):
         for i in range(len(CALLS)):

@@ -1,4 +1,4 @@
-"""One rank of a contender. Started by `benchmarks.collective.contenders`."""
+"""Rank of a contender. Started by `benchmarks.collective.contenders`."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from benchmarks.collective.operations import MEMBERS, Prepared, Values, expected
 from benchmarks.common.worker import Handler, Worker
 
 PERIOD = 1021
-"""Length of the pattern of the first call: prime, so that shifted or swapped chunks are noticed."""
+"""Length of the first call's pattern: prime, so that shifted or swapped chunks are noticed."""
 
 
 class WrongResultError(RuntimeError):
-    """A contender returned something else than the operation's result."""
+    """Error of a contender whose result is not that of the operation."""
 
 
 class Rank:
-    """The requests that a rank answers."""
+    """Handlers of the requests to a rank."""
 
     def __init__(self, worker: Worker, backend: Backend) -> None:
         self._worker = worker
@@ -31,7 +31,7 @@ class Rank:
         self._kept: tuple[tuple[str, int], Prepared] | None = None
 
     def first(self, request: dict[str, Any]) -> float:
-        """Call once, on new tensors of a new size, check every element, and return the seconds of the call."""
+        """Call once on new tensors of a new size, check every element, and return the seconds of the call."""
         case, nbytes = request["case"], int(request["bytes"])
         self._kept = None
         prepared = self._backend.prepare_any(case, nbytes)
@@ -48,7 +48,7 @@ class Rank:
         return seconds
 
     def block(self, request: dict[str, Any]) -> list[float]:
-        """Return the seconds of each call. The tensors are written before each, as a backward pass would have."""
+        """Return the seconds of each call. The tensors are written before each, as in a backward pass."""
         case, nbytes, warmup, iterations = (
             request["case"],
             int(request["bytes"]),
@@ -58,7 +58,7 @@ class Rank:
         if self._kept is None or self._kept[0] != (case, nbytes):
             self._kept = ((case, nbytes), self._backend.prepare_any(case, nbytes))
         prepared = self._kept[1]
-        ones = np.ones(MEMBERS * self._worker.ranks, dtype=np.float32)  # where all elements are equal, few tell of all
+        ones = np.ones(MEMBERS * self._worker.ranks, dtype=np.float32)  # with equal elements, a few samples suffice
         wanted = _probes(self._expected(prepared, ones))
         values, run, results = prepared.values, prepared.run, prepared.results
         meet, clock, own = self._worker.meet, time.perf_counter, self._worker.rank + 1

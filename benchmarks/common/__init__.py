@@ -1,1 +1,1 @@
-"""What the benchmarks share: processes, clocks, statistics, records, tables and pictures."""
+"""Shared parts of the benchmarks: processes, clocks, statistics, records, tables and plots."""

@@ -1,4 +1,4 @@
-"""Where a rank runs: the same rule for everything that is measured."""
+"""Binding of ranks to processors, by the same rule for all measurements."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def available() -> list[int]:
 
 
 def processors_of(rank: int, ranks: int, processors: Sequence[int]) -> list[int]:
-    """Return what a rank runs on: one processor of its own if there are enough, else any, as `enginerun` does.
+    """Return a rank's processors: one of its own if there are enough, else all, as `enginerun` does.
 
     >>> [processors_of(r, 2, [0, 1, 2, 3]) for r in range(2)]
     [[0], [1]]
@@ -23,5 +23,5 @@ def processors_of(rank: int, ranks: int, processors: Sequence[int]) -> list[int]
 
 
 def bind(rank: int, ranks: int, processors: Sequence[int]) -> None:
-    """Bind the calling thread, and every thread it starts from now on."""
+    """Bind the calling thread, and all threads that it starts from now on."""
     os.sched_setaffinity(0, processors_of(rank, ranks, processors))

@@ -1,4 +1,4 @@
-"""What a figure depends on: processor, kernel, limits, versions, revision."""
+"""Facts on which a figure depends: processor, kernel, limits, versions, revision."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def record() -> dict[str, Any]:
 
 
 def describe(environment: dict[str, Any]) -> str:
-    """Return one line for under a table."""
+    """Return one line to put under a table."""
     packages = ", ".join(f"{name} {version}" for name, version in environment["packages"].items() if version)
     virtual = " (virtual machine)" if environment["virtual_machine"] else ""
     quota = f", quota {environment['cpu_quota']} cores" if environment["cpu_quota"] else ""
@@ -58,7 +58,7 @@ def _field(file: str, key: str) -> str | None:
 
 
 def _quota() -> float | None:
-    """Cores that the control group of this process may use in the mean; None where there is no limit."""
+    """Return the mean number of cores that the control group of this process may use; None if there is no limit."""
     group = Path("/proc/self/cgroup")
     if not group.exists():
         return None

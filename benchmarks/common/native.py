@@ -1,4 +1,4 @@
-"""Compiles the C programs of the benchmarks, once per source and compiler."""
+"""Compilation of the benchmarks' C programs, once per source and compiler."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ FLAGS = ("-O3", "-march=native", "-std=gnu11", "-pthread")
 
 
 class NoCompilerError(RuntimeError):
-    """There is no C compiler, or it refused a source."""
+    """Error if there is no C compiler, or it rejects a source."""
 
 
 def build(source: str, *, shared: bool = False, include: Sequence[Path] = ()) -> Path:
-    """Compile `common/<source>` and return the program, or with `shared` the library.
+    """Compile `common/<source>`, and return the program or, with `shared`, the library.
 
     With folders to `include`, whose contents may change, it is compiled each time.
     """
@@ -34,7 +34,7 @@ def build(source: str, *, shared: bool = False, include: Sequence[Path] = ()) ->
     key = hashlib.sha256("\0".join((compiler, platform.processor(), *flags)).encode() + path.read_bytes()).hexdigest()
     target = paths.out(f"build/{path.stem}-{key[:16]}{'.so' if shared else ''}")
     if include or not target.exists():
-        # Not the process's number: ranks on several hosts may have the same.
+        # Do not use the process id: ranks on several hosts may have the same.
         partial = target.with_name(f"{target.name}.{secrets.token_hex(8)}")
         done = subprocess.run(
             [*shlex.split(compiler), *flags, "-o", partial, path], capture_output=True, text=True, check=False

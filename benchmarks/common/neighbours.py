@@ -1,4 +1,4 @@
-"""Other work on the same processors: one computing process bound to each."""
+"""Competing load: one computing process bound to each processor."""
 
 from __future__ import annotations
 

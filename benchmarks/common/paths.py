@@ -1,4 +1,4 @@
-"""Where the benchmarks read and write."""
+"""Paths that the benchmarks read and write."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = Path(__file__).resolve().parent
 OUT = ROOT / "benchmarks" / "out"
-"""JSON, pictures, compiled programs and logs. Git ignores it."""
+"""Folder of JSON, plots, compiled programs and logs, ignored by Git."""
 
 
 def out(name: str) -> Path:
-    """Return a path below `OUT` whose folder exists."""
+    """Return a path below `OUT`, and create its folder if missing."""
     path = OUT / name
     path.parent.mkdir(parents=True, exist_ok=True)
     return path

@@ -1,7 +1,7 @@
 """Groups of rank processes that wait for requests, and that never outlive the benchmark.
 
 The controlling process starts a group per contender, keeps all groups alive, and asks one of them at a time; the others
-sleep in `recv`. So contenders can be interleaved in short blocks of one minute instead of being run one after another.
+sleep in `recv`. So contenders can be interleaved in short blocks within one minute, instead of running in sequence.
 """
 
 from __future__ import annotations
@@ -26,51 +26,51 @@ from benchmarks.common import paths
 
 Launcher = Literal["plain", "engine", "mpi"]
 Commands = Iterator[tuple[Sequence[str], Mapping[str, str]]]
-"""Commands, each with environment variables of its own."""
+"""Commands, each with its own environment variables."""
 START_LIMIT = 120.0
 EXIT_LIMIT = 10.0
 PAGE = 4096
 
 
 class RankError(RuntimeError):
-    """A rank failed, died or did not answer in time."""
+    """Error of a rank that failed, died or did not answer in time."""
 
 
 def other_build(place: str) -> dict[str, str]:
-    """Return the variables with which processes find the engine that is installed in a directory, and not this one."""
+    """Return the variables with which processes find the engine installed in a directory, instead of this one."""
     folders = (str(Path(place).resolve()), os.environ.get("PYTHONPATH"), str(paths.ROOT))
     editable = paths.ROOT / "build" / f"cp{sys.version_info.major}{sys.version_info.minor}"
     return {"PYTHONPATH": os.pathsep.join(filter(None, folders)), "MESONPY_EDITABLE_SKIP": str(editable)}
 
 
 class Places(Protocol):
-    """Where ranks run, if not all on this host."""
+    """Interface to hosts on which ranks run, if not all run here."""
 
     def commands(self, program: Sequence[str], launcher: Launcher, ranks: int) -> Commands:
-        """Yield what starts the program on all ranks."""
+        """Yield the commands that start the program on all ranks."""
 
 
 class Group:
-    """The ranks of one contender.
+    """Ranks of one contender.
 
     Parameters
     ----------
     name : str
-        For messages and the log's file name.
+        Name for messages and for the log file.
     ranks : int
         World size.
     module : str
-        Run as `python -m module`; its `main` uses `benchmarks.common.worker`.
+        Module to run as `python -m module`; its `main` uses `benchmarks.common.worker`.
     arguments : sequence of str
-        Passed on to the module after the ones of this class.
+        Arguments for the module, after those of this class.
     launcher : {"plain", "engine", "mpi"}
-        `plain` starts processes with the variables of torchrun, `engine` is `python -m engine.launch`, `mpi` mpirun.
+        `plain` starts processes with torchrun's variables, `engine` uses `python -m engine.launch`, `mpi` mpirun.
     processors : sequence of int
-        Those the ranks divide among them.
+        Processors that the ranks divide among them.
     variables : mapping of str to str, optional
-        Further environment variables, the launcher's process included.
+        Further environment variables, also for the launcher.
     places : Places, optional
-        Where the ranks run; by default all on this host.
+        Hosts of the ranks; by default all on this host.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Group:
         self.close()
 
     def ask(self, request: dict[str, Any], limit: float = 300.0) -> list[Any]:
-        """Send a request to every rank at once and return their answers in rank order."""
+        """Send a request to all ranks at once, and return their answers in rank order."""
         line = json.dumps(request).encode() + b"\n"
         for connection in self._connections:
             try:
@@ -144,7 +144,7 @@ class Group:
         return [answers[rank] for rank in range(self.ranks)]
 
     def close(self) -> None:
-        """End all ranks: by asking, by a signal, by force."""
+        """End all ranks: by request, by a signal, then by force."""
         for connection in self._connections:
             with contextlib.suppress(OSError):
                 connection.socket.sendall(b'{"do": "exit"}\n')
@@ -158,7 +158,7 @@ class Group:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(max(0.0, deadline - time.monotonic()))
             for connection in self._connections:
-                connection.socket.close()  # a rank whose connection closes ends itself: see worker.py
+                connection.socket.close()  # a rank whose connection closes exits: see worker.py
             deadline = time.monotonic() + 3.0
         self._processes.clear()
         self._connections.clear()
@@ -168,7 +168,7 @@ class Group:
         environment = os.environ | {
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "lo",
-            # The sources here come last, and not as the working directory either: it is the installed engine that runs.
+            # The sources come last, and are not the working directory either, so that the installed engine runs.
             "PYTHONPATH": os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(paths.ROOT)))),
             "PYTHONSAFEPATH": "1",
         }
@@ -222,7 +222,7 @@ class Group:
             yield answer["answer"]
 
     def _failure(self, what: str) -> RankError:
-        """Return the error to raise, and note that asking the ranks to exit is no use any more."""
+        """Return the error to raise, and record that the ranks cannot be asked to exit any more."""
         self._failed = True
         tail = self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-20:] if self._log.exists() else []
         said = "\n".join(tail) or "(nothing)"
@@ -240,7 +240,8 @@ def _commands(program: list[str], launcher: Launcher, ranks: int, processors: in
     if launcher == "engine":
         yield [sys.executable, "-m", "engine.launch", "-np", str(ranks), "--", *program], {}
     elif launcher == "mpi":
-        # As many slots as ranks. Ranks that share a processor must yield it while they wait, or nothing moves.
+        # Use as many slots as ranks. Ranks that share a processor must yield it while they wait, or there is no
+        # progress.
         crowded = ranks > processors
         options = ["-np", str(ranks), "--host", f"localhost:{ranks}", "--allow-run-as-root", "--oversubscribe"]
         options += ["--bind-to", "none" if crowded else "core"]
@@ -253,7 +254,7 @@ def _commands(program: list[str], launcher: Launcher, ranks: int, processors: in
 
 
 def mpirun() -> str:
-    """The path of Open MPI's launcher."""
+    """Return the path of Open MPI's launcher."""
     beside = Path(sys.executable).parent / "mpirun"
     found = str(beside) if beside.exists() else shutil.which("mpirun")
     if found is None:
@@ -263,7 +264,7 @@ def mpirun() -> str:
 
 @contextlib.contextmanager
 def termination_as_interrupt() -> Iterator[None]:
-    """Make SIGTERM and SIGHUP unwind the stack as Ctrl-C does, so that every group is closed."""
+    """Make SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does, so that every group is closed."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt(signal.Signals(number).name)

@@ -1,4 +1,4 @@
-"""A progress bar for minutes of measuring."""
+"""Progress bar for measurements that take minutes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 Advance = Callable[[str], None]
-"""Called with what comes next, once a step."""
+"""Callable for the end of a step, with the name of the next one."""
 
 
 @contextlib.contextmanager
 def bar(console: Console, title: str, steps: int) -> Iterator[Advance]:
-    """Show how many of `steps` are done. Refreshes only between steps: nothing runs beside a measurement."""
+    """Show how many of `steps` are done. It refreshes only between steps, so as not to disturb a measurement."""
     columns = (
         TextColumn("{task.description:<44}"),
         BarColumn(),

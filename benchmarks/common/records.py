@@ -1,4 +1,4 @@
-"""The JSON files: one per benchmark, with the environment it ran in."""
+"""JSON records: one file per benchmark, with the environment of its run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SCHEMA = 2
 
 
 def write(name: str, settings: dict[str, Any], before: dict[str, Any], results: dict[str, Any]) -> Path:
-    """Write `out/<name>.json`. `before` is the environment, taken before the first measurement."""
+    """Write `out/<name>.json`. `before` is the environment, recorded before the first measurement."""
     path = paths.out(f"{name}.json")
     content = {"schema": SCHEMA, "benchmark": name, "environment": before, "settings": settings, **results}
     partial = path.with_suffix(".json.partial")
@@ -22,7 +22,7 @@ def write(name: str, settings: dict[str, Any], before: dict[str, Any], results: 
 
 
 def read(name: str) -> dict[str, Any] | None:
-    """Return what `write` wrote last, or None."""
+    """Return the record that `write` wrote last; None if there is none."""
     path = paths.out(f"{name}.json")
     if not path.exists():
         return None

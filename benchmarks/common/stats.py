@@ -1,4 +1,4 @@
-"""Summaries of samples, and how sure one may be of a ratio."""
+"""Summaries of samples, and confidence intervals of ratios."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RESAMPLES = 4000
 
 @dataclass(frozen=True)
 class Summary:
-    """Samples of one thing, in seconds."""
+    """Summary of samples of one quantity, in seconds."""
 
     samples: int
     median: float
@@ -23,7 +23,7 @@ class Summary:
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Summary:
-        """Summarise at least one sample."""
+        """Summarize at least one sample."""
         values = np.asarray(seconds, dtype=np.float64)
         return cls(
             samples=values.size,
@@ -34,34 +34,34 @@ class Summary:
         )
 
     def record(self) -> dict[str, float]:
-        """Return it for a JSON record."""
+        """Return the summary for a JSON record."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate with its 95 % confidence interval."""
+    """Estimate with its 95 % confidence interval."""
 
     value: float
     low: float
     high: float
 
     def record(self) -> dict[str, float]:
-        """Return it for a JSON record."""
+        """Return the interval for a JSON record."""
         return asdict(self)
 
 
 def bootstrap(
     rounds: NDArray[np.float64], statistic: Callable[[NDArray[np.float64]], NDArray[np.float64]], seed: int = 1
 ) -> Interval:
-    """Percentile bootstrap over rounds, which are resampled whole (Efron 1979).
+    """Estimate by a percentile bootstrap over rounds, which are resampled as a whole (Efron 1979).
 
     Parameters
     ----------
     rounds : array, shape (rounds, variants)
-        One figure per round and variant. The variants of a round ran next to each other, so they stay together.
+        Figure per round and variant. The variants of a round ran next to each other, so they stay together.
     statistic : callable
-        From an array of shape (..., rounds, variants) to one of shape (...).
+        Function that maps an array of shape (..., rounds, variants) to one of shape (...).
     """
     draws = np.random.default_rng(seed).integers(len(rounds), size=(RESAMPLES, len(rounds)))
     values = statistic(rounds[draws])
@@ -70,24 +70,24 @@ def bootstrap(
 
 
 def median(of: Sequence[float]) -> Interval:
-    """Median over rounds."""
+    """Estimate the median over rounds."""
     return bootstrap(np.asarray(of, dtype=np.float64)[:, None], lambda r: np.median(r[..., 0], axis=-1))
 
 
 def ratio(of: Sequence[float], to: Sequence[float]) -> Interval:
-    """Ratio of two medians over the same rounds."""
+    """Estimate the ratio of two medians over the same rounds."""
     rounds = np.stack([np.asarray(of, dtype=np.float64), np.asarray(to, dtype=np.float64)], axis=-1)
     return bootstrap(rounds, lambda r: np.median(r[..., 0], axis=-1) / np.median(r[..., 1], axis=-1))
 
 
 def overhead(of: Sequence[float], floor: Sequence[float]) -> Interval:
-    """Median over rounds of what a variant takes beyond the floor of the same round, in seconds."""
+    """Estimate the median over rounds of a variant's time above the floor of the same round, in seconds."""
     rounds = np.stack([np.asarray(of, dtype=np.float64), np.asarray(floor, dtype=np.float64)], axis=-1)
     return bootstrap(rounds, lambda r: np.median(r[..., 0] - r[..., 1], axis=-1))
 
 
 def overhead_ratio(of: Sequence[float], peer: Sequence[float], floor: Sequence[float]) -> Interval:
-    """Ratio of two overheads over the same floor, paired by round."""
+    """Estimate the ratio of two overheads over the same floor, paired by round."""
     rounds = np.stack([np.asarray(v, dtype=np.float64) for v in (of, peer, floor)], axis=-1)
 
     def statistic(r: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""Tables that print on a terminal and paste into a Markdown page."""
+"""Tables for the terminal and for Markdown pages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MISSING = "-"
 
 @dataclass
 class Table:
-    """Cells as text. The first column is aligned left, the others right unless they are named in `left`."""
+    """Table of text cells. The first column is aligned left, the others right unless they are named in `left`."""
 
     title: str
     columns: list[str]
@@ -24,7 +24,7 @@ class Table:
     left: Sequence[str] = ()
 
     def show(self, console: Console) -> None:
-        """Print it."""
+        """Print the table."""
         table = RichTable(title=self.title, title_justify="left", box=box.SIMPLE_HEAD)
         for i, name in enumerate(self.columns):
             table.add_column(Text(name), justify="left" if i == 0 or name in self.left else "right")
@@ -36,7 +36,7 @@ class Table:
         console.print()
 
     def markdown(self) -> str:
-        """Return it as Markdown."""
+        """Return the table as Markdown."""
         marks = ["---" if i == 0 or name in self.left else "---:" for i, name in enumerate(self.columns)]
         lines = [f"**{self.title}**", "", *(_row(cells) for cells in (self.columns, marks, *self.rows))]
         if self.note:
@@ -48,11 +48,11 @@ def _row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-# Imported when they are used: a rank may run another build of the engine, which need not have this module.
+# Imported at use: a rank may run another build of the engine, which may lack this module.
 
 
 def duration(seconds: float | None) -> str:
-    """A duration, which may not have been measured.
+    """Format a duration, which is None if it was not measured.
 
     >>> duration(1.234e-6), duration(None)
     ('1.23 us', '-')
@@ -63,7 +63,7 @@ def duration(seconds: float | None) -> str:
 
 
 def size(nbytes: int) -> str:
-    """Bytes in binary units.
+    """Format bytes in binary units.
 
     >>> size(4), size(104857600)
     ('4 B', '100 MiB')
@@ -74,7 +74,7 @@ def size(nbytes: int) -> str:
 
 
 def digits(value: float) -> str:
-    """Three significant digits, without an exponent.
+    """Format a number with three significant digits, without an exponent.
 
     >>> digits(1234.5), digits(12.345), digits(0.01234)
     ('1234', '12.3', '0.0123')

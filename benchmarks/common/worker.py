@@ -1,4 +1,4 @@
-"""The rank's side of `processes.Group`: answers requests, meets the other ranks, ends when the controller does."""
+"""Rank's side of `processes.Group`: answers requests, meets the other ranks, exits with the controller."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Handler = Callable[[dict[str, Any]], Any]
 
 @contextlib.contextmanager
 def watched(how: str) -> Iterator[None]:
-    """Make a `timeline` of what the block does, or do (`counted`) or do not (`paused`) count it; or nothing."""
+    """Record a `timeline` of the block, or switch counting on (`counted`) or off (`paused`), or do nothing."""
     if how == "timeline":
         engine = importlib.import_module("engine")
         engine.start_timeline(paths.out("timeline"))
@@ -42,7 +42,7 @@ def watched(how: str) -> Iterator[None]:
 
 
 class Meeting:
-    """A barrier over a shared page, of the same kind for all contenders and outside of what is timed."""
+    """Barrier over a shared page, the same for all contenders, and outside of the timed calls."""
 
     def __init__(self, page: Path, rank: int, ranks: int, spins: int) -> None:
         library = ctypes.CDLL(str(native.build("meet.c", shared=True)))
@@ -56,22 +56,22 @@ class Meeting:
         self._rank, self._ranks, self._spins, self._count = rank, ranks, spins, 0
 
     def __call__(self) -> None:
-        """Return when every rank is here."""
+        """Return when all ranks have called."""
         self._count += 1
         self._meet(self._address, self._rank, self._ranks, self._count, self._spins)
 
 
 class Worker:
-    """One rank of a group.
+    """Rank of a group.
 
     Attributes
     ----------
     rank, ranks : int
-        From the launcher's variables.
+        Rank and world size, from the launcher's variables.
     options : argparse.Namespace
-        What the module's own arguments said.
+        Parsed options, with the module's own.
     meet : Meeting
-        The barrier.
+        Barrier of the group.
     """
 
     def __init__(self, parser: argparse.ArgumentParser) -> None:
@@ -83,7 +83,7 @@ class Worker:
         self.rank = _variable("RANK", "OMPI_COMM_WORLD_RANK")
         self.ranks = _variable("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE")
         processors = [int(p) for p in self.options.processors.split(",")]
-        # Before any import that starts threads: they inherit it.
+        # Bind before any import that starts threads, because they inherit it.
         crowd = self.options.crowd or self.ranks
         binding.bind(self.rank, crowd, processors)
         crowded = crowd > len(processors)
@@ -93,7 +93,7 @@ class Worker:
         threading.Thread(target=self._watch, daemon=True, name="watch").start()
 
     def serve(self, handlers: Mapping[str, Handler]) -> None:
-        """Answer requests until told to exit. A failure is reported and ends the rank."""
+        """Answer requests until one says to exit. A failure is reported, and ends the rank."""
         gc.collect()
         gc.disable()
         self._answer({"answer": self.rank})
@@ -111,19 +111,19 @@ class Worker:
                 gc.collect()
 
     def fail(self) -> None:
-        """Report the exception being handled, before `serve`."""
+        """Report the exception being handled, if it occurs before `serve`."""
         self._answer({"error": traceback.format_exc()})
 
     def _answer(self, content: dict[str, Any]) -> None:
         self._socket.sendall(json.dumps(content).encode() + b"\n")
 
     def _watch(self) -> None:
-        """Sleep until the controller has gone, then end the process, whatever else it is blocked in."""
+        """Wait until the controller is gone, then end the process, even if it is blocked."""
         poll = select.poll()
         poll.register(self._socket, select.POLLRDHUP)
         poll.poll()
-        time.sleep(1.0)  # a rank that has just been told to exit leaves in order
-        shutil.rmtree(Path(self.options.socket).parent, ignore_errors=True)  # where the controller was killed
+        time.sleep(1.0)  # lets a rank that was just told to exit finish in order
+        shutil.rmtree(Path(self.options.socket).parent, ignore_errors=True)  # needed if the controller was killed
         os._exit(1)
 
 

@@ -1,1 +1,1 @@
-"""What the bindings add: calls from a framework beside bare ones, a step of Keras beside one that trains alone."""
+"""Cost of the bindings: calls from a framework beside bare ones, Keras steps beside those of a model without engine."""

@@ -1,6 +1,6 @@
-"""One rank that calls a collective through a framework, and bare. Started by `benchmarks.frameworks.run`.
+"""Rank that calls a collective through a framework, and bare. Started by `benchmarks.frameworks.run`.
 
-What is averaged keeps its value from the first call on, so that calls in place can be repeated.
+Averaged values stay the same from the first call on, so that calls in place can be repeated.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import numpy as np
 from benchmarks.common.worker import Worker
 
 ELEMENTS = 1024
-"""Elements of an array of 4 KiB."""
+"""Number of elements of an array of 4 KiB."""
 MANY = 50
 GROUP = 160
 GROUP_ELEMENTS = 10_000_000 // GROUP
 
 Case = Callable[[], Any]
-"""Makes one call, and returns what it gave."""
+"""Callable that makes one call and returns its result."""
 
 
 class WrongResultError(RuntimeError):
-    """A call returned something else than the average over the ranks."""
+    """Error of a call whose result is not the average over the ranks."""
 
 
 class Rank:
-    """The requests that a rank answers."""
+    """Handlers of the requests to a rank."""
 
     def __init__(self, worker: Worker, framework: str) -> None:
         self._worker = worker
@@ -38,11 +38,11 @@ class Rank:
         self._cases = bare(small, large) | FRAMEWORKS[framework](_array(worker, ELEMENTS), large)
 
     def cases(self, request: dict[str, Any]) -> list[str]:
-        """The names of what can be measured."""
+        """Return the names of the cases that can be measured."""
         return list(self._cases)
 
     def first(self, request: dict[str, Any]) -> None:
-        """Call once, which compiles where a framework does, and check the first and last element of each result."""
+        """Call once, which compiles in some frameworks, and check the first and last element of each result."""
         returned = self._cases[request["case"]]()
         mean = (self._worker.ranks + 1) / 2
         wanted = self._worker.rank + 1 if request["case"].startswith("empty") else mean
@@ -51,7 +51,7 @@ class Rank:
                 raise WrongResultError(f"{request['case']}: {float(each[0])} and {float(each[-1])}, not {wanted}")
 
     def block(self, request: dict[str, Any]) -> list[float]:
-        """Return the seconds of each call. Before each the ranks meet."""
+        """Return the seconds of each call. The ranks meet before each."""
         run, meet, clock = self._cases[request["case"]], self._worker.meet, time.perf_counter
         samples = []
         for _ in range(request["warmup"] + request["iterations"]):
@@ -68,7 +68,7 @@ def _array(worker: Worker, elements: int) -> Any:
 
 
 def bare(small: Any, large: Sequence[Any]) -> dict[str, Case]:
-    """The engine on NumPy's arrays, in place."""
+    """Return cases of the engine with NumPy arrays, in place."""
     engine = importlib.import_module("engine")
     own, copies, average = small.copy(), [each.copy() for each in large], engine.Average
     several = [small.copy() for _ in range(GROUP)]
@@ -80,7 +80,7 @@ def bare(small: Any, large: Sequence[Any]) -> dict[str, Case]:
 
 
 def tensorflow(small: Any, large: Sequence[Any]) -> dict[str, Case]:
-    """In eager mode and in a `tf.function`."""
+    """Return cases in eager mode and in a `tf.function`."""
     import tensorflow as tf
 
     hvd = importlib.import_module("engine.tensorflow")
@@ -89,7 +89,7 @@ def tensorflow(small: Any, large: Sequence[Any]) -> dict[str, Case]:
     def average(tensor: Any, name: str | None) -> Any:
         return hvd.allreduce(tensor, op=hvd.Average, name=name)
 
-    # A function of one's own: `tf.function(tf.identity)` takes longer, by the arguments that it has besides.
+    # Use a lambda: `tf.function(tf.identity)` is slower, because of its further arguments.
     empty = tf.function(lambda x: tf.identity(x))
     empty_group = tf.function(lambda *xs: [tf.identity(each) for each in xs])
     named, unnamed = tf.function(lambda x: average(x, "named")), tf.function(lambda x: average(x, None))
@@ -109,7 +109,7 @@ def tensorflow(small: Any, large: Sequence[Any]) -> dict[str, Case]:
 
 
 def jax(small: Any, large: Sequence[Any]) -> dict[str, Case]:
-    """In compiled programs, to the end of their results."""
+    """Return cases in compiled programs, timed until their results are complete."""
     import jax as jax_
 
     hvd = importlib.import_module("engine.jax")
@@ -139,7 +139,7 @@ def jax(small: Any, large: Sequence[Any]) -> dict[str, Case]:
 
 
 def torch(small: Any, large: Sequence[Any]) -> dict[str, Case]:
-    """In place."""
+    """Return cases in place."""
     import torch as torch_
 
     torch_.set_num_threads(1)

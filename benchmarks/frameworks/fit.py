@@ -1,7 +1,7 @@
-"""One rank that trains a model of Keras in several ways, a block of steps at a time. Started by `.run`.
+"""Rank that trains a model of Keras in several ways, a block of steps at a time. Started by `.run`.
 
-With `--strategy` it is a worker of TensorFlow's MultiWorkerMirroredStrategy, without the engine. Keras 3 does not take
-that in `fit`, so that it is compared in a loop of a `tf.function`.
+With `--strategy` it is a worker of TensorFlow's MultiWorkerMirroredStrategy, without the engine. `fit` of Keras 3 does
+not support that, so it is compared in a loop of a `tf.function`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ MODELS = {"large": (1024, (2048, 2048, 1792), 128), "small": (64, (64, 64), 32)}
 CLASSES = 10
 
 Step = Callable[[int], list[float]]
-"""Takes so many steps, and returns the moments at which each of them was done."""
+"""Callable that takes a number of steps, and returns the times at which they ended."""
 
 
 class Rank:
-    """The requests that a rank answers."""
+    """Handlers of the requests to a rank."""
 
     def __init__(self, worker: Worker, strategy: Any) -> None:
         import keras
@@ -37,10 +37,10 @@ class Rank:
         self._steps: dict[str, Step] = {}
 
     def build(self, request: dict[str, Any]) -> dict[str, int]:
-        """Make one variant of a model, and take its first steps; returns the number and the bytes of its parameters.
+        """Create one variant of a model, and take its first steps; return the number and the bytes of its parameters.
 
-        Variants are `fit`, `fit_floor`, `loop`, `loop_floor` and `loop_strategy`, of which those that end with `floor`
-        train alone, and `bare`: the collective on arrays as large as the parameters, without a model.
+        Variants are `fit`, `fit_floor`, `loop`, `loop_floor`, `loop_strategy` and `bare`. Those that end with `floor`
+        train without communication. `bare` is the collective on arrays as large as the parameters, without a model.
         """
         variant, features = request["variant"], MODELS[request["model"]][0]
         scope = self._strategy.scope() if variant == "loop_strategy" else None
@@ -83,7 +83,7 @@ class Rank:
         return model, optimizer
 
     def _data(self, features: int, batches: int) -> tuple[Any, Any]:
-        """Samples of this rank."""
+        """Return samples of this rank."""
         import numpy as np
 
         random = np.random.default_rng(self._worker.rank)
@@ -110,7 +110,7 @@ class Rank:
         return take
 
     def _loop(self, model: Any, optimizer: Any, features: int, variant: str) -> Step:
-        """A `tf.function` with Keras' own optimizer, which adds gradients up where there is a strategy."""
+        """Return steps in a `tf.function` with Keras' own optimizer, which adds up gradients if there is a strategy."""
         import tensorflow as tf
 
         loss_of = self._keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -137,7 +137,7 @@ class Rank:
 
 
 def _repeated(step: Callable[[], Any]) -> Step:
-    """Steps of a loop, one after the other."""
+    """Return steps that call `step` in a loop."""
 
     def take(steps: int) -> list[float]:
         done = []

@@ -13,7 +13,7 @@ from benchmarks.common.tables import MISSING, Table, digits, duration
 TITLES = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "torch"}
 MODELS = {"large": "10 million parameters", "small": "a small model"}
 Row = tuple[str, str, tuple[str, ...], float | None]
-"""What is said of a case, its name, what is subtracted from it, and the seconds that may be left."""
+"""Title of a case, its name, the cases that are subtracted from it, and the seconds that may remain."""
 
 CALLS: dict[str, tuple[Row, ...]] = {
     "tensorflow": (
@@ -50,7 +50,7 @@ def tables(content: dict[str, Any]) -> list[Table]:
 
 
 def above(rounds: dict[str, list[float]], case: str, baselines: tuple[str, ...]) -> stats.Interval:
-    """What a case takes beyond its baselines of the same round, in seconds: the median over rounds."""
+    """Return the time of a case above its baselines of the same round, in seconds: the median over rounds."""
     columns = np.stack([np.asarray(rounds[name]) for name in (case, *baselines)], axis=-1)
     return stats.bootstrap(columns, lambda r: np.median(r[..., 0] - r[..., 1:].sum(axis=-1), axis=-1))
 
@@ -62,7 +62,7 @@ def _calls(results: list[dict[str, Any]], ranks: int) -> Table:
         rounds = result["rounds"]
         for title, case, baselines, most in CALLS[result["framework"]]:
             over = [above(rounds, case, baselines[:1]), above(rounds, case, baselines)]
-            # What is wanted of JAX is told without an empty program.
+            # The requirement for JAX includes an empty program.
             left = over[0] if result["framework"] == "jax" else over[1]
             medians = [duration(float(np.median(rounds[name]))) for name in (case, *baselines)]
             table.rows.append(
@@ -97,7 +97,7 @@ def _fits(results: list[dict[str, Any]], ranks: int) -> Table:
 
 
 def _strategy(results: list[dict[str, Any]], ranks: int) -> Table:
-    """Our step and the strategy's, each above the floor of its own processes."""
+    """Compare our step with the strategy's, each above the floor of its own processes."""
     columns = ["model", "strategy's step", "above its floor", "engine's step", "above its floor ", "share", "at most"]
     table = Table(
         f"The engine beside MultiWorkerMirroredStrategy in a loop of a tf.function, {ranks} ranks", [*columns, "result"]

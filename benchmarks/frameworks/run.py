@@ -1,4 +1,4 @@
-"""Runs the benchmark of the bindings: everything that is compared alive at once, in short blocks that take turns."""
+"""Runs of the benchmark of the bindings: all contenders stay alive and take turns in short blocks."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _QUIET = {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORM
 
 
 class DisagreementError(RuntimeError):
-    """Ranks that should hold the same parameters do not."""
+    """Error of ranks that should have the same parameters, but do not."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What to measure, and for how long."""
+    """Measurements to make, and their duration."""
 
     parts: tuple[str, ...] = PARTS
     frameworks: tuple[str, ...] = BACKENDS
@@ -45,9 +45,9 @@ class Settings:
 
 
 def run(settings: Settings, console: Console, merge: bool = False) -> Path:
-    """Measure, and write `out/frameworks.json`; with `merge` keep what the last run has, and is not measured now.
+    """Measure, and write `out/frameworks.json`; with `merge`, keep results of the last run that are not measured now.
 
-    The file is written after each measurement, so that what is there stays when a later one fails.
+    The file is written after each measurement, so that its results survive a later failure.
     """
     before = environment.record()
     begun = time.perf_counter()
@@ -64,7 +64,7 @@ def run(settings: Settings, console: Console, merge: bool = False) -> Path:
 
 
 def _measurements(settings: Settings, console: Console) -> Iterator[dict[str, Any]]:
-    """Each part of each framework, and each of Keras' models."""
+    """Measure each part of each framework, and each of Keras' models."""
     if "calls" in settings.parts:
         yield from (_calls(settings, name, console) for name in CALLERS if name in settings.frameworks)
     if "fit" in settings.parts:
@@ -97,20 +97,20 @@ def _calls(settings: Settings, framework: str, console: Console) -> dict[str, An
 
 
 def _block(group: Group, case: str, warmup: int, iterations: int) -> list[float]:
-    """The seconds of each call: the largest over the ranks."""
+    """Return the seconds of each call: the maximum over the ranks."""
     answers = group.ask({"do": "block", "case": case, "warmup": warmup, "iterations": iterations})
     return [max(ranks) for ranks in zip(*answers, strict=True)]
 
 
 def _turns(rounds: int, names: Sequence[Any]) -> Iterator[tuple[int, Any]]:
-    """Each name once in each round, which begins with another one each time."""
+    """Yield each name once per round; each round begins with another one."""
     for number in range(rounds):
         for k in range(len(names)):
             yield number, names[(k + number) % len(names)]
 
 
 def _fit(settings: Settings, framework: str, model: str, console: Console) -> dict[str, Any]:
-    """Measure the steps of one model on one backend, and of the strategy where that is TensorFlow's."""
+    """Measure the steps of one model on one backend, and those of the strategy if it is TensorFlow's."""
     with contextlib.ExitStack() as stack:
         ours = stack.enter_context(_trainers(settings, framework, ""))
         keys = [("engine", variant) for variant in (*FIT, *(LOOP if framework == "tensorflow" else ()))]
@@ -138,7 +138,7 @@ def _fit(settings: Settings, framework: str, model: str, console: Console) -> di
 
 
 def _trainers(settings: Settings, framework: str, ports: str) -> Group:
-    """The ranks that train on one backend; with `ports` under the strategy, which has its own processes."""
+    """Start the ranks that train on one backend; with `ports`, under the strategy, which has its own processes."""
     variables = {**_QUIET, "KERAS_BACKEND": framework}
     launcher: Launcher = "plain" if ports else "engine"
     name, arguments = ("strategy", ["--strategy", ports]) if ports else (f"fit-{framework}", [])
@@ -147,13 +147,13 @@ def _trainers(settings: Settings, framework: str, ports: str) -> Group:
 
 
 def _steps(group: Group, variant: str, steps: int) -> float:
-    """The mean over the ranks of the median of their steps, in seconds."""
+    """Return the mean over the ranks of the median of their steps, in seconds."""
     answers = group.ask({"do": "block", "variant": variant, "warmup": 2, "steps": steps})
     return statistics.fmean(statistics.median(seconds) for seconds in answers)
 
 
 def _ports(count: int) -> str:
-    """Ports that nobody listens on at this moment."""
+    """Return ports that are free now."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:

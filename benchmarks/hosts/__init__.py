@@ -1,1 +1,1 @@
-"""Several hosts: allreduce over TCP beside other libraries and bare sockets, training beside DDP, and idleness."""
+"""Measurements on several hosts: allreduce over TCP, training, idle jobs, beside other libraries and bare sockets."""

@@ -1,4 +1,4 @@
-"""What is measured between hosts: the engine, also with other settings, gloo, Open MPI and bare sockets."""
+"""Contenders between hosts: the engine, also with other settings, gloo, Open MPI and bare sockets."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from benchmarks.hosts.places import HostPlaces
 
 PEERS = ("gloo", "mpi", "sockets")
 NAMES = ("engine", *PEERS)
-_SHARED = 4096  # bytes that the engine's backend shares, which nothing here uses
+_SHARED = 4096  # bytes that the engine's backend shares, which are not used here
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A contender: its backend, environment variables that make it another one, and what starts its ranks."""
+    """Contender: its backend, environment variables that modify it, and the launcher of its ranks."""
 
     name: str
     backend: str
     variables: Mapping[str, str] = field(default_factory=dict)
     launcher: Launcher | None = None
-    """None: what starts those of its backend."""
+    """Launcher of the ranks; None: that of the backend."""
 
     @classmethod
     def parse(cls, text: str) -> Variant:
-        """The engine with other settings, from `NAME:VARIABLE=VALUE,...`; ValueError if it cannot be read.
+        """Parse an engine with other settings, `NAME:VARIABLE=VALUE,...`; raise ValueError if it is invalid.
 
-        With `NAME@mpirun` mpirun starts its ranks.
+        For `NAME@mpirun`, mpirun starts its ranks.
 
         >>> Variant.parse("small:ENGINE_CHUNK_BYTES=65536").variables
         {'ENGINE_CHUNK_BYTES': '65536'}
@@ -45,7 +45,7 @@ class Variant:
 
 
 class HostContender(GroupContender):
-    """A contender with its ranks on hosts."""
+    """Contender with its ranks on hosts."""
 
     def __init__(self, variant: Variant, places: HostPlaces, cases: Sequence[str] = ("private",)) -> None:
         self.name, self.cases = variant.name, tuple(cases)

@@ -1,4 +1,4 @@
-"""What a job that does nothing costs each host: its ranks, its agent, and the launcher."""
+"""Cost of an idle job for each host: its ranks, its agent, and the launcher."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ time.sleep(3600)
 
 
 def idle(places: HostPlaces, seconds: float) -> list[dict[str, Any]]:
-    """Start a job by `enginerun`, and measure the processor time of all its processes while nobody asks for anything.
+    """Start a job by `enginerun`, and measure the processor time of all its processes while it is idle.
 
     Parameters
     ----------
     places : HostPlaces
     seconds : float
-        For how long.
+        Duration of the measurement.
 
     Returns
     -------
     list of dict
-        `where`, a host's number or "launcher", and `cores`: seconds of processor time in a second.
+        `where`: the number of a host, or "launcher". `cores`: seconds of processor time per second.
     """
     command = [*places.launching(), sys.executable, "-m", "engine.launch", *places.launch_options()]
     log = paths.out("logs/hosts-idle.log")
@@ -56,7 +56,7 @@ def idle(places: HostPlaces, seconds: float) -> list[dict[str, Any]]:
     try:
         _until_up(job, log, places.ranks)
         places_of = {str(host): places.process_number(host) for host in range(places.hosts)}
-        time.sleep(2.0)  # What a start leaves to do is not idleness.
+        time.sleep(2.0)  # The end of the start-up does not count as idle time.
         before, start = _used(job.pid, places_of), time.perf_counter()
         time.sleep(seconds)
         after, spent = _used(job.pid, places_of), time.perf_counter() - start
@@ -85,9 +85,9 @@ def _until_up(job: subprocess.Popen[bytes], log: Path, ranks: int) -> None:
 
 
 def _used(launcher: int, first: dict[str, int]) -> dict[str, dict[str, int]]:
-    """By host, and for the launcher, the nanoseconds that each thread has run.
+    """Return the nanoseconds that each thread has run, by host and for the launcher.
 
-    `first` has each host's first process: those of the host are in its namespace of processes.
+    `first` has the first process of each host; the others of the host are in its PID namespace.
     """
     namespaces = {os.readlink(f"/proc/{pid}/ns/pid"): where for where, pid in first.items()}
     used: dict[str, dict[str, int]] = {where: {} for where in (*first, "launcher")}
@@ -100,5 +100,5 @@ def _used(launcher: int, first: dict[str, int]) -> dict[str, dict[str, int]]:
                 for task in (process / "task").iterdir():
                     used[where][task.name] = int((task / "schedstat").read_text().split()[0])
         except (FileNotFoundError, PermissionError, ProcessLookupError):
-            continue  # It has ended meanwhile, or is none of this user's.
+            continue  # It has ended, or belongs to another user.
     return used

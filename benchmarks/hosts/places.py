@@ -1,4 +1,4 @@
-"""Ranks on hosts, which are namespaces of this machine with a cable between them."""
+"""Placement of ranks on hosts, which are namespaces of this machine connected by virtual cables."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from benchmarks.common.processes import Commands, Launcher, RankError, mpirun
 from tests.netns import Hosts, lacking
 
 PORT = 29500
-"""Of whatever a contender's ranks meet at. Each world has other hosts, so it is free."""
+"""Port of a contender's rendezvous. It is free, because each world has new hosts."""
 
 BURST = 0.015
-"""Seconds for which a cable that was limited after its start may catch up, where timers of a busy machine are late."""
+"""Seconds for which a cable limited after its start may exceed its rate, to make up for late timers."""
 
 
 @dataclass(frozen=True)
 class Cable:
-    """How hosts are connected: `rate` as of tc(8), and the delay of one way in milliseconds; or as the kernel does."""
+    """Connection of hosts: `rate` in the form of tc(8) and delay of one way in milliseconds; default: not limited."""
 
     name: str
     title: str
     rate: str = ""
     delay: float = 0.0
     burst: str = ""
-    """What a limited cable carries at once after a rest."""
+    """Burst that a limited cable carries at once after a pause."""
 
 
 CABLES = {
@@ -44,7 +44,7 @@ CABLES = {
 
 
 class HostPlaces:
-    """Equally many ranks on each of some hosts, those of a host in a row.
+    """Placement of equally many ranks on each of some hosts, with consecutive ranks per host.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ class HostPlaces:
     per_host : int
         Ranks on each host.
     agent : Path
-        A program that runs a command on another host, as ssh does.
+        Program that runs a command on another host, like ssh.
     """
 
     def __init__(self, hosts: Hosts, per_host: int, agent: Path) -> None:
@@ -62,30 +62,30 @@ class HostPlaces:
         self._started = 0
 
     def process_number(self, host: int) -> int:
-        """The number that a host's first process has on this machine."""
+        """Return the process id that a host's first process has on this machine."""
         return self._hosts.pids[host]
 
     def sent(self) -> list[int]:
-        """The bytes that each host has sent, with headers."""
+        """Return the bytes that each host has sent, including headers."""
         lines = [self._hosts.run(host, "grep", "eth0:", "/proc/net/dev") for host in range(self.hosts)]
         return [int(line.partition(":")[2].split()[8]) for line in lines]
 
     def limit(self, bits: float) -> None:
-        """Give all cables another bandwidth, in bits a second, and room for all that waits: nothing is lost."""
+        """Give all cables another bandwidth, in bits per second, with queues that are large enough to drop nothing."""
         for host in range(self.hosts):
             tc = f"tc qdisc replace dev eth0 root tbf rate {bits:.0f}bit burst {BURST * bits / 8:.0f} limit 32mb"
             self._hosts.run(host, *tc.split())
 
     def launching(self) -> list[str]:
-        """First words of a launcher on the first host, which sees this machine's files and processes."""
+        """Return the first words of a launcher's command on the first host, with this machine's files and processes."""
         return self._hosts.entering(0, ("--net", "--uts", "--ipc"))
 
     def launch_options(self) -> list[str]:
-        """Options by which `enginerun` starts all ranks."""
+        """Return the options by which `enginerun` starts all ranks."""
         return ["-H", self._slots(), "--launch-agent", f"{self._agent} {{host}}"]
 
     def commands(self, program: Sequence[str], launcher: Launcher, ranks: int) -> Commands:
-        """Yield what starts the ranks: mpirun on the first host, or each rank with torchrun's variables."""
+        """Yield the commands that start the ranks: mpirun on the first host, or each rank with torchrun's variables."""
         assert ranks == self.ranks
         return self._by_mpirun(program) if launcher == "mpi" else self._one_by_one(program)
 
@@ -130,7 +130,7 @@ class HostPlaces:
 
 @contextmanager
 def placed(count: int, per_host: int, cable: Cable) -> Iterator[HostPlaces]:
-    """Make hosts, and end them and all that runs there on any way out; RankError where there can be none."""
+    """Create hosts, and always end them with all their processes; raise RankError if hosts are not possible."""
     if reason := lacking():
         raise RankError(f"no hosts to measure: {reason}")
     with Hosts(count) as hosts, TemporaryDirectory(prefix="benchmark-") as folder:
@@ -146,9 +146,9 @@ def placed(count: int, per_host: int, cable: Cable) -> Iterator[HostPlaces]:
 
 @contextmanager
 def _shaped(hosts: Hosts, cable: Cable) -> Iterator[None]:
-    """Give hosts that are new their cables. A delay is for two hosts, which have one cable and no bridge then.
+    """Configure the cables of new hosts. A delay is possible for two hosts, which then have one cable and no bridge.
 
-    Not by netem: there are kernels without it.
+    netem is not used, because some kernels lack it.
     """
     if cable.rate:
         for host in range(hosts.count):

@@ -1,4 +1,4 @@
-"""Tables and the picture of the benchmark of several hosts, and what must be reached there."""
+"""Tables and the plot of the benchmark of several hosts, and its requirements."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KIB, MIB = 1 << 10, 1 << 20
 LABELS = {"engine": "engine", "gloo": "gloo", "mpi": "Open MPI", "sockets": "bare sockets"}
 COLORS = {"engine": "tab:blue", "gloo": "tab:red", "mpi": "tab:orange", "sockets": "0.4"}
 IDLE_LIMIT = 1e-3
-"""Cores that count as none."""
+"""Cores up to which a job counts as idle."""
 
 
 def tables(content: dict[str, Any]) -> list[Table]:
@@ -88,7 +88,7 @@ def _names(rows: Sequence[Row]) -> list[str]:
 
 
 def _by_size(rows: Sequence[Row], title: str, columns: dict[str, Callable[[dict[str, Row]], str]]) -> Table:
-    """A row for each size; `columns` make cells of the rows of all contenders."""
+    """Return a table with a row for each size; `columns` format cells from the rows of all contenders."""
     table = Table(title, ["size", *columns])
     for nbytes in sorted({row["bytes"] for row in rows}):
         of = {row["contender"]: row for row in rows if row["bytes"] == nbytes}

@@ -1,4 +1,4 @@
-"""Runs the benchmark of several hosts: for each cable and number of ranks all contenders on the same hosts, in turn."""
+"""Runs of the benchmark of several hosts: all contenders on the same hosts in turns, per cable and number of ranks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COMPRESSIONS = ("none", "fp16")
 
 @dataclass(frozen=True)
 class Settings:
-    """What to measure, and for how long."""
+    """Measurements to make, and their duration."""
 
     parts: tuple[str, ...] = PARTS
     cables: tuple[str, ...] = tuple(CABLES)
@@ -36,7 +36,7 @@ class Settings:
     sizes: tuple[int, ...] = SIZES
     contenders: tuple[str, ...] = NAMES
     also: tuple[str, ...] = ()
-    """More engines with other settings, as `Variant.parse` reads them."""
+    """Further engines with other settings, in the form of `Variant.parse`."""
     workloads: tuple[str, ...] = training.WORKLOADS
     rounds: int = 5
     block_seconds: float = 0.15
@@ -47,7 +47,7 @@ class Settings:
 
     @classmethod
     def quick(cls) -> Settings:
-        """Return settings for a look of about three minutes."""
+        """Return settings for a quick run of about three minutes."""
         return cls(
             rounds=3,
             block_seconds=0.05,
@@ -59,12 +59,12 @@ class Settings:
         )
 
     def variants(self) -> list[Variant]:
-        """The contenders, those with other settings behind the engine."""
+        """Return the contenders; engines with other settings follow the engine."""
         found = [Variant(name, name) for name in self.contenders]
         return found[:1] + [Variant.parse(text) for text in self.also] + found[1:]
 
     def check(self) -> None:
-        """Raise ValueError where a contender cannot be read, has the name of another, or a size is no float32s."""
+        """Raise ValueError for an invalid contender, a duplicate name, or a size that is not a multiple of float32."""
         names = [variant.name for variant in self.variants()]
         if len(set(names)) < len(names):
             raise ValueError(f"contenders need names of their own, not {', '.join(names)}")
@@ -73,7 +73,7 @@ class Settings:
                 raise ValueError(f"sizes are multiples of 4 bytes, the size of a float32, not {nbytes}")
 
     def block(self, cable: str, nbytes: int) -> collective.Settings:
-        """How long to measure one size: large ones over a slow cable take seconds each."""
+        """Return the settings to measure one size: large ones over a slow cable take seconds each."""
         slow = CABLES[cable].rate and nbytes >= 16 * MIB
         large = nbytes >= 16 * MIB
         return collective.Settings(
@@ -87,7 +87,7 @@ class Settings:
 
 
 def run(settings: Settings, console: Console, merge: bool = False) -> Path:
-    """Measure, and write `out/hosts.json`; with `merge` parts of the last run stay that are not run now."""
+    """Measure, and write `out/hosts.json`; with `merge`, parts of the last run that are not run now are kept."""
     settings.check()
     before = environment.record()
     begun = time.perf_counter()
@@ -114,12 +114,12 @@ def run(settings: Settings, console: Console, merge: bool = False) -> Path:
 
 
 def _together(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What rows have in common that took turns, and can be compared."""
+    """Return the key of rows that were measured in turns, and so can be compared."""
     return tuple(row.get(name) for name in ("part", "cable", "per_host", "workload"))
 
 
 def _world(settings: Settings, cable: str, per_host: int, console: Console) -> list[dict[str, Any]]:
-    """Allreduces by size, on hosts of their own."""
+    """Measure allreduces by size, on new hosts."""
     if "sizes" not in settings.parts:
         return []
     rows: list[dict[str, Any]] = []
@@ -135,7 +135,7 @@ def _world(settings: Settings, cable: str, per_host: int, console: Console) -> l
 
 
 def _compression(settings: Settings, cable: str, console: Console) -> list[dict[str, Any]]:
-    """The engine's allreduce as it is and as halves, over a slow cable."""
+    """Measure the engine's allreduce, uncompressed and as halves, over a slow cable."""
     with placed(HOSTS, 1, CABLES[cable]) as places, contextlib.ExitStack() as stack:
         contender = _started(stack, HostContender(Variant("compression", "compression"), places, COMPRESSIONS))
         how = compression.Settings(HOSTS, settings.compressed, settings.rounds)
@@ -145,7 +145,7 @@ def _compression(settings: Settings, cable: str, console: Console) -> list[dict[
 
 
 def _training(settings: Settings, console: Console) -> list[dict[str, Any]]:
-    """What communication adds to a step, beside DDP over gloo."""
+    """Measure the cost of communication in a step, beside DDP over gloo."""
     how = training.Settings(
         workloads=settings.workloads,
         variants=("floor", "ddp", "engine"),

@@ -1,8 +1,8 @@
-"""A rank on one host of many: a real engine, whose connections to other hosts are given as descriptors.
+"""Rank on one host of many: a real engine whose connections to other hosts are passed as descriptors.
 
     python -m benchmarks.hub.rank 0 '{"size": 256, "control": 3, ...}'
 
-Prints a line of JSON for each step: seconds of processor time of the process, up to the next step, and seconds from the
+Prints a line of JSON for each step: seconds of processor time of the process until the next step, and seconds from the
 step's first submission to its end.
 """
 
@@ -26,16 +26,16 @@ KNOBS = {
     "compression": "none",
     "sockets_per_lane": 1,
 }
-PAUSE = 1e-3  # seconds between two looks at how many tensors are ready
+PAUSE = 1e-3  # seconds between two checks how many tensors are ready
 
 
 def main() -> None:
-    """Play the rank that the first argument says, in the world of the second."""
+    """Run the rank of the first argument, in the world of the second."""
     work(json.loads(sys.argv[2]), int(sys.argv[1]))
 
 
 def work(about: dict[str, Any], rank: int) -> None:
-    """One rank from its start to its end."""
+    """Run one rank from its start to its end."""
     lanes = {int(other): [fd] for other, fd in about["lanes"][str(rank)].items()}
     trunks = {int(other): fd for other, fd in about["trunks"][str(rank)].items()}
     peers = [os.pidfd_open(os.getpid()) if about["hosts"][other] == 0 else -1 for other in range(about["size"])]
@@ -59,14 +59,14 @@ def work(about: dict[str, Any], rank: int) -> None:
         begun, processor = time.perf_counter(), time.process_time()
         submit(native, tensors, 0.0 if step == 0 else about["backward"])
         seconds = time.perf_counter() - begun
-        time.sleep(max(0.0, about["step"] - seconds))  # what is told and heard behind the last tensor counts, too
+        time.sleep(max(0.0, about["step"] - seconds))  # messages after the last tensor count, too
         print(json.dumps({"processor": time.process_time() - processor, "seconds": seconds}), flush=True)
     if about.get("idle"):
         idle(about["idle"])
 
 
 def submit(native: core.Engine, tensors: list[np.ndarray], seconds: float) -> None:
-    """Submit all tensors, evenly over some seconds, and wait for all."""
+    """Submit all tensors, spread evenly over some seconds, and wait for all."""
     begun = time.perf_counter()
     handles: list[Any] = []
     while len(handles) < len(tensors):
@@ -83,7 +83,7 @@ def submit(native: core.Engine, tensors: list[np.ndarray], seconds: float) -> No
 
 
 def idle(seconds: float) -> None:
-    """Do nothing for a while, and print the processor time that it took."""
+    """Stay idle for a while, and print the processor time used."""
     processor = time.process_time()
     time.sleep(seconds)
     print(json.dumps({"idle": time.process_time() - processor}), flush=True)

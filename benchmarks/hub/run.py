@@ -1,10 +1,10 @@
-"""What ranks of the coordinator's host spend on a step more than others do, by the number of ranks.
+"""Additional cost of a step for ranks of the coordinator's host, by the number of ranks.
 
-Rank 0 and the other ranks of its host are real; the leaders of all other hosts are played by `common/leaders.c`, which
-speaks their frames over TCP. Every rank submits the tensors of a step evenly over its backward pass, and then waits for
-all. Tensors have one element; what it costs to submit, execute and send them is what rank 1 spends where it has no
-trunk, since it has as many lanes as rank 0, and does not coordinate. Where the other ranks of the host share the
-trunks, a second world of the same size tells that, in which rank 0 has all of them.
+Rank 0 and the other ranks of its host are real. `common/leaders.c` plays the leaders of all other hosts, and speaks
+their protocol over TCP. Every rank submits the tensors of a step evenly over its backward pass, and then waits for all.
+Tensors have one element. The cost to submit, execute and send them is that of rank 1 without a trunk, which has as many
+lanes as rank 0 and does not coordinate. If the other ranks of the host share the trunks, this cost comes from a second
+world of the same size, in which rank 0 has all trunks.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from benchmarks.common.tables import Table
 from engine.rendezvous.layout import Layout
 
 SHARE = 0.05
-"""Of a step: the most that any rank of the coordinator's host should spend more than ranks of other hosts."""
+"""Target: largest additional cost of a rank of the coordinator's host, as a share of the step."""
 FIRST = 2.0
-"""Seconds: the longest that a step should take whose names are all new."""
+"""Target: largest seconds of a step in which all names are new."""
 GENERATION = 1
 SLOWEST, PACES, LONGEST = 16, 64, 2.0
-"""How often a leader tells what nobody waits for, as `engine_ext/control/relay.pyx` has it."""
+"""Intervals of a leader's messages for which nobody waits, as in `engine_ext/control/relay.pyx`."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What to measure."""
+    """Worlds and steps to measure."""
 
     ranks: tuple[int, ...] = (8, 32, 64, 128, 256)
     host_size: int = 4
@@ -58,7 +58,7 @@ class Settings:
 
 
 def connected() -> tuple[socket.socket, socket.socket]:
-    """Both ends of a TCP connection of this machine."""
+    """Return both ends of a new TCP connection of this machine."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         one = socket.create_connection(listener.getsockname())
         other, _ = listener.accept()
@@ -70,8 +70,10 @@ def connected() -> tuple[socket.socket, socket.socket]:
 
 @contextlib.contextmanager
 def connections(size: int, host_size: int, shared: bool) -> Iterator[tuple[dict[str, Any], list[int], list[int]]]:
-    """What the real ranks are told of their connections, and the descriptors of the other ends: trunks, then lanes.
-    Unless trunks may be `shared`, rank 0 has all."""
+    """Yield the real ranks' descriptors of their connections, and those of the other ends: trunks, then lanes.
+
+    Rank 0 has all trunks, unless they may be `shared`.
+    """
     hosts = [rank // host_size for rank in range(size)]
     layout = Layout(tuple(hosts))
     lanes: dict[int, dict[int, int]] = {rank: {} for rank in range(host_size)}
@@ -101,7 +103,7 @@ def connections(size: int, host_size: int, shared: bool) -> Iterator[tuple[dict[
 
 
 def end(process: subprocess.Popen[str]) -> None:
-    """End a process that has told all it was to tell."""
+    """Kill a process that has printed all its results."""
     process.kill()
     process.wait()
     if process.stdout is not None:
@@ -109,7 +111,7 @@ def end(process: subprocess.Popen[str]) -> None:
 
 
 def pace(settings: Settings, hosts: int) -> float:
-    """Milliseconds between two times that a leader tells what nobody waits for."""
+    """Return the milliseconds between two of a leader's messages for which nobody waits."""
     slow = max(hosts, SLOWEST)
     return min(settings.cycle_ms * min(slow, PACES) / PACES, LONGEST * slow / SLOWEST)
 
@@ -153,7 +155,7 @@ def world(settings: Settings, size: int, shared: bool = True) -> dict[str, Any]:
 
 
 def told(process: subprocess.Popen[str], count: int) -> list[dict[str, float]]:
-    """What a rank says, a line for each step."""
+    """Read the output of a rank, a line for each step."""
     assert process.stdout is not None
     lines = []
     for _ in range(count):
@@ -165,12 +167,12 @@ def told(process: subprocess.Popen[str], count: int) -> list[dict[str, float]]:
 
 
 def processor(steps: list[dict[str, float]]) -> float:
-    """Seconds of processor time of a usual step."""
+    """Return the median seconds of processor time of a step."""
     return statistics.median(step["processor"] for step in steps)
 
 
 def shares(settings: Settings, size: int) -> bool:
-    """Whether other ranks than 0 have the trunks."""
+    """Return whether ranks other than 0 have the trunks."""
     return not Layout(tuple(rank // settings.host_size for rank in range(size))).trunks(0) and size > settings.host_size
 
 

@@ -1,1 +1,1 @@
-"""The simulator of `enginerun foresee` beside scaling efficiencies that others have published."""
+"""Comparison of the simulator of `enginerun foresee` with scaling efficiencies that others have published."""

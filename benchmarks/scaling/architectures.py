@@ -1,8 +1,8 @@
 """Layers of three image classifiers: parameters and multiplications, computed from the papers' descriptions.
 
-VGG-16 (configuration D of arXiv 1409.1556), ResNet-101 (arXiv 1512.03385) and Inception V3 (arXiv 1512.00567, as
-TF-Slim and Keras build it, without the auxiliary classifier), with 1000 classes. A convolution that batch normalisation
-follows has no bias.
+VGG-16 (configuration D of arXiv 1409.1556), ResNet-101 (arXiv 1512.03385) and Inception V3 (arXiv 1512.00567, as built
+by TF-Slim and Keras, without the auxiliary classifier), with 1000 classes. A convolution followed by batch
+normalisation has no bias.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer with weights: the parameters of each of its tensors, and multiplications for one image."""
+    """Layer with weights: the parameters of each of its tensors, and the multiplications for one image."""
 
     tensors: tuple[int, ...]
     multiplications: int
@@ -21,9 +21,9 @@ class Layer:
 
 @dataclass
 class Network:
-    """A network while it is laid out; `side` and `channels` are those of the picture that the next layer sees.
+    """Network under construction; `side` and `channels` are those of the input of the next layer.
 
-    `normalised` is the number of vectors of batch normalisation that each convolution has; 0: it has a bias.
+    `normalised` is the number of batch normalisation vectors of each convolution; 0: it has a bias instead.
     """
 
     side: int
@@ -32,7 +32,7 @@ class Network:
     layers: list[Layer] = field(default_factory=list)
 
     def conv(self, out: int, size: int | tuple[int, int], stride: int = 1, valid: bool = False) -> Network:
-        """A convolution; `valid`: without padding."""
+        """Add a convolution; `valid`: without padding."""
         high, wide = (size, size) if isinstance(size, int) else size
         self.side = _shrink(self.side, max(high, wide) if valid else 1, stride)
         weights = high * wide * self.channels * out
@@ -42,17 +42,17 @@ class Network:
         return self
 
     def pool(self, size: int, stride: int, valid: bool = True) -> Network:
-        """Pooling."""
+        """Add a pooling layer."""
         self.side = _shrink(self.side, size if valid else 1, stride)
         return self
 
     def dense(self, inputs: int, out: int) -> Network:
-        """A dense layer with a bias."""
+        """Add a dense layer with a bias."""
         self.layers.append(Layer((inputs * out, out), inputs * out))
         return self
 
     def branches(self, *branches: Callable[[Network], object], keep: int = 0) -> Network:
-        """Parallel branches, whose channels are put side by side; `keep` is how many pass through beside them."""
+        """Add parallel branches, whose channels are concatenated; `keep` channels of the input are passed through."""
         channels, side, out = self.channels, self.side, keep
         for branch in branches:
             self.channels, self.side = channels, side
@@ -67,7 +67,7 @@ def _shrink(side: int, size: int, stride: int) -> int:
 
 
 def vgg16() -> tuple[Layer, ...]:
-    """138,357,544 parameters."""
+    """Return the layers of VGG-16: 138,357,544 parameters."""
     net = Network(224, normalised=0)
     for out, count in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
         for _ in range(count):
@@ -78,7 +78,7 @@ def vgg16() -> tuple[Layer, ...]:
 
 
 def resnet101() -> tuple[Layer, ...]:
-    """44,549,160 parameters."""
+    """Return the layers of ResNet-101: 44,549,160 parameters."""
     net = Network(224, normalised=2).conv(64, 7, 2).pool(3, 2, valid=False)
     for width, count in ((64, 3), (128, 4), (256, 23), (512, 3)):
         for block in range(count):
@@ -93,7 +93,7 @@ def resnet101() -> tuple[Layer, ...]:
 
 
 def inception3() -> tuple[Layer, ...]:
-    """23,817,352 parameters: batch normalisation has an offset and no scale."""
+    """Return the layers of Inception V3: 23,817,352 parameters; batch normalisation has an offset and no scale."""
     net = Network(299, normalised=1)
     net.conv(32, 3, 2, valid=True).conv(32, 3, valid=True).conv(64, 3).pool(3, 2)
     net.conv(80, 1).conv(192, 3, valid=True).pool(3, 2)

@@ -1,8 +1,8 @@
-"""The simulator of `enginerun foresee` beside steps that are really taken, on namespaces of this machine as hosts.
+"""Comparison of the simulator of `enginerun foresee` with real steps, on namespaces of this machine as hosts.
 
-Models, batches and network are those of the published figures, with every size and the bandwidth divided by one number:
-so a step has the same shape and the same length, and two processors suffice for eight hosts. Where a model would
-compute, ranks sleep. The steps of one host are recorded, and foreseen for more.
+Models, batches and network are those of the published figures, with every size and the bandwidth divided by one number.
+So a step has the same shape and length, and two processors suffice for eight hosts. Ranks sleep instead of computing.
+The steps of one host are recorded, and predicted for more hosts.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from engine.foresee.recorded import Recorded, recorded
 from engine.trace.reading import Recording, read
 
 WORLDS = ((1, 1), (2, 1), (4, 1), (8, 1), (1, 2), (2, 2), (4, 2))
-"""Hosts, and ranks on each. Each world of several hosts comes after that of one, which is recorded."""
+"""Numbers of hosts, and of ranks on each. The world of one host, which is recorded, precedes those of several."""
 
 CLOSE = 0.1
-"""Relative error of a step up to which a prediction is a hit."""
+"""Relative error of a step up to which a prediction counts as accurate."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What to measure."""
+    """Worlds, models and networks to measure."""
 
     models: tuple[str, ...] = tuple(model.name for model in MODELS)
     worlds: tuple[tuple[int, int], ...] = WORLDS
     bandwidths: tuple[float, ...] = (BANDWIDTH, 10e9)
-    """Bits a second of a host's link, before they are divided."""
+    """Bits per second of a host's link, before the division by `scale`."""
     scale: int = 500
     latency: float = 100e-6
-    """Seconds of one trip, assumed: a wake-up on a busy machine."""
+    """Assumed seconds of one trip: a wake-up on a busy machine."""
     chunk_bytes: int = 64 << 10
-    """Of the engine: larger ones would be few."""
+    """Chunk size of the engine, small enough for several chunks per entry."""
     steps: int = 6
 
 
@@ -92,7 +92,7 @@ def _job(hosts: int, per_host: int, settings: Settings) -> Iterator[tuple[HostPl
 
 
 def _reached(bandwidth: float) -> float:
-    """The bits a second that bare sockets move over a link, in both directions at once: less than it has."""
+    """Return the bits per second that bare sockets reach over a link in both directions at once."""
     with placed(2, 1, CABLES["plain"]) as places:
         places.limit(bandwidth)
         contender = HostContender(Variant("sockets", "sockets"), places)
@@ -106,7 +106,7 @@ def _reached(bandwidth: float) -> float:
 def _take(
     settings: Settings, group: Group, places: HostPlaces, model: Model, bandwidth: float
 ) -> tuple[float, float, list[Recording]]:
-    """Take steps of a model: the seconds and the bytes that a host sends in one, and the recording."""
+    """Take steps of a model; return the seconds and the bytes that a host sends in one, and the recording."""
     if math.isfinite(bandwidth):
         places.limit(bandwidth)
     step = step_of(model, BATCH)
@@ -128,7 +128,7 @@ def _take(
 
 
 def _foreseen(told: Recorded, hosts: int, network: Network) -> Prediction:
-    """The median over the recorded steps, as what is measured is."""
+    """Predict the recorded steps, and return the median, as for the measurements."""
     found = [predict(step, told.rules, hosts, network, told.ranks) for step in told.steps]
     medians = (statistics.median(getattr(each, name) for each in found) for name in ("seconds", "busy", "nbytes"))
     return Prediction(hosts, *medians)

@@ -1,11 +1,11 @@
-"""What Horovod's authors have published of its scaling, and where.
+"""Scaling results published by Horovod's authors, with their sources.
 
 - 128 servers: "Horovod: fast and easy distributed deep learning in TensorFlow", arXiv 1802.05799, and Horovod's README;
-  32 servers: the README of October 2017 (the change that brought it: github.com/horovod/horovod/pull/44);
-- 4 servers, and images a second on one GPU, 64 images in a batch: the table that this change replaced, row "RDMA
-  Horovod (allreduce on GPU with NCCL)". As speedups: 15.0, 14.6 and 13.7 of 16.
+  32 servers: the README of October 2017 (from the change github.com/horovod/horovod/pull/44);
+- 4 servers, and images per second on one GPU with batches of 64: the table that this change replaced, row "RDMA Horovod
+  (allreduce on GPU with NCCL)". As speedups: 15.0, 14.6 and 13.7 of 16.
 
-All on servers with 4 Pascal GPUs each and a network of 25 Gbit/s with RoCE.
+All servers have 4 Pascal GPUs each and a network of 25 Gbit/s with RoCE.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from dataclasses import dataclass
 from benchmarks.scaling.architectures import Layer, inception3, resnet101, vgg16
 
 GPUS = 4
-"""Of a server."""
+"""Number of GPUs of a server."""
 
 BANDWIDTH = 25e9
-"""Bits a second of a server's link."""
+"""Bits per second of a server's link."""
 
 BATCH = 64
-"""Images, with which one GPU was measured, and which Horovod's page on benchmarks tells to use. Horovod's maintainers
-have also said 32 (github.com/horovod/horovod/issues/425)."""
+"""Images in a batch in the measurement of one GPU, and as recommended by Horovod's page on benchmarks. Horovod's
+maintainers have also mentioned 32 (github.com/horovod/horovod/issues/425)."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model, its images a second on one GPU, and by servers its scaling efficiency."""
+    """Model with its images per second on one GPU, and its scaling efficiency by number of servers."""
 
     name: str
     layers: Callable[[], tuple[Layer, ...]]

@@ -1,8 +1,8 @@
-"""The simulator of `enginerun foresee` beside Horovod's published scaling efficiencies: nothing is measured here.
+"""Comparison of the simulator of `enginerun foresee` with Horovod's published efficiencies; nothing is measured.
 
-A step is made of a model's layers. The forward and the backward pass take a third and two thirds of the step that one
-GPU was measured to take, each layer by its multiplications; a layer's gradients are ready when its backward pass is
-done, and the program waits for all at the end. The GPUs of a server add up their gradients in no time.
+A step consists of a model's layers. The forward pass takes a third and the backward pass two thirds of the step time
+that was measured on one GPU, divided among layers by their multiplications. A layer's gradients are ready at the end of
+its backward pass, and the program waits for all at the end. The sum over the GPUs of a server takes no time.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from engine.config import Config
 from engine.foresee.model import Network, Rules, Step, Tensor, predict
 
 FITTED_ON = ("VGG-16", 128)
-"""The one published figure by which an effective bandwidth is chosen."""
+"""Published figure from which an effective bandwidth is derived."""
 
 CLOSE = 0.05
-"""Difference of efficiencies up to which a prediction is a hit."""
+"""Difference of efficiencies up to which a prediction counts as accurate."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The network as it is assumed where nothing is published of it, and the batch."""
+    """Assumptions about the network where nothing is published, and the batch."""
 
     bandwidth: float = BANDWIDTH
     latency: float = 10e-6
@@ -35,7 +35,7 @@ class Settings:
 
 
 def step_of(model: Model, batch: int) -> Step:
-    """A step on one GPU, of which nothing is communicated yet."""
+    """Return a step on one GPU, without communication."""
     seconds = batch / model.images
     layers = model.layers()
     whole = sum(layer.multiplications for layer in layers)
@@ -44,19 +44,19 @@ def step_of(model: Model, batch: int) -> Step:
     for layer in reversed(layers):
         moment += 2 / 3 * seconds * layer.multiplications / whole
         tensors += [Tensor(moment, moment, moment, 4 * count) for count in layer.tensors]
-    # The last gradient is ready at the end of the step, but for rounding.
+    # The last gradient is ready at the end of the step, except for rounding.
     return Step(max(seconds, moment), tuple(tensors), ((seconds, max(seconds, moment)),))
 
 
 def efficiency(step: Step, servers: int, network: Network) -> float:
-    """The step of one GPU divided by that on some servers."""
+    """Return the step time of one GPU divided by that on some servers."""
     usual = Config()
     rules = Rules(usual.fusion_threshold, usual.cycle_time_ms / 1e3, usual.chunk_bytes)
     return step.seconds / predict(step, rules, servers, network).seconds
 
 
 def fitted(step: Step, servers: int, published: float, latency: float) -> float:
-    """The bandwidth with which a step has the published efficiency, by bisection: efficiency grows with it."""
+    """Find the bandwidth at which a step has the published efficiency, by bisection: efficiency grows with it."""
     low, high = 1e8, 1e12
     while high / low > 1.0001:
         middle = (low * high) ** 0.5

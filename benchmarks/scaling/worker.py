@@ -1,4 +1,4 @@
-"""One rank of a job that takes steps without computing: it sleeps where a model would compute, and reduces gradients.
+"""Rank of a job whose steps compute nothing: it sleeps instead, and reduces gradients.
 
 Started by `benchmarks.scaling.measured`.
 """
@@ -17,7 +17,7 @@ from benchmarks.common.worker import Worker
 
 
 class Rank:
-    """The requests that a rank answers."""
+    """Handlers of the requests to a rank."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -25,9 +25,10 @@ class Rank:
         self._native = importlib.import_module("engine.runtime")
 
     def steps(self, request: dict[str, Any]) -> list[float]:
-        """Take steps, and return the seconds of each but the first.
+        """Take steps, and return the seconds of each except the first.
 
-        `moments` and `bytes` are of the gradients, since a step's begin; `seconds` is how long the step computes.
+        `moments` and `bytes` describe the gradients, with times since the step's begin; `seconds` is its computing
+        time.
         """
         arrays = [np.ones(max(1, nbytes // 4), np.float32) for nbytes in request["bytes"]]
         named = [

@@ -1,1 +1,1 @@
-"""What data parallelism adds to a training step, beside no communication at all and beside DDP."""
+"""Cost of data parallelism in a training step, beside no communication and beside DDP."""

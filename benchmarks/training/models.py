@@ -1,8 +1,8 @@
 """Models that stress communication in different ways, in plain PyTorch.
 
-ResNet-50 (He et al. 2015, arXiv:1512.03385): 161 tensors, 102 MB, much computation. A GPT (Radford et al. 2019): few,
-large tensors. A chain of 2000 tensors of 1 KiB: nothing but the cost of each. And a stand-in for a job whose gradients
-come from an accelerator while the processors are free: its backward pass sleeps.
+ResNet-50 (He et al. 2015, arXiv:1512.03385) has 161 tensors, 102 MB and much computation. A GPT (Radford et al. 2019)
+has few, large tensors. A chain of 2000 tensors of 1 KiB shows only the cost of each tensor. A stand-in for a job whose
+gradients come from an accelerator sleeps in its backward pass, so the processors are free.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MOMENTUM = 0.9
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolutions beside a shortcut; the stride sits in the 3x3."""
+    """Convolutions of 1x1, 3x3 and 1x1 with a shortcut; the 3x3 one has the stride."""
 
     EXPANSION = 4
 
@@ -41,7 +41,7 @@ class Bottleneck(nn.Module):
 
 
 class ResNet50(nn.Module):
-    """3, 4, 6 and 3 bottleneck blocks and a classifier of 1000 classes."""
+    """ResNet with 3, 4, 6 and 3 bottleneck blocks and a classifier of 1000 classes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class ResNet50(nn.Module):
 
 
 class Block(nn.Module):
-    """Causal self-attention and a two-layer perceptron, each after a layer norm and beside a shortcut."""
+    """Causal self-attention and a two-layer perceptron, each after a layer norm and with a shortcut."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Six blocks of width 512 and a vocabulary of 8192, its embedding tied to the output: 23 M parameters, 93 MB."""
+    """GPT with six blocks of width 512 and a vocabulary of 8192, tied to the output: 23 M parameters, 93 MB."""
 
     VOCABULARY, TOKENS, WIDTH, HEADS, BLOCKS = 8192, 128, 512, 8, 6
 
@@ -104,7 +104,7 @@ class GPT(nn.Module):
 
 
 class Chain(nn.Module):
-    """1000 times `x = x * scale + shift`, each scale and shift a tensor of 1 KiB."""
+    """Chain of 1000 operations `x = x * scale + shift`, with a scale and a shift of 1 KiB each."""
 
     LENGTH, WIDTH = 1000, 256
 
@@ -121,7 +121,7 @@ class Chain(nn.Module):
 
 
 class Paced(torch.autograd.Function):
-    """The identity, with a parameter whose gradient takes its time, in which the processor is free."""
+    """Identity with a parameter whose gradient takes some time, in which the processor is free."""
 
     SECONDS = 1e-3
 
@@ -137,7 +137,7 @@ class Paced(torch.autograd.Function):
 
 
 class Device(nn.Module):
-    """16 tensors of 4 MiB, whose gradients come one by one, a millisecond apart."""
+    """Model of 16 tensors of 4 MiB, whose gradients come one by one, a millisecond apart."""
 
     LENGTH, WIDTH = 16, 1 << 20
 
@@ -153,7 +153,7 @@ class Device(nn.Module):
 
 
 class Elsewhere(torch.optim.Optimizer):
-    """Takes no step: that would be the accelerator's."""
+    """Optimizer without a step, which the accelerator would take."""
 
     def step(self, closure: Any = None) -> None:
         """Do nothing."""
@@ -164,23 +164,23 @@ def _convolution(inputs: int, outputs: int, kernel: int, stride: int) -> nn.Sequ
 
 
 class Workload(ABC):
-    """A model, its data and its loss."""
+    """Model with its data and its loss."""
 
     name: str
     title: str
     rate: float
-    """Learning rate: small, so that hundreds of steps on random data neither diverge nor end in denormals."""
+    """Learning rate, small enough that hundreds of steps on random data neither diverge nor end in denormals."""
 
     @abstractmethod
     def model(self) -> nn.Module:
-        """Return the model, from torch's seed."""
+        """Return the model, initialized from torch's seed."""
 
     @abstractmethod
     def batch(self, generator: torch.Generator) -> Batch:
         """Return random inputs and targets."""
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Return what takes the steps of one process."""
+        """Return the optimizer of one process."""
         return torch.optim.SGD(model.parameters(), lr=self.rate, momentum=MOMENTUM)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -190,7 +190,7 @@ class Workload(ABC):
 
 
 class ResNetWorkload(Workload):
-    """Batch 2 of 128x128."""
+    """ResNet-50 with a batch of 2 images of 128x128."""
 
     name, title, rate = "resnet50", "ResNet-50, batch 2 of 128x128", 1e-3
 
@@ -203,7 +203,7 @@ class ResNetWorkload(Workload):
 
 
 class GPTWorkload(Workload):
-    """Batch 1 of 32 tokens."""
+    """GPT with a batch of one text of 32 tokens."""
 
     name, title, rate = "gpt", "GPT of 93 MB, batch 1 of 32 tokens", 1e-3
 
@@ -216,7 +216,7 @@ class GPTWorkload(Workload):
 
 
 class ChainWorkload(Workload):
-    """2000 tensors of 1 KiB."""
+    """Chain of 2000 tensors of 1 KiB."""
 
     name, title, rate = "tiny", "2000 tensors of 1 KiB", 1e-5
 
@@ -231,7 +231,7 @@ class ChainWorkload(Workload):
 
 
 class DeviceWorkload(Workload):
-    """A stand-in: no accelerator is there, the backward pass sleeps, and nobody takes the optimizer's step."""
+    """Stand-in for an accelerator: the backward pass sleeps, and the optimizer takes no step."""
 
     name, title, rate = "device", "16 tensors of 4 MiB, 1 ms of sleep each (stand-in for an accelerator)", 1e-5
 

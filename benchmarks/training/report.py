@@ -1,4 +1,4 @@
-"""Tables and the picture of the training benchmark."""
+"""Tables and the plot of the training benchmark."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def tables(content: dict[str, Any]) -> list[Table]:
 
 
 def ratio_to_peer(workload: dict[str, Any], variant: str) -> stats.Interval | None:
-    """Overhead of a variant as a share of DDP's, or None where something was not measured."""
+    """Return the overhead of a variant as a share of DDP's; None if something was not measured."""
     variants = workload["variants"]
     if not {variant, PEER, FLOOR} <= variants.keys():
         return None

@@ -1,4 +1,4 @@
-"""Runs the training benchmark: every variant in the same pair of processes, in short blocks that take turns."""
+"""Runs of the training benchmark: all variants in the same processes, in short blocks that take turns."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ TOLERANCE = 1e-5
 
 
 class DisagreementError(RuntimeError):
-    """Ranks or variants that should hold the same parameters do not."""
+    """Error of ranks or variants that should have the same parameters, but do not."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What to train, and for how long."""
+    """Workloads to train, and their duration."""
 
     workloads: tuple[str, ...] = WORKLOADS
     variants: tuple[str, ...] = DEFAULT_VARIANTS
@@ -41,7 +41,7 @@ class Settings:
     warmup: int = 4
 
     def record(self) -> dict[str, Any]:
-        """Return them for a JSON record."""
+        """Return the settings for a JSON record."""
         return asdict(self)
 
 
@@ -56,7 +56,7 @@ def run(settings: Settings, console: Console) -> Path:
 
 
 def workload(settings: Settings, name: str, console: Console, places: Places | None = None) -> dict[str, Any]:
-    """Measure one model, on one host or where `places` says."""
+    """Measure one model, on one host or on those of `places`."""
     uses_engine = any(variant.startswith("engine") for variant in settings.variants)
     arguments = ["--workload", name, *(["--engine"] if uses_engine else [])]
     launcher: Launcher = "engine" if uses_engine else "plain"
@@ -96,12 +96,12 @@ def workload(settings: Settings, name: str, console: Console, places: Places | N
 
 
 def _steps(settings: Settings, seconds: list[float]) -> int:
-    """Steps per block: the same for all variants, from the first one's warm-up."""
+    """Return the steps per block: the same for all variants, from the first one's warm-up."""
     return int(min(settings.most, max(settings.least, settings.block_seconds / statistics.median(seconds))))
 
 
 def summary(blocks: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any]:
-    """Summarise `blocks[round][rank]`.
+    """Summarize `blocks[round][rank]`.
 
     A round's figure is the mean over the ranks: of the median of their steps, and of their processor time per step.
     """
@@ -112,7 +112,7 @@ def summary(blocks: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any]:
 
 
 def _check(settings: Settings, group: Group) -> dict[str, float]:
-    """Compare parameters between ranks and with DDP's: all variants have taken the same steps on the same data."""
+    """Compare parameters between ranks and with DDP's, as all variants have taken the same steps on the same data."""
     _check_ranks(settings, group)
     if PEER not in settings.variants:
         return {}

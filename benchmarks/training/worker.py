@@ -1,7 +1,7 @@
-"""One rank that trains one model in several ways, a block of steps at a time. Started by `benchmarks.training.run`.
+"""Rank that trains one model in several ways, a block of steps at a time. Started by `benchmarks.training.run`.
 
-All variants live in the same processes, each with its own model and optimizer, so that the drift of the machine and the
-noise of a process's memory layout meet all of them alike.
+All variants are in the same processes, each with its own model and optimizer. So the drift of the machine and the
+effects of a process's memory layout are the same for all.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BATCHES = 8
 
 
 class Variant:
-    """A model, how its gradients are combined, and where it is in the data; all on one device of torch."""
+    """Model with its way to combine gradients and its position in the data; all on one device of torch."""
 
     def __init__(
         self, name: str, workload: Workload, batches: list[tuple[Tensor, Tensor]], device: str = "cpu"
@@ -57,14 +57,14 @@ class Variant:
         self.update()
 
     def forward(self) -> Tensor:
-        """The loss of the next batch, without gradients of the last one."""
+        """Return the loss of the next batch, after clearing the gradients of the last one."""
         batch = self._batches[self._steps % len(self._batches)]
         self._steps += 1
         self._optimizer.zero_grad(**self._zero)
         return self._workload.loss(self._model, batch)
 
     def backward(self, loss: Tensor) -> None:
-        """Make the gradients, and combine them."""
+        """Compute the gradients, and combine them."""
         torch.autograd.backward(loss)
 
     def update(self) -> None:
@@ -73,7 +73,7 @@ class Variant:
 
 
 class Rank:
-    """The requests that a rank answers."""
+    """Handlers of the requests to a rank."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -83,7 +83,7 @@ class Rank:
         self._batches = [self._workload.batch(generator) for _ in range(BATCHES)]
 
     def build(self, request: dict[str, Any]) -> dict[str, int]:
-        """Make one variant; returns the number and the bytes of its parameters."""
+        """Create one variant, and return the number and the bytes of its parameters."""
         variant = Variant(request["variant"], self._workload, self._batches)
         self._variants[request["variant"]] = variant
         parameters = list(variant.plain.parameters())
@@ -95,8 +95,8 @@ class Rank:
         Returns
         -------
         dict
-            `seconds` of each timed step, and `processor`: seconds of all threads of this rank per step, with what is
-            written at a timeline's end.
+            `seconds` of each timed step, and `processor`: seconds of all threads of this rank per step, including the
+            writing at a timeline's end.
         """
         step, clock = self._variants[request["variant"]].step, time.perf_counter
         with watched("timeline" if request["variant"] == "engine_timeline" else request.get("watched", "")):
