@@ -1,1 +1,1 @@
-"""The dashboards, as code: what they show is said here, and written to `dashboards/*.json` by `python -m grafana`."""
+"""Dashboards as code: their content is defined here, and `python -m grafana` writes it to `dashboards/*.json`."""

@@ -1,4 +1,4 @@
-"""`python -m grafana`: write the dashboards, or `--check` that the files are what the code says."""
+"""Command `python -m grafana`: write the dashboards, or `--check` that the files match the code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DIRECTORY = Path(__file__).parent / "dashboards"
 
 
 def problems(dashboard: Dashboard) -> Iterator[str]:
-    """What a dashboard says that cannot be right; one line each."""
+    """Yield the errors of a dashboard, one line each."""
     from grafana.build import annotations, layout_problems, text
 
     for panel in dashboard.panels:
@@ -34,7 +34,7 @@ def problems(dashboard: Dashboard) -> Iterator[str]:
 
 
 def rule_problems() -> Iterator[str]:
-    """The same of the rules."""
+    """Yield the errors of the rules, one line each."""
     for rule in promql.rules():
         name = rule.get("alert") or rule["record"]
         yield from (f"rule {name}: {problem}" for problem in promql.problems(rule["expr"]))

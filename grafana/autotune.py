@@ -1,4 +1,4 @@
-"""Autotune: what the tuner tries, and what it has won."""
+"""Dashboard Autotune: what the tuner tries, and what it has gained."""
 
 from __future__ import annotations
 

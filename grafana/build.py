@@ -1,4 +1,4 @@
-"""From what a dashboard says to Grafana's JSON, by its SDK."""
+"""Conversion of dashboards to Grafana's JSON, by its SDK."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from grafana.common import RUN, Dashboard, Panel, Query
 
 with warnings.catch_warnings():
-    # It would rather have the second schema, which older Grafanas do not read, and files need not have.
+    # The SDK prefers the second schema, which older Grafanas cannot read, and which files do not need.
     warnings.simplefilter("ignore", DeprecationWarning)
     from grafana_foundation_sdk.builders import common as common_builders
     from grafana_foundation_sdk.builders import dashboard as builders
@@ -28,16 +28,16 @@ WIDE = 24  # columns of Grafana's grid
 TAG = "enginerun"
 SOURCE = common_models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-BUCKET = 1e-9  # of a heat map: cells that are less are empty
+BUCKET = 1e-9  # value of a heat map's cell up to which the cell is empty
 
 
 def text(dashboard: Dashboard) -> str:
-    """The dashboard as Grafana loads it."""
+    """Return the dashboard in the JSON that Grafana loads."""
     return json.dumps(build(dashboard), cls=JSONEncoder, indent=2) + "\n"
 
 
 def round_trip(given: str) -> str:
-    """The same, read by the SDK and written again: it leaves out what it does not know, without a word."""
+    """Return the dashboard after the SDK has read and written it, which silently drops what it does not know."""
     register_default_plugins()
     dashboard = models.Dashboard.from_json(json.loads(given))
     dashboard.panels = [_without_old(panel) for panel in dashboard.panels or []]
@@ -45,14 +45,14 @@ def round_trip(given: str) -> str:
 
 
 def _without_old(panel: Any) -> Any:
-    """Leave out what the SDK always writes and the schema has no more since 13."""
+    """Remove a field that the SDK always writes, but that is not in the schema since version 13."""
     if panel.type_val == "table":
         panel.options.footer = None
     return panel
 
 
 def build(dashboard: Dashboard) -> models.Dashboard:
-    """The dashboard in the SDK's form."""
+    """Return the dashboard as an object of the SDK."""
     made = (
         builders.Dashboard(f"enginerun: {dashboard.title}")
         .uid(dashboard.uid)
@@ -118,7 +118,7 @@ def _annotations(dashboard: Dashboard) -> Iterator[builders.AnnotationQuery]:
 
 
 def annotations(dashboard: Dashboard) -> Iterator[tuple[str, str, str, str, bool]]:
-    """Name, colour, query and title of each annotation, and whether its value, in milliseconds, is its time."""
+    """Yield each annotation's name, colour, query and title, and whether its value is its time in milliseconds."""
     if dashboard.changes_marked:
         changed = f"max by (run) (engine_autotune_last_change_timestamp_seconds{{{RUN}}} > 0) * 1000"
         yield "Changes of the knobs", "blue", changed, "the tuner has put another setting into force", True
@@ -127,7 +127,7 @@ def annotations(dashboard: Dashboard) -> Iterator[tuple[str, str, str, str, bool
 
 
 def _placed(dashboard: Dashboard) -> Iterator[models.Panel | models.RowPanel]:
-    """Rows from the top, panels from the left, and on to the next line where they do not fit."""
+    """Yield rows from the top, with panels from the left, wrapped to the next line if they do not fit."""
     number, line = 1, 0
     for heading, panels in dashboard.rows:
         row = builders.Row(heading).build()
@@ -242,7 +242,7 @@ _KINDS = {"stat": _stat, "timeseries": _timeseries, "heatmap": _heatmap, "states
 
 
 def layout_problems(given: dict[str, Any]) -> Iterator[str]:
-    """What is wrong with the places of a dashboard's panels."""
+    """Yield the errors in the positions of a dashboard's panels."""
     cells: dict[tuple[int, int], str] = {}
     for panel in given["panels"]:
         place = panel["gridPos"]

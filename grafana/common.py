@@ -1,4 +1,4 @@
-"""What dashboards are made of, without Grafana's own words: those are in build.py."""
+"""Parts of dashboards, without Grafana's own terms: those are in build.py."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from typing import Literal
 
 RUN = 'run="$run"'
 RANKS = 'run="$run", rank=~"$rank"'
-BIG = 1e13  # bytes a second, and other figures that have no natural bound
-LONG = 120.0  # seconds that no step, lag or wait of a healthy run takes
+BIG = 1e13  # bound of bytes per second and of other figures without a natural bound
+LONG = 120.0  # seconds that no step, lag or wait of a healthy run reaches
 
-Columns = Mapping[str, tuple[str, str]]  # of a table: the field's name in Grafana to its heading and unit
+Columns = Mapping[str, tuple[str, str]]  # columns of a table: Grafana's field name to heading and unit
 
 
 @dataclass(frozen=True)
 class Query:
-    """One query of a panel, and what a healthy run answers.
+    """Query of a panel, and the values of a healthy run.
 
     Attributes
     ----------
     expr : str
-        PromQL, with `$run`, `$rank` and `$__rate_interval`.
+        PromQL expression with `$run`, `$rank` and `$__rate_interval`.
     legend : str
         Grafana's template of the series' name.
     low, high : float
-        Every value of a healthy run lies between these.
+        Bounds of all values of a healthy run.
     expected : bool
-        A healthy run of four ranks with the tuner has such series; if not, only a run in trouble has.
+        Whether a healthy run of four ranks with the tuner has such series; if not, only a run with a failure has.
     heatmap : bool
-        The series are buckets of a histogram.
+        Whether the series are buckets of a histogram.
     """
 
     expr: str
@@ -43,28 +43,28 @@ class Query:
 
 @dataclass(frozen=True)
 class Panel:
-    """A panel.
+    """Panel of a dashboard.
 
     Attributes
     ----------
     kind : str
     title, about : str
-        What it is called, and what it tells the reader.
+        Heading, and the explanation for the reader.
     unit : str
         Grafana's name of the unit.
     queries : tuple of Query
     width, height : int
-        In Grafana's grid, which is 24 wide.
+        Size in Grafana's grid, which is 24 wide.
     thresholds : tuple of (float, str)
-        Values from which a colour holds; below the first it is `base`.
+        Values from which a colour applies; below the first one it is `base`.
     base : str
     words : mapping of int to (str, str)
-        Text and colour for values that are codes.
+        Text and colour of values that are codes.
     top : float or None
-        End of the axis.
+        End of the axis; None: automatic.
     stacked : bool
     columns : mapping
-        Of a table.
+        Columns of a table.
     """
 
     kind: Literal["stat", "timeseries", "heatmap", "states", "table"]
@@ -84,14 +84,14 @@ class Panel:
 
 @dataclass(frozen=True)
 class Dashboard:
-    """A dashboard: rows of panels, each with a heading."""
+    """Dashboard: rows of panels, each with a heading."""
 
     uid: str
     title: str
     about: str
     rows: tuple[tuple[str, tuple[Panel, ...]], ...]
-    by_rank: bool = False  # has the variable `rank`
-    changes_marked: bool = True  # annotations at each change of the knobs
+    by_rank: bool = False  # whether it has the variable `rank`
+    changes_marked: bool = True  # whether it has annotations at each change of the knobs
 
     @property
     def panels(self) -> tuple[Panel, ...]:
@@ -99,15 +99,15 @@ class Dashboard:
 
 
 def rate(name: str, where: str = RUN) -> str:
-    """The rate of a counter, in units a second."""
+    """Return the rate of a counter, in units per second."""
     return f"rate({name}{{{where}}}[$__rate_interval])"
 
 
 def mean(name: str, by: str, where: str = RUN) -> str:
-    """The mean of a histogram or summary, as a gap where nothing was counted."""
+    """Return the mean of a histogram or summary, with a gap if nothing was counted."""
     return f"sum by ({by}) ({rate(name + '_sum', where)}) / (sum by ({by}) ({rate(name + '_count', where)}) > 0)"
 
 
 def quantile(q: float, name: str, by: str, where: str = RUN) -> str:
-    """A quantile of a histogram, interpolated within its buckets."""
+    """Return a quantile of a histogram, interpolated within its buckets."""
     return f"histogram_quantile({q:g}, sum by ({by}, le) ({rate(name + '_bucket', where)}))"

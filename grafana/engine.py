@@ -1,4 +1,4 @@
-"""Engine: what happens between a gradient's submission and its mean."""
+"""Dashboard Engine: what happens between a gradient's submission and its mean."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from grafana.words import COMPRESSION_WORDS, STORE_WORDS
 
 
 def knob(name: str, high: float, low: float = 0) -> Query:
-    """A knob's value."""
+    """Return the query of a knob's value."""
     return Query(f'max by (name) (engine_knob{{{RUN}, name="{name}"}})', "{{name}}", low, high)
 
 

@@ -1,4 +1,4 @@
-"""Run overview: is it healthy, and how fast is it against what it could be?"""
+"""Dashboard Run overview: whether the run is healthy, and its speed compared with the possible one."""
 
 from __future__ import annotations
 

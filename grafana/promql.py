@@ -1,4 +1,4 @@
-"""Which metrics and labels an expression names, and whether the engine exports them."""
+"""Metrics and labels in a PromQL expression, and the check that the engine exports them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine.metrics.definitions import COMMON, ERRORS, KNOBS, SERIES
 from engine.metrics.names import ALGORITHMS, OPERATIONS, REASONS
 
 RULES = Path(__file__).parent / "rules"
-# Prometheus' own.
+# Series of Prometheus itself.
 BUILT_IN = {
     "up": ("job", "instance"),
     "ALERTS": ("alertname", "alertstate", "severity", "kind", *COMMON),
@@ -31,17 +31,17 @@ _WORDS = {"and", "or", "unless", "offset", "bool", "inf", "nan"}
 
 
 def problems(expr: str) -> Iterator[str]:
-    """What an expression names and no code exports.
+    """Yield the names in an expression that no code exports.
 
     Parameters
     ----------
     expr : str
-        PromQL, with Grafana's variables.
+        PromQL expression with Grafana's variables.
 
     Yields
     ------
     str
-        One line each.
+        Problem in one line.
     """
     selectors, grouped = _parse(expr)
     known = {**{name: series.all_labels for name, series in SERIES.items()}, **recorded(), **BUILT_IN}
@@ -70,12 +70,12 @@ def problems(expr: str) -> Iterator[str]:
 
 @cache
 def recorded() -> Mapping[str, tuple[str, ...]]:
-    """Labels of the series that the rules record: those that the name's first part says."""
+    """Return the labels of the series that the rules record, from the first part of the series' name."""
     return {rule["record"]: tuple(rule["record"].partition(":")[0].split("_")) for rule in rules() if "record" in rule}
 
 
 def rules() -> list[dict[str, Any]]:
-    """Every rule of every file, as YAML has it."""
+    """Return all rules of all files, as parsed from YAML."""
     files = sorted(RULES.glob("*.yml"))
     return [rule for file in files for group in yaml.safe_load(file.read_text())["groups"] for rule in group["rules"]]
 
@@ -84,7 +84,7 @@ Selector = tuple[str, list[tuple[str, str, str]]]
 
 
 def _parse(expr: str) -> tuple[list[Selector], list[str]]:
-    """Metrics with their matchers, and the labels of groupings."""
+    """Return the metrics with their matchers, and the labels of groupings."""
     tokens = [match for match in _TOKEN.finditer(re.sub(r"#[^\n]*", "", expr)) if match.lastgroup]
     selectors: list[Selector] = []
     grouped: list[str] = []

@@ -1,4 +1,4 @@
-"""Every query of every panel, for those who ask a Prometheus: tests, and the preview. Needs no SDK."""
+"""All queries of all panels, for code that sends them to a Prometheus: tests and the preview. Needs no SDK."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ DASHBOARDS = (overview.DASHBOARD, ranks.DASHBOARD, engine.DASHBOARD, autotune.DA
 
 @dataclass(frozen=True)
 class Asked:
-    """A query of a panel.
+    """Query of a panel, to be sent to Prometheus.
 
     Attributes
     ----------
     dashboard, title, unit : str
-        Of the panel.
+        Dashboard, title and unit of the panel.
     query : Query
-        With its legend, its sane range, and whether a healthy run of four ranks with the tuner must have it.
+        Query with its legend, its valid range, and whether a healthy run of four ranks with the tuner must have it.
     """
 
     dashboard: str
@@ -31,16 +31,16 @@ class Asked:
     query: Query
 
     def expr(self, run: str, rank: str = ".*", interval: str = "1m") -> str:
-        """What to send to Prometheus.
+        """Return the expression to send to Prometheus.
 
         Parameters
         ----------
         run : str
-            The run's name.
+            Name of the run.
         rank : str
-            Regular expression of the ranks.
+            Regular expression that matches the ranks.
         interval : str
-            Instead of `$__rate_interval`: at least four times the interval of scrapes.
+            Replacement of `$__rate_interval`: at least four times the scrape interval.
         """
         expr = self.query.expr.replace("$run", run).replace("$rank", rank)
         return expr.replace("$__rate_interval", interval)
@@ -50,7 +50,7 @@ class Asked:
 
 
 def panel_queries() -> Iterator[Asked]:
-    """Every query of every panel of every dashboard."""
+    """Yield every query of every panel of every dashboard."""
     for dashboard in DASHBOARDS:
         for panel in dashboard.panels:
             for query in panel.queries:
@@ -58,14 +58,14 @@ def panel_queries() -> Iterator[Asked]:
 
 
 def hurried(rules: str, factor: float) -> str:
-    """Rules of which every duration is shorter, for tests that cannot wait.
+    """Shorten every duration in a file of rules, for tests that cannot wait.
 
     Parameters
     ----------
     rules : str
-        The text of a file of rules.
+        Text of a file of rules.
     factor : float
-        2 halves them; none becomes shorter than a second.
+        Divisor of the durations; no duration becomes shorter than a second.
     """
 
     def shorten(match: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""Ranks: who holds the others up?"""
+"""Dashboard Ranks: which rank makes the others wait."""
 
 from __future__ import annotations
 

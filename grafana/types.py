@@ -1,6 +1,6 @@
-"""`python -m grafana.types`: compile each panel as a `Panel` of @grafana/schema, with its options, by `tsc --strict`.
+"""Type check of each panel as a `Panel` of @grafana/schema by `tsc --strict`: `python -m grafana.types`.
 
-Needs node and npm. What npm fetches is kept in build/grafana-types.
+Needs node and npm. Packages from npm are kept in build/grafana-types.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 WORK = ROOT / "build" / "grafana-types"
 PACKAGES = ("@grafana/schema@13.2.3", "typescript@6.0.3")
-DEADLINE = 300  # seconds, of npm and of tsc
-# By the kind's name in Grafana: what its types are called, and whether its fields have settings of their own.
+DEADLINE = 300  # maximum seconds of npm and of tsc
+# By the name of the kind in Grafana: prefix of its types, and whether its fields have settings of their own.
 KINDS = {
     "stat": ("Stat", False),
     "timeseries": ("TimeSeries", True),
@@ -36,23 +36,24 @@ type Text<T> = T extends string ? `${T}` : T extends (infer E)[] ? Text<E>[]
 
 
 class Unavailable(Exception):
-    """There is no node, or npm cannot fetch what is needed."""
+    """Error if node is missing, or npm cannot fetch the packages."""
 
 
 def source(dashboards: list[dict[str, Any]]) -> str:
-    """The program that the compiler has to accept.
+    """Return the program that the compiler has to accept.
 
     Parameters
     ----------
     dashboards : list of dict
-        As they are in their files.
+        Dashboards, as parsed from their files.
     """
     names = [name for name, _ in KINDS.values()]
     imports = [f"import type * as {name} from '{TYPES.format(name.lower(), name)}';" for name in names]
     lines = [HEAD % "\n".join(imports)]
     for board in dashboards:
         name = board["uid"].replace("-", "_")
-        # Panels come below. Variables and annotations have keys of the SDK and the data source that these types lack.
+        # Panels follow below. Variables and annotations have keys of the SDK and of the data source that these types
+        # lack.
         whole = {**board, "panels": [], "templating": {"list": []}, "annotations": {"list": []}}
         lines.append(f"export const {name}: Text<Partial<Dashboard>> = {json.dumps(whole)};")
         for panel in board["panels"]:
@@ -73,7 +74,7 @@ def source(dashboards: list[dict[str, Any]]) -> str:
 
 
 def compile_strictly(program: str) -> str:
-    """What the compiler has to say; nothing if it is content.
+    """Compile the program and return the compiler's errors; empty if there are none.
 
     Raises
     ------
@@ -81,7 +82,7 @@ def compile_strictly(program: str) -> str:
     """
     WORK.mkdir(parents=True, exist_ok=True)
     with (WORK / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # whoever holds it has deadlines
+        fcntl.flock(lock, fcntl.LOCK_EX)  # its holder's commands have deadlines
         _fetch()
         (WORK / "panels.ts").write_text(program)
         options = ["--strict", "--noEmit", "--skipLibCheck", "--target", "es2022"]

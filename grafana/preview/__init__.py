@@ -1,1 +1,1 @@
-"""Pictures of the dashboards from their JSON and a Prometheus, without Grafana."""
+"""Images of the dashboards, rendered from their JSON and a Prometheus, without Grafana."""

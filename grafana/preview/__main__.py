@@ -1,4 +1,4 @@
-"""`python -m grafana.preview URL RUN`: a picture of each dashboard, from its JSON and a Prometheus, by Chromium."""
+"""Command `python -m grafana.preview URL RUN`: an image of each dashboard, rendered by Chromium from a Prometheus."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from urllib.request import urlopen
 from PIL import Image
 
 HERE = Path(__file__).parent
-POINTS = 120  # of a line
+POINTS = 120  # points of a line
 LINE = 33  # pixels of a line of the grid, as in page.html
 WIDTH, HEADER = 1248, 66
 
 
 class Source:
-    """A Prometheus, and the time that is drawn."""
+    """Prometheus server and the time range that is drawn."""
 
     def __init__(self, url: str, run: str, end: float, minutes: float) -> None:
         self.url, self.run, self.end, self.start = url.rstrip("/"), run, end, end - 60 * minutes
@@ -47,7 +47,7 @@ class Source:
 
 
 def answered(board: dict[str, Any], source: Source) -> dict[str, Any]:
-    """The dashboard with the answers to its queries."""
+    """Return the dashboard with the answers to its queries."""
     for panel in board["panels"]:
         if panel["type"] == "table":
             panel["rows"] = list(_rows(panel, source))
@@ -75,7 +75,7 @@ def _name(legend: str, labels: dict[str, str]) -> str:
 
 
 def _rows(panel: dict[str, Any], source: Source) -> Iterator[dict[str, Any]]:
-    """What the transformation `merge` makes of the queries: one row for what has the same labels."""
+    """Return the rows that the transformation `merge` makes of the queries: one for each set of labels."""
     rows: list[dict[str, Any]] = []
     alone = len(panel["targets"]) == 1
     for target in panel["targets"]:
@@ -98,7 +98,7 @@ def _moments(mark: dict[str, Any], source: Source) -> Iterator[float]:
 
 
 def draw(board: dict[str, Any], chromium: str, target: Path) -> None:
-    """Have the page drawn."""
+    """Render the page to an image file."""
     lines = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in board["panels"])
     page = (HERE / "page.html").read_text().replace("/*BOARD*/null", json.dumps(board).replace("</", "<\\/"))
     with tempfile.TemporaryDirectory() as directory:
@@ -110,7 +110,7 @@ def draw(board: dict[str, Any], chromium: str, target: Path) -> None:
         done = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120)
         if not (place / "page.png").exists():
             raise RuntimeError(f"{chromium} has drawn nothing:\n{done.stdout[-2000:]}")
-        # Few colours are in it: a palette makes the file a third as large.
+        # The image has few colours, so a palette reduces the file to a third.
         Image.open(place / "page.png").convert("RGB").quantize(128).save(target, optimize=True)
 
 
