@@ -1,1 +1,1 @@
-"""What developers run: generators, checks against others, and what a build needs."""
+"""Tools for developers: generators, checks against third-party headers, and parts of the build."""

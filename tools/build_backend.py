@@ -1,8 +1,8 @@
-"""The build backend: meson-python, with a lock around the rebuild of an editable install.
+"""Build backend: meson-python, with a lock around the rebuild of an editable install.
 
 An editable install runs ninja at the first import, so that stale code never runs. The ranks of a job import at the same
-moment, and two ninjas in one build directory spoil each other's work. meson-python does not lock, but it remembers
-which ninja it was installed with: here that is a script that takes a lock on the build directory first.
+moment, and two ninjas in one build directory corrupt each other's work. meson-python does not lock, but remembers the
+ninja that it was installed with. So the backend passes a script that first locks the build directory.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ __all__ = [
     "get_requires_for_build_wheel",
 ]
 
-# flock locks the build directory itself (ninja's working directory), so no lock file is left behind. -o: a compiler
-# cache's server, started by the build, must not inherit the lock and keep it. NINJA is set for what runs below: meson,
-# when it regenerates the build files, must not come back here and wait for its own lock. PATH, because build.ninja has
-# cython by its bare name, and nobody need activate an environment to use its Python.
+# flock locks the build directory itself (ninja's working directory), so no lock file is left behind. With -o, a
+# compiler cache's server started by the build does not inherit the lock. NINJA is set for child processes: when meson
+# regenerates the build files, it must not run this script and wait for its own lock. PATH is set because build.ninja
+# calls cython by its bare name, and the environment need not be activated.
 _SCRIPT = """\
 #!/bin/sh
 export PATH={path}:"$PATH" NINJA=ninja
@@ -65,7 +65,7 @@ def _locked_ninja() -> Path:
 def build_editable(
     wheel_directory: str, config_settings: dict[str, Any] | None = None, metadata_directory: str | None = None
 ) -> str:
-    """PEP 660 hook."""
+    """Build an editable wheel (PEP 660 hook)."""
     os.environ["NINJA"] = str(_locked_ninja())
     name: str = mesonpy.build_editable(wheel_directory, config_settings, metadata_directory)
     return name

@@ -1,8 +1,8 @@
-"""Holds engine_ext/gpu/cuda.h and nccl.h against the headers of the wheels: values, sizes, offsets and function types.
+"""Check engine_ext/gpu/cuda.h and nccl.h against the headers of the wheels: values, sizes, offsets, function types.
 
     python -m tools.gpu_abi [--include DIRECTORY ...] [--download build/gpu-abi]
 
-A compiler does it: every line of the lists becomes a `_Static_assert`. With `--include` nothing is downloaded.
+A compiler checks every line of the lists as a `_Static_assert`. With `--include` nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ X(size) X(magic) X(version) X(blocking) X(cgaClusterSize) X(minCTAs) X(maxCTAs) 
 
 
 def fetch(where: Path) -> list[Path]:
-    """Unpack the wheels, and return the directories to include."""
+    """Unpack the wheels, and return the include directories."""
     return [path for wheel in WHEELS for path in unpacked(wheel, where).glob("nvidia/**/include") if path.is_dir()]
 
 
 def check(name: str, source: str, includes: list[Path], compiler: str) -> bool:
-    """Compile one source, and say what it found."""
+    """Compile one source, print the result, and return whether it succeeded."""
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch, f"{name}.c")
         file.write_text(source)

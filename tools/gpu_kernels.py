@@ -1,13 +1,13 @@
-"""Make engine_ext/gpu/kernels.ptx, the text that is shipped, of kernels.cu. Needs PyPI and x86-64; installs nothing.
+"""Generate the shipped engine_ext/gpu/kernels.ptx from kernels.cu. Needs PyPI and x86-64; installs nothing.
 
     python -m tools.gpu_kernels BUILD_DIRECTORY
 
-The compiler is NVIDIA's NVRTC, which needs no GPU. Its PTX is for the oldest GPU, and says by `.version` which driver
-it wants. The text uses nothing that is new, so an older `.version` is written in: every driver since CUDA 9.0 takes it.
-Three assemblers prove that, for GPUs from Pascal to Blackwell; each refuses what the version or the GPU has not. A
-disassembler shows that memory is accessed by 16 bytes.
+The compiler is NVIDIA's NVRTC, which needs no GPU. Its PTX is for the oldest GPU, and its `.version` states the driver
+that it needs. The text uses no newer features, so it is rewritten to an older `.version`, which every driver since
+CUDA 9.0 accepts. Three assemblers verify that for GPUs from Pascal to Blackwell: each refuses features that the
+version or the GPU lacks. A disassembler verifies that memory is accessed by 16 bytes.
 
-The text begins with digests: of source and options, and of itself. A test compares them, and needs no download.
+The text begins with two digests: of source and options, and of the text. A test compares them without a download.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TEXT = SOURCE.with_suffix(".ptx")
 OPTIONS = ["--gpu-architecture=compute_60", "--fmad=false", "--std=c++17"]
 VERSION = "6.0"  # of the PTX language: CUDA 9.0
 COMPILER = "nvidia-cuda-nvrtc-cu12==12.9.86"
-ASSEMBLERS = {  # the oldest, one in the middle, the newest: what each knows of
+ASSEMBLERS = {  # the oldest, a middle and the newest version, with the GPUs that each supports
     "nvidia-cuda-nvcc-cu11==11.8.89": ["sm_60", "sm_70", "sm_80", "sm_86", "sm_90"],
     "nvidia-cuda-nvcc-cu12==12.9.86": ["sm_60", "sm_75", "sm_90", "sm_100", "sm_121"],
     "nvidia-cuda-nvcc==13.5.37": ["sm_75", "sm_90", "sm_121"],
@@ -44,13 +44,13 @@ HEAD = """\
 
 
 def digest_of_source() -> str:
-    """Of all that decides what the text is."""
+    """Return the digest of everything that determines the text."""
     what = [SOURCE.read_text(), COMPILER, VERSION, *OPTIONS]
     return hashlib.sha256("\0".join(what).encode()).hexdigest()
 
 
 def headed(text: str) -> str:
-    """The text with its digests."""
+    """Return the text with its digests at the beginning."""
     return HEAD.format(
         compiler=COMPILER.replace("==", " "),
         options=" ".join(OPTIONS),
@@ -60,7 +60,7 @@ def headed(text: str) -> str:
 
 
 def stale(shipped: str) -> str | None:
-    """What is wrong with a shipped text, or None."""
+    """Describe what is wrong with a shipped text; None if it is up to date."""
     head, text = shipped.split("\n")[:3], "\n".join(shipped.split("\n")[3:])
     if head[1:2] != [f"// source and options: {digest_of_source()}"]:
         return "kernels.ptx was not made of this kernels.cu with these options: make gpu-kernels"
@@ -68,14 +68,14 @@ def stale(shipped: str) -> str | None:
 
 
 def program(name: str, requirement: str, build: Path) -> Path:
-    """An executable of a wheel."""
+    """Return an executable of a wheel."""
     (path,) = unpacked(requirement, build).rglob(f"bin/{name}")
     path.chmod(0o755)
     return path
 
 
 def compiled(source: str, library: Path) -> str:
-    """PTX, by a library that needs neither a GPU nor a driver."""
+    """Compile to PTX, with a library that needs neither a GPU nor a driver."""
     nvrtc = ctypes.CDLL(str(library))
     handle, size = ctypes.c_void_p(), ctypes.c_size_t()
 
@@ -93,7 +93,7 @@ def compiled(source: str, library: Path) -> str:
 
 
 def lowered(ptx: str) -> str:
-    """For older drivers, and without empty comments and lines."""
+    """Lower the version of PTX for older drivers, and remove empty comments and lines."""
     ptx, versions = re.subn(r"^\.version \S+$", f".version {VERSION}", ptx, flags=re.MULTILINE)
     if versions != 1:
         sys.exit("the compiler's text does not say its version once")
@@ -102,7 +102,7 @@ def lowered(ptx: str) -> str:
 
 
 def assembled(ptxas: Path, wheel: str, architecture: str, text: Path) -> str | None:
-    """What is wrong, or None."""
+    """Assemble the text and describe the problem; None if there is none."""
     output = text.with_name(f"{wheel}-{architecture}.cubin")
     command = [str(ptxas), "-v", f"-arch={architecture}", str(text), "-o", str(output)]
     done = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -116,9 +116,9 @@ def assembled(ptxas: Path, wheel: str, architecture: str, text: Path) -> str | N
 
 
 def narrow_accesses(nvdisasm: Path, cubin: Path) -> list[str]:
-    """Kernels without accesses of 16 bytes, or with some that first find out which memory it is.
+    """Return kernels without accesses of 16 bytes, or with generic ones, which first determine the kind of memory.
 
-    From one dtype to another those of the wider one alone have 16 bytes.
+    In conversions between dtypes, only accesses of the wider dtype have 16 bytes.
     """
     listing = subprocess.run([nvdisasm, cubin], text=True, capture_output=True, check=True).stdout
     kernels = re.split(r"^\.text\.(\w+):$", listing, flags=re.MULTILINE)[1:]
@@ -133,7 +133,7 @@ def narrow_accesses(nvdisasm: Path, cubin: Path) -> list[str]:
 
 
 def main() -> None:
-    """Compile, lower, prove, and only then write."""
+    """Compile, lower and verify the text, then write it."""
     build = Path(sys.argv[1])
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda wheel: unpacked(wheel, build), [COMPILER, *ASSEMBLERS, DISASSEMBLER]))

@@ -1,7 +1,7 @@
 """Write the header with the fingerprint of the native sources: `python tools/native_fingerprint.py DIRECTORY HEADER`.
 
-Ranks compare it when they meet: two builds of one version may differ in what they mean by a word, or in the bits of a
-sum.
+Ranks compare it when they meet: two builds of one version may differ in the meaning of a word in shared memory, or in
+the bits of a sum.
 """
 
 from __future__ import annotations

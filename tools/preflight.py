@@ -1,4 +1,4 @@
-"""What the build needs of the machine, checked before anything is made. Run by the Makefile with the user's Python."""
+"""Check of the machine's prerequisites before a build. The Makefile runs it with the user's Python."""
 
 import sys
 

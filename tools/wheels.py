@@ -1,4 +1,4 @@
-"""Wheels of PyPI as files to look at: downloaded and unpacked, not installed."""
+"""Wheels of PyPI as files for inspection: downloaded and unpacked, not installed."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from pathlib import Path
 
 
 def unpacked(requirement: str, build: Path) -> Path:
-    """The files of a wheel, downloaded once.
+    """Download a wheel once, and return the directory of its files.
 
     Parameters
     ----------
     requirement : str
-        As pip reads it. Without a version the newest is taken, and kept while `build` is.
+        Requirement in pip's syntax. Without a version, the newest is taken, and kept as long as `build` exists.
     build : Path
-        The directory gets one folder for each requirement.
+        Directory that gets a subdirectory for each requirement.
 
     Returns
     -------
     Path
-        The folder.
+        Directory of the wheel's files.
 
     Raises
     ------
     subprocess.CalledProcessError
-        pip found no wheel for this machine; it has said why.
+        pip found no wheel for this machine; its output gives the reason.
     """
     folder = build / requirement.replace("==", "-")
     if not (folder / "whole").exists():

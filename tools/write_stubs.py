@@ -1,4 +1,4 @@
-"""Write the types of the functions that engine/frameworks/surface.py makes, or check that they are written.
+"""Write the type stubs of the functions that engine/frameworks/surface.py generates, or check that they are current.
 
 python tools/write_stubs.py [--check]
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 from engine.frameworks import surface
 
 ROOT = Path(__file__).parents[1]
-STUBS = {  # and the class of the tensors
+STUBS = {  # files, with the class of the tensors
     "engine/jax/ops.pyi": "jax.Array",
     "engine/mxnet/ops.pyi": "mxnet.nd.NDArray",
     "engine/tensorflow/collectives.pyi": "tensorflow.Tensor",
@@ -22,7 +22,7 @@ STUBS = {  # and the class of the tensors
 
 
 def main(check: bool) -> int:
-    """Write each stub; with `check` tell of those that would change."""
+    """Write each stub; with `check`, report those that would change instead."""
     stale = False
     for name, tensor in STUBS.items():
         ruff = [str(Path(sys.executable).with_name("ruff")), "format", "--stdin-filename", name, "-"]
@@ -37,7 +37,7 @@ def main(check: bool) -> int:
 
 
 def orders(module: Path) -> dict[str, str]:
-    """The argument orders of a binding: its constant `ORDERS`, read without importing it, or Horovod's usual."""
+    """Return the argument orders of a binding: its constant `ORDERS`, read without importing it, or Horovod's."""
     for node in ast.parse(module.read_text()).body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "ORDERS":
             found: dict[str, str] = ast.literal_eval(node.value)
