@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -70,7 +70,7 @@ class RayExecutor:
         min_workers: int | None = None,
         max_workers: int | None = None,
         reset_limit: int | None = None,
-        cooldown_range: Sequence[int] | None = None,
+        cooldown_range: Sequence[float] | None = None,
         elastic_timeout: int = 600,
         override_discovery: bool = True,
     ) -> None:
@@ -92,7 +92,7 @@ class RayExecutor:
                 elastic_timeout,
                 max(self.settings.timeout_s, ElasticSettings.timeout_s),  # it includes the start of a worker
                 nics=self.settings.nics,
-                cooldown_range=None if cooldown_range is None else (cooldown_range[0], cooldown_range[1]),
+                cooldown_range=cast("tuple[float, float] | None", cooldown_range),  # which the settings check
             )
             self._elastic = ElasticRayExecutor(made, use_gpu, cpus_per_worker, gpus_per_worker)
             return

@@ -138,7 +138,7 @@ def read_ranks(name: str, number: object) -> int:
 
 def read_start_timeout(given: float | None) -> float:
     """Return the seconds in which Spark must start the tasks: the given value, the variable's, or the default."""
-    if given:
+    if given is not None:
         chosen = read(seconds(0.001), given, "start_timeout")
     else:
         chosen = read_variable(os.environ, "HOROVOD_SPARK_START_TIMEOUT", seconds(0.001))

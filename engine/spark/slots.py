@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from string import ascii_letters
 from typing import Any
 
 from ..launch.errors import LaunchError
@@ -103,10 +104,12 @@ def check_elastic(session: Any, least: int) -> None:
 
 def _check_idle(session: Any) -> None:
     """Refuse a configuration in which Spark kills idle tasks: those of ranks return nothing until their end."""
-    idle = session.conf.get(f"{UDF}.idleTimeoutSeconds", "0")
-    if int(idle) > 0 and session.conf.get(f"{UDF}.killOnIdleTimeout", "false").lower() == "true":
+    idle = session.conf.get(f"{UDF}.idleTimeoutSeconds", "0").strip()
+    seconds = idle.rstrip(ascii_letters)  # a time of Spark's may have a unit: 60, 60s, 1min
+    if seconds.strip("0 ") and session.conf.get(f"{UDF}.killOnIdleTimeout", "false").lower() == "true":
+        limit = idle if seconds != idle else f"{idle} s"
         raise LaunchError(
-            f"Spark kills Python tasks that are silent for {idle} s, as those of ranks are: set "
+            f"Spark kills Python tasks that are silent for {limit}, as those of ranks are: set "
             f"{UDF}.killOnIdleTimeout to false (or spark.python.worker.killOnIdleTimeout, if that is set)"
         )
 

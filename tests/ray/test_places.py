@@ -152,9 +152,11 @@ def test_what_is_no_number_of_the_settings_is_refused(value: Any) -> None:
     for name in ("timeout_s", "elastic_timeout", "min_num_proc", "max_num_proc", "reset_limit"):
         with pytest.raises(ValueError, match=f"^{name} is "):
             ElasticRayExecutor.create_settings(**{name: value})
-    for pair in ((value, 5), (5, value), (5,), value):
+    for pair in ((value, 5), (5, value), (5,), (5, 6, 7), value):
         with pytest.raises(ValueError, match=r"^cooldown_range is "):
             ElasticRayExecutor.create_settings(cooldown_range=pair)
+        with pytest.raises(ValueError, match=r"^cooldown_range is "):
+            RayExecutor(min_workers=1, cooldown_range=pair)
     for whose in ("worker", "slot"):
         with pytest.raises(ValueError, match=f"cpus_per_{whose} is .*give a whole number from 1"):
             set_aside(value, False, None, whose)

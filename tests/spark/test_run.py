@@ -239,10 +239,11 @@ def test_horovod_runner_gives_what_rank_0_returned_and_shows_what_is_for_the_dri
 
 
 def test_what_cannot_be_is_refused_before_anything_starts(spark, run):
-    for name, value in (("idleTimeoutSeconds", "9"), ("killOnIdleTimeout", "true")):
-        spark.conf.set(f"spark.sql.execution.pyspark.udf.{name}", value)
-    with pytest.raises(LaunchError, match="Spark kills Python tasks that are silent for 9 s"):
-        run(called.place)
+    spark.conf.set("spark.sql.execution.pyspark.udf.killOnIdleTimeout", "true")
+    for idle, told in (("9", "9 s"), ("9s", "9s"), ("2min", "2min")):
+        spark.conf.set("spark.sql.execution.pyspark.udf.idleTimeoutSeconds", idle)
+        with pytest.raises(LaunchError, match=f"Spark kills Python tasks that are silent for {told}, as"):
+            run(called.place)
     spark.conf.unset("spark.sql.execution.pyspark.udf.killOnIdleTimeout")
     spark.conf.unset("spark.sql.execution.pyspark.udf.idleTimeoutSeconds")
     with pytest.raises(LaunchError, match="num_proc is 0"):
