@@ -162,24 +162,24 @@ __all__ = [
 
 
 def DistributedOptimizer(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-    """Make an optimizer reduce its gradients over all ranks, by the binding of the framework that it belongs to.
+    """Make an optimizer reduce its gradients over all ranks, with the binding of the optimizer's framework.
 
     Parameters
     ----------
     optimizer : object
-        Of PyTorch, Keras, TensorFlow, optax or MXNet. The class of the object decides, with its bases.
+        Optimizer of PyTorch, Keras, TensorFlow, optax or MXNet. Its class and base classes select the binding.
     *args, **kwargs
-        As for the framework's own `DistributedOptimizer`, such as `engine.torch.DistributedOptimizer`.
+        Arguments of the framework's own `DistributedOptimizer`, such as `engine.torch.DistributedOptimizer`.
 
     Returns
     -------
     object
-        What the framework's own `DistributedOptimizer` returns.
+        Result of the framework's own `DistributedOptimizer`.
 
     Raises
     ------
     TypeError
-        No optimizer of a framework that the engine has a binding for.
+        `optimizer` is not an optimizer of a framework that the engine has a binding for.
     """
     from .frameworks import table
 

@@ -1,7 +1,7 @@
-"""Adapters: how the collectives read, write and make tensors of each kind.
+"""Adapters, through which the collectives read, write and create tensors of each kind.
 
-An `Adapter` is a few methods. Here are the one for NumPy and the one for whatever is unknown and lends its memory; a
-framework's package registers its own, and is imported when its first tensor comes.
+This module has the adapters for NumPy and for unknown objects that export their memory. A framework's package
+registers its own adapter; it is imported when its first tensor is submitted.
 """
 
 from __future__ import annotations
@@ -18,39 +18,47 @@ from .frameworks.table import binding_of, bound_to
 
 
 class Adapter(Protocol):
-    """How the collectives read, write and make tensors of one kind."""
+    """Methods with which the collectives read, write and create tensors of one kind."""
 
     def input(self, tensor: Any) -> Any:
-        """`tensor`, or an aligned, contiguous copy, as the native engine takes it. Raises for others."""
+        """Return `tensor`, or an aligned, contiguous copy that the native engine accepts. Raise for anything else."""
 
     def target(self, tensor: Any) -> Any:
-        """As `input`, to be written in place: `tensor`, or a copy that `store` brings back. Raises if read-only."""
+        """Return `tensor`, or a copy that `store` writes back, to receive a result. Raise if it is read-only."""
 
     def empty(self, source: Any) -> Any:
-        """Memory for a result like `source`, which came from `input`."""
+        """Allocate memory for a result of the shape and dtype of `source`, which `input` has returned."""
 
     def store(self, tensor: Any, result: Any) -> None:
-        """Copy `result` into `tensor`; called when `target` gave a copy."""
+        """Copy `result` into `tensor`; called when `target` has returned a copy."""
 
     def result(self, tensor: Any, output: Any) -> Any:
-        """`output`, which came from `empty`, as a tensor of the framework of `tensor`."""
+        """Return `output`, which `empty` has allocated, as a tensor of the framework of `tensor`."""
 
     def rows(self, tensor: Any) -> Any:
-        """As `input`, with at least one dimension."""
+        """Return what `input` does, with at least one dimension."""
 
     def room(self, tensor: Any) -> Callable[[list[int]], list[Any]] | None:
-        """Of a tensor on a GPU, what makes tensors for results of so many bytes, on the stream that is current now, in
-        whatever thread. None: results of unknown size lie in memory of the engine's."""
+        """Return an allocator for results of unknown size, for a tensor on a GPU.
+
+        The allocator takes sizes in bytes and returns tensors. It may be called in any thread, and uses the stream that
+        is current now. None: such results lie in memory of the engine.
+        """
 
     def gathered(self, tensor: Any, data: Any, rows: int) -> Any:
-        """The bytes of an allgather, as a tensor of `rows` rows like those of `tensor`. `data` is a memoryview, or what
-        `room` has made."""
+        """Return the bytes of an allgather as a tensor of `rows` rows like those of `tensor`.
+
+        `data` is a memoryview, or a tensor that the allocator of `room` has made.
+        """
 
     def counts(self, rows: Sequence[int]) -> Any:
-        """Numbers of rows, as a tensor of int32."""
+        """Return numbers of rows as a tensor of int32."""
 
     def cast(self, tensor: Any, dtype: Any) -> tuple[Any, Any]:
-        """`tensor` in a dtype, by name or the framework's own, and the dtype that it had; what is no float stays."""
+        """Cast a floating-point tensor; return it and its former dtype.
+
+        `dtype` is a name or a dtype of the framework. Tensors of other dtypes are returned unchanged, with None.
+        """
 
 
 class NumpyAdapter:
@@ -100,9 +108,9 @@ class NumpyAdapter:
 
 
 class ProtocolAdapter(NumpyAdapter):
-    """Anything else that lends its memory, through a NumPy view of it.
+    """Adapter for any other object that exports its memory, through a NumPy view of it.
 
-    Results are of the array's own library if it follows the array API standard, else NumPy's.
+    Results belong to the array's own library if it follows the array API standard, else to NumPy.
     """
 
     def _view(self, tensor: Any) -> Any:
@@ -143,12 +151,12 @@ def register(kind: type, adapter: Adapter) -> None:
 
 
 def adapter_of(tensor: Any) -> Adapter:
-    """The adapter for a tensor.
+    """Return the adapter for a tensor.
 
     Raises
     ------
     UnsupportedTensorError
-        Numbers, lists, and objects that do not lend their memory.
+        `tensor` is a number, a list, or an object that does not export its memory.
     """
     kind = type(tensor)
     adapter = _adapters.get(kind)

@@ -1,4 +1,4 @@
-"""Collectives for NumPy arrays, tensors of a framework with a binding, and whatever speaks DLPack or buffers."""
+"""Collectives for NumPy arrays, framework tensors, and objects with DLPack or the buffer protocol."""
 
 from __future__ import annotations
 
@@ -53,20 +53,22 @@ def allreduce(
 ) -> Any:
     """Combine a tensor over all ranks, element by element. Collective.
 
-    The result has no graph, also of a torch tensor that requires a gradient: `engine.torch.allreduce` has one.
+    The result is not part of an autograd graph, even if a torch tensor requires a gradient. `engine.torch.allreduce` is
+    differentiable.
 
     Parameters
     ----------
     tensor : array or tensor
-        Any shape; float16, bfloat16, float32, float64, int8, uint8, int16, uint16, int32, int64 or bool; equal shape
-        and dtype on all ranks. In main memory.
+        Any shape; float16, bfloat16, float32, float64, int8, uint8, int16, uint16, int32, int64 or bool. Shape and
+        dtype are equal on all ranks. In main memory.
     op : Op, optional
         `Average`, `Sum`, `Min`, `Max`, `Product` or `Adasum`; `docs/operations.md` says what they compute. Adasum takes
-        floats only, and 1, 2, 4, 8 .. ranks.
+        only floats, and a number of ranks that is a power of two.
     name : str, optional
-        Equal on all ranks. Without one, the n-th unnamed operation of its kind meets the n-th of the other ranks.
+        Name of the operation, equal on all ranks. By default, the n-th unnamed operation of its kind is matched with
+        the n-th of the other ranks.
     prescale_factor, postscale_factor : float, optional
-        Multiply the inputs, and the result.
+        Factors for the inputs, and for the result.
     compression : optional
         `Compression.none`, `fp16`, `bf16` or `tuned`, or a compressor of one's own (`engine.compression`). Equal on all
         ranks.
@@ -74,18 +76,18 @@ def allreduce(
     Returns
     -------
     array or tensor
-        Of the input's framework, shape and dtype, bitwise equal on all ranks. No gradient flows through it.
+        Tensor of the input's framework, shape and dtype, bitwise equal on all ranks. No gradient flows through it.
 
     Raises
     ------
     MismatchError
-        Ranks disagree on shape, dtype, op, scale or compression; all ranks raise it, and the engine goes on.
+        Ranks disagree on shape, dtype, op, scale or compression; all ranks raise it, and the engine keeps working.
     ValueError
-        Adasum with compression, or among a number of ranks that is no power of two; nothing has been sent.
+        Adasum with compression, or with a number of ranks that is not a power of two; nothing has been sent.
     DuplicateNameError
-        The name is in flight.
+        An operation of this name is in flight.
     UnsupportedTensorError
-        Nothing the engine can work on: a dtype, a device, a list.
+        The dtype, the device or the type of the tensor, such as a list, is not supported.
     WorldError
         A rank died, raised, left, stalled or was lost.
     """
@@ -101,12 +103,12 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
     compression: Any = None,
 ) -> Any:
-    """As `allreduce`, in place. Returns `tensor`."""
+    """Combine a tensor over all ranks in place, like `allreduce`. Returns `tensor`."""
     if compression is not None:
         return _reduce_in_place(
             tensor, op, name, prescale_factor, postscale_factor, process_set, compression, blocking=True
         ).wait()
-    # The shortest way, without a handle of ours: for a small tensor each call in here takes as long as a handshake.
+    # Fast path without a `Handle`: for a small tensor, each Python call here takes as long as the communication.
     try:
         adapter = adapter_of(tensor)
         target = adapter.target(tensor)
@@ -138,28 +140,28 @@ def broadcast_async(
 def broadcast(
     tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Give every rank the values of one. Collective.
+    """Copy the values of one rank to every rank. Collective.
 
     Parameters
     ----------
     tensor : array or tensor
-        Equal shape and dtype on all ranks; the dtypes of `allreduce`, and uint32, uint64, complex numbers and float8.
+        Shape and dtype are equal on all ranks: the dtypes of `allreduce`, and uint32, uint64, complex and float8.
     root_rank : int
-        Whose values. Equal on all ranks.
+        Rank whose values are sent. Equal on all ranks.
     name : str, optional
-        As for `allreduce`.
+        Same as for `allreduce`.
 
     Returns
     -------
     array or tensor
-        Of the input's framework, shape and dtype.
+        Tensor of the input's framework, shape and dtype.
 
     Raises
     ------
     ValueError
-        The root is no rank.
+        The root is not a rank.
     EngineError
-        As for `allreduce`.
+        Same as for `allreduce`.
     """
     return _spread(tensor, root_rank, name, process_set, blocking=True).wait()
 
@@ -167,7 +169,7 @@ def broadcast(
 def broadcast_(
     tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """As `broadcast`, in place. Returns `tensor`."""
+    """Copy the values of one rank to every rank in place, like `broadcast`. Returns `tensor`."""
     return _spread_in_place(tensor, root_rank, name, process_set, blocking=True).wait()
 
 
@@ -182,20 +184,20 @@ def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = gl
     Parameters
     ----------
     tensor : array or tensor
-        Equal dtype and shape on all ranks, except that the first dimension may differ. A 0-d tensor counts as one row.
-        The dtypes of `broadcast`.
+        Dtype and shape are equal on all ranks, except that the first dimension may differ. A 0-d tensor counts as one
+        row. The dtypes of `broadcast`.
     name : str, optional
-        As for `allreduce`.
+        Same as for `allreduce`.
 
     Returns
     -------
     array or tensor
-        Of the input's framework and dtype, equal on all ranks. No gradient flows through it.
+        Tensor of the input's framework and dtype, equal on all ranks. No gradient flows through it.
 
     Raises
     ------
     EngineError
-        As for `allreduce`.
+        Same as for `allreduce`.
     """
     return _gather(tensor, name, process_set, blocking=True).wait()
 
@@ -210,33 +212,33 @@ def alltoall_async(
 def alltoall(
     tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Send some rows to each rank, and receive what each rank has for this one. Collective.
+    """Send some rows to each rank, and receive rows from each rank. Collective.
 
     Parameters
     ----------
     tensor : array or tensor
-        The rows for rank 0, then those for rank 1, and so on. Equal dtype and shape on all ranks, except that the first
+        Rows for rank 0, then those for rank 1, and so on. Dtype and shape are equal on all ranks, except that the first
         dimension may differ; the dtypes of `broadcast`.
     splits : sequence or tensor of int, optional
-        How many rows go to each rank; may differ by rank, and be 0. Rows beyond their sum are not sent. By default
+        Number of rows for each rank; may differ by rank, and be 0. Rows beyond their sum are not sent. By default
         the rows are divided equally.
     name : str, optional
-        As for `allreduce`.
+        Same as for `allreduce`.
 
     Returns
     -------
     array or tensor
-        The rows received, in rank order; of the input's framework and dtype. With `splits`, a pair: these rows, and how
-        many came from each rank, as int32 of the input's framework. No gradient flows through it.
+        Received rows in rank order, in the input's framework and dtype. With `splits`, a pair: these rows, and the
+        number of rows from each rank as an int32 tensor of the input's framework. No gradient flows through it.
 
     Raises
     ------
     ValueError
         `splits` does not fit the tensor or the world; without `splits`, the rows cannot be divided equally.
     UnsupportedTensorError
-        `splits` holds other than whole numbers.
+        `splits` holds values that are not whole numbers.
     EngineError
-        As for `allreduce`.
+        Same as for `allreduce`.
     """
     return _exchange(tensor, splits, name, process_set, blocking=True).wait()
 
@@ -268,36 +270,36 @@ def reducescatter(
     Parameters
     ----------
     tensor : array or tensor
-        At least one dimension; otherwise as for `allreduce`.
+        Same as for `allreduce`, with at least one dimension.
     op, name, prescale_factor, postscale_factor, compression : optional
-        As for `allreduce`; no Adasum.
+        Same as for `allreduce`, but without Adasum.
 
     Returns
     -------
     array or tensor
-        Of the input's framework and dtype. The rows are divided in rank order; where they do not divide evenly, the
-        first ranks have one more. The same bits as those rows of an `allreduce`. No gradient flows through it.
+        Tensor of the input's framework and dtype. The rows are divided in rank order; if they do not divide evenly, the
+        first ranks have one more. Bitwise equal to these rows of an `allreduce`. No gradient flows through it.
 
     Raises
     ------
     EngineError
-        As for `allreduce`.
+        Same as for `allreduce`.
     """
     return _scatter(tensor, op, name, prescale_factor, postscale_factor, process_set, compression, blocking=True).wait()
 
 
 def barrier(name: str | None = None, process_set: ProcessSet = global_process_set) -> None:
-    """Return when every rank of the process set has called it. Collective."""
+    """Wait until every rank of the process set has called `barrier`. Collective."""
     process_set.engine.barrier(name, True).wait()
 
 
 def join(process_set: ProcessSet = global_process_set) -> int:
-    """Submit nothing more until every rank has called this. Collective.
+    """Wait until every rank has joined, while taking part in their collectives. Collective.
 
-    For ranks that have less to do than others, such as fewer batches. Until all have joined, a rank that has joined
-    takes part in whatever the others call, and changes nothing: it contributes the identity of a reduction (0 for Sum
-    and Average, whose divisor stays the number of ranks), and no rows to an allgather or all-to-all. It cannot be the
-    root of a broadcast.
+    For ranks with less work than others, such as fewer batches. Until all ranks have joined, a joined rank takes part
+    in the collectives of the others without changing their results. It contributes the identity of a reduction (0 for
+    Sum and Average, whose divisor stays the number of ranks), and no rows to an allgather or all-to-all. It cannot be
+    the root of a broadcast.
 
     Parameters
     ----------
@@ -307,31 +309,31 @@ def join(process_set: ProcessSet = global_process_set) -> int:
     Returns
     -------
     int
-        The rank that joined last, and so had most to do; equal on all ranks.
+        Rank that joined last, and so had the most work; equal on all ranks.
 
     Raises
     ------
     EngineError
-        A rank that the others wait for does nothing any more, has left or failed: by name.
+        A rank that the others wait for has stalled, left or failed; the error names it.
     """
     return process_set.engine.join()
 
 
 def number_of(op: int | None) -> int:
-    """The native engine's number of a reduction operation; None is `Average`."""
+    """Return the native engine's number of a reduction operation; None is `Average`."""
     return Average if op is None else op if type(op) is Op else Op(op)
 
 
 def share_of(source: Any, rank: int, size: int) -> Any:
-    """The first rows of `source`, as many as `rank` gets by a reduce-scatter: a model of the output."""
+    """Return the first rows of `source`, as many as `rank` receives from a reduce-scatter, as a model of its output."""
     if not source.ndim:
-        return source  # The native engine says what is wrong with it.
-    memory.expect_memory(source)  # else the slice is refused by its framework, in words that mean nothing here
-    rows = source.shape[0]  # `len` of a torch tensor takes seven times as long
+        return source  # The native engine raises a fitting error.
+    memory.expect_memory(source)  # Otherwise the framework refuses to slice it, with a misleading error.
+    rows = source.shape[0]  # `len` of a torch tensor takes seven times as long.
     return source[: rows // size + (rank < rows % size)]
 
 
-# `blocking`: the caller is about to wait, so the engine submits and waits in one step and wakes nobody for it.
+# `blocking`: the caller is about to wait, so the engine submits and waits in one step without waking its thread.
 
 
 def _reduce(
@@ -474,7 +476,7 @@ def _scatter(
 
 
 def _result(native: handles.Handle, adapter: Adapter, sent: Any, output: Any, own: Any, context: Any) -> Handle:
-    """The handle of an operation with a new result, which `own` still has to decompress if there is one."""
+    """Return the handle of an operation with a new result, which the compressor `own`, if any, decompresses."""
     handle = Handle(native, output, lambda output: adapter.result(sent, output))
     return handle if own is None else handle.then(lambda result: own.decompress(result, context))
 

@@ -1,9 +1,9 @@
-"""Compression of tensors on their way to the other ranks. `docs/compression.md` tells how to write one's own.
+"""Compression of tensors that are sent to other ranks. `docs/compression.md` explains how to write one's own.
 
 There are three kinds. `Compression.fp16` and `Compression.bf16` only name a dtype: the engine casts while it packs and
-unpacks; `Compression.tuned` leaves that choice to a knob. A *compressor* changes one tensor in Python before it is
-reduced, and back. A *scheme* reduces one gradient by several collectives, and may remember what it lost; it goes with
-`DistributedOptimizer`.
+unpacks. `Compression.tuned` leaves that choice to a knob. A *compressor* changes one tensor in Python before its
+reduction, and changes the result back. A *scheme* reduces one gradient by several collectives, and may keep an error
+feedback; it is passed to `DistributedOptimizer`.
 """
 
 from __future__ import annotations
@@ -16,62 +16,66 @@ from .types import Adasum
 
 
 class Compressor:
-    """Something done to a tensor before it is reduced, and undone to the result. A base class that does nothing.
+    """Base class of compressors, which compress a tensor before its reduction and decompress the result.
 
-    Any class or object with these two methods will do; they are called on a tensor of the caller's framework.
+    Any class or object with these two methods is accepted. They are called with a tensor of the caller's framework. The
+    base class changes nothing.
 
     Attributes
     ----------
     wire : str, optional
-        `"float16"` or `"bfloat16"`: float32 and float64 tensors travel so, cast by the engine. `"tuned"`: as the knob
-        `compression` says.
+        Dtype, `"float16"` or `"bfloat16"`, to which the engine casts float32 and float64 tensors while they are sent.
+        `"tuned"`: the dtype that the knob `compression` names.
     """
 
     wire: ClassVar[str | None] = None
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """The tensor to reduce, and whatever `decompress` needs to know. Equal shape and dtype on all ranks."""
+        """Return the tensor to reduce, of equal shape and dtype on all ranks, and a context for `decompress`."""
         return tensor, None
 
     @staticmethod
     def decompress(tensor: Any, ctx: Any) -> Any:
-        """The reduced tensor, decompressed."""
+        """Return the reduced tensor, decompressed."""
         return tensor
 
 
 class NoneCompressor(Compressor):
-    """Tensors travel as they are."""
+    """Compressor that sends tensors unchanged."""
 
 
 class CastCompressor(Compressor):
-    """A compressor whose cast the engine does while it packs. Its methods do the same for who calls them by hand."""
+    """Compressor whose cast the engine does while it packs. Its methods do the same cast for explicit callers."""
 
     @classmethod
     def compress(cls, tensor: Any) -> tuple[Any, Any]:
-        """The tensor, cast if it is of a floating dtype, and its dtype for `decompress`. Needs no engine."""
+        """Return the tensor, cast if its dtype is floating, and its former dtype for `decompress`. Needs no engine."""
         return adapter_of(tensor).cast(tensor, cls.wire)
 
     @classmethod
     def decompress(cls, tensor: Any, ctx: Any) -> Any:
-        """The tensor in the dtype `ctx`, which `compress` has told."""
+        """Return the tensor in the dtype `ctx`, which `compress` has returned."""
         return tensor if ctx is None else adapter_of(tensor).cast(tensor, ctx)[0]
 
 
 class FP16Compressor(CastCompressor):
-    """float32 and float64 travel as float16. What is beyond 65504 becomes an infinity."""
+    """Compressor that sends float32 and float64 as float16. Values beyond 65504 become infinite."""
 
     wire = "float16"
 
 
 class BF16Compressor(CastCompressor):
-    """float32 and float64 travel as bfloat16: the range of float32, with 8 bits of precision."""
+    """Compressor that sends float32 and float64 as bfloat16: the range of float32, with 8 bits of precision."""
 
     wire = "bfloat16"
 
 
 class TunedCompressor(Compressor):
-    """float32 and float64 travel as the knob `compression` says, which the tuner turns: as they are, or as bfloat16."""
+    """Compressor that sends float32 and float64 as the knob `compression` says: unchanged, or as bfloat16.
+
+    The tuner turns this knob.
+    """
 
     wire = "tuned"
 
@@ -86,54 +90,57 @@ class Compression:
 
 
 class Scheme:
-    """A way to average a gradient over ranks, by as many collectives as it takes. For `DistributedOptimizer`.
+    """Base class of schemes, which average a gradient over ranks by several collectives, for `DistributedOptimizer`.
 
-    An instance belongs to one optimizer and may keep state by parameter. All ranks must construct it alike. A scheme
-    decides by what all ranks know alike: names, shapes, what it has received, the number of calls.
+    An instance belongs to one optimizer and may keep state by parameter. All ranks must construct it with the same
+    arguments. Its decisions may depend only on values that are equal on all ranks: names, shapes, received tensors, the
+    number of calls.
     """
 
     def accepts(self, name: str, parameter: Any) -> bool:
-        """Whether the gradients of a parameter are given to this scheme; others are averaged as they are."""
+        """Return whether this scheme averages the gradients of a parameter; others are averaged uncompressed."""
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """What this scheme remembers and all ranks have to know alike; it can be pickled.
+        """Return the state of this scheme that has to be equal on all ranks; it can be pickled.
 
-        When the ranks of an elastic job have changed, those that are new, and those that were in the middle of a step,
-        are given that of one rank. What a rank remembers for itself, such as the errors of its own gradients, is no
-        part of it.
+        When the ranks of an elastic job have changed, new ranks, and ranks that were in the middle of a step, load the
+        state of one rank. State that belongs to one rank, such as the errors of its own gradients, is not part of it.
         """
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` has given on another rank; what this rank remembers for itself stays."""
+        """Load the state that `state_dict` has returned on another rank; state that belongs to this rank stays."""
 
     def rounds(self) -> dict[str, int]:
-        """By name of a gradient a number on which its rounds depend, if any; ranks compare them in each step."""
+        """Return numbers on which the rounds of gradients depend, by name of the gradient.
+
+        Ranks compare them in each step. Gradients whose rounds do not vary may be missing.
+        """
         return {}
 
     def reduce(self, name: str, gradient: Any) -> Generator[Any, Any, Any]:
         """Average a gradient. A generator: `average = yield tensor` averages a tensor over ranks.
 
-        The generators of all gradients go in step, so that what they yield in a round travels together.
+        The generators of all gradients advance in step, so that the tensors of one round are sent together.
 
         Parameters
         ----------
         name : str
-            Of the parameter, equal on all ranks.
+            Name of the parameter, equal on all ranks.
         gradient : tensor
-            This rank's, zeros if it has none. Not to be written to.
+            Gradient of this rank, zeros if it has none. It must not be written to.
 
         Yields
         ------
         tensor
-            Equal shape and dtype on all ranks. What comes back is its average, a new tensor with the same bits on all
-            ranks.
+            Tensor to average, of equal shape and dtype on all ranks. The average is sent back as a new tensor with the
+            same bits on all ranks.
 
         Returns
         -------
         tensor
-            The average, or what stands for it. It must have the same bits on all ranks.
+            Average, or an approximation of it. It must have the same bits on all ranks.
         """
         raise NotImplementedError
 
@@ -141,11 +148,11 @@ class Scheme:
 MARKERS: dict[str | None, type[Compressor]] = {
     kind.wire: kind for kind in (NoneCompressor, FP16Compressor, BF16Compressor, TunedCompressor)
 }
-"""Compressors whose cast the engine does, by its name; Python does nothing for them."""
+"""Compressors that need no work in Python since the engine casts, by the name of the wire dtype."""
 
 
 def _does_nothing(method: Any, inherited: Any) -> bool:
-    """Whether a compressor's method leaves Python nothing to do: it does nothing, or the engine does it."""
+    """Return whether a compressor's method needs no call from Python: it does nothing, or the engine casts."""
     of_casts = getattr(CastCompressor, inherited.__name__).__func__
     return method is inherited or getattr(method, "__func__", None) is of_casts
 
@@ -156,23 +163,23 @@ def resolve(compression: Any, op: int | None = None) -> tuple[str | None, Any]:
     Parameters
     ----------
     compression : optional
-        A compressor, or None.
+        Compressor, or None.
     op : Op, optional
-        The operation that tensors are reduced with.
+        Operation with which tensors are reduced.
 
     Returns
     -------
     wire : str, optional
-        The dtype in which tensors travel; `"tuned"`.
+        Dtype in which tensors are sent, or `"tuned"`.
     own : optional
-        The compressor whose methods are to be called, if they do anything.
+        Compressor whose methods have to be called; None if they do nothing.
 
     Raises
     ------
     TypeError
-        Not a compressor.
+        `compression` is not a compressor.
     ValueError
-        Adasum, which does not compress.
+        `op` is Adasum, which cannot be combined with compression.
     """
     if compression is None:
         return None, None

@@ -1,8 +1,8 @@
-"""Every setting of the engine, once: a field of `Config` has its default, unit, form, meaning and names.
+"""Settings of the engine: each is one field of `Config` with its default, unit, form, meaning and names.
 
-The launcher's options, the table in `docs/settings.md`, what `set_knobs` takes, the space that the tuner searches and
-the gauges of the knobs follow from the fields. This is the one place that reads the environment: a setting `name` is
-read from `ENGINE_NAME`, or from an alias that existing job scripts use; `engine.init(name=value)` overrides both.
+The launcher's options, the table in `docs/settings.md`, the arguments of `set_knobs`, the tuner's search space and the
+gauges of the knobs are derived from the fields. Only this module reads the environment. A setting `name` is read from
+`ENGINE_NAME`, or from an alias that existing job scripts use; `engine.init(name=value)` overrides both.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from .forms import Bytes, Number, Whole, Words, cache, level, optional, path, se
 from .host.kubernetes import service_links
 from .setting import PREFIX, Knob, Option, Setting, read, setting, variable
 
-# Variables of Horovod that are no alias of a setting.
-# Switches: the setting that one decides when it is on, and the value.
+# Variables of Horovod that are not an alias of a setting.
+# Switches: setting that the variable changes when it is on, and its value.
 SWITCHES = {"HOROVOD_STALL_CHECK_DISABLE": ("stall_warning", 0.0)}
-# Variables that are accepted and have nothing to set here.
+# Variables that are accepted and have no effect.
 WITHOUT_EFFECT = (
     *("HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", "HOROVOD_CACHE_CAPACITY", "HOROVOD_DYNAMIC_PROCESS_SETS"),
     *("HOROVOD_ELASTIC", "HOROVOD_ELASTIC_TIMEOUT", "HOROVOD_GLOO_TIMEOUT_SECONDS", "HOROVOD_LOG_HIDE_TIME"),
@@ -35,7 +35,7 @@ WITHOUT_EFFECT = (
 
 @dataclass(frozen=True)
 class Config:
-    """The settings of one engine."""
+    """Settings of one engine."""
 
     fusion_threshold: int = setting(
         64 << 20,
@@ -352,27 +352,27 @@ class Config:
 
 
 def environment() -> dict[str, str]:
-    """A copy of the process's environment."""
+    """Return a copy of the process's environment."""
     return dict(os.environ)
 
 
 def settings(kind: type[Config] = Config) -> dict[str, Setting]:
-    """All settings by name, in the order of their fields. `kind` may be a class that adds some."""
+    """Return all settings by name, in the order of their fields. `kind` may be a subclass that adds some."""
     return {entry.name: Setting(entry.name, entry.default, **entry.metadata) for entry in fields(kind)}
 
 
 def knobs(kind: type[Config] = Config) -> dict[str, Setting]:
-    """The settings that can be changed while the engine runs."""
+    """Return the settings that can be changed while the engine runs, by name."""
     return {name: each for name, each in settings(kind).items() if each.knob is not None}
 
 
 def check_knobs(changes: Mapping[str, Any], kind: type[Config] = Config) -> dict[str, Any]:
-    """Check changes of knobs, by name; None leaves a knob as it is.
+    """Check and parse changes of knobs, by name; None leaves a knob unchanged.
 
     Raises
     ------
     ConfigError
-        A value that cannot be, or what is no knob.
+        A value is invalid, or a name is not that of a knob.
     """
     known = knobs(kind)
     return {name: _named(name, known, "knob").read(value) for name, value in changes.items() if value is not None}
@@ -387,12 +387,12 @@ def _named(name: str, known: Mapping[str, Setting], what: str) -> Setting:
 
 
 def load(environ: Mapping[str, str], overrides: Mapping[str, Any] | None = None, kind: type[Config] = Config) -> Config:
-    """Settings from the environment, then from the caller.
+    """Load the settings from the environment, with overrides of the caller.
 
     Parameters
     ----------
     environ : mapping
-        As from `environment()`. An empty value counts as not set.
+        Result of `environment()`. An empty value counts as not set.
     overrides : mapping, optional
         Values by setting name.
     kind : type
@@ -401,7 +401,7 @@ def load(environ: Mapping[str, str], overrides: Mapping[str, Any] | None = None,
     Raises
     ------
     ConfigError
-        A value that cannot be, or an override of a setting that does not exist.
+        A value is invalid, or a setting that is overridden does not exist.
     """
     return kind(**given(environ, overrides, kind))
 
@@ -409,7 +409,7 @@ def load(environ: Mapping[str, str], overrides: Mapping[str, Any] | None = None,
 def given(
     environ: Mapping[str, str], overrides: Mapping[str, Any] | None = None, kind: type[Config] = Config
 ) -> dict[str, Any]:
-    """Those settings that somebody has chosen; the parameters and errors are those of `load`."""
+    """Return the settings that the environment or the caller sets. Parameters and errors are those of `load`."""
     known = settings(kind)
     found: dict[str, Any] = {}
     links = service_links(environ)
@@ -427,19 +427,19 @@ def given(
 
 
 def without_effect(environ: Mapping[str, str]) -> list[str]:
-    """The variables of Horovod that are set and have nothing to set here."""
+    """Return the variables of Horovod that are set and have no effect here."""
     return [name for name in WITHOUT_EFFECT if environ.get(name)]
 
 
 def misspelt(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that are set and are almost, but not quite, that of a setting; which one."""
+    """Return the variables that look like a misspelt variable of a setting, with the variable that is meant."""
     known = [each.variable for each in settings().values()]
     near = {name: difflib.get_close_matches(name, known, 1, 0.9) for name in environ if name.startswith(PREFIX)}
     return {name: meant[0] for name, meant in near.items() if meant and name not in known}
 
 
 def describe(kind: type[Config] = Config) -> str:
-    """The settings as a table in Markdown, for the documentation."""
+    """Return the settings as a table in Markdown, for the documentation."""
     rows = ["| setting | variable | option | unit | default | meaning |", "|---|---|---|---|---|---|"]
     for each in settings(kind).values():
         default = each.none if each.default is None else each.default

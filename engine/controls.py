@@ -1,4 +1,4 @@
-"""What can be changed, asked and recorded while the engine runs: knobs, counters, the timeline; and its abort."""
+"""Controls of a running engine: knobs, counters, the timeline and `abort`."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ def set_knobs(
     sockets_per_lane: int | str | None = None,
     **unknown: Never,
 ) -> int:
-    """Change knobs while running. On rank 0 only: every rank sees the change at the same schedule entry.
+    """Change knobs while running. On rank 0 only; every rank applies the change at the same schedule entry.
 
-    A search of the tuner ends by it: the knobs are the program's then.
+    This ends a search of the tuner: the program controls the knobs from then on.
 
     Parameters
     ----------
     fusion_threshold, cycle_time_ms, stores, chunk_bytes, between_hosts, compression, sockets_per_lane : optional
-        Those settings of `engine.config.Config` that are knobs, with values as of `init`, such as 65536 or `"64K"`;
-        None leaves a knob as it is. `compression` changes the results of tensors with `Compression.tuned`. Of
-        `sockets_per_lane` no more can be used than were opened at the start.
+        Settings of `engine.config.Config` that are knobs, with the values that `init` takes, such as 65536 or `"64K"`.
+        None leaves a knob unchanged. `compression` changes the results of tensors with `Compression.tuned`.
+        `sockets_per_lane` is at most the number of sockets that were opened at the start.
 
     Returns
     -------
     int
-        The version that the next entry carries; `knobs()["version"]` on every rank once it has executed that entry.
+        Version of the knobs on the next entry: `knobs()["version"]` on every rank once it has executed that entry.
 
     Raises
     ------
     EngineError
-        On another rank than 0.
+        It was called on a rank other than 0.
     ConfigError
-        A value that cannot be, or what is no knob.
+        A value is invalid, or a name is not that of a knob.
     """
     changes = {
         "fusion_threshold": fusion_threshold,
@@ -64,37 +64,38 @@ def set_knobs(
 
 
 def knobs() -> dict[str, Any]:
-    """The knobs as stamped on the last schedule entry that this rank executed."""
+    """Return the knobs that were stamped on the last schedule entry that this rank has executed."""
     return runtime.engine().knobs()
 
 
 def counters() -> dict[str, int]:
-    """Counts since `init`: entries, tensors, bytes, and nanoseconds `wait_ns` and `busy_ns`."""
+    """Return counts since `init`: entries, tensors, bytes, and nanoseconds `wait_ns` and `busy_ns`."""
     return runtime.engine().counters()
 
 
 def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
-    """Record a timeline from now on. Each rank that calls it writes a file of its own; rank 0 has to be among them, and
-    the first rank of each process set that is to be shown.
+    """Start to record a timeline. Each rank that calls it writes a file of its own.
+
+    Rank 0 has to be among them, and the first rank of each process set that is to be shown.
 
     Parameters
     ----------
     file_path : path
-        `NAME.json`, for `NAME.rankN.json`; or a directory, for `rank.N.trace.json` in it. Directories are made, files
-        that exist are overwritten.
+        `NAME.json`, for `NAME.rankN.json`; or a directory, for `rank.N.trace.json` in it. Missing directories are
+        created, existing files are overwritten.
     mark_cycles : bool
-        Mark when each batch closes.
+        Whether to mark when each batch closes.
 
     Raises
     ------
     TypeError
-        What is no path.
+        `file_path` is not a path.
     ValueError
-        An empty path.
+        `file_path` is empty.
     EngineError
         A timeline is being recorded already.
     OSError
-        The file cannot be made.
+        The file cannot be created.
     """
     running = runtime.current()
     with runtime.alone("start_timeline"):
@@ -109,7 +110,7 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
 
 
 def stop_timeline() -> None:
-    """End this rank's timeline and complete its file, as `shutdown` does. Does nothing if none is being recorded."""
+    """Stop this rank's timeline and complete its file, as `shutdown` does. Does nothing if none is being recorded."""
     running = runtime.current()
     with runtime.alone("stop_timeline"):
         timeline, running.timeline = running.timeline, None
@@ -118,5 +119,5 @@ def stop_timeline() -> None:
 
 
 def abort(reason: str) -> None:
-    """End the world: every rank's calls raise an error that names this rank and `reason`."""
+    """End the world: calls on every rank raise an error that names this rank and `reason`."""
     runtime.engine().abort(reason)

@@ -1,7 +1,7 @@
-"""Data loaders that prepare batches in a thread of their own: `horovod.data` by name and meaning.
+"""Data loaders that prepare batches in a thread of their own, compatible with `horovod.data`.
 
-A loader says how it makes batches in `_iterate`. With `AsyncDataLoaderMixin` before it in the list of bases, a thread
-makes them ahead of the training loop, as far as a queue has room.
+A loader defines in `_iterate` how it makes batches. With `AsyncDataLoaderMixin` before it in the list of bases, a
+thread makes them ahead of the training loop, as far as a bounded queue has room.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from weakref import WeakSet
 
 __all__ = ["AsyncDataLoaderMixin", "BaseDataLoader"]
 
-# Seconds between two looks of a thread that waits; a wake-up comes before.
+# Seconds between two checks of a waiting thread, in case it misses its wake-up.
 _TICK = 1.0
 
 
 class BaseDataLoader:
-    """Batches, one after the other. A subclass defines `_iterate`, and `__len__` if its length is known."""
+    """Base class of loaders. A subclass defines `_iterate`, and `__len__` if its length is known."""
 
     def __len__(self) -> int:
         # A TypeError, which `list(loader)` takes for an unknown length.
         raise TypeError(f"{type(self).__qualname__} does not say how many batches it has: define __len__")
 
     def _iterate(self) -> Iterator[Any]:
-        """Make the batches of one pass. In the thread of its own, if there is one."""
+        """Make the batches of one pass. Runs in the loader's own thread, if there is one."""
         raise NotImplementedError(f"{type(self).__qualname__} does not say what its batches are: define _iterate")
 
     def _process_batch(self, batch: Any) -> Any:
@@ -39,17 +39,17 @@ class BaseDataLoader:
 
 
 class AsyncDataLoaderMixin:
-    """Make a loader's batches in a thread of their own. It stands before the loader in the list of bases.
+    """Make a loader's batches in a thread of their own. It goes before the loader in the list of bases.
 
-    Every iteration has its own thread, which ends with it: at its last batch, when the iterator is dropped, or by
-    `close_async_loader`. An exception in it is raised where the batch would have come.
+    Every iteration has its own thread. The thread ends after its last batch, when the iterator is dropped, or by
+    `close_async_loader`. The training loop raises an exception of the thread in place of the batch.
 
     Parameters
     ----------
     async_loader_queue_size : int
-        Most batches that are made ahead; 0 makes each when it is asked for, without a thread.
+        Largest number of batches that are made ahead; 0 makes each batch on demand, without a thread.
     *args, **kwargs
-        Of the loader.
+        Arguments of the loader.
 
     Examples
     --------
@@ -85,13 +85,13 @@ class AsyncDataLoaderMixin:
             ahead.close()
 
     def close_async_loader(self) -> None:
-        """End the threads of all iterations; what they have made is dropped, and the iterations end."""
+        """End all iterations and their threads, and drop the batches that were made ahead."""
         for each in list(self._passes):
             each.close()
 
 
 class _Pass:
-    """One pass over the data: the batches that are ready, and the thread that makes them."""
+    """Queue of ready batches of one pass over the data, with the thread that makes them."""
 
     def __init__(self, batches: Iterator[Any], room: int) -> None:
         self._batches, self._room = batches, room
@@ -104,7 +104,7 @@ class _Pass:
         self._thread.start()
 
     def next(self) -> tuple[Any] | None:
-        """The next batch, or None after the last. Raises what the thread has raised."""
+        """Return the next batch in a tuple, or None after the last. Raises the thread's exception, if any."""
         with self._changed:
             while not self._ready and not self._ended and not self._closed:
                 self._changed.wait(_TICK)
@@ -117,7 +117,7 @@ class _Pass:
             return None
 
     def close(self) -> None:
-        """Let the thread end after the batch that it is making."""
+        """Let the thread end after its current batch."""
         with self._changed:
             self._closed = True
             self._ready.clear()
@@ -140,7 +140,7 @@ class _Pass:
                 self._changed.notify_all()
 
     def _put(self, batch: Any) -> bool:
-        """Wait for room, and leave a batch there; False if nobody wants it."""
+        """Wait for room in the queue and append a batch; return False if the pass has been closed."""
         with self._changed:
             while len(self._ready) >= self._room and not self._closed:
                 self._changed.wait(_TICK)

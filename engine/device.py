@@ -1,6 +1,6 @@
-"""The GPU of this rank: opened when its first tensor comes, together with all ranks, and closed with the engine.
+"""GPU of this rank, which all ranks open together for its first tensor, and which is closed with the engine.
 
-Nothing of `engine.gpu` is imported before.
+`engine.gpu` is not imported before that.
 """
 
 from __future__ import annotations
@@ -24,17 +24,19 @@ if TYPE_CHECKING:
     from .gpu.plane import Plane
     from .native import core
 
-LEAVING = 2.0  # seconds for which the other ranks are waited for, whose GPUs may still read from this one's
+LEAVING = 2.0  # seconds to wait for other ranks, whose GPUs may still read memory of this one
 
 
 @dataclass
 class _Member:
-    """The world, or a process set that this rank is in."""
+    """World or process set that this rank is in."""
 
     number: int
     lock: threading.RLock = field(default_factory=threading.RLock)
-    """Held while its ranks are connected. Those of different sets may be at the same time, by different threads; but
-    not while something is frozen, which holds all of them."""
+    """Lock that is held while the ranks of the set are being connected.
+
+    Threads may connect different sets at the same time. A freeze holds the locks of all sets.
+    """
     opening: bool = False
     used: bool = False
     communicator: int = 0
@@ -42,19 +44,19 @@ class _Member:
 
     @property
     def what(self) -> str:
-        """For messages."""
+        """Name of the set in messages."""
         return f"process set {self.number}" if self.number else "the world"
 
 
 class Device:
-    """What `core.Engine` calls when it is given a tensor of a GPU on which its ranks are not connected.
+    """Opener of this rank's GPU, called by `core.Engine` for a tensor on a GPU whose ranks are not connected yet.
 
     Parameters
     ----------
     engine : core.Engine
-        Of the world.
+        Engine of the world.
     crew : collection of int
-        The ranks of this host.
+        Ranks of this host.
     settings : Config
     """
 
@@ -69,43 +71,43 @@ class Device:
         self.admit(engine, 0)
 
     def admit(self, engine: core.Engine, number: int) -> None:
-        """Be called by an engine: of the world, or of the process set that has this number on all ranks."""
+        """Register as the opener of an engine: that of the world, or of the process set with this number."""
         member = self._members[engine] = _Member(number)
         engine.opener = partial(self._open, engine, member)
 
     def keep(self, half: Plane) -> None:
-        """Take a GPU that is half open, until the other ranks have left."""
+        """Keep a GPU that is only partly opened until the other ranks have left."""
         self._halves.append(half)
 
     def _open(self, engine: core.Engine, member: _Member, ordinal: int) -> None:
-        """Open the GPU with this number, and connect the ranks of an engine; or refuse it if another is open.
+        """Open the GPU with this number, and connect the ranks of an engine; refuse it if another GPU is open.
 
-        Collective among these ranks, if they are not connected; and among those of the world, if its GPUs are not open.
+        Collective among these ranks, if they are not connected; and over the world, if its GPUs are not open.
 
         Raises
         ------
         DeviceError, WorldError, ForkedError
-            As `Plane.open` and `Plane.join`.
+            Errors of `Plane.open` and `Plane.join`.
         UnsupportedTensorError
-            The rank works on another GPU.
+            The rank already uses another GPU.
         """
         with self._members[self._engine].lock:
-            pass  # Whoever freezes has it, and waits for those who connect the ranks of a set.
+            pass  # A thread that freezes holds it, and waits for threads that connect the ranks of a set.
         with member.lock:
-            if member.opening:  # by this thread: this is a signal handler
+            if member.opening:  # This thread is opening it, so this call comes from a signal handler.
                 raise DeviceError(
                     "the GPU is being opened, or something is being frozen, by the code that this one has interrupted"
                 )
             if self._closed:
                 raise DeviceError("the engine has been shut down")
-            if not member.used:  # Nor is it after an interrupt right behind the opening.
+            if not member.used:  # Also after an interrupt right after the opening.
                 member.opening = True
                 try:
                     plane = self._connect(engine, member, ordinal)
                 finally:
                     member.opening = False
                 if member.rooms is None:
-                    # A thread of its own, as it waits for the framework's allocator, and that, at times, for the GPU.
+                    # In a thread of its own, since the framework's allocator may wait for the GPU.
                     rooms = threading.Thread(target=engine.make_rooms, name="engine-rooms", daemon=True)
                     rooms.start()
                     member.rooms = rooms
@@ -115,10 +117,9 @@ class Device:
             self._plane.expect(ordinal)
 
     def freeze(self, ordinal: int, tensors: list[Frozen], reduction: Reduction) -> FrozenPass:
-        """Make a frozen pass of the world. Collective. Errors as of `FrozenPass`, and of `_open`.
+        """Make a frozen pass of the world. Collective. Errors are those of `FrozenPass` and of `_open`.
 
-        It has no turn among what the ranks have under way, which may be nothing then. What other threads submit
-        meanwhile waits until all ranks have frozen it.
+        No collective may be under way then. Submissions of other threads wait until all ranks have frozen the pass.
         """
         from .gpu.freezing import FrozenPass
 
@@ -127,7 +128,7 @@ class Device:
         return FrozenPass(self._engine, self._plane, tensors, reduction, self._settings, self._hold)
 
     def expect(self, ordinal: int) -> None:
-        """Refuse tensors of another GPU than that which is open.
+        """Refuse tensors of another GPU than the open one.
 
         Raises
         ------
@@ -138,7 +139,10 @@ class Device:
 
     @contextmanager
     def _hold(self) -> Iterator[Callable[[], list[str]]]:
-        """Let other threads that submit tensors on GPUs wait. Gives what says which of it is under way all the same."""
+        """Make other threads that submit tensors on GPUs wait.
+
+        Yields a function that returns descriptions of the work that is still under way.
+        """
         held: dict[core.Engine, _Member] = {}
 
         def under_way() -> list[str]:
@@ -161,7 +165,7 @@ class Device:
                 member.lock.release()
 
     def _under_way(self) -> list[str]:
-        """Collectives of this rank that have not ended, in the world and in process sets."""
+        """Return the names of this rank's unfinished collectives, in the world and in process sets."""
         return [
             repr(each["name"]) + (f" of {member.what}" if member.number else "")
             for engine, member in list(self._members.items())
@@ -169,7 +173,7 @@ class Device:
         ]
 
     def _connect(self, engine: core.Engine, member: _Member, ordinal: int) -> Plane:
-        """The plane, on which the ranks of an engine are connected then."""
+        """Connect the ranks of an engine on the GPU plane, which is opened if necessary, and return the plane."""
         from .gpu.plane import Plane
 
         if engine is self._engine:
@@ -190,7 +194,7 @@ class Device:
         return self._plane
 
     def release(self, engine: core.Engine) -> None:
-        """A process set is removed: all its ranks have closed their engines in it. Collective among them."""
+        """Release the GPU resources of a removed process set, whose ranks have closed its engines. Collective in it."""
         member = self._members.pop(engine)
         self._end_rooms(engine, member)
         if member.communicator and self._plane is not None:
@@ -198,16 +202,16 @@ class Device:
         engine.bury()
 
     def stay(self, seconds: float) -> None:
-        """Rank 0 gives process sets their turns on GPUs: it goes when nobody may need one any more, or time is over.
+        """Wait, at most so many seconds, for the ranks that may still need this one for their GPU collectives.
 
-        So do those of its host, which carry what other hosts' ranks ask for and their farewells; and the leader of
-        another host, which carries those of its own ranks.
+        Rank 0 stays since it assigns process sets their turns on GPUs. The other ranks of its host stay since they
+        relay messages of other hosts' ranks. The leader of another host stays since it relays for its own ranks.
         """
         rank, patience = self._engine.rank, Patience(seconds)
         if self._plane is None or (0 not in self._crew and rank != min(self._crew)):
             return
         mine = {0} if rank == 0 else set(self._crew)
-        if 0 not in self._crew:  # who waits for it waits for none that waits for this one
+        if 0 not in self._crew:  # No rank that this one waits for may wait for this one.
             mine = {each["rank"] for each in self._engine.ranks()} - set(self._crew) | {rank}
         while self._engine.failure is None:
             there = [each["rank"] for each in self._engine.ranks() if not each["left"] and each["rank"] not in mine]
@@ -224,10 +228,10 @@ class Device:
             time.sleep(0.005)
 
     def close(self) -> None:
-        """Let go of the GPU. The engines are closed, and nothing runs on the device any more.
+        """Close the GPU, after the engines are closed and nothing runs on the device any more.
 
-        What NCCL frees may be what kernels of other ranks of this host still read. A rank says that it has left when
-        its device has come to rest.
+        Kernels of other ranks on this host may still read the memory that NCCL frees. So this waits up to `LEAVING`
+        seconds for them; a rank is marked as left once its device is idle.
         """
         self._closed = True
         for engine, member in self._members.items():
@@ -253,6 +257,6 @@ class Device:
 
     def _all_have_left(self) -> bool:
         failure = self._engine.failure
-        culprit = failure.rank if isinstance(failure, WorldError) else None  # who may never leave
+        culprit = failure.rank if isinstance(failure, WorldError) else None  # a rank that may never leave
         ranks = [each for each in self._engine.ranks() if each["rank"] in self._crew]
         return all(each["left"] or each["rank"] == culprit for each in ranks)

@@ -1,11 +1,11 @@
-"""The exceptions a user may catch. All derive from `EngineError`.
+"""Exceptions that a user may catch. All derive from `EngineError`.
 
-What a collective raises is a `CollectiveError`. Those that are not fatal (`MismatchError`, `ArgumentError`,
+Collectives raise a `CollectiveError`. Errors that are not fatal (`MismatchError`, `ArgumentError`,
 `DuplicateNameError`, `UnsupportedTensorError`) leave the engine working.
 A `WorldError` ends the world: every later call on every rank raises the first cause.
 
-Compiled code of TensorFlow and JAX raises exceptions of its own classes with the engine's text in them; `of` gives the
-engine's exception back.
+Compiled code of TensorFlow and JAX raises exceptions of its own classes that contain the engine's text; `of` returns
+the engine's exception for them.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class ConfigError(EngineError, ValueError):
 
 
 class CalledOff(RendezvousError):
-    """The world that this process was about to enter is called off: not all that were to be in it are there."""
+    """The rendezvous of the next world was cancelled, because a process of it will not come."""
 
 
 _BY_NAME: dict[str, type[EngineError]] = {
@@ -77,19 +77,18 @@ _RANK = re.compile(r"\brank ([0-9]{1,9})\b")
 
 
 def of(exception: BaseException | None) -> EngineError | None:
-    """The engine's exception that a framework's exception stands for.
+    """Return the engine's exception that a framework's exception stands for.
 
     Parameters
     ----------
     exception : BaseException or None
-        What a framework has raised, such as `tf.errors.AbortedError` or `jax.errors.JaxRuntimeError`.
+        Exception of a framework, such as `tf.errors.AbortedError` or `jax.errors.JaxRuntimeError`.
 
     Returns
     -------
     EngineError or None
         `exception` itself if it is the engine's. Otherwise an exception of the engine's class, if the class and its
-        message are found in the text of `exception`, or of what it was raised from. None if the engine has no part in
-        it.
+        message are found in the text of `exception`, or of its cause or context. None if there is no such text.
 
     Examples
     --------
@@ -113,7 +112,7 @@ def of(exception: BaseException | None) -> EngineError | None:
 
 
 def _made(kind: type[EngineError], text: str) -> EngineError:
-    """An exception of a class with a message, which for a `WorldError` names the rank that is to blame."""
+    """Make an exception of a class from its message, in which a `WorldError` names the rank to blame."""
     if not issubclass(kind, WorldError):
         return kind(text)
     blamed = _RANK.search(text)

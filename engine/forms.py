@@ -1,7 +1,7 @@
-"""Forms of values: each takes text, or what a caller gave, and returns the value or refuses it.
+"""Forms: parsers that convert a text or a caller's value, or refuse it.
 
-A form is called with one value. What it does not take is a ValueError that says what it expects, such as `a number from
-0 to 10000`. So ranges and words are written once: for settings, for the launcher's other options, and for the tuner.
+A form is called with one value. It raises a ValueError that says what it expects, such as `a number from 0 to 10000`.
+So ranges and words are written once: for settings, for the launcher's other options, and for the tuner.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from .host import machine
 from .host.patience import LONGEST
 
 Form = Callable[[Any], Any]
-LARGEST = 1 << 60  # largest number of bytes, and of what is only compared
-MOST = 1 << 20  # largest number of ranks, slots and other things of which each takes memory
+LARGEST = 1 << 60  # largest number of bytes, and of numbers that are only compared
+MOST = 1 << 20  # largest number of ranks, slots and other items that take memory each
 MOST_PORTS = (1 << 16) - 1
 LONGEST_NUMBER = 40  # characters of a number in text
 _SUFFIXES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -28,10 +28,10 @@ _LEVELS = {"trace": "DEBUG", "fatal": "CRITICAL", "warn": "WARNING"}
 
 
 def _number_text(value: Any) -> str:
-    """Return what was given for a number, as text; empty if it is none that people write.
+    """Return a value as text to be parsed as a number; empty if it is not written as an ordinary number.
 
-    Python would also take `1_000`, digits of other scripts and, of a truth, 1; and it refuses an int of some thousand
-    digits in words of its own.
+    Python itself would also accept `1_000`, digits of other scripts and bools. An int with thousands of digits would
+    raise an error of Python's own.
     """
     if isinstance(value, bool) or (isinstance(value, int) and value.bit_length() > 8 * LONGEST_NUMBER):
         return ""
@@ -49,7 +49,7 @@ class Number:
     noun : str
         Noun for errors.
     zero : str
-        Meaning of 0, for errors, where it is no quantity.
+        Meaning of 0, for errors, if 0 is not a quantity.
     """
 
     low: float
@@ -71,7 +71,7 @@ class Number:
 
 
 def seconds(low: float = 0.0, zero: str = "") -> Number:
-    """The form of durations from `low` to `LONGEST`; `zero` says what 0 means, where it is no duration."""
+    """Return a form of durations from `low` to `LONGEST`; `zero` is the meaning of 0, if it is not a duration."""
     return Number(low, LONGEST, "a number of seconds", zero)
 
 
@@ -93,12 +93,12 @@ class Whole:
 
 
 def whole_number(name: str, value: Any, low: int) -> int:
-    """A count that a caller gave: an int, or another number that is whole.
+    """Check a count that a caller has passed: an int, or another number with an integral value.
 
     Raises
     ------
     ValueError
-        It is not whole, less than `low`, or no number.
+        The value is not a number, not integral, or less than `low`.
     """
     try:
         number = int(value)
@@ -114,7 +114,7 @@ def whole_number(name: str, value: Any, low: int) -> int:
 
 @dataclass(frozen=True)
 class Bytes:
-    """Whole numbers of bytes in [low, high], as text also with k, M or G: powers of 1024, an optional i and B."""
+    """Whole numbers of bytes in [low, high]; a text may end in k, M or G (powers of 1024), with an optional i and B."""
 
     low: int = 0
     high: int = LARGEST
@@ -142,7 +142,7 @@ SLOWEST = 3600.0  # seconds on the way
 
 
 def bit_rate(value: Any) -> float:
-    """Bits a second, in powers of ten, as `25G`, `800 Mbit/s` or `1.5e9 bit/s`."""
+    """Parse a bit rate in powers of ten, such as `25G`, `800 Mbit/s` or `1.5e9 bit/s`, to bits a second."""
     found = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?) *(?:([KkMGT])(b|bps)?|bps|([KkMGT])?bits?(/s)?)", _number_text(value))
     powers = {None: 0, "K": 3, "k": 3, "M": 6, "G": 9, "T": 12}
     try:
@@ -158,7 +158,7 @@ def bit_rate(value: Any) -> float:
 
 
 def short_time(value: Any) -> float:
-    """Seconds, of a time with its unit, such as `30us`."""
+    """Parse a time with its unit, such as `30us`, to seconds."""
     text = "" if isinstance(value, bool) else str(value).strip()[: LONGEST_NUMBER + 1]
     found = re.fullmatch(r"([0-9.]{1,30}) *(ns|us|\u00b5s|\u03bcs|ms|s)", "0s" if text == "0" else text)
     factors = {"ns": 1e-9, "ms": 1e-3, "s": 1.0}
@@ -177,7 +177,7 @@ def short_time(value: Any) -> float:
 
 @dataclass(frozen=True)
 class Words:
-    """One of some words, in any case."""
+    """One of several words, in upper or lower case."""
 
     words: tuple[str, ...]
 
@@ -195,7 +195,7 @@ class Words:
 
 
 def level(value: Any) -> str:
-    """A level of the `logging` module, by name."""
+    """Parse the name of a log level to that of the `logging` module."""
     text = str(value).strip().lower()
     text = _LEVELS.get(text, text.upper())
     if text not in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"):
@@ -204,7 +204,7 @@ def level(value: Any) -> str:
 
 
 def truth(value: Any) -> bool:
-    """A switch."""
+    """Parse a switch, such as `1`, `yes` or `off`."""
     words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
     text = str(value).strip().lower()
     if text not in words:
@@ -213,14 +213,14 @@ def truth(value: Any) -> bool:
 
 
 def text(value: Any) -> str:
-    """Some text."""
+    """Check that a value is a text that is not blank, and strip it."""
     if not isinstance(value, str) or not value.strip():
         raise ValueError("a text that is not blank")
     return value.strip()
 
 
 def path(value: Any) -> Path:
-    """A path, made absolute."""
+    """Parse a path and make it absolute."""
     if not isinstance(value, str | os.PathLike) or not str(value).strip() or "\0" in str(value):
         raise ValueError("a path")
     try:
@@ -230,7 +230,7 @@ def path(value: Any) -> Path:
 
 
 def cache(value: Any) -> Path | Literal[False] | None:
-    """A directory; None: the engine decides; False: nowhere."""
+    """Parse the directory of a cache; None: the engine decides; False: no cache."""
     text = "auto" if value is None else str(value).strip().lower()
     if text in ("auto", "none"):
         return None if text == "auto" else False
@@ -245,7 +245,7 @@ def cache(value: Any) -> Path | Literal[False] | None:
 
 
 def optional(form: Form, word: str) -> Form:
-    """`form`, except that None and `word` mean None: the engine decides."""
+    """Extend a form so that None and `word` give None, which lets the engine decide."""
 
     def parse(value: Any) -> Any:
         if value is None or str(value).strip().lower() == word:
@@ -259,7 +259,7 @@ def optional(form: Form, word: str) -> Form:
 
 
 def argument(form: Form) -> Callable[[str], Any]:
-    """A form as the `type` of an option of argparse, with the form's own words for what it refuses."""
+    """Convert a form to the `type` of an argparse option, with the form's own error text."""
 
     def read_argument(text: str) -> Any:
         try:

@@ -1,7 +1,8 @@
-"""Frames: the one place where the bytes of a peer become messages, with the limits that hold before they are parsed.
+"""Frames: the conversion of a peer's bytes to messages, with limits that are checked before parsing.
 
-A frame is its length, as four bytes, and so many bytes. The length is judged as soon as it is there: nothing is kept or
-parsed of a frame that is too long. A peer that has proven nothing may send frames of `UNPROVEN` bytes.
+A frame is its length in four bytes, followed by so many bytes of content. The length is checked as soon as it has
+arrived: no part of a frame that is too long is stored or parsed. A peer that has not authenticated itself may send
+frames of at most `UNPROVEN` bytes.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from typing import Any
 from .bounded_reader import ReadError, parse_json
 
 UNPROVEN = 4 << 10
-"""Most bytes of a frame from a peer that has not proven that it knows the job's secret."""
+"""Largest frame, in bytes, from a peer that has not yet proven that it knows the job's secret."""
 _LENGTH = struct.Struct(">I")
 HEADER = _LENGTH.size
 
 
 class FrameError(ValueError):
-    """The peer's bytes are no frame, or a frame that is not allowed."""
+    """The peer's bytes are not a frame, or not an allowed one."""
 
 
 def wrap(content: bytes) -> bytes:
@@ -27,7 +28,7 @@ def wrap(content: bytes) -> bytes:
 
 
 def missing(buffer: bytes | bytearray, limit: int, least: int = 1) -> int:
-    """Return how many bytes the first frame in a buffer still lacks, as far as is known; 0: it is whole.
+    """Return the number of bytes that the first frame in a buffer still lacks, as far as known; 0: it is complete.
 
     Raises
     ------
@@ -50,17 +51,17 @@ def cut(buffer: bytearray, limit: int, least: int = 1) -> bytes | None:
     buffer : bytearray
         Received bytes; those of the frame are removed.
     limit, least : int
-        Most and fewest bytes of the frame.
+        Largest and smallest allowed content, in bytes.
 
     Returns
     -------
     bytes or None
-        The content; None as long as it is incomplete.
+        Content of the frame; None as long as it is incomplete.
 
     Raises
     ------
     FrameError
-        As of `missing`.
+        Same as in `missing`.
     """
     if missing(buffer, limit, least):
         return None
@@ -76,7 +77,8 @@ def parse(text: bytes) -> Any:
     Raises
     ------
     FrameError
-        It is no JSON, or beyond the limits of `parse_json`: nested too deeply, or with a number that is not finite.
+        The text is not JSON, or exceeds a limit of `parse_json`: nested too deeply, or with a number that is not
+        finite.
     """
     try:
         return parse_json(text, halves=True)
@@ -90,7 +92,7 @@ def parse_object(text: bytes) -> dict[str, Any]:
     Raises
     ------
     FrameError
-        As of `parse`; or it is no object.
+        Same as in `parse`; or the JSON is not an object.
     """
     found = parse(text)
     if not isinstance(found, dict):

@@ -1,4 +1,4 @@
-"""How ranks agree on a freeze: what they tell each other in it, and what they refuse together."""
+"""Agreement of all ranks on a freeze: they exchange their plans, and refuse it together."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from . import objects, readable, runtime
 from .errors import EngineError
 from .process_sets import global_process_set
 
-NAME = "engine.freeze"  # of what ranks tell each other
+NAME = "engine.freeze"  # name of the allgather by which ranks agree
 
 Plan = TypeVar("Plan")
 
 
 def tell(what: Any) -> list[Any]:
-    """What every rank of the world tells in its freeze. Collective.
+    """Collect one object from every rank of the world during a freeze. Collective.
 
     Raises
     ------
@@ -26,30 +26,29 @@ def tell(what: Any) -> list[Any]:
 
 
 def agree(look: Callable[[], Plan | None]) -> Plan | None:
-    """Look at what this rank has to freeze, and hear whether all ranks can. Collective.
+    """Plan this rank's freeze, and check that all ranks can freeze. Collective.
 
     Parameters
     ----------
     look : callable
-        What this rank freezes; None: it is frozen already. Raises EngineError if that is not possible.
+        Returns the plan of this rank's freeze; None: it is frozen already. Raises EngineError if it is not possible.
 
     Returns
     -------
     Plan or None
-        What `look` has returned; None on all ranks or on none.
+        Result of `look`; None on all ranks or on none.
 
     Raises
     ------
     EngineError
-        Of whatever kind, what `look` has raised; and on the other ranks what they are told of it. Or some ranks have
-        frozen it already, and others have not.
+        `look` has raised it, on this rank or on another one. Or some ranks have frozen it already, and others have not.
     """
-    runtime.engine()  # Without one, or in a forked child, nothing can be told.
+    runtime.engine()  # Raise if this process has no engine, or is a forked child.
     refusal: EngineError | None = None
     plan = None
     try:
         plan = look()
-    except EngineError as error:  # The others would wait for this rank.
+    except EngineError as error:  # Raised after the exchange, since the other ranks wait in it.
         refusal = error
     told: list[tuple[bool, str]] = tell((refusal is None and plan is None, str(refusal or "")))
     if refusal is not None:

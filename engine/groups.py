@@ -1,4 +1,4 @@
-"""Grouped collectives: several tensors, of any dtypes, in one request, all or nothing."""
+"""Grouped collectives: several tensors, of any dtypes, in one request that succeeds or fails as a whole."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .types import Average
 
 
 class GatherHandle(Handle):
-    """As `Handle`, of an allgather of several tensors."""
+    """Handle of an allgather of several tensors."""
 
     __slots__ = ()
 
     @property
     def rows(self) -> Any:
-        """After `wait`: for each tensor, how many rows came from each rank."""
+        """Numbers of rows from each rank, for each tensor; valid after `wait`."""
         return [rows for _, rows, _ in self._native.gathered_group]
 
 
@@ -65,15 +65,15 @@ def grouped_allreduce(
 ) -> list[Any]:
     """Combine several tensors over all ranks in one request. Collective.
 
-    They are reduced together once every rank has submitted all of them, or refused together. Much cheaper than as many
-    calls.
+    They are reduced together once every rank has submitted all of them, or refused together. This is much cheaper than
+    one call for each.
 
     Parameters
     ----------
     tensors : sequence of array or tensor
-        As for `allreduce`, of any dtypes; equally many on all ranks, in one order.
+        Same as for `allreduce`, of any dtypes; the same number on all ranks, in the same order.
     op, name, prescale_factor, postscale_factor, compression : optional
-        As for `allreduce`.
+        Same as for `allreduce`.
 
     Returns
     -------
@@ -82,9 +82,9 @@ def grouped_allreduce(
     Raises
     ------
     ValueError
-        There is no tensor.
+        `tensors` is empty.
     EngineError
-        As for `allreduce`; it concerns all of the tensors.
+        Same as for `allreduce`; it concerns all of the tensors.
     """
     return _list(_reduce(tensors, op, name, prescale_factor, postscale_factor, process_set, compression, blocking=True))
 
@@ -98,7 +98,7 @@ def grouped_allreduce_(
     process_set: ProcessSet = global_process_set,
     compression: Any = None,
 ) -> list[Any]:
-    """As `grouped_allreduce`, in place. Returns the tensors."""
+    """Combine several tensors over all ranks in place, like `grouped_allreduce`. Returns the tensors."""
     return _list(
         _reduce_in_place(tensors, op, name, prescale_factor, postscale_factor, process_set, compression, blocking=True)
     )
@@ -119,22 +119,22 @@ def grouped_allgather(
     Parameters
     ----------
     tensors : sequence of array or tensor
-        As for `allgather`, of any dtypes; equally many on all ranks, in one order. The number of rows may differ by
-        rank and by tensor.
+        Same as for `allgather`, of any dtypes; the same number on all ranks, in the same order. The number of rows may
+        differ by rank and by tensor.
     name : str, optional
-        As for `allreduce`.
+        Same as for `allreduce`.
 
     Returns
     -------
     list of array or tensor
-        As from `allgather`.
+        Result of `allgather` for each tensor.
 
     Raises
     ------
     ValueError
-        There is no tensor.
+        `tensors` is empty.
     EngineError
-        As for `allreduce`; it concerns all of the tensors.
+        Same as for `allreduce`; it concerns all of the tensors.
     """
     return _list(_gather(tensors, name, process_set, blocking=True))
 
@@ -166,21 +166,21 @@ def grouped_reducescatter(
     Parameters
     ----------
     tensors : sequence of array or tensor
-        As for `reducescatter`, of any dtypes; equally many on all ranks, in one order.
+        Same as for `reducescatter`, of any dtypes; the same number on all ranks, in the same order.
     op, name, prescale_factor, postscale_factor, compression : optional
-        As for `allreduce`.
+        Same as for `allreduce`.
 
     Returns
     -------
     list of array or tensor
-        As from `reducescatter`: each tensor's rows are divided in rank order.
+        Result of `reducescatter` for each tensor: its rows are divided in rank order.
 
     Raises
     ------
     ValueError
-        There is no tensor.
+        `tensors` is empty.
     EngineError
-        As for `allreduce`; it concerns all of the tensors.
+        Same as for `allreduce`; it concerns all of the tensors.
     """
     return _list(
         _scatter(tensors, op, name, prescale_factor, postscale_factor, process_set, compression, blocking=True)
@@ -300,7 +300,7 @@ def _scatter(
 
 
 def _compressed(tensors: Sequence[Any], own: Any) -> tuple[Sequence[Any], list[Any]]:
-    """The tensors to submit, and for each what `own`, if there is one, needs in order to decompress it."""
+    """Return the tensors to submit, and for each the context with which the compressor `own`, if any, decompresses."""
     if own is None:
         return tensors, []
     pairs = [own.compress(tensor) for tensor in tensors]
@@ -310,7 +310,7 @@ def _compressed(tensors: Sequence[Any], own: Any) -> tuple[Sequence[Any], list[A
 def _results(
     native: handles.Handle, adapters: list[Any], sent: Sequence[Any], outputs: list[Any], own: Any, contexts: list[Any]
 ) -> Handle:
-    """The handle of an operation with new results, which `own` still has to decompress if there is one."""
+    """Return the handle of an operation with new results, which the compressor `own`, if any, decompresses."""
 
     def fetch(outputs: list[Any]) -> list[Any]:
         return [adapter.result(tensor, output) for adapter, tensor, output in zip(adapters, sent, outputs, strict=True)]

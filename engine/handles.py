@@ -1,4 +1,4 @@
-"""Handles of asynchronous operations: whether one is done, and its result."""
+"""Handles of asynchronous operations, by which callers poll and wait for them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from .native import handles
 
 
 class Handle:
-    """One asynchronous operation: `poll` it, `synchronize` it. It owns its tensors until the result is fetched."""
+    """Handle of one asynchronous operation, for `poll` and `synchronize`.
+
+    It keeps its tensors alive until the result is fetched.
+    """
 
     __slots__ = ("_fetch", "_native", "_result")
 
@@ -20,7 +23,7 @@ class Handle:
 
     @property
     def name(self) -> str:
-        """The name the operation goes by on every rank."""
+        """Name of the operation on every rank."""
         return self._native.name
 
     @property
@@ -29,7 +32,7 @@ class Handle:
         return self._native.done
 
     def wait(self) -> Any:
-        """The result, when it is there; may be called again. Raises what went wrong."""
+        """Wait for the operation and return its result; may be called again. Raises the operation's error."""
         self._native.wait()
         fetch = self._fetch
         if fetch is not None:
@@ -38,12 +41,12 @@ class Handle:
         return self._result
 
     def then(self, fetch: Callable[[Any], Any]) -> Handle:
-        """The same operation, whose result is what `fetch` makes of this handle's."""
+        """Return a handle of the same operation whose result is `fetch` of this handle's result."""
         return Handle(self._native, None, lambda _: fetch(self.wait()))
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """After `wait`, of an allgather or all-to-all: how many rows came from each rank."""
+        """Numbers of rows from each rank, of an allgather or all-to-all; valid after `wait`."""
         return self._native.gathered[1]
 
     def __repr__(self) -> str:
@@ -51,10 +54,10 @@ class Handle:
 
 
 def poll(handle: Handle) -> bool:
-    """Whether `synchronize` would return, or raise, at once."""
+    """Return whether `synchronize` would return, or raise, at once."""
     return handle.done
 
 
 def synchronize(handle: Handle) -> Any:
-    """Wait for an operation and return its result. Raises what went wrong, as the operation's docstring says."""
+    """Wait for an operation and return its result. Raises the errors that the operation's docstring lists."""
     return handle.wait()

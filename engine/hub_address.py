@@ -1,8 +1,8 @@
-"""Where the hosts of a job meet, and by which secret they know each other: from what launchers tell.
+"""Address of the rendezvous between hosts, and the secret of a job, from the variables of launchers.
 
-Rank 0's host is the *hub*: it listens on a TCP port while the ranks gather, and each other host connects there. Its
+Rank 0's host is the *hub*: it listens on a TCP port during the rendezvous, and each other host connects to it. Its
 address is `ENGINE_HUB=HOST:PORT` if that is set. torchrun and srun name rank 0's host themselves, and the port then
-follows from the job's key. mpirun does not: there ranks tell each other over MPI (`engine.rendezvous.by_mpi`).
+follows from the job's key. mpirun does not; there the ranks exchange the address over MPI (`engine.rendezvous.by_mpi`).
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from .launchers import OPEN_MPI, PMI, SLURM, TORCHRUN
 from .logs import logger
 from .setting import read_variable
 
-_FIRST_PORT, _PORTS = 10_240, 20_000  # ports that no kernel gives away by default, and few services ask for
+_FIRST_PORT, _PORTS = 10_240, 20_000  # ports below the kernels' default ephemeral range that few services use
 _DESCRIPTOR = "ENGINE_HUB_FD"
 _VARIABLE = "ENGINE_SECRET"
 _FILE = "ENGINE_SECRET_FILE"
-_LEAST_SECRET, _LONGEST_SECRET = 16, 4096  # characters; a proof that passes on the network lets short ones be guessed
+_LEAST_SECRET, _LONGEST_SECRET = 16, 4096  # characters; a short secret could be guessed from a proof on the network
 _HUB = "ENGINE_HUB"
 BY_MPI = (OPEN_MPI.name, PMI.name)
-"""Launchers of MPI, whose processes can tell each other what the launcher does not."""
+"""Launchers of MPI, whose processes can exchange over MPI what the launcher does not tell them."""
 
 
 @dataclass(frozen=True)
 class HubAddress:
-    """Where rank 0 is reached by the other hosts.
+    """Address at which other hosts reach rank 0.
 
     Attributes
     ----------
     host : str
-        A name, or an address in numbers.
+        Host name or numeric address.
     port : int
     descriptor : int or None
-        A TCP socket of rank 0's that listens there already.
+        Descriptor of rank 0's TCP socket, if one listens there already.
     others : tuple of str
         More addresses of rank 0's host, to be tried after `host`.
     """
@@ -57,21 +57,21 @@ class HubAddress:
 
 
 def find(source: str, job: str, environ: Mapping[str, str]) -> HubAddress:
-    """Find where the hosts of this job meet.
+    """Find the address at which the hosts of this job meet.
 
     Parameters
     ----------
     source : str
-        The launcher's name.
+        Name of the launcher.
     job : str
         Text that is equal on all ranks of this job, and differs from that of other jobs.
     environ : mapping
-        As from `engine.config.environment()`.
+        Result of `engine.config.environment()`.
 
     Raises
     ------
     ConfigError
-        ENGINE_HUB cannot be, or is not set where the launcher does not name rank 0's host.
+        ENGINE_HUB is invalid, or is not set although the launcher does not name rank 0's host.
     """
     descriptor = read_variable(environ, _DESCRIPTOR, Whole(0))
     if is_given(environ):
@@ -90,19 +90,19 @@ def find(source: str, job: str, environ: Mapping[str, str]) -> HubAddress:
 
 
 def is_given(environ: Mapping[str, str]) -> bool:
-    """Whether the environment itself says where the hosts meet."""
+    """Return whether the environment sets the address itself, in `ENGINE_HUB`."""
     return bool(environ.get(_HUB, "").strip())
 
 
 def secret(environ: Mapping[str, str]) -> str | None:
-    """The job's secret: ENGINE_SECRET, or what is in the file that ENGINE_SECRET_FILE names; None if neither is set.
+    """Return the job's secret: ENGINE_SECRET, or the content of the file ENGINE_SECRET_FILE; None if neither is set.
 
-    A file that other users can read is warned of, not refused: Kubernetes mounts secrets so.
+    A file that other users can read causes a warning, not an error: Kubernetes mounts secrets this way.
 
     Raises
     ------
     ConfigError
-        It is so short that it could be guessed from what passes on the network; the file cannot be read, or is empty.
+        The secret is so short that it could be guessed from network traffic; the file cannot be read, or is empty.
     """
     if environ.get(_VARIABLE):
         return _long_enough(environ[_VARIABLE], _VARIABLE)
@@ -131,8 +131,8 @@ def _long_enough(text: str, what: str) -> str:
 
 
 def lacking_secret(source: str) -> str:
-    """What to do on several hosts without a secret."""
-    if source == TORCHRUN.name:  # which is started on every host by itself: nothing passes a variable on
+    """Return advice for an error on several hosts without a secret."""
+    if source == TORCHRUN.name:  # It is started on every host separately, so it passes no variable on.
         make = "Run `openssl rand -hex 32` once, and on every host `export ENGINE_SECRET=` with what it printed"
     else:
         how = {
@@ -150,12 +150,12 @@ def lacking_secret(source: str) -> str:
 
 
 def _by_mpi(source: str) -> str:
-    """What mends all at once where MPI starts the processes."""
+    """Return the advice to install mpi4py, if an MPI launcher has started the processes; else an empty text."""
     return " With mpi4py (`pip install mpi4py`) they agree on it themselves." if source in BY_MPI else ""
 
 
 def host_and_port(text: str) -> tuple[str, int]:
-    """Read `HOST:PORT`, with an IPv6 address in brackets."""
+    """Parse `HOST:PORT`, with an IPv6 address in brackets."""
     found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+(?:%\w+)?)\]|([^:\[\]\s/]+)):([0-9]{1,5})", text)
     if found is None or not 0 < int(found[3]) < 1 << 16:
         raise ConfigError(
@@ -166,7 +166,7 @@ def host_and_port(text: str) -> tuple[str, int]:
 
 
 def _first_node(text: str) -> str:
-    """The first node of a list as Slurm writes it: `gpu[01-03,7],cpu5` begins with `gpu01`."""
+    """Return the first node of a list in Slurm's notation, such as `gpu01` of `gpu[01-03,7],cpu5`."""
     name, place = "", 0
     while place < len(text) and text[place] != ",":
         if text[place] == "[":
@@ -180,7 +180,7 @@ def _first_node(text: str) -> str:
 
 
 def _port(job: str, environ: Mapping[str, str]) -> int:
-    """The port that follows from a job's key; never that of torch's own store."""
+    """Derive a port from a job's key; it is never that of torch's own store (`MASTER_PORT`)."""
     digest = int.from_bytes(hashlib.sha256(job.encode()).digest()[:8], "big")
     port = _FIRST_PORT + digest % _PORTS
     return port + 1 if str(port) == environ.get("MASTER_PORT", "").strip() else port

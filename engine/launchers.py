@@ -1,4 +1,4 @@
-"""The variables by which launchers tell a process its place in a job: one table of all launchers."""
+"""Table of all launchers' variables, which tell a process its rank and the size of its job."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Launcher:
-    """The variables of one launcher.
+    """Variables of one launcher.
 
     Attributes
     ----------
     name : str
-        The launcher as messages name it.
+        Name of the launcher in messages.
     rank, size, local_rank, local_size : str
     job : tuple of str
         Variables that are equal for all ranks of a job, and differ between jobs.
     others : tuple of str
-        More variables that tell a process its place, which the engine does not read.
+        More variables about a process's place in its job, which the engine does not read.
     host : str
-        Variable that numbers the hosts, or the agents where a host has several; empty if there is none.
+        Variable that numbers the hosts, or the agents if a host has several; empty if there is none.
     strict : bool
-        Whether a part of the variables is an error. Generic names, such as `RANK`, may be there by chance.
+        Whether an incomplete set of variables is an error. Generic names, such as `RANK`, may be set by chance.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Launcher:
 
     @property
     def place(self) -> tuple[str, str, str, str]:
-        """The four variables that the engine reads."""
+        """Names of the four variables that the engine reads."""
         return self.rank, self.local_rank, self.size, self.local_size
 
 
@@ -71,7 +71,7 @@ OPEN_MPI = Launcher(
 )
 PMI = Launcher("mpiexec (PMI)", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", ("PMI_ID", "PMI_JOBID"))
 LAUNCHERS = (ENGINERUN, TORCHRUN, OPEN_MPI, PMI)
-"""Launchers that give four numbers, in the order in which they are asked. Slurm's variables have another form."""
+"""Launchers that set four numbers, in the order of precedence. Slurm's variables have another form."""
 
 SLURM = "srun"
 SLURM_PLACE = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS")
@@ -80,7 +80,7 @@ SLURM_JOB = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
 JOBS = (*(name for each in LAUNCHERS if each is not ENGINERUN for name in each.job), *SLURM_JOB)
 """Variables of other launchers that are equal for all ranks of a job."""
 PLACES = (*(name for each in (OPEN_MPI, PMI) for name in each.place + each.others), *SLURM_PLACE, *TORCHRUN.others)
-"""Variables of other launchers that tell a process its place, except torchrun's four and its address."""
+"""Variables of other launchers about a process's place in its job, except torchrun's four and its address."""
 AGENT = "TORCHELASTIC_"
 """Prefix of the variables of torchrun's agent."""
 TORCHRUN_PLACE = (*TORCHRUN.place, "MASTER_ADDR", "MASTER_PORT")

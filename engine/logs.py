@@ -1,4 +1,4 @@
-"""Logging through the standard library: one logger, `engine`, whose records carry `rank`."""
+"""Logging through the standard library: one logger, `engine`, whose records have the attribute `rank`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FORMAT = "%(asctime)s engine rank %(rank)s %(levelname)s: %(message)s"
 
 
 class _Rank(logging.Filter):
-    """Adds the rank to each record; `-` before `init`."""
+    """Filter that adds the rank to each record; `-` before `init`."""
 
     rank: int | None = None
 
@@ -22,7 +22,7 @@ class _Rank(logging.Filter):
 
 
 class _Fallback(logging.StreamHandler):  # type: ignore[type-arg]
-    """Writes to stderr as long as the program has configured no handler of its own."""
+    """Handler that writes to stderr as long as the program has configured no handler of its own."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if not logging.getLogger().handlers and logger.handlers == [self]:
@@ -30,7 +30,7 @@ class _Fallback(logging.StreamHandler):  # type: ignore[type-arg]
 
 
 class _Plain(logging.Formatter):
-    """Texts of peers and files do not control the terminal."""
+    """Formatter that removes control characters, so that texts of peers and files cannot control the terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
         return readable.plain_lines(super().format(record))
@@ -44,6 +44,6 @@ logger.addHandler(_fallback)
 
 
 def configure(level: str, rank: int) -> None:
-    """Set the level of the engine's logger and the rank its records carry."""
+    """Set the level of the engine's logger, and the rank of its records."""
     logger.setLevel(level)
     _rank.rank = rank

@@ -1,4 +1,4 @@
-"""The one door to the compiled extension, with a way out for those who have not built it."""
+"""Import of the compiled extension, with an error that explains how to build it."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ __all__ = ["calls", "core", "gradients", "handles", "library", "memory", "setup"
 
 
 def library(name: str) -> str:
-    """The path of a library of `engine_ext.bindings` that is no Python module: a framework loads it."""
+    """Return the path of a shared library of `engine_ext.bindings` that a framework loads: it is no Python module."""
     with as_file(files("engine_ext.bindings") / f"{name}.so") as path:
         return str(path)

@@ -1,6 +1,7 @@
-"""Python objects over all ranks, and the check that ranks hold the same parameters.
+"""Collectives for Python objects, and the check that ranks hold the same parameters.
 
-Objects travel pickled. Only ranks that have proven the job's secret take part, so that no stranger's pickle is loaded.
+Objects are sent pickled. Only ranks that have proven the job's secret take part, so that no stranger's pickle is
+loaded.
 """
 
 from __future__ import annotations
@@ -20,25 +21,25 @@ from .failures import announce
 from .native import memory
 from .process_sets import ProcessSet, global_process_set
 
-Described = dict[str, tuple[str, int]]  # by name: a description, and a checksum of the value, or 0 where it may differ
-_FAILED = b"!"  # no pickle begins so
-_SHOWN = 20  # most differences in a report
+Described = dict[str, tuple[str, int]]  # by name: a description, and a checksum of the value, or 0 if it may differ
+_FAILED = b"!"  # No pickle begins with this byte.
+_SHOWN = 20  # largest number of differences in a report
 
 
 def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Give every rank the object of one. Collective.
+    """Send the object of one rank to every rank. Collective.
 
     Parameters
     ----------
     obj : object
-        Anything that can be pickled; looked at on the root only.
+        Object that can be pickled; ignored except on the root.
     root_rank : int
     name : str, optional
-        Equal on all ranks.
+        Name of the operation, equal on all ranks.
     process_set : ProcessSet, optional
-        Whose ranks take part.
+        Process set whose ranks take part.
 
     Returns
     -------
@@ -53,11 +54,11 @@ def broadcast_object(
     failure: Exception | None = None
     data = b""
     if name is None:
-        barrier(process_set=process_set)  # Behind it the ranks agree on how many unnamed operations there were.
+        barrier(process_set=process_set)  # After it the ranks agree on the number of unnamed operations.
     if place.rank() == root_rank:
         try:
             data = pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
-        except Exception as error:  # Whatever a `__reduce__` may raise; the others must hear of it.
+        except Exception as error:  # `__reduce__` may raise anything, and the other ranks have to learn of it.
             failure = error
     if failure is not None:
         data = _failed(failure)
@@ -76,16 +77,16 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
     Parameters
     ----------
     obj : object
-        Anything that can be pickled.
+        Object that can be pickled.
     name : str, optional
-        Equal on all ranks.
+        Name of the operation, equal on all ranks.
     process_set : ProcessSet, optional
-        Whose ranks take part.
+        Process set whose ranks take part.
 
     Returns
     -------
     list
-        By rank; all of them copies.
+        Copies of the objects, in rank order.
 
     Raises
     ------
@@ -96,7 +97,7 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
 
 
 def gather(obj: Any, name: str | None, process_set: ProcessSet, lacks: str) -> list[Any]:
-    """As `allgather_object`; `lacks` says what a rank that has joined does not do, and what to do about it."""
+    """Collect objects like `allgather_object`; `lacks` ends the error text about a rank that has joined."""
     failure: Exception | None = None
     data = b""
     try:
@@ -119,19 +120,19 @@ def gather(obj: Any, name: str | None, process_set: ProcessSet, lacks: str) -> l
 
 
 def _failed(error: Exception) -> bytes:
-    """What is sent in place of a pickle: it says why there is none."""
+    """Return the bytes that are sent in place of a pickle, with the reason why there is none."""
     return _FAILED + readable.exception(error).encode(errors="replace")
 
 
 def _why_failed(payload: Any) -> str | None:
-    """The reason in what was sent in place of a pickle; None: it is a pickle."""
+    """Return the reason that was sent in place of a pickle; None if `payload` is a pickle."""
     if bytes(payload[: len(_FAILED)]) != _FAILED:
         return None
     return readable.plain(bytes(payload[len(_FAILED) :]).decode(errors="replace"))
 
 
 def pairs(params: Any) -> list[tuple[str, Any]]:
-    """Names and tensors of a mapping, of pairs such as `named_parameters()`, or of plain tensors (named by number)."""
+    """Return names and tensors of a mapping, of pairs (as in `named_parameters()`), or of tensors (named by number)."""
     if isinstance(params, Mapping):
         return [(str(name), value) for name, value in params.items()]
     if not isinstance(params, Iterable) or isinstance(params, str | bytes):
@@ -146,12 +147,12 @@ def pairs(params: Any) -> list[tuple[str, Any]]:
 
 
 def describe(name: str, value: Any) -> str:
-    """`float32[3, 4]` for a tensor; type and value for a number or a string.
+    """Describe a tensor as `float32[3, 4]`, and a number or a string by its type and value.
 
     Raises
     ------
     UnsupportedTensorError
-        Anything else.
+        `value` is anything else.
     """
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return f"{_dtype_name(value.dtype)}{list(value.shape)}"
@@ -161,7 +162,7 @@ def describe(name: str, value: Any) -> str:
 
 
 def _dtype_name(dtype: Any) -> str:
-    """What all frameworks call a dtype: `float32`, of `torch.float32`, of a `tf.DType`, of a class of NumPy's."""
+    """Return the common name of a dtype, such as `float32` for `torch.float32`, a `tf.DType` or a NumPy class."""
     name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
     return str(name).rpartition(".")[2]
 
@@ -172,15 +173,15 @@ def check_consistency(params: Any, name: str | None = None, process_set: Process
     Parameters
     ----------
     params : mapping, or iterable of (str, tensor)
-        A `state_dict()` or `named_parameters()`; numbers and strings among the values are compared too.
+        Result of `state_dict()` or `named_parameters()`; numbers and strings among the values are compared too.
     name : str, optional
-        Equal on all ranks.
+        Name of the operation, equal on all ranks.
 
     Raises
     ------
     MismatchError
-        On every rank, with one text: which parameters differ in which ranks from the majority (rank 0 in doubt), by
-        presence, dtype, shape or value.
+        Parameters differ; every rank raises the same text. It lists the parameters and ranks that differ from the
+        majority (from rank 0 in a tie), by presence, dtype, shape or value.
     """
     described: Described = {}
     try:
@@ -196,22 +197,22 @@ def check_consistency(params: Any, name: str | None = None, process_set: Process
 def compare(
     described: Described, title: str, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[str]:
-    """Check that all ranks describe the same things alike, in whatever order. Collective.
+    """Check that all ranks have equal descriptions of the same names, in any order. Collective.
 
-    Whatever pairs things over ranks afterwards goes through them in the order that is returned, and not in its own:
-    the order of a `set`, a `dict` or a `state_dict` may be another on each rank.
+    Callers that match items over ranks afterwards have to use the returned order, not their own: the order of a `set`,
+    a `dict` or a `state_dict` may differ by rank.
 
     Parameters
     ----------
     described : dict
-        By name: what it is, and a checksum of its value or 0.
+        Description and checksum (or 0) of each value, by name.
     title : str
         First line of the error.
 
     Returns
     -------
     list of str
-        The names, in the order of the process set's first rank.
+        Names in the order of the process set's first rank.
 
     Raises
     ------
@@ -221,7 +222,10 @@ def compare(
 
 
 def expect_equal(everyone: list[Described], title: str, numbers: Sequence[int]) -> list[str]:
-    """Raise MismatchError unless the ranks of these numbers describe the same things; the names in one order."""
+    """Raise MismatchError unless all descriptions are equal; return the names in the order of the first one.
+
+    `numbers` are the ranks that the descriptions come from.
+    """
     lines = differences(everyone, numbers)
     if lines:
         more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
@@ -232,14 +236,14 @@ def expect_equal(everyone: list[Described], title: str, numbers: Sequence[int]) 
 def broadcast_arrays(
     arrays: Mapping[str, Any], described: Described, root_rank: int, title: str, process_set: ProcessSet
 ) -> None:
-    """Give the arrays of every rank the values of those of one rank that have the same names. Collective.
+    """Copy the values of one rank's arrays to the arrays of the same names on every rank. Collective.
 
     Parameters
     ----------
     arrays : mapping of str to numpy.ndarray
-        Contiguous, of any dtype; they are written to.
+        Contiguous arrays of any dtype; they are written to.
     described : dict
-        By the same names, what is compared before.
+        Descriptions under the same names, which are compared before.
     root_rank : int
     title : str
         First line of the error.
@@ -247,17 +251,20 @@ def broadcast_arrays(
     Raises
     ------
     MismatchError
-        The ranks' names or descriptions differ; all ranks raise it, before anything is changed.
+        Names or descriptions differ between ranks; all ranks raise it, before anything is changed.
     """
     order = compare(described, title, None, process_set)
-    # As bytes, since the engine need not know the dtype of what it only carries.
+    # Sent as bytes, so that any dtype is supported.
     parts = [part for name in order if (part := arrays[name].reshape(-1).view(np.uint8)).size]
     for handle in [broadcast_async_(part, root_rank, None, process_set) for part in parts]:
         handle.wait()
 
 
 def differences(ranks: list[Described], numbers: Sequence[int] | None = None) -> list[str]:
-    """One line for each name that is not the same everywhere, in the order of the first rank; `numbers` name ranks."""
+    """Return lines about the names that differ between ranks, in the order of the first rank.
+
+    `numbers` are the ranks that the descriptions come from; by default they are counted from 0.
+    """
     numbers = range(len(ranks)) if numbers is None else numbers
     lines = []
     names = dict.fromkeys(name for described in ranks for name in described)

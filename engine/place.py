@@ -1,6 +1,7 @@
-"""Which rank this process is, of how many, and how they lie on hosts.
+"""Rank and size queries: this process's rank, the world size, and the distribution of ranks over hosts.
 
-All that is here only tells: worker processes of a rank may ask, too, and in an elastic job who waits for a world.
+These are read-only queries. Worker processes of a rank may call them, too, and processes of an elastic job that wait
+for a world.
 """
 
 from __future__ import annotations
@@ -16,54 +17,56 @@ from .world import NO_LAUNCHER, World, find_place
 
 
 def rank() -> int:
-    """This process's rank, from 0 to `size() - 1`; in a worker process its parent's, as for all that only tells."""
+    """Return this process's rank, from 0 to `size() - 1`; in a worker process it is the rank of its parent."""
     return _world().rank
 
 
 def size() -> int:
-    """The number of ranks: the world size."""
+    """Return the number of ranks: the world size."""
     return _world().size
 
 
 def local_rank() -> int:
-    """This process's rank among those on its host."""
+    """Return this process's rank among the ranks on its host."""
     return _world().local_rank
 
 
 def local_size() -> int:
-    """The number of ranks on this host."""
+    """Return the number of ranks on this host."""
     return _world().local_size
 
 
 def cross_rank() -> int:
-    """The number of this host among those that have a rank of this rank's `local_rank`: 0, with one host."""
+    """Return this host's index among the hosts that have a rank with this rank's `local_rank`: 0, with one host."""
     return _layout().cross(rank())[0]
 
 
 def cross_size() -> int:
-    """The number of hosts that have a rank of this rank's `local_rank`: 1, with one host."""
+    """Return the number of hosts that have a rank with this rank's `local_rank`: 1, with one host."""
     return _layout().cross(rank())[1]
 
 
 def is_homogeneous() -> bool:
-    """Whether every host has equally many ranks: True, with one host."""
+    """Return whether every host has the same number of ranks: True, with one host."""
     return _layout().homogeneous
 
 
 def _world() -> World:
-    """Who this rank is. A worker of it may know, too: data-loading workers ask for their parent's shard."""
+    """Return this process's place in its job; in a worker process, such as a data loader's, that of its parent."""
     found = runtime.inside()
     if found is not None:
         return found.world
-    imported = runtime.imported()  # no walrus: autograph of TensorFlow, which reads this in a function, knows none
+    imported = runtime.imported()  # No walrus: TensorFlow's autograph, which may convert this function, rejects it.
     if imported is not None:
         return imported
     return _world_of_worker() if multiprocessing.parent_process() is not None else runtime.current().world
 
 
 def _world_of_worker() -> World:
-    """Who the rank is that started this process of `multiprocessing` with `spawn` or `forkserver`: such a process has
-    nothing of its parent but the launcher's variables."""
+    """Return the place of the rank that started this process by `multiprocessing` with `spawn` or `forkserver`.
+
+    Such a process has no state of its parent but the launcher's variables.
+    """
     world = find_place(config.environment())
     if world.source == NO_LAUNCHER:
         raise NotInitializedError(
@@ -75,7 +78,7 @@ def _world_of_worker() -> World:
 
 
 def _layout() -> Layout:
-    """How the ranks lie on hosts, as `_world`."""
+    """Return the distribution of ranks over hosts; in a worker process that of its parent's job."""
     found = runtime.inside()
     if isinstance(found, Running):
         return found.layout
