@@ -28,7 +28,7 @@ class Handle:
 
     @property
     def done(self) -> bool:
-        """Whether `wait` would return at once. Never blocks; raises nothing."""
+        """Return whether `wait` would return at once. Never blocks or raises."""
         return self._native.done
 
     def wait(self) -> Any:

@@ -1,8 +1,8 @@
-"""Process sets: some ranks of the world that communicate among themselves.
+"""Process sets: subsets of the world's ranks that communicate among themselves.
 
-A process set has an engine of its own, with a schedule, a coordinator (its first rank) and memory, in the file of the
-world. So sets never wait for each other, whichever ranks they share; but for tensors on GPUs, of which a rank's device
-takes those of all sets in one order. What ends the world ends its sets, and the other way round.
+A process set has an engine of its own, with a schedule, a coordinator (its first rank) and memory in the file of the
+world. So sets never wait for each other, even if they share ranks. Tensors on GPUs are the exception: a rank's device
+executes those of all sets in one order. A failure of the world ends its sets, and vice versa.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .native import core
 from .rendezvous.messages import close_all
 from .rendezvous.set_links import Connections, SetLinks
 
-IDLE = 2.0  # seconds in which threads leave a set that has nothing in flight
+IDLE = 2.0  # seconds for threads to leave a set that has no operation in flight
 
 _call_numbers = itertools.count(1)
 
@@ -37,7 +37,7 @@ WAITING = (
 
 
 def uninitialized() -> str:
-    """What to tell a caller of a process in which no engine runs."""
+    """Return the error text for callers in a process in which no engine runs."""
     text = "call engine.init() first; it has not been called, or engine.shutdown() has"
     if multiprocessing.parent_process() is None:
         return text
@@ -49,14 +49,14 @@ def uninitialized() -> str:
 
 
 def _distinct(ranks: Iterable[int]) -> tuple[int, ...]:
-    numbers = sorted(index(rank) for rank in ranks)  # `int` would cut floats and read texts
+    numbers = sorted(index(rank) for rank in ranks)  # `int` would truncate floats and parse texts.
     if len(set(numbers)) != len(numbers):
         raise ValueError(f"a process set has each rank once, not {numbers}")
     return tuple(numbers)
 
 
 def _check_ranks(ranks: tuple[int, ...], size: int, others: Mapping[tuple[int, ...], ProcessSet]) -> None:
-    """Raise ValueError unless a set may have these ranks, beside others by theirs."""
+    """Raise ValueError unless a set may have these ranks. `others` are the existing sets, by their ranks."""
     if not ranks or not (ranks[0] >= 0 and ranks[-1] < size):
         raise ValueError(f"a process set has at least one of the ranks 0 to {size - 1}, not {list(ranks)}")
     if ranks in others:
@@ -64,9 +64,9 @@ def _check_ranks(ranks: tuple[int, ...], size: int, others: Mapping[tuple[int, .
 
 
 def check_sets(sets: Iterable[ProcessSet], size: int) -> None:
-    """Raise ValueError for sets that no world of that size can have, before its ranks meet: each hears it by itself.
+    """Raise ValueError for sets that are impossible in a world of this size.
 
-    Sets of communicators are checked when their ranks are known.
+    Each rank calls this by itself, before the rendezvous. Sets of communicators are checked when their ranks are known.
     """
     others: dict[tuple[int, ...], ProcessSet] = {tuple(range(size)): global_process_set}
     for each in sets:
@@ -76,21 +76,21 @@ def check_sets(sets: Iterable[ProcessSet], size: int) -> None:
 
 
 class Numbers:
-    """Numbers of things of which the ranks of a process set make equally many, each kind counted by itself."""
+    """Counters of objects of which every rank of a process set creates the same number, one counter for each kind."""
 
     def __init__(self, counts: Mapping[str, int] | None = None) -> None:
         self.counts = Counter(counts or {})
 
     def next(self, kind: str) -> int:
-        """The number of a new thing of that kind, from 0 unless some were counted before."""
+        """Return the number of a new object of that kind; the first is 0, unless some were counted before."""
         self.counts[kind] += 1
         return self.counts[kind] - 1
 
 
 class ProcessSet:
-    """Some ranks of the world.
+    """Subset of the world's ranks.
 
-    It can be used once it was given to `init` or `add_process_set`, on the ranks that are in it.
+    Its ranks can use it once it was passed to `init` or `add_process_set`.
 
     Parameters
     ----------
@@ -100,11 +100,13 @@ class ProcessSet:
     Attributes
     ----------
     ranks : list of int
-        Sorted; known from the start, or with a communicator once the engine runs. A new list each time.
+        Ranks in ascending order; known from the start, or with a communicator once the engine runs. A new list each
+        time.
     process_set_id : int or None
-        A number, equal on all ranks; 0 for the global set, None before it was added and after it was removed.
+        Number of the set, equal on all ranks; 0 for the global set, None before it was added and after it was removed.
     numbers : Numbers
-        Of things that the ranks of the set make equally many of; in an elastic job another object in each world.
+        Counters of objects of which all ranks of the set create the same number; a new object in each world of an
+        elastic job.
     """
 
     def __init__(self, ranks_or_comm: Any) -> None:
@@ -114,10 +116,10 @@ class ProcessSet:
         self._ranks: tuple[int, ...] = ()
         self._world: core.Engine | None = None
         self._engine: core.Engine | None = None
-        self._planned: int | None = None  # the rank in the world that this process waits for
-        self._lost = ""  # why a set that an earlier world had is not in this one
+        self._planned: int | None = None  # this process's rank in the world that it waits for
+        self._lost = ""  # reason why a set of an earlier world is not in this one
         self.numbers = Numbers()
-        self._reserved: Numbers | None = None  # those that were given before the first world of an elastic job
+        self._reserved: Numbers | None = None  # counters at the start of the first world of an elastic job
         if hasattr(ranks_or_comm, "allgather") and hasattr(ranks_or_comm, "Get_rank"):
             self._communicator = ranks_or_comm
         else:
@@ -125,47 +127,47 @@ class ProcessSet:
 
     @property
     def ranks(self) -> list[int]:
-        """Ranks of the world in the set, sorted: a list, as Horovod's, since scripts compare it with one."""
+        """Ranks of the set in ascending order: a list as in Horovod, since scripts compare it with one."""
         return list(self._ranks)
 
     def included(self) -> bool:
-        """Whether this process is in the set."""
+        """Return whether this process is in the set."""
         if self._planned is not None:
             return self._planned in self._ranks
         self._check()
         return self._engine is not None
 
     def rank(self) -> int | None:
-        """This process's rank among those of the set; None if it is not in it."""
+        """Return this process's rank within the set; None if it is not in it."""
         if self._planned is not None:
             return self._ranks.index(self._planned) if self._planned in self._ranks else None
         self._check()
         return None if self._engine is None else self._engine.rank
 
     def size(self) -> int:
-        """How many ranks the set has."""
+        """Return the number of ranks in the set."""
         if self._planned is None:
             self._check()
         return len(self._ranks)
 
     @property
     def call_number(self) -> int:
-        """The number by which programs of compiled frameworks name the set; 0 is the global set, before `init` too.
+        """Number by which programs of compiled frameworks name the set; 0 is the global set, even before `init`.
 
-        In this process no other set ever has it, so that a program that was compiled for a set that is gone is refused,
-        and never runs in another. Ranks may have different numbers for a set.
+        It is never reused in this process. So a program that was compiled for a removed set is refused, and never runs
+        in another set. The number may differ by rank.
         """
         self._check()
         return self._call_number
 
     @property
     def engine(self) -> core.Engine:
-        """The native engine of the set.
+        """Native engine of the set.
 
         Raises
         ------
         NotInitializedError
-            The set was not added, or the engine was shut down since.
+            The set was not added, or the engine has been shut down since.
         EngineError
             This rank is not in the set.
         """
@@ -185,7 +187,7 @@ class ProcessSet:
         return self
 
     def __reduce__(self) -> Any:
-        # A set read from a pickle elsewhere, or later, is one that has not been added.
+        # An unpickled set counts as not added.
         return ProcessSet, (self._ranks,)
 
     def _check(self) -> core.Engine:
@@ -207,21 +209,21 @@ class ProcessSet:
         self.process_set_id = self._world = self._engine = self._planned = None
 
     def _begin_numbers(self) -> None:
-        """Count anew, in a new world of an elastic job. What was made before the first world keeps its numbers."""
+        """Reset the counters in a new world of an elastic job, to their values before the first world."""
         self._reserved = self._reserved or self.numbers
         self.numbers = Numbers(self._reserved.counts)
 
     def _await(self, rank: int, ranks: tuple[int, ...]) -> None:
-        """This process waits for a world in which it is to have that rank, and the set those ranks."""
+        """Note that this process waits for a world in which it will have that rank, and the set those ranks."""
         self._planned, self._ranks = rank, ranks
 
     def _lose(self, why: str) -> None:
-        """The world that this process has entered does not have the set."""
+        """Note the reason why the current world does not have the set."""
         self._planned, self._lost = None, why
 
 
 class _GlobalProcessSet(ProcessSet):
-    """All ranks."""
+    """Process set of all ranks."""
 
     def __init__(self) -> None:
         super().__init__(())
@@ -246,18 +248,18 @@ global_process_set = _GlobalProcessSet()
 
 
 class Registry:
-    """The process sets of one world. Adding and removing one is collective over the world.
+    """Registry of the process sets of one world. Adding and removing a set is collective over the world.
 
     Parameters
     ----------
     world : core.Engine
-        The world's engine, from its start to its end.
+        Engine of the world, from its start to its end.
     timeout : float
-        Seconds to finish what is in flight in a set that is removed.
+        Seconds to wait for operations in flight when a set is removed.
     device : Device
-        Told of each set that this rank is in, since its tensors may be on a GPU.
+        Opener of this rank's GPU, with which each set of this rank is registered.
     links : SetLinks, optional
-        Connects the ranks of a set; None with one host.
+        Connector of a set's ranks; None with one host.
     """
 
     def __init__(self, world: core.Engine, timeout: float, device: Device, links: SetLinks | None = None) -> None:
@@ -272,7 +274,7 @@ class Registry:
 
     @property
     def added(self) -> list[ProcessSet]:
-        """The sets that were added, the global one not among them, in the order in which they were."""
+        """Sets that were added, in the order of their addition, without the global one."""
         return list(self._sets.values())
 
     @property
@@ -281,7 +283,7 @@ class Registry:
         return {number: each._engine for number, each in list(self._sets.items()) if each._engine is not None}
 
     def numbered(self, number: int) -> ProcessSet:
-        """The set with that number, 0 being the global one."""
+        """Return the set with that `process_set_id`; 0 is the global one."""
         if number == 0:
             return global_process_set
         if number not in self._sets:
@@ -289,7 +291,7 @@ class Registry:
         return self._sets[number]
 
     def called(self, number: int) -> ProcessSet:
-        """The set with that `call_number`."""
+        """Return the set with that `call_number`."""
         found = [each for each in (global_process_set, *self._sets.values()) if each.call_number == number]
         if not found:
             raise NotInitializedError(
@@ -300,13 +302,13 @@ class Registry:
 
     @property
     def crowd(self) -> int:
-        """How many engines the rank has that is in the most sets, the world's among them; equal on all ranks."""
+        """Largest number of engines on one rank, including that of the world; equal on all ranks."""
         return 1 + max(self._memberships.values(), default=0)
 
     def add(self, chosen: ProcessSet | Iterable[int], moved: bool = False) -> ProcessSet:
-        """Form a set; it, or the set that has been made of some ranks.
+        """Form a set and return it; a set is created if only ranks are given.
 
-        `moved`: it comes from an earlier world of an elastic job, and may have all ranks of this one.
+        `moved`: the set comes from an earlier world of an elastic job, and may have all ranks of this one.
         """
         process_set = chosen if isinstance(chosen, ProcessSet) else ProcessSet(chosen)
         if process_set.process_set_id is not None:
@@ -328,7 +330,7 @@ class Registry:
         return process_set
 
     def remove(self, process_set: ProcessSet) -> bool:
-        """End a set; False if it was not there."""
+        """Remove a set; return False if it was not registered."""
         if process_set is global_process_set or process_set._world is not self._world:
             return False
         assert process_set.process_set_id is not None
@@ -346,9 +348,9 @@ class Registry:
         return True
 
     def close(self, seconds: float | None = None) -> bool:
-        """End all sets, before the world is; whether there have ever been any. Not collective.
+        """End all sets before the world ends, and return whether a set was ever added. Not collective.
 
-        What is in flight has `seconds`, in all sets together; by default the time-out of the registry.
+        Operations in flight have `seconds`, in all sets together; by default the time-out of the registry.
         """
         seconds = self._timeout if seconds is None else seconds
         found = self._next > 1
@@ -364,9 +366,9 @@ class Registry:
         return found
 
     def _form(self, process_set: ProcessSet, ranks: tuple[int, ...]) -> core.Engine | None:
-        """This rank's engine in a set. If a rank cannot start its own, no rank has the set, and numbers stay equal."""
+        """Create this rank's engine in a set. If a rank fails, no rank has the set, and numbers stay equal."""
         formed, failure = None, ""
-        lanes, trunks = self._connect(ranks)  # The engine's from now on, also if it cannot start.
+        lanes, trunks = self._connect(ranks)  # The engine owns them from now on, even if it cannot start.
         try:
             formed = self._world.form(ranks, process_set._call_number, lanes, trunks)
         except (OSError, MemoryError) as error:
@@ -381,7 +383,7 @@ class Registry:
         return formed
 
     def _connect(self, ranks: tuple[int, ...]) -> Connections:
-        """Connections to ranks of a set on other hosts. If one cannot be, no rank has the set."""
+        """Open connections to ranks of a set on other hosts. If one fails, no rank has the set."""
         if self._links is None:
             return {}, {}
         connections: Connections = {}, {}
@@ -405,14 +407,14 @@ class Registry:
         return connections
 
     def _first_told(self, subject: str, text: str) -> tuple[int, str] | None:
-        """Of the texts of all ranks the first that is not empty, and whose it is; None if all are. Collective."""
+        """Return the first of all ranks' texts that is not empty, with its rank; None if all are empty. Collective."""
         for rank, told in enumerate(self._texts(subject, text.encode())):
             if told:
                 return rank, told.decode("utf-8", "replace")
         return None
 
     def _texts(self, subject: str, text: bytes) -> list[bytes]:
-        """The texts of all ranks. Collective."""
+        """Gather the texts of all ranks. Collective."""
         handle = self._world.allgather(array("b", text), f"engine.process_set.{subject}", True)
         handle.wait()
         data, counts = handle.gathered
@@ -420,7 +422,7 @@ class Registry:
         return [bytes(data[end - count : end]) for end, count in zip(ends, counts, strict=True)]
 
     def _expect_idle(self, process_set: ProcessSet) -> None:
-        """Wait for what is in flight in a set; if it stays so, an error on every rank, and the set stays, too."""
+        """Wait for operations in flight in a set. On a time-out every rank raises EngineError, and the set remains."""
         patience = Patience(self._timeout)
         while (waiting := self._pending(process_set)) and patience.left():
             time.sleep(0.001)
@@ -432,12 +434,12 @@ class Registry:
             )
 
     def _pending(self, process_set: ProcessSet) -> str:
-        """The name of an operation that is in flight in a set on this rank; empty: there is none."""
+        """Return the name of an operation that is in flight in a set on this rank; empty: there is none."""
         pending = [] if process_set._engine is None else process_set._engine.pending()
         return str(pending[0]["name"]) if pending else ""
 
     def _agree(self, verb: str, ranks: tuple[int, ...], process_set: ProcessSet) -> None:
-        """All ranks mean the same set, or an error on all of them says what each means."""
+        """Check that all ranks mean the same set; else an error on all of them lists the sets. Collective."""
         said = array("q", (len(ranks), *ranks))
         handle = self._world.allgather(said, f"engine.process_set.{verb}", True)
         handle.wait()

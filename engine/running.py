@@ -1,4 +1,4 @@
-"""A running engine: how it is started among the other ranks, and what runs beside it."""
+"""Start of this rank's engine together with the other ranks, and the components that run beside it."""
 
 from __future__ import annotations
 
@@ -40,29 +40,29 @@ from .world import World
 
 DEFAULT_SPIN_US = 25.0
 DEFAULT_YIELD_US = 50.0
-_SHORTEST, _LONGEST = 0.0002, 0.02  # seconds between two looks at whether all have come
-LONGEST_SETS = 400  # characters of process sets that ranks tell each other
-SPARE = 24  # descriptors of the engine's own files and sockets, about
+_SHORTEST, _LONGEST = 0.0002, 0.02  # seconds between two polls while waiting for the other ranks
+LONGEST_SETS = 400  # largest description of process sets that ranks compare, in characters
+SPARE = 24  # approximate number of descriptors for the engine's own files and sockets
 
 
 @dataclass
 class Told:
-    """What a rank tells all others as a world begins.
+    """State that ranks exchange when a world of an elastic job starts.
 
     Attributes
     ----------
     last : int or None
-        The number of the world that it was in before; None: of none.
+        Number of the rank's previous world; None: it was in none.
     sets : list of tuple of int
-        The ranks of the process sets that it has, in the order in which they were added.
+        Ranks of each of its process sets, in the order in which these were added.
     knobs : dict or None
-        The knobs with which the new world shall go on; None: it knows of none.
+        Knobs that it proposes for the new world; None: it knows of none.
     spent : Spent
-        What trials of the tuner have cost the job, as far as it knows.
+        Cost of the tuner's trials for the job, as far as the rank knows.
     searched : tuple of int
-        The sizes of worlds in which it knows of a search that has come to its end.
+        Sizes of the worlds in which a search of the tuner has ended, as far as the rank knows.
     optimizers : int
-        How many wrapped optimizers it has.
+        Number of its wrapped optimizers.
     """
 
     last: int | None = None
@@ -75,7 +75,7 @@ class Told:
 
 @dataclass
 class Running:
-    """An initialised engine and what belongs to it."""
+    """An initialised engine and its components."""
 
     engine: core.Engine
     world: World
@@ -84,34 +84,34 @@ class Running:
     sets: Registry
     pid: int
     pids: dict[int, int]
-    """The processes of this host's ranks, by rank."""
+    """Process ids of this host's ranks, by rank."""
     layout: Layout
     generation: int
-    """The number of the world: its driver's, or counted by this process."""
+    """Number of the world, set by the driver of an elastic job, or counted by this process."""
     given: dict[str, Any]
-    """The settings that the user has chosen, by name."""
+    """Settings that the user has chosen, by name."""
     tune: Callable[..., None]
-    """Of this, and of knobs that were found earlier: begins with those of a log, or with a search. On rank 0."""
+    """Function that applies the knobs of a log or starts a search, given this object and earlier knobs. On rank 0."""
     timeline: Timeline | None = None
     tuning: Tuning | None = None
     serving: InProcess | None = None
     device: Device | None = None
     searching: bool = False
-    """Whether the tuner began to search in this world of an elastic job, on whichever rank."""
+    """Whether the tuner began to search in this world of an elastic job, on any rank."""
     told: Told = field(default_factory=Told)
-    """What this rank knows of the worlds of an elastic job."""
+    """State of this rank from earlier worlds of an elastic job."""
     lost: list[ProcessSet] = field(default_factory=list)
     """Process sets of earlier worlds that this one does not have."""
 
     def show(self, added: ProcessSet) -> None:
-        """Have a timeline that is being recorded show a new process set, too."""
+        """Add a new process set to the timeline, if one is being recorded."""
         if self.timeline is not None and added.process_set_id is not None and added.included():
             self.timeline.add(added.process_set_id, added.engine)
 
     def let_go(self, seconds: float) -> None:
-        """Let go of all that watches the engine, which has been closed or could not be. Its thread has `seconds`."""
-        self.watch.report_failure()  # A device may take long, and the launcher has little patience with a failed rank.
-        with contextlib.ExitStack() as ends:  # The last one is called first, each also if another one raises.
+        """Stop all components beside the engine after its end. The monitor thread has `seconds` to end."""
+        self.watch.report_failure()  # First, since closing the device may take longer than the launcher waits.
+        with contextlib.ExitStack() as ends:  # The last one is called first, each even if another one raises.
             if self.serving is not None:
                 ends.callback(self.serving.stop)
             if self.timeline is not None:
@@ -123,27 +123,27 @@ class Running:
 
 @dataclass
 class Prepared:
-    """What a rank makes ready before it meets the others: what is wrong with it is an error while it can be mended.
+    """Resources that a rank prepares before the rendezvous, so that errors in them are raised early.
 
     Attributes
     ----------
     world : World
     given : dict
-        The settings that the user has chosen, by name; the others have their defaults.
+        Settings that the user has chosen, by name; the others have their defaults.
     settings : Config
     generation : int
-        The number of the world, as `rendezvous.gather` takes it.
+        Number of the world, as in `rendezvous.gather`.
     build : dict
-        What must be equal on all ranks.
+        Properties of the build, and process sets, that must be equal on all ranks.
     host_name : str
-        This host's, for its page of counters.
+        Name of this host, for its page of counters.
     known : dict
-        The knobs of `autotune_from`, on rank 0.
+        Knobs of `autotune_from`, on rank 0.
     page : int
-        The descriptor of the page of counters; -1: there is none.
+        Descriptor of the page of counters; -1: there is none.
     timeline : Timeline or None
     heard_of : bool
-        Whether `start` has begun, which tells the other ranks of a failure itself.
+        Whether `start` has begun, which announces a failure to the other ranks itself.
     """
 
     world: World
@@ -158,7 +158,7 @@ class Prepared:
     heard_of: bool = False
 
     def close(self) -> None:
-        """Give back what no engine has taken."""
+        """Release the resources that no engine has taken over."""
         if self.timeline is not None:
             self.timeline.stop()
             self.timeline = None
@@ -171,19 +171,19 @@ def prepare(
     environ: Mapping[str, str],
     sets: Sequence[ProcessSet] = (),
 ) -> Prepared:
-    """Do all that can fail on this rank alone before it meets the others.
+    """Prepare everything that can fail on this rank alone, before the rendezvous.
 
     Parameters
     ----------
     world : World
     given : dict
-        The settings that the user has chosen, by name.
+        Settings that the user has chosen, by name.
     generation : int
-        As for `rendezvous.gather`.
+        Same as in `rendezvous.gather`.
     environ : mapping
-        As from `config.environment()`.
+        Result of `config.environment()`.
     sets : sequence of ProcessSet
-        Those that are added as soon as the ranks have met.
+        Sets that are added right after the rendezvous.
     """
     settings = config.Config(**given)
     setup.use_kernels(settings.kernels)
@@ -197,7 +197,7 @@ def prepare(
 
 
 def _described(sets: Sequence[ProcessSet]) -> str:
-    """Describe process sets in a text that differs where they do, and is short enough for what a rank says first."""
+    """Describe process sets in a text that differs if they differ, and is short enough for a rank's first message."""
     text = " ".join(map(repr, sets))
     if len(text) <= LONGEST_SETS:
         return text
@@ -208,7 +208,7 @@ def tell_failure(world: World, generation: int, error: Exception) -> None:
     """Tell the ranks that wait for this one why it cannot start. Takes about `TELLING` at most."""
     if world.size == 1:
         return
-    settings = config.Config()  # Those of this process may be what is wrong.
+    settings = config.Config()  # The defaults, since this process's settings may be invalid.
     with contextlib.suppress(EngineError, OSError):
         gather(
             world,
@@ -221,16 +221,16 @@ def tell_failure(world: World, generation: int, error: Exception) -> None:
 
 
 def start(prepared: Prepared, called_off: CallOff | None = None) -> Running:
-    """Meet the other ranks and start this one's engine with all that watches it, but for the tuner. Collective.
+    """Meet the other ranks and start this rank's engine and its components, except the tuner. Collective.
 
-    What fails once the ranks have met ends the new world on all of them, with this rank's reason.
+    A failure after the rendezvous ends the new world on all ranks, with this rank's reason.
 
     Parameters
     ----------
     prepared : Prepared
-        Closed if this fails.
+        Resources of this rank; closed if this fails.
     called_off : CallOff, optional
-        As for `rendezvous.gather`.
+        Same as in `rendezvous.gather`.
     """
     with contextlib.ExitStack() as undo:
         undo.callback(prepared.close)
@@ -238,7 +238,7 @@ def start(prepared: Prepared, called_off: CallOff | None = None) -> Running:
         try:
             gathered = _gather(prepared, called_off)
         except Exception as error:
-            if not isinstance(error, RendezvousError):  # It has not come to the meeting.
+            if not isinstance(error, RendezvousError):  # This rank failed before the rendezvous.
                 tell_failure(prepared.world, prepared.generation, error)
             raise
         with _others_told(prepared, gathered) as control:
@@ -272,16 +272,16 @@ def _gather(prepared: Prepared, called_off: CallOff | None) -> Gathered:
 
 @contextlib.contextmanager
 def _others_told(prepared: Prepared, gathered: Gathered) -> Iterator[int]:
-    """Make this rank's engine within; gives a descriptor of the control segment.
+    """Context in which this rank's engine is created; yields a descriptor of the control segment.
 
-    If that fails the other ranks, which may have their engines, are told why.
+    If the creation fails, the reason is told to the other ranks, which may have their engines already.
     """
     world, control = prepared.world, -1
     try:
         control = os.dup(gathered.control)
         yield control
     except BaseException as error:
-        if control < 0 or _is_open(gathered.control, control):  # An engine that is begun owns the descriptors.
+        if control < 0 or _is_open(gathered.control, control):  # Else a partly created engine owns the descriptors.
             _give_up(prepared, gathered, error)
         else:
             setup.abort_segment(control, world.rank, world.size, gathered.hosts, _reason(error))
@@ -292,7 +292,10 @@ def _others_told(prepared: Prepared, gathered: Gathered) -> Iterator[int]:
 
 
 def _mpi(prepared: Prepared, gathered: Gathered, control: int) -> dict[str, Any] | None:
-    """What lanes over MPI need; None if another rank gives up meanwhile: an engine without them hears why."""
+    """Return the parameters of lanes over MPI; None if another rank gives up meanwhile.
+
+    An engine without lanes then learns the other rank's reason.
+    """
     world = prepared.world
     trunks = select.poll()
     for trunk in gathered.trunks.values():
@@ -308,7 +311,7 @@ def _mpi(prepared: Prepared, gathered: Gathered, control: int) -> dict[str, Any]
 
 
 def _engine(prepared: Prepared, gathered: Gathered, control: int) -> tuple[core.Engine, SetLinks | None]:
-    """Make this rank's engine in the world, and what connects process sets."""
+    """Create this rank's engine in the world, and the connector of process sets; None on one host."""
     world, settings = prepared.world, prepared.settings
     if gathered.kernels is not None:
         setup.use_kernels(gathered.kernels)
@@ -324,7 +327,7 @@ def _engine(prepared: Prepared, gathered: Gathered, control: int) -> tuple[core.
 def _made_engine(
     prepared: Prepared, gathered: Gathered, spin: float, pause: float, mpi: dict[str, Any] | None
 ) -> core.Engine:
-    """An engine, which owns the descriptors whether it can be made or not."""
+    """Create an engine. It owns the descriptors, even if its creation fails."""
     world, settings = prepared.world, prepared.settings
     return core.Engine(
         world.rank,
@@ -347,7 +350,7 @@ def _made_engine(
 
 
 def _give_up(prepared: Prepared, gathered: Gathered, error: BaseException) -> None:
-    """Tell the ranks that have met this one why it makes no engine: by an engine that does nothing else."""
+    """Tell the other ranks, after the rendezvous, why this rank has no engine: by an engine that only aborts."""
     try:
         engine = _made_engine(prepared, gathered, 0.0, 0.0, None)
     except BaseException:
@@ -358,12 +361,12 @@ def _give_up(prepared: Prepared, gathered: Gathered, error: BaseException) -> No
 
 
 def _reason(error: BaseException) -> str:
-    """Why this rank ends the new world."""
+    """Return the text of the abort by which this rank ends the new world."""
     return f"engine.init() has failed: {readable.exception(error)}"
 
 
 def _is_open(descriptor: int, duplicate: int) -> bool:
-    """Whether a descriptor is still open on the file of its duplicate."""
+    """Return whether a descriptor is still open on the file of its duplicate."""
     try:
         return os.path.sameopenfile(descriptor, duplicate)
     except OSError:
@@ -371,7 +374,7 @@ def _is_open(descriptor: int, duplicate: int) -> bool:
 
 
 def _surround(engine: core.Engine, prepared: Prepared, gathered: Gathered, set_links: SetLinks | None) -> Running:
-    """All that belongs to a new engine. If some of it cannot be, nothing of it is left."""
+    """Create all components of a new engine. If one of them fails, all are destroyed."""
     world, settings = prepared.world, prepared.settings
     crew = {rank: gathered.pids[rank] for rank in gathered.crew}
     with contextlib.ExitStack() as undo:
@@ -385,7 +388,7 @@ def _surround(engine: core.Engine, prepared: Prepared, gathered: Gathered, set_l
         undo.callback(sets.close, 0.0)
         watch = Watch(engine, sets, Recorder(settings.output_dir, world.rank, world.number))
         undo.callback(watch.stop, settings.shutdown_timeout)
-        undo.push(partial(_end, engine))  # First of all: the watch ends with the engine.
+        undo.push(partial(_end, engine))  # Pushed again to run first, since the watch ends with the engine.
         watch.start()
         stacks.enable(settings.output_dir, world.rank)
         running = Running(
@@ -403,29 +406,32 @@ def _surround(engine: core.Engine, prepared: Prepared, gathered: Gathered, set_l
 
 
 def await_engines(running: Running) -> None:
-    """Wait until every rank has made its engine, for what follows has no limit of its own. Collective; raises as
-    `await_all`.
+    """Wait until every rank has created its engine, since later steps have no time-out. Collective.
+
+    Raises the errors of `await_all`.
     """
     handle = running.engine.barrier("engine.init.engines")
     _await_start(running, list, handle)
 
 
 def await_all(running: Running) -> None:
-    """Wait until every rank has come to the end of its start. Collective.
+    """Wait until every rank has completed its start. Collective.
 
     Raises
     ------
     WorldError
-        The start has failed on some rank, or one has not come within `start_timeout`.
+        The start has failed on some rank.
+    RendezvousError
+        A rank has not completed its start within `start_timeout`.
     """
     several = len(running.layout.crews) > 1
     _await_start(running, running.engine.starting, running.engine.barrier("engine.init") if several else None)
 
 
 def _await_start(running: Running, starting: Callable[[], list[int]], handle: Any) -> None:
-    """Wait until no rank of this host is `starting` any more, and for the others by `handle`."""
+    """Wait until `starting` lists no rank of this host any more, and for the other hosts until `handle` is done."""
     engine, seconds = running.engine, running.settings.start_timeout
-    patience = Patience(seconds if engine.rank == 0 else seconds + GRACE)  # Rank 0 tells all of them who is late.
+    patience = Patience(seconds if engine.rank == 0 else seconds + GRACE)  # Rank 0 tells all others which rank is late.
     pause = _SHORTEST
     while (late := starting()) or (handle is not None and not handle.done):
         if (failure := engine.failure) is not None:
@@ -441,9 +447,9 @@ def _await_start(running: Running, starting: Callable[[], list[int]], handle: An
 
 
 def _reserve_descriptors(world: World, settings: config.Config) -> None:
-    """Have this process able to hold what it will share with the others, so that it does not fail amid the meeting."""
+    """Raise the limit of descriptors as far as needed, so that this process does not run out in the rendezvous."""
     lanes = (world.size - world.local_size) * settings.sockets_per_lane
-    others = (3 if world.leads else 1) * world.local_size  # A leader has a connection and a pidfd of each that comes.
+    others = (3 if world.leads else 1) * world.local_size  # A leader has a connection and a pidfd for each local rank.
     count = others + (world.local_size if world.leads else 1) * lanes + SPARE
     try:
         linux.reserve_descriptors(count)
@@ -461,7 +467,7 @@ def _end(engine: core.Engine, kind: type[BaseException] | None, error: BaseExcep
 
 
 def _page(environ: Mapping[str, str]) -> int:
-    """Open this rank's page of counters."""
+    """Open this rank's page of counters and return its descriptor."""
     try:
         return own_page.open_page(environ)
     except OSError as error:
@@ -469,14 +475,14 @@ def _page(environ: Mapping[str, str]) -> int:
 
 
 def _across(gathered: Gathered) -> dict[str, Any]:
-    """What an engine is told of other hosts: nothing, if there are none."""
+    """Return an engine's parameters about other hosts; empty if there are none."""
     if len(gathered.layout.crews) == 1:
         return {}
     return {"hosts": gathered.hosts, "trunks": gathered.trunks, "lanes": gathered.lanes}
 
 
 def _memory(world: World, generation: int) -> tuple[int, int]:
-    """Make the memory of a host's ranks on the first of them; the descriptors of control segment and arena."""
+    """Create the shared memory of a host's ranks; return the descriptors of control segment and arena."""
     try:
         control = setup.create_segment(world.size, generation)
         try:
@@ -491,7 +497,7 @@ def _memory(world: World, generation: int) -> tuple[int, int]:
 
 
 def _knobs_of_a_log(world: World, settings: config.Config) -> dict[str, Any]:
-    """The knobs of `autotune_from`, on rank 0. A log that cannot be written is an error here, too."""
+    """Read the knobs of `autotune_from` on rank 0, and check that the tuner's log can be written."""
     if world.rank != 0:
         return {}
     if settings.autotune and settings.autotune_log is not None:
@@ -507,9 +513,9 @@ def _tune(
     known: dict[str, Any],
     cpus: Sequence[int],
 ) -> None:
-    """Begin with the knobs of a log, those that the user has chosen excepted; or with a search.
+    """Apply the knobs of a log, except those that the user has chosen; or start a search.
 
-    `better`: knobs that an earlier world of the job has found, which were put into force as that `version`.
+    `better`: knobs that an earlier world of the job has found, which are in force as that `version`.
     """
     given = running.given
     if not running.settings.autotune:
@@ -521,7 +527,7 @@ def _tune(
     held = {
         name: value
         for name, value in running.engine.knobs().items()
-        if name in given and name != "sockets_per_lane"  # It says how many there are.
+        if name in given and name != "sockets_per_lane"  # The setting opens the sockets; the knob says how many to use.
     }
     about = {"ranks": running.world.size, "hosts": len(running.layout.crews), "held": held}
     crews = [len(crew) for crew in running.layout.crews]
@@ -537,12 +543,15 @@ def _tune(
 
 
 def spin_us(gathered: Gathered) -> float:
-    """Spinning pays when every rank of this host has a processor; else it takes that of the rank that is waited for."""
+    """Return the microseconds to spin before sleeping: 0 if this host has fewer processors than ranks.
+
+    Without a processor for each rank, spinning would take the processor of the rank that is waited for.
+    """
     processors: float = len(_processors(gathered))
     try:
         quota = cpu_quota()
     except (ArithmeticError, LookupError, OSError, ValueError) as error:
-        # What a file system of control groups says is nobody's promise, and how a wait spins is no reason to fail.
+        # The cgroup file system has no guaranteed format, and the spin time is no reason to fail.
         logs.logger.debug("the CPU quota cannot be read, and the affinity decides alone: %r", error)
         quota = None
     if quota is not None:
@@ -551,15 +560,16 @@ def spin_us(gathered: Gathered) -> float:
 
 
 def yield_us(gathered: Gathered) -> float:
-    """Yielding pays when ranks share processors: whoever is waited for may be ready on this one.
+    """Return the microseconds to yield before sleeping: 0 unless ranks of this host share processors.
 
-    Where a quota alone is short, ranks have processors of their own: yielding would be spinning, and spend the quota.
+    If they do, the rank that is waited for may be ready to run on this processor. If only the CPU quota is short, ranks
+    have processors of their own; yielding would then be spinning, and use up the quota.
     """
     return DEFAULT_YIELD_US if len(gathered.crew) > len(_processors(gathered)) else 0.0
 
 
 def _processors(gathered: Gathered) -> set[int]:
-    """The processors that the ranks of this host may run on, all together."""
+    """Return the union of the processors that the ranks of this host may run on."""
     return {cpu for rank in gathered.crew for cpu in gathered.processors[rank]}
 
 

@@ -1,6 +1,6 @@
-"""The default engine of this process: made by `init`, ended by `shutdown`, refused in forked children.
+"""Default engine of this process: created by `init`, ended by `shutdown`, refused in forked children.
 
-In an elastic job `init` enters the waiting room instead, and `enter` one world after the other.
+In an elastic job `init` enters the waiting room instead, and `enter` enters one world after the other.
 """
 
 from __future__ import annotations
@@ -50,34 +50,34 @@ _FORKED = (
 
 ProcessSets = Iterable[ProcessSet | Iterable[int]] | str | None
 
-_MOMENT = 2.0  # seconds that each thread and process beside the engine has to end, whatever the time-out
+_MOMENT = 2.0  # seconds that each thread and process beside the engine has to end, regardless of the time-out
 HOLDER = "ENGINERUN_RANK_HOLDER"
-"""Variable by which a rank tells the processes that it starts that it is the rank whose variables they have."""
-_SHOWN = 5  # operations that a warning names
+"""Variable that tells child processes that their parent already is the rank whose variables they have inherited."""
+_SHOWN = 5  # largest number of operations in a warning
 
 _lock = threading.RLock()
 _under_way: str | None = None  # name of the call that holds the lock
-_put_off = False  # whether a signal handler called shutdown() during that call
+_put_off = False  # whether a signal handler has called shutdown() during that call
 _running: Running | None = None
 _room: WaitingRoom | None = None
 _generation = 0
-_imported: World | None = None  # place of the rank whose worker this process is, if init() was passed over for that
+_imported: World | None = None  # place of this worker process's rank, if init() did nothing for that reason
 _before_shutdown: list[Callable[[float], str | None]] = []
 _on_enter: list[Callable[[], None]] = []
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why the world has failed.
+    """Failure of the world.
 
     Attributes
     ----------
     text : str
-        The first cause, equal on all ranks.
+        First cause, equal on all ranks.
     culprit : int or None
-        The rank that is to blame; None if that is not known.
+        Rank that caused the failure; None if that is not known.
     stalled : bool
-        Whether it is to blame because it stood still.
+        Whether that rank has stalled.
     """
 
     text: str
@@ -86,7 +86,7 @@ class Failure:
 
 
 def _in_forked_child() -> None:
-    """Shared gradients become the child's own copies; a lock that another thread of the parent held is nobody's now."""
+    """Reset the lock in a forked child, where its holder may not exist, and make shared gradients private copies."""
     global _lock, _under_way, _put_off
     _lock, _under_way, _put_off = threading.RLock(), None, False
     if _running is not None:
@@ -99,10 +99,10 @@ os.register_at_fork(after_in_child=_in_forked_child)
 
 @contextlib.contextmanager
 def alone(what: str) -> Iterator[None]:
-    """Hold the lock for something that changes the default engine, which users know by that name.
+    """Hold the lock for a public function, named `what`, that changes the default engine.
 
-    A signal handler runs in the middle of whatever the main thread does, so it may find the lock held by its own
-    thread. Then it is refused, except for `shutdown`, which looks first and has itself put off to the end of that.
+    A signal handler interrupts the main thread, so it may find the lock held by its own thread. Such a call is refused,
+    except for `shutdown`, which checks that before and is deferred to the end of the interrupted call.
     """
     global _under_way, _put_off
     with _lock:
@@ -124,34 +124,35 @@ def alone(what: str) -> Iterator[None]:
 def init(process_sets: ProcessSets = None, **settings: Any) -> None:
     """Meet the other ranks and start the engine. Collective. Does nothing if the engine is running.
 
-    Where a worker process of `multiprocessing` imports the script or a module of it (`spawn`, `forkserver`), it does
-    nothing: the rank is the process that has started the worker. `rank()`, `size()` and their like answer there, too.
+    It also does nothing in a worker process of `multiprocessing` that imports the script or its modules (`spawn`,
+    `forkserver`): the rank is the process that has started the worker. `rank()`, `size()` and similar queries work
+    there, too.
 
-    In an elastic job it meets nobody yet, and only takes note of what it is given: the ranks meet in the function that
-    `elastic.run` wraps. Until then `rank()`, `size()` and their like give planned numbers.
+    In an elastic job it only stores its arguments; the ranks meet in the function that `elastic.run` wraps. Until then
+    `rank()`, `size()` and similar queries return planned numbers.
 
     Parameters
     ----------
     process_sets : iterable of ProcessSet or of ranks, optional
-        Sets to add at once, equal on all ranks. `"dynamic"` is accepted and needs not be said: sets can be added at any
-        time.
+        Sets to add right after the start, equal on all ranks. `"dynamic"` is accepted and has no effect: sets can be
+        added at any time.
     **settings
-        Any setting of `engine.config.Config`, such as `start_timeout` (seconds). They go before the
+        Any setting of `engine.config.Config`, such as `start_timeout` (seconds). They take precedence over the
         environment.
 
     Raises
     ------
     ConfigError
-        A setting or a launcher's variable that cannot be; settings for an engine that is running already.
+        A setting or a launcher's variable is invalid; or settings are given although the engine is running.
     RendezvousError
-        Ranks that did not come within `start_timeout`, died, or failed in `init`, by name. Where it fails on one rank
-        it fails on all, nothing of it is left, and it can be called again.
+        Ranks did not come within `start_timeout`, died, or failed in `init`; the error names them. If `init` fails on
+        one rank it fails on all, leaves nothing behind, and can be called again.
     IncompatibleRanksError
-        Ranks that run different builds.
+        Ranks run different builds.
     ForkedError
         The parent of this process had initialised the engine.
     EngineError
-        Another process that is an ancestor of this one is this rank, and runs the engine.
+        An ancestor of this process already is this rank, and runs the engine.
     """
     with alone("init"):
         if _running is not None:
@@ -164,7 +165,7 @@ def init(process_sets: ProcessSets = None, **settings: Any) -> None:
         try:
             (_wait if GATE in os.environ else _begin)(settings, process_sets)
         except EngineError as error:
-            # Where in the engine it was raised tells a user nothing; the frames of these functions would bury the text.
+            # The engine's own frames would only hide the text from the user.
             logs.logger.debug("init has failed", exc_info=True)
             writer.claim()
             writer.report_exception(error)
@@ -175,7 +176,7 @@ def init(process_sets: ProcessSets = None, **settings: Any) -> None:
 def _begin(settings: Mapping[str, Any], process_sets: ProcessSets) -> None:
     """Meet the other ranks, and start the default engine.
 
-    If it fails on one rank it fails on all, which hear why, and nothing of it is left: a second call meets again.
+    If it fails on one rank it fails on all ranks, with the reason, and leaves nothing behind. It can be called again.
     """
     global _running, _generation
     if HOLDER in os.environ:
@@ -194,7 +195,7 @@ def _begin(settings: Mapping[str, Any], process_sets: ProcessSets) -> None:
     _generation = running.generation
     try:
         running.serving = serving
-        if prepared.sets:  # to add them takes all engines, and has no limit of its own
+        if prepared.sets:  # Adding them needs all engines, and has no time-out of its own.
             await_engines(running)
         for each in prepared.sets:
             running.show(running.sets.add(each))
@@ -212,7 +213,7 @@ def _begin(settings: Mapping[str, Any], process_sets: ProcessSets) -> None:
 
 
 def _log_start(world: World, environ: Mapping[str, str]) -> None:
-    """Log this process's place, and what of its environment may not mean what the user believes."""
+    """Log this process's rank, and variables of its environment that are ignored, misspelt or without effect."""
     logs.logger.info("rank %d of %d, found by %s", world.rank, world.size, world.source)
     for name, value in service_links(environ).items():
         logs.logger.info("%s=%s is set by Kubernetes for a Service of that name, and ignored", name, value)
@@ -223,7 +224,7 @@ def _log_start(world: World, environ: Mapping[str, str]) -> None:
 
 
 def _is_imported_by_worker() -> bool:
-    """Whether a worker of `multiprocessing` is importing the program that calls `init`; notes its rank's place."""
+    """Return whether a worker of `multiprocessing` is importing the program; if so, note its rank's place."""
     global _imported
     process = multiprocessing.current_process()
     if not getattr(process, "_inheriting", False):  # as multiprocessing itself asks
@@ -234,18 +235,18 @@ def _is_imported_by_worker() -> bool:
 
 
 def imported() -> World | None:
-    """The place of the rank whose worker this process is, if it called `init` as it imported the program."""
+    """Return the place of this worker process's rank, if it called `init` while it imported the program, else None."""
     return _imported
 
 
 def _hold_place(world: World) -> None:
-    """Note in the environment of processes that this one starts which rank it is."""
+    """Note this process's rank in its environment, for the processes that it starts."""
     if world.size > 1:
         os.environ[HOLDER] = f"{os.getpid()} {world.rank} {world.size} {world.job}"
 
 
 def _expect_own_place() -> None:
-    """Refuse to be a rank that a process which started this one is."""
+    """Raise EngineError if the process that set `HOLDER`, an ancestor of this one, already is this rank."""
     pid, _, held = os.environ[HOLDER].partition(" ")
     world = find_place(config.environment())
     own = held == f"{world.rank} {world.size} {world.job}"
@@ -260,7 +261,7 @@ def _expect_own_place() -> None:
 
 @dataclass
 class _Prepared:
-    """What `init` has made ready before the ranks meet."""
+    """Resources that `init` has prepared before the rendezvous."""
 
     rank: Prepared
     environ: Mapping[str, str]
@@ -269,7 +270,7 @@ class _Prepared:
 
 
 def _prepare(settings: Mapping[str, Any], process_sets: ProcessSets) -> _Prepared:
-    """Do all of `init` that can fail on this rank alone. If it does the others, who wait for this one, are told."""
+    """Do the part of `init` that can fail on this rank alone. A failure is told to the other ranks, which wait."""
     environ: Mapping[str, str] = {}
     world: World | None = None
     serving: InProcess | None = None
@@ -284,7 +285,7 @@ def _prepare(settings: Mapping[str, Any], process_sets: ProcessSets) -> _Prepare
     except Exception as error:
         if serving is not None:
             serving.stop()
-        if world is None and not isinstance(error, RendezvousError):  # Else the ranks have met, and heard of it there.
+        if world is None and not isinstance(error, RendezvousError):  # Else the ranks have met, and know of it.
             with contextlib.suppress(EngineError):
                 world = _detect(environ or config.environment(), config.Config())
         if world is not None:
@@ -293,12 +294,12 @@ def _prepare(settings: Mapping[str, Any], process_sets: ProcessSets) -> _Prepare
 
 
 def _detect(environ: Mapping[str, str], chosen: config.Config) -> World:
-    """This process's place. Collective where ranks agree over MPI."""
+    """Find this process's place in its job. Collective if ranks agree over MPI."""
     return detect(environ, partial(by_mpi.agree, seconds=chosen.start_timeout, interface=chosen.interface))
 
 
 def _given_sets(process_sets: ProcessSets) -> list[ProcessSet]:
-    """The process sets that `init` was given."""
+    """Return the process sets that were passed to `init`, as objects."""
     if isinstance(process_sets, str):
         if process_sets != "dynamic":
             raise ConfigError(f"process_sets is a list of sets, or 'dynamic', not {process_sets!r}")
@@ -307,7 +308,7 @@ def _given_sets(process_sets: ProcessSets) -> list[ProcessSet]:
 
 
 def _abandon(running: Running, error: BaseException) -> None:
-    """End a world whose ranks have not all come to the end of `init`. A failure of the world stands for `error`."""
+    """End a world in which some rank has not completed `init`. Raise RendezvousError if the world has failed before."""
     failure = running.engine.failure
     if failure is None:
         running.engine.abort(f"engine.init() has failed: {readable.exception(error)}")
@@ -317,7 +318,7 @@ def _abandon(running: Running, error: BaseException) -> None:
 
 
 def _chosen(settings: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any], config.Config]:
-    """This process's environment, the settings that somebody has chosen, and all settings."""
+    """Return this process's environment, the settings that the user has chosen, and all settings."""
     linux.open_standard_descriptors()
     environ = config.environment()
     given = config.given(environ, settings)
@@ -325,7 +326,7 @@ def _chosen(settings: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any]
 
 
 def _wait(settings: Mapping[str, Any], process_sets: ProcessSets) -> None:
-    """Enter the waiting room, unless this process is in it."""
+    """Enter the waiting room of an elastic job, unless this process is in it, and add process sets to it."""
     global _room
     if _room is not None and settings:
         raise ConfigError("engine.init() was called before; give it all settings the first time")
@@ -350,29 +351,29 @@ def _wait(settings: Mapping[str, Any], process_sets: ProcessSets) -> None:
 
 
 def enter(world: World, called_off: CallOff | None = None) -> None:
-    """End the world that this process is in, if it is in one, and enter the next. Collective over the next.
+    """End the current world, if any, and enter the next one. Collective over the next one.
 
-    What the process has goes with it: the settings of `init`, process sets whose ranks the new world has, wrapped
-    optimizers with the state of their compression, knobs, the page of counters, the service of metrics. Operations
-    under way have ended by themselves or end with an error, and names are counted from 0.
+    The process keeps the settings of `init`, process sets whose ranks the new world has, wrapped optimizers with the
+    state of their compression, knobs, the page of counters and the metrics service. Operations in flight end with an
+    error, and names are counted from 0 again.
 
     Parameters
     ----------
     world : World
-        This process's place, with the number of the world.
+        This process's place in the next world, with the world's number.
     called_off : CallOff, optional
-        Looked at as long as this process waits for the others.
+        Cancellation that is checked while this process waits for the others.
 
     Raises
     ------
     CalledOff
-        The new world is called off. This process is in no world then, and may enter another.
+        The new world was called off. This process is in no world then, and may enter another.
     RendezvousError
-        As for `init`. This process is in no world then.
+        Same as for `init`. This process is in no world then.
     WorldError
-        The new world has failed before all was there.
+        The new world failed before its start was complete.
     MismatchError
-        What has moved into it is not equal on all ranks.
+        State that was carried into the new world is not equal on all ranks.
     """
     global _running, _room, _generation
     called_off = None if called_off is None else CallOff(*called_off)
@@ -385,7 +386,7 @@ def enter(world: World, called_off: CallOff | None = None) -> None:
         generation = _generation if world.number is None else world.number
         prepared = prepare(world, room.given, generation, environ)
         if room.serving is not None and world.local_rank != 0:
-            room.serving.stop()  # Whoever serves this host next finds the port free.
+            room.serving.stop()  # Frees the port for the rank that serves this host next.
             room.serving = None
         room.told.optimizers, room.told.sets = moving.count(), [each._ranks for each in room.sets]
         running = start(prepared, called_off)
@@ -403,9 +404,10 @@ def enter(world: World, called_off: CallOff | None = None) -> None:
 
 
 def leave() -> None:
-    """End the world that this process is in, if it is in one, and wait for the next. Collective, unless it has failed.
+    """End the current world, if any, and wait for the next one. Collective, unless the world has failed.
 
-    Whoever comes to the gate of an elastic job leaves first: a process that ends waits for ranks that have not left.
+    A process leaves before it asks at the gate of an elastic job, since a process that ends waits for ranks that have
+    not left.
     """
     global _room
     with alone("leave"):
@@ -414,7 +416,7 @@ def leave() -> None:
 
 
 def _leave_for(world: World) -> WaitingRoom:
-    """End the world that this process is in, if any; the room in which it waits for the next."""
+    """End the current world, if any, and return the waiting room for the next one."""
     global _running
     if _running is None:
         room = _room
@@ -433,25 +435,25 @@ def _leave_for(world: World) -> WaitingRoom:
 
 
 def on_enter(callback: Callable[[], None]) -> None:
-    """Call something in each world that `enter` enters from now on, on its thread, once the engine runs.
+    """Register a callback that `enter` calls in each later world, on its own thread, once the engine runs.
 
-    Not for what is collective: ranks may have registered other things.
+    It must not be collective, since other ranks may have registered other callbacks.
     """
     _on_enter.append(callback)
 
 
 def failure(seconds: float) -> Failure | None:
-    """Ask whether the world has failed, whatever exception a framework has made of it.
+    """Return the failure of the world, independently of the exception that a framework has raised for it.
 
     Parameters
     ----------
     seconds : float
-        How long to wait for the news: an error of this rank alone may come before it.
+        Longest wait in seconds, since an error of this rank alone may be raised before the failure is known.
 
     Returns
     -------
     Failure or None
-        None: the world goes on, or there is none.
+        None if the world has not failed, or if there is none.
     """
     running = _running
     if running is None or os.getpid() != running.pid or not running.watch.await_failure(seconds):
@@ -462,21 +464,21 @@ def failure(seconds: float) -> Failure | None:
 
 
 def number() -> int:
-    """The number of the world: its driver's in an elastic job, else how many this process has begun."""
+    """Return the number of the world: the driver's in an elastic job, else the number of worlds of this process."""
     return current().generation
 
 
 def is_waiting() -> bool:
-    """Whether this process waits for a world of an elastic job, so that nothing communicates."""
+    """Return whether this process waits for a world of an elastic job, and so cannot communicate."""
     return _room is not None and _running is None
 
 
 def shutdown() -> None:
-    """Finish what is in flight, leave the world and stop the engine. Does nothing if it is not running.
+    """Finish operations in flight, leave the world and stop the engine. Does nothing if it is not running.
 
-    Waits at most `shutdown_timeout` for operations in flight. Runs by itself when the interpreter ends. After it,
-    `init` makes a new world. A signal handler may call it: in the middle of another `shutdown` it returns at once, in
-    the middle of `init` or `start_timeline` it is done as soon as that has ended.
+    Waits at most `shutdown_timeout` for operations in flight. Runs automatically when the interpreter exits. After it,
+    `init` creates a new world. A signal handler may call it: during another `shutdown` it returns at once, and during
+    `init` or `start_timeline` it is deferred until that call has ended.
     """
     global _running, _room, _put_off
     with _lock:
@@ -506,9 +508,9 @@ def shutdown() -> None:
 
 
 def _close(running: Running, seconds: float) -> None:
-    """Leave a world and let go of all that belongs to it, also where some of it raises.
+    """Leave a world and close all its components, even if some of them raise.
 
-    What is in flight has `seconds` all together. Threads and processes beside the engine have a moment in any case.
+    Operations in flight have `seconds` in total. Each thread and process beside the engine has at least `_MOMENT`.
     """
     left = _shared(seconds)
     with contextlib.ExitStack() as ends:  # The last one is called first.
@@ -522,26 +524,29 @@ def _close(running: Running, seconds: float) -> None:
 
 
 def _shared(seconds: float) -> Callable[[], float]:
-    """A function that tells what is left of the time that all who ask it have together."""
+    """Return a function that returns the remaining seconds of a common time budget."""
     end = time.monotonic() + seconds
     return lambda: max(0.0, end - time.monotonic())
 
 
 def _close_sets(running: Running, seconds: float) -> None:
-    """Close the process sets, and wait for the ranks that still need this one to give them turns on GPUs."""
+    """Close the process sets, and wait for the ranks that still need this one for their GPU collectives."""
     left = _shared(seconds)
     if running.sets.close(seconds) and running.device is not None:
         running.device.stay(left())
 
 
 def before_shutdown(callback: Callable[[float], str | None]) -> None:
-    """Call something with the most seconds that it may take, whenever the engine is about to stop: a framework may have
-    programs under way whose collectives are still to come. It returns what has not ended by then, if anything."""
+    """Register a callback that is called whenever the engine is about to stop.
+
+    A framework may run programs that have yet to submit collectives. The callback gets the longest time in seconds that
+    it may wait for them. It returns a description of what has not ended by then, or None.
+    """
     _before_shutdown.append(callback)
 
 
 def _finish_programs(running: Running, left: Callable[[], float]) -> None:
-    """Wait for what frameworks have under way, and say for whom that waits if it takes too long."""
+    """Wait for running programs of frameworks; on a time-out, log which ranks their collectives wait for."""
     timeout = left()
     for callback in _before_shutdown:
         if late := callback(left()):
@@ -557,7 +562,7 @@ def _finish_programs(running: Running, left: Callable[[], float]) -> None:
 
 
 def _waited_for(operation: dict[str, Any]) -> str:
-    """An operation in flight, and which ranks have not submitted it."""
+    """Describe an operation in flight, with the ranks that have not submitted it."""
     missing = operation["missing"]
     if missing is None:
         return f"{operation['name']!r} waits for other ranks"
@@ -572,12 +577,12 @@ def _check_pid(running: Running) -> None:
 
 
 def inside() -> Running | WaitingRoom | None:
-    """The world that this process is in, else the waiting room, else None: it has begun nothing, or has ended it."""
+    """Return the current world, else the waiting room, else None: `init` was not called, or `shutdown` was."""
     return _room if _running is None else _running
 
 
 def current() -> Running:
-    """The world that this process is in. Errors as of `engine`."""
+    """Return the current world. Raises the errors of `engine`."""
     running = _running
     if running is None:
         raise NotInitializedError(uninitialized() if _room is None else WAITING)
@@ -587,40 +592,41 @@ def current() -> Running:
 
 
 def engine() -> core.Engine:
-    """The native engine.
+    """Return the native engine.
 
     Raises
     ------
     NotInitializedError
-        Before `init` and after `shutdown`.
+        It was called before `init` or after `shutdown`.
     ForkedError
-        In a forked child.
+        It was called in a forked child.
     """
     return current().engine
 
 
 def device() -> Device:
-    """The GPU of this rank. Errors as of `engine`."""
+    """Return the GPU of this rank. Raises the errors of `engine`."""
     running_device = current().device
     assert running_device is not None
     return running_device
 
 
 def settings() -> config.Config:
-    """The settings that this process's engine runs with, or is to run with. Errors as of `engine`."""
+    """Return the settings of this process's current or next engine. Raises the errors of `engine`."""
     return _room.settings if _room is not None and _running is None else current().settings
 
 
 def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
-    """Form a process set. Collective over the world: on all ranks, also on those that are not in it.
+    """Form a process set. Collective over the world: on all ranks, including those that are not in the set.
 
-    In an elastic job, before the function that `elastic.run` wraps, it takes note of the set. Each world forms those
-    that all its members have, and whose ranks it has; others raise an error that says why.
+    In an elastic job, before the function that `elastic.run` wraps, it only registers the set. Each world forms the
+    sets that all its members have registered, and whose ranks it has; use of the others raises an error with the
+    reason.
 
     Parameters
     ----------
     process_set : ProcessSet or iterable of int
-        Its ranks in the world. A set costs each of its ranks a sleeping thread and some memory.
+        Set, or its ranks in the world. A set costs each of its ranks a sleeping thread and some memory.
 
     Returns
     -------
@@ -629,7 +635,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     Raises
     ------
     ValueError
-        No rank, or what is no rank; there is a set with these ranks.
+        There are no ranks, or one is not a rank of the world, or a set with these ranks exists.
     EngineError
         The ranks do not mean the same set.
     """
@@ -643,34 +649,34 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
 
 
 def process_set(number: int) -> ProcessSet:
-    """The process set with that `process_set_id`.
+    """Return the process set with that `process_set_id`.
 
     Raises
     ------
     NotInitializedError
-        There is none.
+        There is no such set.
     """
     return current().sets.numbered(number)
 
 
 def called_set(number: int) -> ProcessSet:
-    """The process set with that `call_number`.
+    """Return the process set with that `call_number`.
 
     Raises
     ------
     NotInitializedError
-        There is none.
+        There is no such set.
     """
     return current().sets.called(number)
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """End a process set, after what is in flight in it. Collective over the world; not for the global set.
+    """Remove a process set once its operations in flight have ended. Collective over the world.
 
     Returns
     -------
     bool
-        Whether it was there.
+        Whether the set existed; False for the global set, which cannot be removed.
     """
     if _room is not None and _running is None:
         return _room.remove(process_set)
@@ -678,5 +684,5 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def is_initialized() -> bool:
-    """Whether `init` has been called, in this very process, and `shutdown` has not."""
+    """Return whether `init` has been called in this process itself, and `shutdown` has not."""
     return any(each is not None and each.pid == os.getpid() for each in (_running, _room))

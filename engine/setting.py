@@ -1,4 +1,4 @@
-"""The description of a setting, from which its variable, its option and its knob follow."""
+"""Description of a setting, from which its variable, its option and its knob are derived."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ PREFIX = "ENGINE_"
 
 
 def variable(name: str) -> str:
-    """The environment variable of a setting."""
+    """Return the environment variable of a setting."""
     return PREFIX + name.upper()
 
 
 def read(parse: Form, value: Any, source: str) -> Any:
-    """Check a value. A ConfigError names its source, the value and what was expected."""
+    """Parse a value. On failure, a ConfigError names its source, the value and the expected form."""
     try:
         return parse(value)
     except ValueError as error:
@@ -27,25 +27,25 @@ def read(parse: Form, value: Any, source: str) -> Any:
 
 
 def read_variable(environ: Mapping[str, str], name: str, parse: Form) -> Any:
-    """Read a variable that is no setting, such as a launcher's; None: it is not set, or blank. Errors as of `read`."""
+    """Parse a variable that is no setting, such as a launcher's; None if it is not set or blank. Raises like `read`."""
     text = environ.get(name, "").strip()
     return read(parse, text, name) if text else None
 
 
 @dataclass(frozen=True)
 class Option:
-    """The launcher's option for a setting.
+    """Option of the launcher for a setting.
 
     Attributes
     ----------
     value : str
         Placeholder of the value in the help; empty for a switch, and for words, which are listed.
     names : tuple of str
-        Names of the option; by default one made of the setting's name.
+        Names of the option; by default one that is derived from the setting's name.
     off : str or None
         Help of `--no-NAME`; empty: it is not shown; None: there is no such option.
     on : bool
-        Whether there is an option beside `--no-NAME`.
+        Whether there is an option besides `--no-NAME`.
     """
 
     value: str = ""
@@ -56,18 +56,18 @@ class Option:
 
 @dataclass(frozen=True)
 class Knob:
-    """A setting that can be changed while the engine runs: where the tuner searches, if not everywhere.
+    """Search range of the tuner for a setting that can be changed while the engine runs.
 
     Attributes
     ----------
     low, high : float or None
-        Search range of a number; None: all that the setting allows.
+        Search range of a number; None: the whole range of the setting.
     off : float or None
-        A number outside of the range that switches something off, and is searched too.
+        Number outside of the range that switches something off, and is tried too.
     words : tuple of str
-        Words that are searched; empty: all.
+        Words that are tried; empty: all.
     host : bool
-        It is about tensors in the host's memory alone, and not looked at for those on a GPU.
+        Whether the knob only affects tensors in the host's memory, and not those on a GPU.
     """
 
     low: float | None = None
@@ -79,7 +79,7 @@ class Knob:
 
 @dataclass(frozen=True)
 class Setting:
-    """The metadata of a field of `Config`.
+    """Metadata of a field of `Config`.
 
     Attributes
     ----------
@@ -87,11 +87,11 @@ class Setting:
     default : Any
     unit, doc : str
     parse : Form
-        Reads a value, or refuses it (`engine.forms`).
+        Parser that converts a value or refuses it (`engine.forms`).
     alias : str or None
         Another environment variable, read if the setting's own is not set.
     none : str
-        The word for None in the table of settings.
+        Word for None in the table of settings.
     option : Option or None
         None: only `init` and the variable set it.
     knob : Knob or None
@@ -110,16 +110,16 @@ class Setting:
 
     @property
     def variable(self) -> str:
-        """Its environment variable."""
+        """Environment variable of the setting."""
         return variable(self.name)
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The names of the launcher's option, if it has one."""
+        """Names of the launcher's option; the default name if it has none."""
         return (self.option and self.option.names) or (f"--{self.name.replace('_', '-')}",)
 
     def read(self, value: Any, source: str | None = None) -> Any:
-        """Check a value. `source` is what an error calls it, by default the setting's name."""
+        """Parse a value. `source` is its name in errors, by default the name of the setting."""
         return read(self.parse, value, source or self.name)
 
 
@@ -133,6 +133,6 @@ def setting(
     option: Option | None = None,
     knob: Knob | None = None,
 ) -> Any:
-    """A field of `Config`: the parameters are the attributes of `Setting`."""
+    """Make a field of `Config`; the parameters are the attributes of `Setting`."""
     about = {"unit": unit, "parse": parse, "doc": doc, "alias": alias, "none": none, "option": option, "knob": knob}
     return field(default=default, metadata=about)

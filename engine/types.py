@@ -1,4 +1,4 @@
-"""Reduction operations, named and numbered as the native engine knows them."""
+"""Reduction operations, with the numbers of the native engine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class Op(IntEnum):
-    """How an allreduce combines the ranks' values. `docs/operations.md` says what each does for each dtype."""
+    """Operation by which an allreduce combines the ranks' values. `docs/operations.md` defines each for each dtype."""
 
     SUM = 0
     AVERAGE = 1

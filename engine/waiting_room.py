@@ -1,7 +1,7 @@
-"""Where a process of an elastic job is before its first world, and between the end of one and the start of the next.
+"""State of a process of an elastic job while it is in no world: before the first one, and between two worlds.
 
-Nothing communicates here. `rank()`, `size()` and their like give planned numbers: those that the launcher has told
-before the first world, and afterwards those of the world that was to be entered.
+Nothing communicates in this state. `rank()`, `size()` and similar queries return planned numbers: those of the launcher
+before the first world, later those of the world that the process is about to enter.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from .tuning.trial_loop import Spent
 from .world import World
 
 GATE = "ENGINE_GATE"
-"""The variable that every process of an elastic job has: where it asks for its place in a world."""
+"""Variable of every process of an elastic job: the address at which it asks for its place in a world."""
 FEWEST_TRIALS = 2
-"""Trials that must be left of a job's for a new search: what is in force, and something else."""
+"""Remaining trials of a job that a new search needs: one for the knobs in force, and one for others."""
 HOROVOD = ("HOROVOD_RANK", "HOROVOD_LOCAL_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_SIZE")
-"""Variables that tell a place to programs that are written for Horovod."""
-_SHORTEST, _LONGEST = 0.0005, 0.02  # seconds between two looks at whether all have come
+"""Variables that tell programs for Horovod their rank and size."""
+_SHORTEST, _LONGEST = 0.0005, 0.02  # seconds between two polls while waiting for the other ranks
 
 
 @dataclass
 class WaitingRoom:
-    """What a process takes into its next world.
+    """State that a process carries into its next world.
 
     Attributes
     ----------
     world : World
-        As planned, or the one that this process was told to enter.
+        Planned world, or the one that this process was told to enter.
     given : dict
-        The settings that the user has chosen, by name.
+        Settings that the user has chosen, by name.
     sets : list of ProcessSet
-        In the order in which they were added.
+        Process sets in the order in which they were added.
     told : Told
-        What the process knows of the world before.
+        State of the previous world that this process will tell the other ranks.
     serving : InProcess or None
-        The service of metrics, which goes on.
+        Metrics service that keeps running.
     """
 
     world: World
@@ -66,13 +66,13 @@ class WaitingRoom:
 
     @staticmethod
     def carried(running: Running) -> tuple[dict[str, Any], list[ProcessSet], Told, InProcess | None]:
-        """What a process takes out of a world that it is about to leave: all but the first of these fields."""
+        """Take the fields of this class, except `world`, out of a world that this process is about to leave."""
         tuning, serving = running.tuning, running.serving
         running.serving = None
         knobs = running.engine.knobs() if tuning is None else tuning.best
         told = Told(
             last=running.generation,
-            # Of knobs that are being tuned only the tuner knows whether they are good. Those of the beginning were.
+            # Only the rank with the tuner knows good knobs during a search; the others return those before the search.
             knobs=running.told.knobs if running.searching and tuning is None else knobs,
             spent=_spent(running),
             searched=running.told.searched + (running.world.size,) * (tuning is not None and tuning.concluded),
@@ -80,14 +80,14 @@ class WaitingRoom:
         return running.given, [*running.sets.added, *running.lost], told, serving
 
     def await_world(self, world: World) -> None:
-        """Have this process wait for a world."""
+        """Plan the world that this process waits for, also in its process sets."""
         self.world = world
         global_process_set._await(world.rank, tuple(range(world.size)))
         for each in self.sets:
             each._await(world.rank, each._ranks)
 
     def add(self, chosen: ProcessSet | Iterable[int]) -> ProcessSet:
-        """Take note of a process set, to be formed in the next world."""
+        """Register a process set that is to be formed in the next world."""
         added = chosen if isinstance(chosen, ProcessSet) else ProcessSet(chosen)
         if not added._ranks:
             raise ValueError("a process set of an elastic job is given by its ranks, at least one")
@@ -98,7 +98,7 @@ class WaitingRoom:
         return added
 
     def remove(self, process_set: ProcessSet) -> bool:
-        """Forget a process set; False if it was not there."""
+        """Unregister a process set; return False if it was not registered."""
         if process_set not in self.sets:
             return False
         self.sets.remove(process_set)
@@ -106,7 +106,7 @@ class WaitingRoom:
         return True
 
     def tell_children(self) -> None:
-        """Have the launcher's variables tell of the present world: processes that are spawned read them."""
+        """Update the launcher's variables to the current world, for processes that this one spawns."""
         numbers = self.world.rank, self.world.local_rank, self.world.size, self.world.local_size
         told = [str(number) for number in numbers]
         for names in (*(launcher.place for launcher in LAUNCHERS), HOROVOD):
@@ -114,12 +114,12 @@ class WaitingRoom:
                 os.environ.update(zip(names, told, strict=True))
 
     def begin_numbers(self) -> None:
-        """Have the names of a new world counted anew: its newcomers have seen none of the worlds before."""
+        """Reset the counters of names in a new world, since its new ranks have not seen the previous worlds."""
         for each in (global_process_set, *self.sets):
             each._begin_numbers()
 
     def close(self) -> None:
-        """Nothing waits any more."""
+        """End the wait for a world: reset the process sets and stop the metrics service."""
         for each in (global_process_set, *self.sets):
             each._leave()
         if self.serving is not None:
@@ -127,12 +127,14 @@ class WaitingRoom:
 
 
 def meet(engine: core.Engine, told: Told, called_off: CallOff | None) -> list[Told]:
-    """Learn what all ranks of a new world tell, by rank. When it returns, the engines of all ranks run. Collective.
+    """Exchange the state of all ranks of a new world; return it by rank. Collective.
+
+    When it returns, the engines of all ranks run.
 
     Raises
     ------
     CalledOff
-        The world is called off before all ranks have come here: one of those that were to may never come.
+        The world was called off before all ranks have come here, since one of them may never come.
     """
     handle = engine.allgather(array("b", pickle.dumps(told)), "engine.enter", called_off is None)
     pause = _SHORTEST
@@ -146,16 +148,16 @@ def meet(engine: core.Engine, told: Told, called_off: CallOff | None) -> list[To
 
 
 def settle(running: Running, room: WaitingRoom, everybody: Sequence[Told]) -> None:
-    """Bring into a new world what of those before goes on. Collective.
+    """Carry the state of earlier worlds into a new one. Collective.
 
     Parameters
     ----------
     running : Running
-        The new world.
+        New world.
     room : WaitingRoom
-        In which this process has waited for it.
+        State of this process while it waited for the new world.
     everybody : sequence of Told
-        What all ranks have told, by rank.
+        State of all ranks, by rank.
     """
     world = running.world
     room.begin_numbers()
@@ -180,12 +182,12 @@ def settle(running: Running, room: WaitingRoom, everybody: Sequence[Told]) -> No
 
 
 def _serve(running: Running, room: WaitingRoom) -> None:
-    """Go on to serve metrics, or begin, if this rank is the one that does."""
+    """Continue to serve metrics, or start to, if this rank is the one that does on its host."""
     serving = room.serving
     if serving is None:
         try:
             serving = listen(running.settings, running.world.local_rank)
-        except ConfigError as error:  # the world has met: it is no reason to end it
+        except ConfigError as error:  # The world has started; this is no reason to end it.
             logs.logger.warning("%s", error)
     if serving is not None:
         running.serving = serving
@@ -193,13 +195,16 @@ def _serve(running: Running, room: WaitingRoom) -> None:
 
 
 def _newest(everybody: Sequence[Told]) -> int | None:
-    """The lowest rank of those that come from the newest of the worlds before; None if nobody has been in one."""
+    """Return the lowest rank among those from the newest earlier world; None if no rank was in a world."""
     last = max((told.last for told in everybody if told.last is not None), default=None)
     return next((rank for rank, told in enumerate(everybody) if last is not None and told.last == last), None)
 
 
 def _common_knobs(everybody: Sequence[Told], engine: core.Engine) -> dict[str, Any]:
-    """The knobs with which a new world goes on, as far as its hosts have a use for them; none if nobody knows any."""
+    """Return the knobs of earlier worlds to apply in a new one, limited to what its hosts support.
+
+    Knobs that are in force already are left out. Empty if no rank knows any.
+    """
     known = [told for told in everybody if told.knobs is not None]
     if not known:
         return {}
@@ -213,7 +218,7 @@ def _common_knobs(everybody: Sequence[Told], engine: core.Engine) -> dict[str, A
 
 
 def _spent(running: Running) -> Spent:
-    """What trials have cost the job. Ranks without the tuner know how often knobs were changed: twice for a trial."""
+    """Return the cost of trials for the job. Ranks without the tuner estimate two changes of knobs per trial."""
     if running.tuning is not None:
         return running.tuning.spent
     before = running.told.spent
@@ -221,12 +226,15 @@ def _spent(running: Running) -> Spent:
 
 
 def _most_spent(everybody: Sequence[Told]) -> Spent:
-    """What all ranks together know of it."""
+    """Return the largest cost of trials that any rank knows of."""
     return Spent(max(told.spent.trials for told in everybody), max(told.spent.lost for told in everybody))
 
 
 def _may_search(everybody: Sequence[Told], settings: config.Config, size: int) -> bool:
-    """Whether the tuner begins to search in a new world: not where a search has ended, nor if all trials are made."""
+    """Return whether the tuner starts a search in a new world.
+
+    It does not if a search has ended in a world of this size, or if too few trials are left.
+    """
     left = settings.autotune_trials - _most_spent(everybody).trials
     known = any(size in told.searched for told in everybody)
     first = not any(told.spent.trials for told in everybody)
@@ -234,13 +242,13 @@ def _may_search(everybody: Sequence[Told], settings: config.Config, size: int) -
 
 
 def _in_order(sets: Sequence[ProcessSet], everybody: Sequence[Told]) -> list[ProcessSet]:
-    """Process sets in an order that is the same on all ranks, as far as all have them: that of rank 0's."""
+    """Sort process sets in the order of rank 0's, which is the same on all ranks; sets that rank 0 lacks go last."""
     first = {ranks: place for place, ranks in enumerate(everybody[0].sets)}
     return sorted(sets, key=lambda each: first.get(each._ranks, len(first)))
 
 
 def _missing(process_set: ProcessSet, world: World, everybody: Sequence[Told]) -> str:
-    """Why a set of an earlier world cannot be formed in a new one; empty: it can."""
+    """Return the reason why a set of an earlier world cannot be formed in a new one; empty: it can."""
     ranks = process_set._ranks
     text = f"{process_set} is not in world {world.number}, which has {world.size} ranks"
     if ranks[-1] >= world.size:

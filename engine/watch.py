@@ -1,7 +1,7 @@
-"""The surroundings of one engine in a Python process: monitor thread, exception hook, signal handler, exit.
+"""Monitoring of one engine in a Python process: monitor thread, exception hook, signal handler, exit.
 
 The monitor is a daemon thread. `Watch.start` starts it; it ends when the engine has been closed, and `Watch.stop` waits
-for that. It logs what happens to the world, and writes the files about it.
+for that. It logs failures and stalls of the world, and writes the files about them.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from .process_sets import Registry
 from .trace.flight import Recorder, now, snapshot
 
 TRACEBACK = "traceback.txt"
-TOLD_SECONDS = 2.0  # longest that a line about an exception waits for the one about the failure
-SHOWN = 3  # most names in one line of a stall report
+TOLD_SECONDS = 2.0  # longest wait of a line about an exception for the line about the failure
+SHOWN = 3  # largest number of names in one line of a stall report
 
 
 def summary(kind: type[BaseException], value: BaseException | None, trace: TracebackType | None) -> str:
-    """An exception in one line, with the last place in the user's own code: `ValueError: bad batch at train.py:12`."""
+    """Format an exception in one line, with its place in the user's code: `ValueError: bad batch at train.py:12`."""
     text = [] if value is None else readable.exception_text(value).strip().splitlines()
     where = ""
     frames = traceback.extract_tb(trace)
@@ -46,18 +46,18 @@ def summary(kind: type[BaseException], value: BaseException | None, trace: Trace
 
 
 def waiting(pending: list[dict[str, Any]], coordinator: int) -> list[str]:
-    """Lines about what is in flight and for whom it waits: those that wait for the same ranks together.
+    """Return lines about operations in flight and the ranks they wait for, one line for each set of such ranks.
 
     Parameters
     ----------
     pending : list of dict
-        Operations that `Engine.pending` gives; without those that the coordinator reports itself.
+        Operations from `Engine.pending`, without those that the coordinator reports itself.
     coordinator : int
-        This rank, by its number in the world.
+        World rank of the set's coordinator.
     """
     alike: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for entry in pending:
-        if entry["missing"] != []:  # Submitted by all ranks, it only waits for its turn.
+        if entry["missing"] != []:  # Otherwise all ranks have submitted it, and it only waits for its turn.
             key = tuple(entry["missing"] or ()), tuple(entry["brought"]), entry["kind"]
             alike.setdefault(key, []).append(entry)
     lines = []
@@ -72,7 +72,7 @@ def waiting(pending: list[dict[str, Any]], coordinator: int) -> list[str]:
 
 
 class Watch:
-    """Hooks and thread of one engine, from `start` to `stop`."""
+    """Hooks and monitor thread of one engine, from `start` to `stop`."""
 
     def __init__(self, engine: core.Engine, sets: Registry, recorder: Recorder) -> None:
         self._engine = engine
@@ -80,27 +80,27 @@ class Watch:
         self._recorder = recorder
         self._pid = os.getpid()
         self._reported = threading.Lock()
-        self._stderr = threading.RLock()  # held by who writes of a failure
+        self._stderr = threading.RLock()  # held while a thread writes about a failure
         self._told = threading.Event()  # set once a thread has reported the failure
         self._thread = threading.Thread(target=self._run, name="engine-monitor", daemon=True)
         self._chained: Callable[..., Any] = sys.excepthook
         self._handles_signal = False
 
     def start(self) -> None:
-        """Start the thread; put the hooks in place."""
+        """Start the thread and install the hooks."""
         writer.claim()
         writer.clear()
         self._thread.start()
         self._chained, sys.excepthook = sys.excepthook, self._excepthook
         if threading.current_thread() is threading.main_thread() and signal.getsignal(FLIGHT) is signal.SIG_DFL:
-            # Python runs the handler when the main thread next executes Python code. A wait in the engine looks every
-            # 100 ms; somebody else's native code delays it for as long as that runs.
+            # Python runs the handler when the main thread next executes Python code. A wait in the engine does so every
+            # 100 ms; other native code delays the handler for as long as it runs.
             signal.signal(FLIGHT, self._on_signal)
             self._handles_signal = True
 
     def stop(self, timeout: float) -> None:
-        """Take the hooks away and wait for the thread. The engine must have been closed."""
-        # A hook that was wrapped around ours stays; ours then passes on, since the closed engine ignores an abort.
+        """Remove the hooks and wait for the thread. The engine must have been closed."""
+        # A hook that wraps ours stays installed. Ours then only calls the next one: a closed engine ignores aborts.
         if sys.excepthook == self._excepthook:
             sys.excepthook = self._chained
         if self._handles_signal and threading.current_thread() is threading.main_thread():
@@ -111,11 +111,11 @@ class Watch:
             self._thread.join(timeout)
 
     def await_failure(self, seconds: float) -> bool:
-        """Wait at most so long until the world has failed and this rank has reported it; whether it has."""
+        """Wait at most `seconds` until the world has failed and this rank has reported it; return whether it has."""
         return self._engine.failure is not None or self._told.wait(seconds)
 
     def report_failure(self) -> None:
-        """Write the world's first cause and this rank's flight record, once. A process that ends calls it too."""
+        """Write the world's first cause and this rank's flight record, once. Also called when a process ends."""
         failure = self._engine.failure
         if failure is None or not self._reported.acquire(blocking=False):
             return
@@ -160,7 +160,7 @@ class Watch:
         return self._write("flight.json", snapshot(self._engine, self._sets.engines, reason))
 
     def _write(self, name: str, content: dict[str, Any]) -> Path | None:
-        """A full disk must not hide the failure that is being reported."""
+        """Write a file of a report. An error, such as a full disk, is only logged, so as not to hide the failure."""
         try:
             return self._recorder.write(name, content)
         except OSError as error:
@@ -168,9 +168,9 @@ class Watch:
             return None
 
     def _excepthook(self, kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
-        """Tell the other ranks why this one ends, before anything else happens.
+        """Tell the other ranks why this one ends, before the other hooks run.
 
-        `SystemExit` does not come here: a rank that exits, whatever its code, has left, and is named as such.
+        It is not called for `SystemExit`: a rank that exits, with any code, counts as having left.
         """
         if os.getpid() != self._pid:
             self._chained(kind, value, trace)
@@ -183,9 +183,9 @@ class Watch:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """Keep the line about a failure out of a traceback, which hooks write line by line.
+        """Hold the lock of stderr, so that the line about a failure does not split a traceback.
 
-        A hook that waits for its user keeps that line for a moment alone.
+        The wait for the lock has a time-out, so that a hook that waits for its user cannot block that line for long.
         """
         held = self._stderr.acquire(timeout=TOLD_SECONDS)
         try:
@@ -195,21 +195,20 @@ class Watch:
                 self._stderr.release()
 
     def _shorten(self, kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> bool:
-        """Show an exception that tells nothing new in one line, its traceback in a file; False: show it whole.
+        """Show an exception without news in one line, with its traceback in a file; False: show it in full.
 
-        Of many ranks that fail because of one, or are interrupted together, the tracebacks would bury the one that
-        counts.
+        If many ranks fail because of one, or are interrupted together, their tracebacks would hide the important one.
         """
         another = isinstance(value, WorldError) and value.rank != self._engine.rank
         if not self._recorder.kept or not (another or issubclass(kind, KeyboardInterrupt)):
             return False
         self.report_failure()
-        self._told.wait(TOLD_SECONDS)  # The monitor thread may be about to: the cause goes first.
+        self._told.wait(TOLD_SECONDS)  # The monitor thread may be about to report the cause, which has to go first.
         try:
             path = self._recorder.write_text(TRACEBACK, "".join(traceback.format_exception(kind, value, trace)))
         except OSError:
             return False
-        # One write, so that no line of another thread comes into the middle of it.
+        # One write, so that no line of another thread can split it.
         sys.stderr.write(f"{summary(kind, None, trace)} (its traceback: {path})\n")
         sys.stderr.flush()
         return True

@@ -1,14 +1,14 @@
-"""Who this process is: rank and size, from the variables of whichever launcher started it.
+"""Detection of this process's rank and size, from the variables of the launcher that started it.
 
-Launchers are asked in a fixed order, and the first that has a complete answer is believed: enginerun, torchrun, Open
-MPI, PMI (MPICH, Intel MPI), Slurm. If a later one speaks of several processes and differs, that is refused. Slurm is an
-exception: it often starts one launcher per machine, and its variables also exist in a plain shell of an allocation. So
-it never contradicts, and counts only inside a step that `srun` started. An answer that lacks the place on the host is
-passed over for a complete one (Slurm, Flux and others set PMI's rank and size beside their own variables), and is an
-error where there is none. With no launcher there is one rank.
+Launchers are checked in a fixed order, and the first with a complete set of variables is used: enginerun, torchrun,
+Open MPI, PMI (MPICH, Intel MPI), Slurm. If a later one names several processes and differs, that is an error. Slurm is
+an exception: it often starts one launcher per machine, and its variables also exist in a plain shell of an allocation.
+So it never contradicts another launcher, and counts only inside a step that `srun` started. A launcher without local
+rank and size is skipped if another one is complete (Slurm, Flux and others set PMI's rank and size besides their own
+variables); otherwise it is an error. Without a launcher there is one rank.
 
-A job is on several hosts if a launcher tells that fewer ranks than all are on this one. Then there must be a secret,
-and a place to meet (`engine.hub_address`), or MPI, over which ranks agree on both (`engine.rendezvous.by_mpi`).
+A job is on several hosts if a launcher says that only some of the ranks are on this host. Such a job needs a secret and
+a meeting address (`engine.hub_address`), or MPI, over which ranks agree on both (`engine.rendezvous.by_mpi`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ COUNTED = Whole(0, MOST)  # a rank, or a number of ranks or hosts
 
 @dataclass(frozen=True)
 class World:
-    """One process's place in its job."""
+    """Place of one process in its job."""
 
     rank: int
     size: int
@@ -43,85 +43,85 @@ class World:
     secret: str | None
     """Secret of the job's processes; None if the launcher gave none."""
     source: str
-    """The launcher whose variables were used."""
+    """Name of the launcher whose variables were used."""
     hub: HubAddress | None = None
-    """Where the hosts meet; None on one host."""
+    """Address at which the hosts meet; None on one host."""
     host: str = ""
-    """Text that tells the ranks of one host from those of another, where two "hosts" are on one machine."""
+    """Text that distinguishes the ranks of different hosts, even if two "hosts" are on one machine."""
     host_name: str = ""
-    """What the user calls this host, for messages; empty: nobody has told."""
+    """Name of this host in messages, as the user chose it; empty if unknown."""
     number: int | None = None
-    """The world's number by the driver of an elastic job; None: each process counts its own worlds."""
+    """Number of the world, set by the driver of an elastic job; None: each process counts its own worlds."""
     workers: tuple[int, ...] = ()
-    """By rank, the numbers of an elastic job's workers; empty outside of one."""
+    """Numbers of an elastic job's workers, by rank; empty in other jobs."""
 
     reason: str = ""
-    """Why an elastic job has made this world."""
+    """Reason why an elastic job has formed this world."""
 
     @property
     def several_hosts(self) -> bool:
-        """Whether some of the ranks are on other hosts."""
+        """Return whether some of the ranks are on other hosts."""
         return self.local_size != self.size
 
     @property
     def leads(self) -> bool:
-        """Whether this rank gathers those of its host: rank 0, and on several hosts each local rank 0."""
+        """Return whether this rank gathers those of its host: rank 0, or on several hosts each local rank 0."""
         return self.local_rank == 0 if self.several_hosts else self.rank == 0
 
     @property
     def elastic(self) -> dict[str, int | str]:
-        """What files of this rank say of its elastic job: its world, its worker, why the world was made."""
+        """Fields about the elastic job in this rank's files: world, worker, and the reason for the world."""
         if self.number is None or not self.workers:
             return {}
         return {"world": self.number, "worker": self.workers[self.rank], "reason": self.reason}
 
     @property
     def key(self) -> str:
-        """The key by which ranks find each other and no others: the job, and the world's number if its driver gave one.
+        """Key by which the ranks of a world find each other: the job, and the number from an elastic job's driver.
 
-        How many worlds a process has begun is no part of it: where `init` failed on some ranks they count differently.
+        The process's own count of worlds is not part of it, since it may differ between ranks after a failed `init`.
         """
         return self.job if self.number is None else f"{self.job}#{self.number}"
 
     def text(self, generation: int) -> str:
-        """A text by which files of the `generation`-th world are known as belonging together; empty on one host."""
+        """Return a text that identifies files of the same world, number `generation`; empty on one host."""
         key = f"{self.job}#{generation}".encode()
         return f"world {hashlib.sha256(key).hexdigest()[:16]}" if self.several_hosts else ""
 
     @property
     def proof(self) -> bytes:
-        """The key of the HMAC by which ranks prove that they belong. Without a secret it only tells jobs apart."""
+        """Key of the HMAC by which ranks authenticate themselves. Without a secret it only distinguishes jobs."""
         secret = self.secret if self.secret is not None else "engine"
         return hashlib.sha256(f"{secret}\0{self.key}".encode()).digest()
 
 
 class _Incomplete(ConfigError):
-    """A launcher tells rank and size, and not which of them are on this host."""
+    """A launcher sets rank and size, but not the local rank or size."""
 
 
 def detect(environ: Mapping[str, str], agree: Callable[[World], World | None] | None = None) -> World:
-    """Find this process's place, and where the hosts meet if there are several.
+    """Find this process's place in its job, and the meeting address if there are several hosts.
 
     Parameters
     ----------
     environ : mapping
-        As from `engine.config.environment()`.
+        Result of `engine.config.environment()`.
     agree : callable, optional
-        Asked on several hosts that MPI's launcher has started without a secret or a place to meet: what the ranks have
-        agreed on, or None if they cannot. Collective.
+        Called on several hosts if an MPI launcher has set no secret or no meeting address. It returns the world on
+        which the ranks have agreed over MPI, or None if they cannot. Collective.
 
     Raises
     ------
     ConfigError
-        Variables that are incomplete, impossible, or contradict each other; several hosts without a secret, or
-        without a place to meet.
+        Variables are incomplete, invalid, or contradict each other; or there are several hosts without a secret or
+        without a meeting address.
     """
     world = replace(find_place(environ), host_name=environ.get("ENGINE_HOST_NAME", ""))
     return _meeting(world, environ, agree) if world.several_hosts else world
 
 
 def find_place(environ: Mapping[str, str]) -> World:
-    """Find this process's place alone. Parameters and errors as of `detect`, but for what concerns several hosts."""
+    """Find this process's place without the meeting address. Parameters and errors are those of `detect`."""
     found: list[World] = []
     incomplete: list[_Incomplete] = []
     for launcher in LAUNCHERS:
@@ -141,7 +141,7 @@ def find_place(environ: Mapping[str, str]) -> World:
         return World(0, 1, 0, 1, job, secret(environ), NO_LAUNCHER)
     chosen = found[0]
     for other in found[1:]:
-        # A world of one beneath a bigger one is a launcher started by a launcher; two different worlds are a mistake.
+        # A world of one inside a larger one is a launcher that a launcher has started; two larger worlds are an error.
         if other.size > 1 and (other.rank, other.size) != (chosen.rank, chosen.size):
             raise ConfigError(
                 f"{chosen.source} says rank {chosen.rank} of {chosen.size}, {other.source} says rank {other.rank} of "
@@ -156,7 +156,7 @@ def _number(environ: Mapping[str, str], name: str) -> int | None:
 
 
 def _ask(launcher: Launcher, environ: Mapping[str, str]) -> World | None:
-    """One launcher's answer; None if it did not start this process."""
+    """Read one launcher's variables; None if it did not start this process."""
     rank, size = _number(environ, launcher.rank), _number(environ, launcher.size)
     if rank is None and size is None:
         return None
@@ -166,7 +166,7 @@ def _ask(launcher: Launcher, environ: Mapping[str, str]) -> World | None:
             raise ConfigError(f"{there} is {environ[there]!r}, but {missing} is not set; {launcher.name} sets both")
         return None
     local_rank, local_size = _number(environ, launcher.local_rank), _number(environ, launcher.local_size)
-    loopback = launcher is TORCHRUN and _is_local(environ.get("MASTER_ADDR", ""))  # one speaks for the other alone
+    loopback = launcher is TORCHRUN and _is_local(environ.get("MASTER_ADDR", ""))  # then all ranks are on this host
     if local_rank is None and local_size is None and (size == 1 or loopback):
         local_rank, local_size = rank, size
     if local_rank is None or local_size is None:
@@ -191,7 +191,7 @@ def _ask(launcher: Launcher, environ: Mapping[str, str]) -> World | None:
 
 
 def _ask_slurm(environ: Mapping[str, str]) -> World | None:
-    """Slurm's answer, inside a step that `srun` started; elsewhere SLURM_NTASKS describes the allocation."""
+    """Read Slurm's variables; None outside of a step of `srun`, where SLURM_NTASKS describes the allocation."""
     rank, size = _number(environ, "SLURM_PROCID"), _number(environ, "SLURM_STEP_NUM_TASKS")
     local_rank = _number(environ, "SLURM_LOCALID")
     if rank is None or size is None or local_rank is None or rank >= size:
@@ -206,7 +206,7 @@ def _ask_slurm(environ: Mapping[str, str]) -> World | None:
 
 
 def _tasks_of(node: int, text: str) -> int:
-    """The tasks of a node by a list such as `2(x3),1`, which is in the order of nodes; 0: it has fewer."""
+    """Return the number of tasks of a node from a list such as `2(x3),1`, in the order of nodes; 0: it is too short."""
     tasks = 0
     for part in text.split(","):
         found = re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", part.strip())
@@ -220,7 +220,7 @@ def _tasks_of(node: int, text: str) -> int:
 
 
 def _meeting(world: World, environ: Mapping[str, str], agree: Callable[[World], World | None] | None) -> World:
-    """A world on several hosts, with the place where they meet."""
+    """Complete a world on several hosts by its meeting address."""
     hub_given = is_given(environ)
     if agree is not None and world.source in BY_MPI and (world.secret is None or not hub_given):
         agreed = agree(replace(world, hub=find(world.source, world.job, environ)) if hub_given else world)
@@ -239,10 +239,10 @@ def _is_local(address: str) -> bool:
 
 
 def _job(launcher: Launcher, environ: Mapping[str, str], several_hosts: bool) -> str:
-    """The job key of a launcher's processes, as of `_key`.
+    """Return the job key of a launcher's processes, like `_key`.
 
-    MPICH's launcher names no job, and gives each process a session of its own: of such processes those belong together
-    that one process has started.
+    MPICH's launcher names no job, and gives each process a session of its own. Such processes belong to one job if the
+    same process has started them.
     """
     if launcher is PMI and not several_hosts and not any(map(environ.get, ("ENGINE_JOB", *PMI.job))):
         starter = processes.starter(PMI.rank)
@@ -252,13 +252,13 @@ def _job(launcher: Launcher, environ: Mapping[str, str], several_hosts: bool) ->
 
 
 def _key(names: tuple[str, ...], environ: Mapping[str, str], several_hosts: bool) -> str:
-    """The job key: ENGINE_JOB if there is one, else what the launcher gives to all processes of a job alike."""
-    if several_hosts:  # Each may call rank 0's host by another name.
+    """Return the job key: ENGINE_JOB if it is set, else the launcher's variables that are equal for the whole job."""
+    if several_hosts:  # Each host may use another name for rank 0's host.
         names = tuple(name for name in names if name != "MASTER_ADDR")
     if environ.get("ENGINE_JOB"):
         names = ("ENGINE_JOB", "TORCHELASTIC_RESTART_COUNT")
     known = [f"{name}={environ[name]}" for name in names if environ.get(name)]
     if several_hosts and not known:
         return f"hub={environ.get('ENGINE_HUB', '')}"
-    # A launcher that names no job leaves the session: two jobs started in one terminal must then set ENGINE_JOB.
+    # Without a job name only the session is left: two jobs that are started in one terminal have to set ENGINE_JOB.
     return " ".join(known) if known else f"session={os.getsid(0)}"
