@@ -1,4 +1,4 @@
-"""The common half of all bindings: a framework plugs into the modules of this package.
+"""Common part of all bindings, which a framework's binding extends.
 
-CONTRIBUTING.md says what a binding brings; `tests/frameworks/fake_framework.py` is one that is complete.
+CONTRIBUTING.md lists the parts of a binding; `tests/frameworks/fake_framework.py` is a complete example.
 """

@@ -1,4 +1,4 @@
-"""What the optimizers of all bindings agree on between ranks: their names, their options, their parameters."""
+"""Agreement between ranks on an optimizer's name, options and parameters, for all bindings."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from .options import Options
 
 
 def next_number(kind: str, process_set: ProcessSet) -> int:
-    """Number the things of one kind of which a process set's ranks make equally many, whatever framework they are of.
+    """Return the next number for an object of this kind, of which all ranks of a process set create the same number.
 
-    Two frameworks in one process count together, so that they cannot give one name to two operations. In each world of
-    an elastic job they count anew: its newcomers have seen none of the worlds before.
+    All frameworks in a process share the counter, so that two operations never get the same name. The counter is reset
+    in each world of an elastic job, since new ranks have not seen the earlier worlds.
     """
     return process_set.numbers.next(kind)
 
 
 class Number:
-    """The number of one thing: given when it is first asked for, and given anew in each world that comes after."""
+    """Number of one object, which is assigned at its first use, and again in each later world."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
@@ -32,29 +32,32 @@ class Number:
         self._value = 0
 
     def among(self, process_set: ProcessSet) -> int:
-        """The number among the things of its kind that the set's ranks have, numbered as they are first used."""
+        """Return the object's number in a process set, among those of its kind in the order of their first use."""
         if self._of is not process_set.numbers:
             self._of, self._value = process_set.numbers, process_set.numbers.next(self._kind)
         return self._value
 
 
 def compares() -> bool:
-    """Whether ranks compare what they are about to reduce when a program is traced. Not in an elastic job: who has
-    compiled a step never traces it again, and would not compare it with the newcomers of a later world, which do."""
+    """Return whether ranks compare their gradients when a program is traced; False in an elastic job.
+
+    There, a rank that has compiled a step does not trace it again. So it could not take part in the comparison of the
+    new ranks of a later world.
+    """
     return not os.environ.get("ENGINE_GATE")
 
 
 def columns_of_absent(names: Sequence[str]) -> int:
-    """The columns of an empty tensor that goes with a group from which these gradients are absent.
+    """Return the number of columns of an empty tensor that marks which gradients are absent from a group.
 
-    Ranks compare the shapes of a group's tensors. So groups that lack other gradients on another rank, of equal shapes
-    perhaps, are a mismatch at once.
+    Ranks compare the shapes of a group's tensors. So a rank whose group lacks other gradients, even of equal shapes,
+    causes a mismatch at once.
     """
     return zlib.crc32("\0".join(names).encode()) % (1 << 31) + 1
 
 
 def unique_names(names: Iterable[str]) -> list[str]:
-    """Names of which each is there once: the second `w` becomes `w#1`."""
+    """Make names unique: the second `w` becomes `w#1`."""
     counts: Counter[str] = Counter()
     found: dict[str, None] = {}
     for name in names:
@@ -67,22 +70,25 @@ def unique_names(names: Iterable[str]) -> list[str]:
 
 
 def order_suffix(names: Sequence[str]) -> str:
-    """The end of the name of one operation on several named things, in this order.
+    """Return a suffix for the name of an operation on several named items in this order.
 
-    It is empty where `Pairing` has compared them. Elsewhere the operations of ranks with another order or other names
-    do not meet, so that none of these is combined with another one.
+    It is empty if `Pairing` compares the names. Otherwise it is a checksum of them: operations of ranks with other
+    names or another order are then never matched with each other.
     """
     return "" if compares() else f":{zlib.crc32(chr(0).join(names).encode()):08x}"
 
 
 def places_of(order: Iterable[str], names: Sequence[str]) -> list[int]:
-    """Places among `names` of the same names in an order."""
+    """Return the indices in `names` of the names of `order`."""
     places = {name: place for place, name in enumerate(names)}
     return [places[name] for name in order]
 
 
 def in_groups(names: Sequence[str], groups: Iterable[Sequence[int]] | None) -> list[str]:
-    """For each name the end of a description that tells its group, by the first of its names; empty without one."""
+    """Return for each name a suffix of its description that names its group; empty if it has none.
+
+    A group is named by the first of its names in alphabetical order.
+    """
     ends = [""] * len(names)
     for group in groups or ():
         for place in group:
@@ -91,15 +97,15 @@ def in_groups(names: Sequence[str], groups: Iterable[Sequence[int]] | None) -> l
 
 
 class Pairing:
-    """The order in which the ranks of a process set go through things that have names.
+    """Common order of named items on all ranks of a process set.
 
-    They are compared when these names come for the first time in a world, in whatever order. Ranks whose own orders
-    differ, as those of a `set` or a `dict` may, all take that of the first rank, also where an order changes later.
+    The names are compared when they first occur in a world, in any order. If the ranks' own orders differ, as those of
+    a `set` or a `dict` may, all ranks use that of the first rank, even if an order changes later.
 
     Parameters
     ----------
     options : Options
-        Options of the optimizer, which are compared with the names.
+        Options of the optimizer, which are compared together with the names.
     """
 
     def __init__(self, options: Options) -> None:
@@ -107,14 +113,14 @@ class Pairing:
         self._orders: weakref.WeakKeyDictionary[Numbers, dict[frozenset[str], list[str]]] = weakref.WeakKeyDictionary()
 
     def order(self, names: Sequence[str], describe: Callable[[], objects.Described]) -> list[int]:
-        """Places among `names` in the order of all ranks. Collective for names that are new.
+        """Return the indices of `names` in the common order of all ranks. Collective for new names.
 
         Parameters
         ----------
         names : sequence of str
-            All different.
+            Names without duplicates.
         describe : callable
-            Describes each of them, called only for names that are new. What else it describes is compared with them.
+            Returns descriptions of the names, called only for new ones. Further names in it are compared, too.
 
         Raises
         ------
@@ -131,7 +137,7 @@ class Pairing:
 
 
 def claim_name(options: Options) -> tuple[int, str]:
-    """The number of a new optimizer in its process set, and the prefix of its operations' names, without a dot."""
+    """Return the number of a new optimizer in its process set, and its operations' name prefix without a dot."""
     number = next_number("optimizer", options.process_set)
     return number, f"{'change' if options.op == Adasum else 'gradient'}{number or ''}"
 
@@ -139,24 +145,24 @@ def claim_name(options: Options) -> tuple[int, str]:
 def expect_agreement(options: Options, parameters: objects.Described) -> list[str]:
     """Compare an optimizer's options and parameters over the ranks of its process set. Collective.
 
-    Before the first world of an elastic job nothing is compared.
+    While a process of an elastic job is in no world, nothing is compared.
 
     Parameters
     ----------
     options : Options
     parameters : dict of str to (str, int)
-        By the parameter's name: a description for messages, as `objects.describe` makes it, and a number for what the
-        description leaves out.
+        Description of each parameter for messages, as from `objects.describe`, and a number for properties that the
+        description leaves out, by name.
 
     Returns
     -------
     list of str
-        The parameters' names in one order on all ranks, as `objects.compare` gives it.
+        Names of the parameters in the same order on all ranks, as from `objects.compare`.
 
     Raises
     ------
     MismatchError
-        They differ; all ranks raise it.
+        Options or parameters differ; all ranks raise it.
     """
     process_set = options.process_set
     if runtime.is_waiting():

@@ -1,9 +1,9 @@
-"""The gradients of collectives, Horovod's or mathematical, as far as they are the same for all frameworks.
+"""Gradients of collectives, in Horovod's or the mathematical convention, for all frameworks.
 
-There are two conventions, and docs/operations.md has a table of both. Horovod's, the default, is that of its
-bindings: what comes back through an allgather, a broadcast or a reduce-scatter is an average over ranks. The
-mathematical one takes the loss to be the sum of what the ranks compute, so that the gradient of a rank's input is the
-sum over ranks of what their outputs ask of it. Which of them holds is decided in the forward pass.
+docs/operations.md has a table of both conventions. Horovod's, the default, is that of its bindings: the gradient of an
+allgather, a broadcast or a reduce-scatter is an average over ranks. In the mathematical one the loss is the sum of all
+ranks' losses. So the gradient of a rank's input is the sum of the gradients from all ranks' outputs. The forward pass
+determines the convention.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _chosen: ContextVar[bool | None] = ContextVar("mathematical_gradients", default=
 
 @contextmanager
 def mathematical_gradients(enabled: bool = True) -> Iterator[None]:
-    """Choose the gradients of the collectives that are called inside, in this thread.
+    """Choose the gradients of the collectives that this thread calls inside the block.
 
-    The choice belongs to the forward pass: where `backward` is called, and by which thread, does not matter. It must be
-    the same on all ranks.
+    The choice is made in the forward pass; it does not matter where, and in which thread, `backward` is called. It must
+    be the same on all ranks.
 
     Parameters
     ----------
     enabled : bool
-        True for the gradients of the sum of all ranks' losses; False for Horovod's, which are the default unless
+        Whether gradients are those of the sum of all ranks' losses, or else Horovod's. Horovod's are the default unless
         `init(mathematical_gradients=True)` was called. docs/operations.md has a table of both.
 
     Examples
@@ -46,18 +46,18 @@ def mathematical_gradients(enabled: bool = True) -> Iterator[None]:
 
 
 def are_mathematical() -> bool:
-    """Whether a collective that is called now has mathematical gradients."""
+    """Return whether a collective that is called now has mathematical gradients."""
     chosen = _chosen.get()
     return runtime.settings().mathematical_gradients if chosen is None else chosen
 
 
 def combining(mathematical: bool) -> Op:
-    """The operation by which the gradients of all ranks' outputs are combined."""
+    """Return the operation that combines the gradients of all ranks' outputs."""
     return Sum if mathematical else Average
 
 
 def expect_gradient(op: Op, what: str) -> None:
-    """Raise EngineError unless a reduction by that operation has a gradient. `what`: the function that was called."""
+    """Raise EngineError unless a reduction by that operation has a gradient. `what`: name of the called function."""
     if op not in (Sum, Average, Adasum):
         raise EngineError(
             f"{what} with op={op.name.title()} has no gradient: only Sum, Average and Adasum do; detach the tensor"
@@ -65,19 +65,22 @@ def expect_gradient(op: Op, what: str) -> None:
 
 
 def backward_name(name: str | None) -> str | None:
-    """The name of the collective that the gradient of a named one takes."""
+    """Return the name of the collective that computes the gradient of a named one."""
     return None if name is None else f"{name}.backward"
 
 
 def own_rows(rows: Sequence[int], process_set: ProcessSet) -> slice:
-    """Where the rows of this rank lie in a gathered tensor that has so many of each."""
+    """Return the slice of this rank's rows in a gathered tensor with these numbers of rows per rank."""
     rank = process_set.engine.rank
     start = sum(rows[:rank])
     return slice(start, start + rows[rank])
 
 
 def scatter_factor(op: Op, prescale: float, postscale: float, mathematical: bool, process_set: ProcessSet) -> float:
-    """By what the gradient of a reduce-scatter is multiplied. Horovod's is the mathematical one times the ranks."""
+    """Return the factor of the gradient of a reduce-scatter.
+
+    Horovod's gradient is the mathematical one times the number of ranks.
+    """
     factor = prescale * postscale
     if mathematical:
         return factor / process_set.size() if op is Average else factor

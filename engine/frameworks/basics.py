@@ -1,4 +1,4 @@
-"""The names that every binding shows beside those of its framework: ranks, process sets, objects, operations."""
+"""Names that every binding exports besides those of its framework: ranks, process sets, objects, operations."""
 
 from __future__ import annotations
 

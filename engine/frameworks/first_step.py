@@ -1,6 +1,6 @@
-"""Warns of models that differ between ranks when training begins, as after a forgotten broadcast.
+"""Warning about models that differ between ranks when training begins, as after a forgotten broadcast.
 
-Ranks average gradients, not parameters: those that begin with different models train as many models, without an error.
+Ranks average gradients, not parameters. Without a warning, ranks that begin with different models would keep them.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from ..process_sets import ProcessSet
 
 
 class FirstStep:
-    """Compares checksums of the ranks' parameters once. Nobody waits for it: the answer is told when it is there.
+    """Comparison of the ranks' parameters by checksums, once and without blocking.
 
-    A rank that has joined takes no part. A rank whose first step comes after a `join` does not begin: the others, if
-    they have compared theirs before, did so without it.
+    A rank that has joined does not take part. A rank whose first step comes after a `join` does not begin, since the
+    others may have compared theirs without it.
 
     Parameters
     ----------
     prefix : str
         Prefix of the names of the optimizer's operations; equal on all ranks, unique to the optimizer.
     process_set : ProcessSet
-        Whose ranks train one model. This rank is one of them.
+        Process set whose ranks train one model. This rank is one of them.
     broadcast : str
-        The call that gives every rank the model of one, with `{root}` for that rank.
+        Call that broadcasts the model of one rank, for the warning; `{root}` stands for that rank.
     """
 
     def __init__(self, prefix: str, process_set: ProcessSet, broadcast: str) -> None:
@@ -47,21 +47,21 @@ class FirstStep:
         self._names: list[str] = []
 
     def begin(self, parameters: dict[str, Any]) -> None:
-        """Send checksums of the parameters, which the step has not changed yet."""
+        """Send checksums of the parameters, before the first step changes them."""
         if len(self._ranks) == 1 or self._engine.joins != self._joins or not parameters:
             return
         self._names = sorted(parameters)  # in one order on all ranks
         self._sums = np.array([checksum(parameters[name]) for name in self._names], np.uint64).view(np.int64)
-        with suppress(NotInitializedError):  # A step on gradients from before the engine's end goes on without it.
+        with suppress(NotInitializedError):  # A step on gradients from before the engine's end needs no engine.
             self._handle = self._engine.allgather(self._sums, self._name)
 
     def tell(self) -> bool:
-        """Log a warning if the ranks' checksums are there and differ. Returns whether there is nothing more to tell.
+        """Log a warning if the ranks' checksums have arrived and differ. Return whether the comparison is over.
 
         Raises
         ------
         MismatchError
-            Ranks have the same parameters under other names.
+            Ranks have the same parameters under different names.
         """
         if self._handle is None:
             return True
@@ -70,7 +70,7 @@ class FirstStep:
         try:
             self._handle.wait()
         except EngineError:
-            return True  # The world has failed, or ended: other operations tell the program.
+            return True  # The world has failed or ended; other operations will raise it.
         data, rows = self._handle.gathered
         by_rank = np.split(np.frombuffer(data, np.int64), np.cumsum(rows)[:-1])
         expect_one_order(self._names, by_rank, self._ranks)
@@ -79,21 +79,21 @@ class FirstStep:
         return True
 
     def finish(self) -> None:
-        """Wait for the ranks' checksums, if there are any to come, and log a warning if they differ.
+        """Wait for the ranks' checksums, if they were sent, and log a warning if they differ.
 
-        For a framework in whose steps no Python runs: before its first one, on all ranks.
+        For a framework whose steps run no Python: it is called before the first step, on all ranks.
         """
         if self._handle is not None:
-            with suppress(EngineError):  # The world has failed, or ended: other operations tell the program.
+            with suppress(EngineError):  # The world has failed or ended; other operations will raise it.
                 self._handle.wait()
             self.tell()
 
     def _compare(self, by_rank: Sequence[NDArray[np.int64]]) -> None:
-        """Log which parameters differ from those of the first rank, on that rank alone."""
+        """Log which parameters differ from those of the first rank; called only there."""
         odd = {
             rank: np.flatnonzero(sums != self._sums)
             for rank, sums in zip(self._ranks, by_rank, strict=True)
-            if len(sums)  # none of a rank that has joined
+            if len(sums)  # empty from a rank that has joined
         }
         differing = sorted({int(index) for indices in odd.values() for index in indices})
         if not differing:
@@ -115,15 +115,15 @@ class FirstStep:
 
 
 def expect_one_order(names: Sequence[str], by_rank: Sequence[NDArray[Any]], ranks: Sequence[int]) -> None:
-    """Raise MismatchError if two ranks have the same checksums in another order: they pair what belongs to others.
+    """Raise MismatchError if two ranks have the same checksums in another order, and so would match wrong parameters.
 
     Parameters
     ----------
     names : sequence of str
     by_rank : sequence of numpy.ndarray
-        Checksums, in the order of the names; none of a rank that has joined.
+        Checksums of each rank in the order of the names; empty from a rank that has joined.
     ranks : sequence of int
-        The ranks' numbers.
+        Rank of each entry of `by_rank`.
     """
     there = [(rank, sums) for rank, sums in zip(ranks, by_rank, strict=True) if len(sums)]
     for rank, sums in there[1:]:
@@ -138,7 +138,7 @@ def expect_one_order(names: Sequence[str], by_rank: Sequence[NDArray[Any]], rank
 
 
 def checksum(parameter: Any) -> int:
-    """Checksum of a parameter's values; 0 of a frozen one that the engine cannot read, as on a device."""
+    """Return a checksum of a parameter's values; 0 if the engine cannot read it, such as a frozen one on a device."""
     try:
         return memory.checksum(adapter_of(parameter).input(parameter))
     except UnsupportedTensorError:

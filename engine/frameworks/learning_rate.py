@@ -1,4 +1,4 @@
-"""Learning rates for larger batches: the scaling rules."""
+"""Scaling rules for the learning rates of larger batches."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ _RULES: dict[str, Callable[[float], float]] = {"linear": lambda factor: factor, 
 
 
 def scale_learning_rate(lr: float, factor: float | None = None, rule: str = "linear") -> float:
-    """The learning rate for a batch that is `factor` times the one that `lr` was found with.
+    """Return the learning rate for a batch that is `factor` times the original one.
 
     Parameters
     ----------
     lr : float
-        For the original batch.
+        Learning rate for the original batch.
     factor : float, optional
-        How many times larger the batch of one step is, over all ranks: by default the world size, which is right when
-        each rank has the original batch; times the number of accumulated passes, if there are any.
+        Ratio of the batch of one step, over all ranks, to the original batch. The default is the world size, which is
+        right if each rank has the original batch. Multiply it by the number of accumulated passes, if any.
     rule : str
         `linear`: proportional to the batch, for SGD (Goyal et al. 2017, arXiv:1706.02677). `sqrt`: proportional to its
-        square root, for Adam and its kin (Malladi et al. 2022, arXiv:2205.10287).
+        square root, for Adam and similar optimizers (Malladi et al. 2022, arXiv:2205.10287).
 
     Raises
     ------
     ValueError
-        A factor that is not positive; another rule.
+        The factor is not positive, or the rule is unknown.
     """
     if rule not in _RULES:
         raise ValueError(f"rule is {rule!r}; expected one of {', '.join(map(repr, _RULES))}")
@@ -35,7 +35,7 @@ def scale_learning_rate(lr: float, factor: float | None = None, rule: str = "lin
 
 
 def positive(factor: float | None) -> float:
-    """The factor, the world size by default."""
+    """Return a checked factor; the default is the world size."""
     if factor is None:
         return float(place.size())
     if not 0 < factor < float("inf"):

@@ -1,8 +1,9 @@
-"""Wrapped optimizers move from one world of an elastic job into the next: the same objects, in the same order.
+"""Move of wrapped optimizers from one world of an elastic job into the next.
 
-A binding registers what it has wrapped. `runtime.enter` has the ranks agree on how many there are, and then moves them
-one after the other, in the order in which they were made: so the first of a survivor and the first of a newcomer meet.
-What only some ranks have, because it was made within the function that `elastic.run` wraps, is left behind.
+A binding registers each optimizer that it wraps. `runtime.enter` lets the ranks agree on the number of optimizers, and
+moves them one after the other in the order of their creation. So the first of a surviving rank matches the first of a
+new rank. Optimizers that only some ranks have, because they were created within the function that `elastic.run` wraps,
+are left behind.
 """
 
 from __future__ import annotations
@@ -12,43 +13,43 @@ from typing import Protocol
 
 
 class Movable(Protocol):
-    """What `register` takes."""
+    """Object that `register` accepts."""
 
     def move(self, root: int | None) -> None:
-        """Begin anew in the world that this process has just entered. Collective.
+        """Restart in the world that this process has just entered. Collective.
 
         Parameters
         ----------
         root : int or None
-            The rank whose state counts where ranks have to be equal; None if nobody has been in a world before.
+            Rank whose state is used if ranks have to be equal; None if no rank was in a world before.
         """
 
     def leave_behind(self) -> None:
-        """Some rank of the world does not have it: it cannot be used any more."""
+        """Become unusable, since some rank of the world does not have this object."""
 
 
 _live: list[weakref.ref[Movable]] = []
 
 
 def register(movable: Movable) -> None:
-    """Have it moved into each world that this process enters, as long as it is alive."""
+    """Register an object to be moved into each world that this process enters, as long as it is alive."""
     _live.append(weakref.ref(movable))
 
 
 def forget(movable: Movable) -> None:
-    """Have it moved no more."""
+    """Unregister an object."""
     _live[:] = [each for each in _live if each() is not movable]
 
 
 def count() -> int:
-    """How many there are."""
+    """Return the number of registered objects."""
     return len(_alive())
 
 
 def move(common: int, root: int | None) -> None:
-    """Move the first `common` into the world that this process has just entered, and leave the others behind.
+    """Move the first `common` objects into the world that this process has just entered; leave the others behind.
 
-    Collective. `root`: as for `Movable.move`.
+    Collective. `root`: same as in `Movable.move`.
     """
     alive = _alive()
     for each in alive[common:]:

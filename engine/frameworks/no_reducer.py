@@ -1,4 +1,4 @@
-"""What an optimizer has in place of a reducer while its process is in no world that has its process set."""
+"""Substitute for an optimizer's reducer while its process is in no world that has the process set."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ..errors import NotInitializedError
 
 
 class NoReducer:
-    """Has the methods of `Reducer`. Gradients stay each rank's own, and a step is refused.
+    """Object with the methods of `Reducer` that leaves gradients local and refuses a step.
 
     Parameters
     ----------
     passes : int
-        Backward passes that are to be added up before a reduction.
+        Number of backward passes to accumulate before a reduction.
     why : str
-        Why there is no step, and what to do.
+        Error text: the reason why a step is refused, and the remedy.
     """
 
     def __init__(self, passes: int, why: str) -> None:
@@ -46,38 +46,38 @@ class NoReducer:
         self._refuse()
 
     def add(self, named: dict[str, Any], trained: Any = ()) -> None:
-        """Parameters are hooked in a world."""
+        """Do nothing; parameters are hooked in the next world."""
 
     def after_step(self) -> None:
-        """There is none."""
+        """Do nothing; there is no step."""
 
     def before_zero(self) -> None:
-        """Nothing is under way."""
+        """Do nothing; no reduction is under way."""
 
     def forget(self) -> None:
-        """Nothing is known of gradients."""
+        """Do nothing; gradients are not tracked."""
 
     def renew(self) -> None:
-        """Nothing is known of gradients."""
+        """Do nothing; gradients are not tracked."""
 
     def finish(self) -> None:
-        """Nothing is under way."""
+        """Do nothing; no reduction is under way."""
 
     def share_state(self, root: int | None) -> None:
-        """There is none."""
+        """Do nothing; there is no state."""
 
     def remove(self) -> None:
-        """There are no hooks."""
+        """Do nothing; there are no hooks."""
 
     def release(self) -> None:
-        """There is nothing to let go of."""
+        """Do nothing; there are no resources."""
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Gradients accumulate on this rank in any case."""
+        """Do nothing; gradients accumulate on this rank in any case."""
         yield
 
     @contextmanager
     def skip(self) -> Iterator[None]:
-        """A step is refused in any case."""
+        """Do nothing; a step is refused in any case."""
         yield

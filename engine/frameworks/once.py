@@ -1,4 +1,4 @@
-"""A record of reduced gradients, for operations by which a second reduction would give a wrong result."""
+"""Record of reduced gradients, for operations with which a second reduction would give a wrong result."""
 
 from __future__ import annotations
 
@@ -12,21 +12,24 @@ from ..types import Average, Op
 
 
 class Once:
-    """Refuses the second reduction of a gradient, where repeating is not harmless. A hook beside the native one."""
+    """Guard against a second reduction of a gradient, for operations that must not be repeated.
+
+    It has a hook beside the native one.
+    """
 
     def __init__(self, group: gradients.GradientGroup, op: Op, version_of: Callable[[Any], int | None]) -> None:
         self._group = group
         self._op = op
         self._version_of = version_of
-        # The gradient each parameter had when it was reduced: a new tensor there is a new gradient.
+        # Gradient of each parameter when it was reduced: another tensor is a new gradient.
         self._reduced: dict[int, weakref.ref[Any]] = {}
-        # Those that a step has used since, with their versions: unchanged ones are not reduced again.
+        # Gradients that a step has used since, with their versions: unchanged ones are not reduced again.
         self._used: dict[int, tuple[weakref.ref[Any], int]] = {}
-        # The names of reduced gradients to which a backward in `no_sync` has added.
+        # Names of reduced gradients to which a backward pass in `no_sync` has added.
         self._mixed: dict[int, str] = {}
 
     def hook(self, native: gradients.GradientHook, name: str) -> Callable[[Any], None]:
-        """The hook for one parameter."""
+        """Return the hook for one parameter."""
         index = native.index
 
         def check_once(parameter: Any) -> None:
@@ -39,14 +42,14 @@ class Once:
         return check_once
 
     def admit(self, index: int, parameter: Any) -> bool:
-        """Note that a gradient is being reduced; False if that has happened to it before."""
+        """Note that a gradient is being reduced; return False if there is none, or if it was reduced before."""
         if parameter.grad is None or self._is_reduced(index, parameter):
             return False
         self._reduced[index] = weakref.ref(parameter.grad)
         return True
 
     def admit_rest(self, index: int, parameter: Any) -> bool:
-        """As `admit`, for a gradient whose hook has not fired: it may be what an earlier step has left behind."""
+        """Do the same as `admit` for a gradient whose hook has not fired; refuse an unchanged one of an old step."""
         gradient, version = self._used.get(index, (None, 0))
         if (
             gradient is not None
@@ -57,22 +60,22 @@ class Once:
         return self.admit(index, parameter)
 
     def knows(self, gradient: Any) -> bool:
-        """Whether a gradient was reduced as that of any parameter, itself or with what it is a view of."""
+        """Return whether a gradient, or the tensor that it is a view of, was reduced for any parameter."""
         base = getattr(gradient, "_base", None)
         reduced = (each() for each in self._reduced.values())
         return any(each is not None and (each is gradient or each is base) for each in reduced)
 
     def remembers(self, gradient: Any) -> bool:
-        """Whether there is a weak reference to this gradient."""
+        """Return whether this object has a weak reference to the gradient."""
         return any(each() is gradient for each in (*self._reduced.values(), *(own for own, _ in self._used.values())))
 
     def fault(self, index: int) -> EngineError | None:
-        """The error about a gradient to which a backward in `no_sync` has added after it was reduced."""
+        """Return the error, if any, about a gradient to which a backward in `no_sync` has added after its reduction."""
         name = self._mixed.pop(index, None)
         return None if name is None else self._error(name)
 
     def settle(self, parameters: list[Any]) -> None:
-        """Record the gradients after a pass: views in place of gradients, and results that came from other ranks."""
+        """Record all gradients after a pass, including views in their place and results from other ranks."""
         gradients = ((index, parameter.grad) for index, parameter in enumerate(parameters))
         self._reduced = {index: weakref.ref(gradient) for index, gradient in gradients if gradient is not None}
 

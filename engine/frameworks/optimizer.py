@@ -1,8 +1,8 @@
-"""`DistributedOptimizer`, as far as it is the same for all frameworks: methods and state of a wrapped optimizer.
+"""Common part of `DistributedOptimizer` for all frameworks: methods and state of a wrapped optimizer.
 
-An optimizer stays the object that it was: its class becomes a subclass of the same name, with the methods of
-`Distributed`, and its `_engine` is a `Wrapping`. A binding derives from both, calls `Wrapping.before_step` and
-`after_step` around the optimizer's own step. What reduces is a `Reducer`, or something with its methods.
+A wrapped optimizer stays the same object. Its class becomes a subclass of the same name, with the methods of
+`Distributed`, and its `_engine` is a `Wrapping`. A binding derives from both, and calls `Wrapping.before_step` and
+`after_step` around the optimizer's own step. A `Reducer`, or an object with its methods, reduces the gradients.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ class Distributed:
     _engine: Any
 
     def synchronize(self) -> None:
-        """Reduce the gradients now, if nothing has reduced them since the last `step` or `zero_grad`. Collective then.
+        """Reduce the gradients now, if they were not reduced since the last `step` or `zero_grad`. Collective then.
 
-        `backward` reduces by itself, and `step` what else there is. So this is for gradients that were set by hand, and
-        for a rank that may have had nothing to pass backward through: before they are clipped, unscaled or looked at.
+        `backward` reduces gradients automatically, and `step` reduces the rest. So this is for gradients that were set
+        by hand, and for ranks that may have run no backward pass: call it before they are clipped, unscaled or read.
         """
         self._engine.reducer.synchronize()
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """`step` uses the gradients as they are, also those that were never reduced. All ranks must do the same.
+        """Let `step` use the gradients as they are, even if they were never reduced. All ranks must do the same.
 
-        With `op=Adasum`, where `step` reduces what it has changed, it raises an `EngineError`.
+        With `op=Adasum` it raises an `EngineError`, since `step` then reduces the changes of the parameters.
         """
         with self._engine.reducer.skip():
             yield
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Add up so many backward passes before a reduction, from now on. Collective in a window that is not complete.
+        """Set the number of backward passes that are accumulated before a reduction.
 
-        What such a window has added up is reduced first.
+        Gradients of an incomplete window are reduced first; the call is collective then.
         """
         passes = expect_passes(passes)
         self._engine.reducer.finish()
@@ -57,7 +57,7 @@ class Distributed:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulate gradients on this rank; the first backward after it, or `step`, reduces the sum, once.
+        """Accumulate gradients on this rank. The first backward after the block, or `step`, reduces their sum once.
 
         All ranks must do the same.
         """
@@ -65,11 +65,11 @@ class Distributed:
             yield
 
     def communication(self) -> float:
-        """Seconds that this rank's callers have waited in the engine since the last call (at first: since wrapping)."""
+        """Return the seconds that this rank's callers have waited in the engine since the last call or the wrapping."""
         return float(self._engine.waited())
 
     def unwrap(self) -> Any:
-        """Take the hooks away and give the optimizer its own class back. Returns it."""
+        """Remove the hooks and restore the optimizer's own class. Returns the optimizer."""
         wrapping: Wrapping = self._engine
         wrapping.end()
         del self._engine
@@ -78,24 +78,24 @@ class Distributed:
 
 
 class Wrapping(ABC):
-    """The state of a wrapped optimizer.
+    """State of a wrapped optimizer.
 
     Parameters
     ----------
     kind : type
-        The optimizer's own class.
+        Class of the optimizer before it was wrapped.
     options : Options
     named_parameters : iterable of (str, parameter), optional
-        Options that the user gave.
+        Names of the parameters, as the user has passed them.
 
     Raises
     ------
     TypeError, ValueError
-        The names are none.
+        `named_parameters` is invalid.
     """
 
     broadcast: ClassVar[str]
-    """The call that gives every rank the model of one, for a warning; `{root}` stands for that rank."""
+    """Call that broadcasts the model of one rank, for a warning; `{root}` stands for that rank."""
 
     def __init__(self, kind: type, options: Options, named_parameters: Any) -> None:
         self.kind = kind
@@ -104,11 +104,11 @@ class Wrapping(ABC):
         self.names = None if named_parameters is None else Names(named_parameters)
         self._optimizer: Callable[[], Any] = lambda: None
         self.prefix = ""
-        self.moving = False  # whether it is about to begin anew in another world
+        self.moving = False  # whether it is being restarted in another world
         self.reducer: Any
         self._engine: core.Engine | None
-        self._known: set[int]  # ids of parameters that are reduced, which `_parameters` holds
-        self._seen: list[list[Any]]  # the optimizer's groups when all of them were last found to be reduced
+        self._known: set[int]  # ids of the parameters in `_parameters`, whose gradients are reduced
+        self._seen: list[list[Any]]  # the optimizer's groups at the last successful check that all are reduced
         self._parameters: dict[str, Any]
         self._begun: bool  # whether the first step has begun
         self._first: FirstStep | None
@@ -118,7 +118,7 @@ class Wrapping(ABC):
             self._begin(options.passes)
 
     def _begin(self, passes: int) -> None:
-        """Begin in the world that this process is in."""
+        """Start in the current world."""
         options = self.options
         number, prefix = claim_name(options)
         self.prefix = f"{prefix}."
@@ -131,7 +131,7 @@ class Wrapping(ABC):
         self._waited_ns = self._engine.counters()["wait_ns"]
 
     def _rest(self, passes: int, why: str) -> None:
-        """Reduce nothing, because this process is in no world, or in one without the process set."""
+        """Stop reducing, because this process is in no world, or in one without the process set."""
         self._forget_parameters()
         self.reducer = NoReducer(passes, why)
         self._engine, self._waited_ns = None, 0
@@ -141,9 +141,9 @@ class Wrapping(ABC):
         self._begun, self._first = False, None
 
     def move(self, root: int | None) -> None:
-        """Begin anew in the world that this process has just entered. Collective. See `moving.Movable`.
+        """Restart in the world that this process has just entered. Collective. See `moving.Movable`.
 
-        Gradients are dropped: what a failed world has made of them is the rank's own in part.
+        Gradients are dropped, since after a failure only some of them may be reduced.
         """
         optimizer, passes = self._optimizer(), self.reducer.group.passes
         if optimizer is None:
@@ -167,7 +167,7 @@ class Wrapping(ABC):
         self.moved(optimizer)
 
     def leave_behind(self) -> None:
-        """Some rank of the world does not have this optimizer."""
+        """Refuse further steps, since some rank of the world does not have this optimizer."""
         passes = self.reducer.group.passes
         self._leave()
         self._rest(
@@ -177,30 +177,30 @@ class Wrapping(ABC):
         )
 
     def _leave(self) -> None:
-        """Let go of the world before."""
+        """Release the resources of the previous world."""
         self.reducer.release()
         self._first = self._engine = None
 
     def parameters_of(self, optimizer: Any) -> list[Sequence[Any]]:
-        """The optimizer's parameters, by group."""
+        """Return the optimizer's parameters, by group."""
         return [group["params"] for group in optimizer.param_groups]
 
     def moved(self, optimizer: Any) -> None:  # noqa: B027 (a framework may hang nothing on an optimizer)
-        """The reducer is another one."""
+        """Update the binding's state after a move, which has replaced the reducer."""
 
     @abstractmethod
     def make(self, options: Options, prefix: str, number: int) -> Any:
-        """The reducer. Ranks agree on the optimizer's number, and on the prefix of its operations' names."""
+        """Make the reducer. `prefix`, of its operations' names, and the optimizer's `number` are equal on all ranks."""
 
     def describe(self, name: str, parameter: Any) -> tuple[str, int]:
-        """A parameter as ranks compare it: a text for messages, and a number for what the text leaves out."""
+        """Describe a parameter for the comparison of ranks: a text for messages, and a number for other properties."""
         return objects.describe(name, parameter), 0
 
     def expect_alone(self, named: dict[str, Any]) -> None:  # noqa: B027 (a framework may know of nothing else)
-        """Raise if something else reduces the gradients of these parameters, too."""
+        """Raise an error if another library reduces the gradients of these parameters, too."""
 
     def adopt(self, groups: Iterable[Sequence[Any]]) -> None:
-        """Reduce the parameters of `groups` that are not yet reduced. Collective."""
+        """Start to reduce the gradients of parameters in `groups` that are not reduced yet. Collective."""
         if not self.process_set.included():
             return  # This rank trains by itself.
         waiting = isinstance(self.reducer, NoReducer)
@@ -221,7 +221,7 @@ class Wrapping(ABC):
         if not own or waiting:
             return
         described = {self.prefix + name: self.describe(name, parameter) for name, parameter in own.items()}
-        # From here on parameters are in one order on all ranks, whatever that of their own optimizers.
+        # From here on parameters have the same order on all ranks, even if their optimizers' orders differ.
         order = [name.removeprefix(self.prefix) for name in expect_agreement(self.options, described)]
         own = {name: own[name] for name in order}
         new = {self.prefix + name: parameter for name, parameter in own.items()}
@@ -231,7 +231,7 @@ class Wrapping(ABC):
         self._known = known
 
     def _place_name(self, group: int, place: int, taken: Container[str]) -> str:
-        """A name for a parameter without one: a group that took the place of a removed one has other parameters."""
+        """Make a unique name for an unnamed parameter, even if its group has replaced a removed one."""
         name = base = f"group{group}.param{place}"
         number = 0
         while name in taken or name in self._parameters:
@@ -240,9 +240,9 @@ class Wrapping(ABC):
         return name
 
     def _trained(self, named: dict[str, Any]) -> set[str]:
-        """Which parameters require a gradient on some rank. Collective.
+        """Return the names of parameters that require a gradient on some rank. Collective.
 
-        A newcomer has not come yet to the line that freezes or thaws a layer, so this is what it asks the others for.
+        A new rank needs the others' answer, since it has not yet run the code that freezes or unfreezes a layer.
         """
         own = [getattr(parameter, "requires_grad", True) for parameter in named.values()]
         told = objects.allgather_object(own, None, self.process_set)
@@ -258,9 +258,9 @@ class Wrapping(ABC):
         moving.register(self)
 
     def before_step(self, closure: Any = None) -> Any:
-        """Have the gradients reduced before a step uses them.
+        """Reduce the gradients before a step uses them.
 
-        A step may be given a closure, which makes them: then it has to be given what is returned instead.
+        If the step has a closure, which computes them, the returned closure has to be passed to the step instead.
         """
         self._expect_adopted()
         if not self._begun:
@@ -274,7 +274,7 @@ class Wrapping(ABC):
         return closure
 
     def _expect_adopted(self) -> None:
-        """Raise EngineError if the optimizer has a parameter that nothing reduces, as one that was put into a group."""
+        """Raise EngineError if the optimizer has a parameter that is not reduced, such as one added by hand."""
         optimizer = self._optimizer()
         if optimizer is None or not self._known or self.reducer.skipping:
             return
@@ -299,18 +299,18 @@ class Wrapping(ABC):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The parameters whose gradients are reduced, by name."""
+        """Parameters whose gradients are reduced, by name."""
         return self._parameters
 
     def waited(self) -> float:
-        """Seconds in the engine since the last call."""
+        """Return the seconds that callers have waited in the engine since the last call."""
         if self._engine is None:
             return 0.0
         before, self._waited_ns = self._waited_ns, self._engine.counters()["wait_ns"]
         return float(self._waited_ns - before) / 1e9
 
     def end(self) -> None:
-        """Undo what wrapping did, but for the class."""
+        """Undo the wrapping, except for the class."""
         moving.forget(self)
         self.reducer.remove()
 
@@ -324,7 +324,7 @@ def expect_unwrapped(optimizer: Any) -> None:
 
 
 class Names:
-    """Names of parameters, as a user gave them. Holds the parameters: the id of one that is gone may be another's.
+    """Names of parameters, as passed by the user. It keeps the parameters alive, so that their ids are not reused.
 
     Parameters
     ----------
@@ -333,7 +333,7 @@ class Names:
     Raises
     ------
     TypeError, ValueError
-        It is something else, or one name is given twice.
+        `named_parameters` is something else, or has a name twice.
     """
 
     def __init__(self, named_parameters: Any) -> None:
@@ -349,12 +349,12 @@ class Names:
             self._by_id.setdefault(id(parameter), (name, parameter))
 
     def get(self, parameter: Any) -> str | None:
-        """The name of a parameter, if it has one."""
+        """Return the name of a parameter, if it has one."""
         return self._by_id.get(id(parameter), (None, None))[0]
 
 
 def _entries(named_parameters: Any) -> list[Any]:
-    """The pairs that a user gave; raises TypeError for what has none."""
+    """Return the user's pairs as a list; raise TypeError for anything that is not iterable."""
     if callable(getattr(named_parameters, "named_parameters", None)):
         raise TypeError(
             f"named_parameters is a {type(named_parameters).__qualname__}, not its parameters: give "

@@ -1,4 +1,4 @@
-"""Options of a `DistributedOptimizer`, checked before anything is done."""
+"""Options of a `DistributedOptimizer`, with their checks."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from ..types import Adasum, Average, Op
 
 @dataclass(frozen=True)
 class Options:
-    """How the gradients of one optimizer are reduced.
+    """Options for the reduction of one optimizer's gradients.
 
     Attributes
     ----------
     op : Op
     process_set : ProcessSet
-        The process set whose ranks reduce with each other.
+        Process set whose ranks reduce with each other.
     compression : object
-        A compressor or a `Scheme`.
+        Compressor or `Scheme`.
     passes : int
-        Backward passes that are added up on a rank before a reduction.
+        Number of backward passes that a rank accumulates before a reduction.
     prescale, postscale : float
-        Multiply the local gradients, and the result.
+        Factors for the local gradients, and for the result.
     sparse_as_dense : bool
-        Make sparse gradients dense, instead of gathering what they store.
+        Whether to convert sparse gradients to dense ones, instead of gathering their entries.
     views : bool
-        Keep gradients side by side, in shared memory or on a GPU.
+        Whether to keep gradients side by side, in shared memory or on a GPU.
     check_parameters : bool
-        Compare the ranks' parameters in the first step.
+        Whether to compare the ranks' parameters in the first step.
     average_passes : bool
-        Divide what several passes have added up by their number.
+        Whether to divide the accumulated gradients by the number of passes.
     num_groups : int
     groups : list of lists of parameters, optional
-        Gradients that travel together, for a binding that submits them in groups: so many groups, or these.
+        Gradients that are sent together, for a binding that submits them in groups: a number of groups, or their lists.
     """
 
     op: Op = Average
@@ -71,12 +71,12 @@ class Options:
         check_parameters: bool = True,
         average_aggregated_gradients: bool = False,
     ) -> Options:
-        """The options by the names that Horovod's users know, which `DistributedOptimizer` explains.
+        """Make options from Horovod's arguments, which `DistributedOptimizer` explains.
 
         Raises
         ------
         ValueError
-            They make no sense, alone or together.
+            An argument is invalid, or contradicts another one.
         """
         backward_passes_per_step = expect_passes(backward_passes_per_step)
         for factor, value in (("prescale_factor", prescale_factor), ("postscale_factor", postscale_factor)):
@@ -119,11 +119,11 @@ class Options:
 
     @property
     def repeatable(self) -> bool:
-        """Whether a result that all ranks hold stays the same when it is reduced again."""
+        """Return whether a second reduction of a result leaves it unchanged."""
         return self.op is Average and math.isclose(self.prescale * self.postscale, 1.0)
 
     def __str__(self) -> str:
-        """The options as ranks compare them: they must be equal."""
+        """Return the options that must be equal on all ranks, as text."""
         return (
             f"op={self.op.name.title()} compression={_described(self.compression)} "
             f"backward_passes_per_step={self.passes} average_aggregated_gradients={self.average_passes} "
@@ -133,12 +133,12 @@ class Options:
 
 
 def expect_passes(passes: int) -> int:
-    """Return a number of backward passes, or raise ValueError unless so many can be added up before a reduction."""
+    """Return a checked number of backward passes per reduction; raise ValueError unless it is a positive integer."""
     return forms.whole_number("backward_passes_per_step", passes, 1)
 
 
 def _uncompressed(compression: Any, process_set: ProcessSet) -> Any:
-    """No compression, with a warning if there was one: Adasum does not compress, and can do without."""
+    """Return `Compression.none` for Adasum, with a warning if another compression was chosen."""
     wire, own = resolve(compression)
     if (wire is not None or own is not None) and process_set.included() and process_set.rank() == 0:
         logs.logger.warning(
@@ -149,7 +149,7 @@ def _uncompressed(compression: Any, process_set: ProcessSet) -> Any:
 
 
 def _described(compression: Any) -> str:
-    """A compression's class, and the numbers that it was made with."""
+    """Describe a compression by its class, and by its attributes that are numbers or strings."""
     if compression is None or isinstance(compression, type):
         return str(getattr(compression or Compression.none, "__qualname__", compression))
     made = getattr(compression, "__dict__", {}).items()

@@ -1,43 +1,43 @@
-"""Reduces the gradients of one optimizer's parameters while backward runs, and is done when backward returns.
+"""Reduction of one optimizer's gradients during the backward pass, complete when `backward` returns.
 
-This is for frameworks whose backward pass calls a hook for each parameter: a binding derives from `Reducer`, and says
-how its framework does what `Reducer` declares. A parameter has the attributes `grad` and `requires_grad`.
+This is for frameworks whose backward pass calls a hook for each parameter. A binding derives from `Reducer` and
+implements its abstract methods. A parameter has the attributes `grad` and `requires_grad`.
 
-A hook on each parameter submits its gradient the moment autograd has accumulated it. The first hook of a backward pass
-queues `end_of_pass` behind the whole pass; there the rank announces which parameters got no gradient, waits for the
-reductions, and puts things in place. So clipping, gradient scaling and `step` see averaged gradients without ceremony.
+A hook on each parameter submits its gradient as soon as autograd has accumulated it. The first hook of a backward pass
+queues `end_of_pass` for the end of the pass. There the rank announces which parameters got no gradient, waits for the
+reductions, and stores the results. So clipping, gradient scaling and `step` see averaged gradients.
 
-**Who contributes.** Every rank contributes the gradients it has. A parameter without one here but with one elsewhere
-gets the others' result, to which this rank added zeros; without one anywhere it keeps None.
+**Contributions.** Every rank contributes the gradients that it has. A parameter without a gradient on this rank gets
+the others' result, with zeros from this rank; without a gradient on any rank it keeps None.
 
-**Two backwards before a step.** The second pass adds its local gradient L to the average R of the first, and the sum is
-reduced again. Ranks hold the same R, so avg(R + L) = R + avg(L): right for Average, at the price of a second reduction,
-which `no_sync` saves. For other operations, and an average with factors, it would be wrong, and raises an error.
+**Two backward passes before a step.** The second pass adds its local gradient L to the average R of the first, and the
+sum is reduced again. All ranks have the same R, so avg(R + L) = R + avg(L). This is right for Average, at the price of
+a second reduction, which `no_sync` saves. For other operations, and averages with factors, it raises an error.
 
-**Several passes before a reduction** (`backward_passes_per_step`): each hook counts, and brings its gradient in the
-last of them. `step` reduces what fewer passes have left.
+**Several passes before a reduction** (`backward_passes_per_step`): each hook counts, and submits its gradient in the
+last pass. `step` reduces the gradients of an incomplete window.
 
-**Every step is preceded by a reduction.** If none has taken place since the last `step` or `zero_grad`, `step` makes
-one of the gradients that there are, by whomever they were set; a rank without any announces that, because the others
-may wait for it in their `backward`. A gradient that was reduced since then belongs to the program, which may clip or
-replace it: it is not reduced again. With a closure the reduction follows each of its calls.
+**Every step is preceded by a reduction.** If there was none since the last `step` or `zero_grad`, `step` reduces all
+existing gradients, including those that were set by hand. A rank without any announces that, because the others may
+wait for it in their `backward`. After its reduction a gradient belongs to the program, which may clip or replace it; it
+is not reduced again. With a closure, a reduction follows each of its calls.
 
-**Several optimizers in one pass.** Each announces what it has not before any of them waits: the ranks' passes may end
-in different orders.
+**Several optimizers in one pass.** Each announces its missing gradients before any of them waits, since the ranks'
+passes may end in different orders.
 
-**Gradients that share memory.** Each is reduced in place, so shared memory would be reduced twice. In the first passes,
-and when hooks fire in a new order, what shares memory gets a copy of its own, for good; a comparison at the end of
-every pass raises an error about what was missed. A gradient that no hook has brought, and which lies in others that are
-reduced, has been reduced with them: a program has tied it to them by hand. It is left alone (`_find_tied`).
+**Gradients that share memory.** Gradients are reduced in place, so shared memory would be reduced twice. In the first
+passes, and when hooks fire in a new order, gradients that share memory get permanent copies of their own. A comparison
+at the end of every pass raises an error about missed ones. A gradient that no hook has submitted, and that lies in
+others that are reduced, was tied to them by the program. It is reduced with them, and left alone (`_find_tied`).
 
-**Sparse gradients** are gathered, as what they store, and added up here. A rank without a gradient need not know that
-the others' is sparse: the coordinator takes what it says for an empty one. They travel as they are.
+**Sparse gradients** are gathered entry by entry, and added up on this rank, without compression. A rank without a
+gradient need not know that the others' is sparse: the coordinator counts its announcement as an empty one.
 
 **Gradients that Python compresses** (`engine.frameworks.scheme_reducer`) are deferred: their hooks only count, and
-`finish` reduces them when all others are done, in the same order on every rank.
+`finish` reduces them after all others, in the same order on every rank.
 
-**A pass that raises** never reaches its end. The next `zero_grad`, `step` or `synchronize` finishes for it, so that
-the other ranks, which wait for this one's gradients, can go on.
+**A pass that raises** never reaches its end. The next `zero_grad`, `step` or `synchronize` completes it, so that the
+other ranks, which wait for this one's gradients, can continue.
 """
 
 from __future__ import annotations
@@ -63,29 +63,29 @@ live: weakref.WeakSet[Reducer] = weakref.WeakSet()
 
 
 class Reducer(ABC):
-    """Hooks and state for the parameters of one optimizer. It knows nothing of the optimizer itself.
+    """Hooks and state for the parameters of one optimizer, independent of the optimizer itself.
 
     Parameters
     ----------
     options : Options
-        Of the optimizer. A rank that is not in their process set is given no parameters.
+        Options of the optimizer. A rank outside of their process set gets no parameters.
     number : int
-        Of the optimizer, among those of the process set: whose step it is that ends.
+        Number of the optimizer in the process set, which identifies its steps.
 
     Attributes
     ----------
     kind : type
-        Of the framework's tensors.
+        Class of the framework's tensors.
     names : list of str
-        Of the parameters, by index.
+        Names of the parameters, by index.
     wire : str or None
-        Dtype to which the engine casts gradients on the way.
+        Dtype to which the engine casts gradients while they are sent.
     rounds : Rounds
-        Has the indices of those that a scheme reduces.
+        Gradients that a scheme reduces; contains their indices.
     skipping : bool
-        The next step uses gradients as they are.
+        Whether the next step uses gradients as they are.
     copies : list of (tensor, tensor)
-        Gradients of the pass, and copies that are reduced in place of them: to be stored there in the end.
+        Pairs of a gradient of the pass and the copy that is reduced instead, and stored in the gradient at the end.
     """
 
     kind: Any
@@ -108,14 +108,14 @@ class Reducer(ABC):
         self._hooks: list[Any] = []
         self._frozen: dict[str, Parameter] = {}
         self.copies: list[tuple[Tensor, Tensor]] = []
-        self._pass: Any = None  # the backward pass whose end was queued
+        self._pass: Any = None  # the backward pass for whose end a callback was queued
         self._due = True  # whether gradients are unreduced: no reduction since step or zero_grad, or no_sync since
         self._announced = False  # whether all gradients of this rank are submitted, and not yet waited for
         self._missing: list[int] = []  # parameters without a gradient on this rank
         self._refused: EngineError | None = None
-        self._tied: list[int] = []  # parameters whose gradient is reduced with others, in which it lies
+        self._tied: list[int] = []  # parameters whose gradient lies in others, and is reduced with them
         self._empty: list[int] = []  # parameters without a gradient on any rank
-        self._idle: list[int] = []  # parameters that `expect_in_place` looks at when the pass is reduced
+        self._idle: list[int] = []  # parameters that `expect_in_place` checks when the pass is reduced
         self.skipping = False
         self._unused: str | None = None  # the step whose closure has not been called yet
         live.add(self)
@@ -124,132 +124,129 @@ class Reducer(ABC):
 
     @abstractmethod
     def check(self, tensor: Tensor, what: str) -> None:
-        """Raise UnsupportedTensorError unless the engine can work on a parameter or gradient."""
+        """Raise UnsupportedTensorError unless the engine supports a parameter or gradient."""
 
     @abstractmethod
     def is_hooked(self, parameter: Parameter) -> bool:
-        """Whether a `GradientHook` hangs on a parameter."""
+        """Return whether a parameter has a `GradientHook`."""
 
     @abstractmethod
     def attach(self, parameter: Parameter, hook: Callable[[Parameter], None]) -> Any:
-        """Have `hook(parameter)` called whenever a backward pass has made its gradient.
+        """Register `hook(parameter)` to be called whenever a backward pass has computed its gradient.
 
-        What is returned has a method `remove`. The hooks of a parameter are called in the order in which they came.
+        The returned object has a method `remove`. The hooks of a parameter are called in the order of registration.
         """
 
     @abstractmethod
     def queue(self, callback: Callable[[], None]) -> Any:
-        """Have `callback()` called at the end of the backward pass that is running; returns what the pass is known by.
+        """Queue `callback()` for the end of the running backward pass; return an object that identifies the pass.
 
         Raises
         ------
         EngineError
-            There is no pass whose end could be told.
+            No backward pass is running, or its end cannot be observed.
         """
 
     @abstractmethod
     def gradient_in(self, memory: Any, parameter: Parameter) -> Tensor:
-        """A gradient for a parameter, which lies in memory of the engine.
-
-        `memory`: as of `GradientGroup.finish`.
-        """
+        """Make a gradient for a parameter from memory of the engine, which `GradientGroup.finish` has returned."""
 
     @abstractmethod
     def is_floating(self, parameter: Parameter) -> bool:
-        """Whether a parameter has a floating dtype, which a scheme may compress."""
+        """Return whether a parameter has a floating dtype, which a scheme may compress."""
 
     @abstractmethod
     def full_like(self, parameter: Parameter, value: float) -> Tensor:
-        """A gradient that has one value everywhere."""
+        """Make a gradient with the same value everywhere."""
 
     @abstractmethod
     def store(self, target: Tensor, source: Tensor) -> None:
-        """Copy `source` into a gradient of equal shape, where no gradient is computed of that."""
+        """Copy `source` into a gradient of equal shape; called inside `no_gradients`."""
 
     def find_idle(self, silent: list[int]) -> list[int]:
-        """Which of the parameters whose hooks were not called may have been replaced; called before the reduction."""
+        """Return the parameters without a hook call that may have been replaced; called before the reduction."""
         return []
 
     def expect_in_place(self, indices: Sequence[int]) -> None:  # noqa: B027 (parameters may be there for good)
-        """Raise EngineError if other parameters have come into the model for these, whose hooks were not called."""
+        """Raise EngineError if other parameters have replaced these, whose hooks were not called, in the model."""
 
     def no_gradients(self) -> AbstractContextManager[Any]:
-        """A block in which the framework computes no gradients."""
+        """Return a context in which the framework records no gradients."""
         return nullcontext()
 
     def version_of(self, gradient: Tensor) -> int | None:
-        """A number that changes when the gradient is written to; None if the framework counts no versions of it."""
+        """Return a number that changes when the gradient is written to; None if the framework has no such counter."""
         return None
 
     def views(self, named: dict[str, Parameter]) -> dict[str, Tensor]:
-        """A tensor in shared memory for the gradient of each parameter. Collective."""
+        """Allocate a tensor in shared memory for the gradient of each parameter. Collective."""
         raise UnsupportedTensorError("this framework's gradients cannot be kept in shared memory")
 
     def takes_place(self, parameter: Parameter) -> bool:
-        """Whether gradients of a parameter that are kept side by side lie on a GPU, and not in shared memory."""
+        """Return whether a parameter's gradient, if it is kept beside others, lies on a GPU, not in shared memory."""
         return False
 
     def make_places(self, parameters: Sequence[Parameter]) -> None:
-        """Allocate memory for the gradients of such parameters, which `place_for` gives out."""
+        """Allocate memory on a GPU for the gradients of parameters, which `place_for` assigns."""
         if parameters:
             raise UnsupportedTensorError("this framework's gradients cannot be kept on a GPU")
 
     def reduced(self) -> None:  # noqa: B027 (a framework may have no streams)
-        """Note that the current stream, if the framework has such, may use the gradients from now on."""
+        """Let the current stream, if the framework has streams, use the gradients from now on."""
 
     # Methods that the native hooks call: `engine_ext.bindings.gradients.Binding`, with `begin_pass` below.
 
     def memory_of(self, parameter: Parameter) -> Tensor:
-        """The object that lends a parameter's memory."""
+        """Return the object that exports a parameter's memory."""
         return parameter
 
     @abstractmethod
     def replace(self, index: int, parameter: Parameter, gradient: Tensor) -> Any:
-        """The tensor, or tensors, to submit in place of a gradient that cannot be submitted as it is."""
+        """Return the tensor, or tensors, to submit instead of a gradient that cannot be submitted unchanged."""
 
     @abstractmethod
     def shares_memory(self, gradient: Tensor) -> bool:
-        """Whether anything else looks at a gradient's memory, or it does not lie there as it is."""
+        """Return whether another tensor uses a gradient's memory, or the memory does not hold it unchanged."""
 
     def room_for(self, index: int) -> Tensor:
-        """A flat tensor on a GPU for the other ranks' gradient of a parameter, which has none here."""
+        """Allocate a flat tensor on a GPU for the other ranks' gradient of a parameter that has none here."""
         raise UnsupportedTensorError("this framework's gradients cannot be reduced on a GPU")
 
     def rooms_for(self, index: int) -> Any:
-        """As `Adapter.room`, for the parts of all ranks' sparse gradients of a parameter that is on a GPU."""
+        """Return an allocator as `Adapter.room` does, for the parts of all ranks' sparse gradients on a GPU."""
         raise UnsupportedTensorError("this framework's gradients cannot be reduced on a GPU")
 
     def place_for(self, index: int) -> Tensor:
-        """Where the gradient of a parameter that `takes_place` is from now on; it is given the next free place."""
+        """Assign the next free memory of `make_places` to the gradient of a parameter, and return it."""
         raise UnsupportedTensorError("this framework's gradients cannot be kept on a GPU")
 
     def alias_for(self, index: int) -> Tensor:
-        """A new tensor over the memory that is kept for the gradient of a parameter."""
+        """Make a new tensor over the memory that is reserved for the gradient of a parameter."""
         raise UnsupportedTensorError("this framework's gradients cannot be kept in shared memory")
 
     def held_in(self, rest: Sequence[int], others: Sequence[Tensor]) -> list[bool | None]:
-        """Whether the gradients of parameters lie in others, or in those before them; None: a part of one does.
+        """Return for each parameter of `rest` whether its gradient lies in `others` or an earlier one; None: in part.
 
-        Those that are copied before they are reduced hold no others.
+        Gradients that are copied before their reduction do not count as containing others.
         """
         return [False] * len(rest)
 
     @abstractmethod
     def separate(self, parameter: Parameter, gradient: Tensor) -> Tensor:
-        """Give a parameter a gradient of its own, with the same values."""
+        """Replace a parameter's gradient by a copy with memory of its own."""
 
     def add(self, named: dict[str, Parameter], trained: Collection[str] = ()) -> None:
-        """Hook parameters. Collective if gradients live in shared memory.
+        """Hook parameters. Collective if gradients are kept in shared memory.
 
-        `trained`: some rank has a gradient for these, so they are hooked also where they require none at the moment.
+        `trained`: names of parameters that some rank trains; they are hooked even if they require no gradient here.
 
         Raises
         ------
         ValueError
-            Another reducer has one of them: two reductions of one gradient at a time would spoil it.
+            Another reducer has one of them; two reductions of one gradient at a time would corrupt it.
         """
         if any(map(self.is_hooked, named.values())):
-            gc.collect()  # An optimizer that was dropped may live on in a cycle with its scheduler.
+            gc.collect()  # A dropped optimizer may still be alive in a reference cycle with its scheduler.
         for name, parameter in named.items():
             if self.is_hooked(parameter):
                 raise ValueError(
@@ -280,9 +277,9 @@ class Reducer(ABC):
             self._bucket.append(views[name])
 
     def before_step(self, thawed: Sequence[int] = ()) -> None:
-        """Reduce what `backward` has not reduced; take over parameters that have been unfrozen since.
+        """Reduce the gradients that `backward` has not reduced, and hook parameters that were unfrozen since.
 
-        `thawed`: those that have been taken over for this step already.
+        `thawed`: indices of parameters that were hooked for this step already.
         """
         self._unused = None
         thawed = [*thawed, *self._thaw()]
@@ -294,10 +291,10 @@ class Reducer(ABC):
             self.group.restart()
 
     def around(self, closure: Callable[[], Any], step: str) -> Callable[[], Any]:
-        """A closure in whose every call gradients are reduced, for a step that begins."""
+        """Wrap the closure of a step that begins, so that gradients are reduced in each of its calls."""
         thawed = self._thaw()
         if self.group.active:
-            self.finish()  # The others wait for a pass that an exception has cut short.
+            self.finish()  # An exception has interrupted the pass, and the other ranks wait for its end.
 
         def reduced() -> Any:
             result = closure()
@@ -314,7 +311,7 @@ class Reducer(ABC):
         Raises
         ------
         EngineError
-            They had not been reduced: the closure, which is followed by that, was never called.
+            The gradients had not been reduced, since the step has never called its closure.
         """
         unused, self._unused = self._unused, None
         unreduced = unused and bool(self._parameters) and (self._due or self.group.touched) and not self.skipping
@@ -329,7 +326,7 @@ class Reducer(ABC):
 
     @contextmanager
     def skip(self) -> Iterator[None]:
-        """`step` uses the gradients that are there, reduced or not; only a pass that is under way is completed."""
+        """Let `step` use the gradients as they are, reduced or not; only a pass that is under way is completed."""
         before, self.skipping = self.skipping, True
         try:
             yield
@@ -337,11 +334,11 @@ class Reducer(ABC):
             self.skipping = before
 
     def remembers(self, gradient: Tensor) -> bool:
-        """Whether there is a weak reference to this gradient, which an operation that must not be repeated needs."""
+        """Return whether the guard against repeated reductions has a weak reference to this gradient."""
         return self._once is not None and self._once.remembers(gradient)
 
     def before_zero(self) -> None:
-        """Finish what a pass could not, except that old gradients do not matter any more."""
+        """Complete an interrupted pass before gradients are zeroed; its gradients are discarded."""
         self.finish(discard=True)
         self._thaw()
 
@@ -352,17 +349,17 @@ class Reducer(ABC):
             self._once.forget()
 
     def renew(self) -> None:
-        """Note that there are no gradients any more: the next pass makes new ones."""
+        """Note that all gradients were dropped, so that the next pass makes new ones."""
         self.group.fresh = True
 
     def synchronize(self) -> None:
-        """Reduce what was not reduced since the last step or `zero_grad`, if there is anything."""
+        """Reduce the gradients that were not reduced since the last step or `zero_grad`, if any."""
         self._complete(self._thaw())
 
     def _complete(self, thawed: list[int]) -> None:
-        """Make sure that all gradients are reduced. Collective if nothing was since the last step or `zero_grad`.
+        """Make sure that all gradients are reduced. Collective if there was no reduction since the last step.
 
-        After a reduction there is nothing left but what no rank had a gradient for then, and parameters without a hook.
+        After a reduction, only parameters that had no gradient on any rank, or no hook, may be left.
         """
         if not self._parameters:
             return
@@ -379,15 +376,15 @@ class Reducer(ABC):
                 self._set_late(False)
 
     def _set_late(self, late: bool) -> None:
-        """Have the other ranks compare whether they reduce late gradients, too: their next pass is another one."""
+        """Mark the reduction as late, so that a rank that is already in its next pass causes a mismatch."""
         self.group.mark_late(late)
         self.rounds.late = late
 
     def finish(self, discard: bool = False) -> None:
         """Complete the pass that is under way on this rank, if any.
 
-        A gradient that cannot be reduced counts as none, so that the other ranks can go on. It is an error, unless
-        gradients are to be discarded: then `backward` has raised it.
+        A gradient that cannot be reduced counts as missing, so that the other ranks can continue. It raises an error,
+        unless gradients are discarded: then `backward` has raised it already.
         """
         if not self.group.active and (discard or not self.group.touched):
             self.group.restart()
@@ -395,7 +392,7 @@ class Reducer(ABC):
         self._reduce_all(discard=discard)
 
     def _reduce_all(self, only: set[int] | None = None, discard: bool = False) -> None:
-        """Reduce the gradients that this pass has not submitted yet, and wait for all. `only`: as for `_announce`."""
+        """Submit the remaining gradients of this pass, and wait for all. `only`: same as in `_announce`."""
         try:
             self._announce(only)
             brought = self._reduce()
@@ -410,7 +407,7 @@ class Reducer(ABC):
             self._empty = [index for index in self._missing if self._parameters[index].grad is None]
             self._expect_tied_everywhere({index for index, _ in brought})
         finally:
-            if not self.group.active:  # else a signal handler has ended the wait, which goes on later
+            if not self.group.active:  # Else a signal handler has interrupted the wait, which continues later.
                 self.copies.clear()
         refused, self._refused = self._refused, None
         if refused is not None and not discard:
@@ -419,7 +416,7 @@ class Reducer(ABC):
             self.expect_in_place(self._idle)
 
     def _announce(self, only: set[int] | None = None) -> None:
-        """Submit what this pass has not: existing gradients (only those in `only`), and that the others are missing."""
+        """Submit the remaining gradients of this pass (only those in `only`), and announce the missing ones."""
         if self._announced:
             return
         self._refused = self._submit_rest(only)
@@ -428,36 +425,36 @@ class Reducer(ABC):
         self._announced = True
 
     def _reduce(self) -> list[tuple[int, Any]]:
-        """Complete what the hooks have submitted, then what they have not. See `GradientGroup.finish`."""
+        """Complete the submitted gradients, then the deferred ones. See `GradientGroup.finish`."""
         try:
             brought = self.group.finish()
         except WorldError:
             raise
         except EngineError:
-            # It may be an error of this rank alone: the others have gone on to the rounds.
+            # The error may concern this rank alone; the others have begun the rounds.
             self.rounds.run(self._missing)
             raise
         finally:
-            self._announced = self._due = self.group.active  # A signal may have ended the wait: then it goes on later.
+            self._announced = self._due = self.group.active  # A signal may interrupt the wait, which continues later.
         self.rounds.run(self._missing)
         return brought
 
     def share_state(self, root: int | None) -> None:
-        """Give the ranks of the process set what a scheme remembers on one. Collective.
+        """Broadcast the state of the scheme from one rank of the process set. Collective.
 
-        `root`: that rank, in the world; None: there is nothing to remember yet.
+        `root`: world rank of the sender; None: there is no state yet.
         """
         if root is not None and self._parameters:
             self.rounds.share_state(root)
 
     def remove(self) -> None:
-        """Take the hooks away."""
+        """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
 
     def release(self) -> None:
-        """Take the hooks away and let go of the engine, whose world has ended, without waiting for the collector."""
+        """Remove the hooks and release the engine, whose world has ended, without waiting for the garbage collector."""
         self.remove()
         live.discard(self)
         self.group.release()
@@ -467,7 +464,7 @@ class Reducer(ABC):
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Accumulate locally."""
+        """Accumulate gradients on this rank, without reductions, inside the block."""
         before = self.group.paused
         self.group.paused = self._due = True
         try:
@@ -478,8 +475,8 @@ class Reducer(ABC):
     def _submit_rest(self, only: set[int] | None) -> EngineError | None:
         """Submit gradients that this pass did not touch: accumulated in `no_sync`, by an earlier pass, or set by hand.
 
-        The earlier result R must be contributed by every rank when one adds to it; else R would lose this rank's share.
-        Returns the error of the first that cannot be reduced.
+        If one rank adds to an earlier result R, every rank must contribute R; else R would lose this rank's share.
+        Returns the first error about a gradient that cannot be reduced.
         """
         missing = [index for index in self.group.missing() if only is None or index in only]
         self._idle = self.find_idle(missing) if missing else []
@@ -505,16 +502,16 @@ class Reducer(ABC):
         return refused
 
     def _find_tied(self, rest: list[int], late: bool) -> tuple[list[int], EngineError | None]:
-        """Which gradients of `rest` lie nowhere in others that are reduced; and the error about one that does in part.
+        """Return the gradients of `rest` that lie in no others that are reduced; and an error if one does in part.
 
-        `late`: those have been reduced already; else the pass that is under way has submitted them.
+        `late`: the others were reduced already; else the running pass has submitted them.
         """
         mine = [self._parameters[index].grad for index in rest]
         if not late and not self.copies and not self.group.may_overlap(rest, mine):
             return rest, None
         own = set(rest)
         others = [each.grad for k, each in enumerate(self._parameters) if k not in own and each.grad is not None]
-        if late:  # Others may have another gradient now, or none, and it was reduced all the same.
+        if late:  # The others' gradients may have been replaced or dropped since, but were reduced all the same.
             others += [kept for k, kept in enumerate(self._bucket) if kept is not None and k not in self._empty]
         held = dict(zip(rest, self.held_in(rest, others), strict=True))
         if late and self._once is not None:
@@ -530,7 +527,7 @@ class Reducer(ABC):
         )
 
     def _expect_tied_everywhere(self, brought: set[int]) -> None:
-        """Refuse results for gradients that lie in others here."""
+        """Raise EngineError if another rank has sent a separate result for a gradient that lies in others here."""
         for index in self._tied:
             if index in brought:
                 raise EngineError(
@@ -539,7 +536,7 @@ class Reducer(ABC):
                 )
 
     def _thaw(self) -> list[int]:
-        """Hook parameters that require a gradient by now; their indices."""
+        """Hook the parameters that have come to require a gradient, and return their indices."""
         thawed = {name: parameter for name, parameter in self._frozen.items() if parameter.requires_grad}
         if thawed:
             for name in thawed:
@@ -548,26 +545,26 @@ class Reducer(ABC):
         return list(range(len(self._parameters) - len(thawed), len(self._parameters)))
 
     def _bring(self, index: int, memory: Any) -> None:
-        """Give a parameter a result that does not lie in its gradient: it had none, a sparse one, or one elsewhere."""
+        """Store a result that was not reduced in place: the gradient was missing, sparse, or in other memory."""
         parameter = self._parameters[index]
-        # A tensor of its own over the place: a program may let `grad` have other memory.
+        # A new tensor over the reserved memory, since a program may change the memory of `grad`.
         if self._bucket[index] is not None and not isinstance(memory, list | tuple):
             parameter.grad = self.alias_for(index)
         else:
             parameter.grad = self.gradient_in(memory, parameter)
 
     def begin_pass(self) -> None:
-        """Queue the end of the pass that is running: its first hook has fired."""
-        if self.group.urgent:  # No pass, but a step or the end of one: nothing else fires.
+        """Queue `end_of_pass` for the running pass, whose first hook has fired."""
+        if self.group.urgent:  # Called from a step or the end of a pass, so no other hook fires.
             self.group.fresh = False
             return
         self._pass = self.queue(self.end_of_pass)
         if self.group.watched:
-            # At most one gradient is there by now: that of the hook which has just fired.
+            # If gradients are fresh, at most one exists by now: that of the hook that has just fired.
             self.group.fresh = sum(parameter.grad is not None for parameter in self._parameters) <= 1
 
     def end_of_pass(self) -> None:
-        """Complete the pass. Before this optimizer waits, all that take part in it announce their missing gradients."""
+        """Complete the pass. First, all optimizers in the pass announce their missing gradients, before any waits."""
         if not self.group.active:
             return
         for each in list(live):

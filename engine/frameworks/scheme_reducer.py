@@ -1,7 +1,7 @@
-"""Gradients that Python compresses: reduced after a pass, by the collectives that a `Scheme` asks for.
+"""Reduction of gradients that Python compresses, after a pass, by the collectives of a `Scheme`.
 
-The generators of all gradients advance together. What they yield in one round is one grouped allreduce, so the number
-of collectives is that of the rounds, whatever the number of parameters.
+The generators of all gradients advance together. The tensors that they yield in one round are one grouped allreduce.
+So the number of collectives is the number of rounds, independently of the number of parameters.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ IDENTITY = {Average: 0.0, Sum: 0.0, Min: math.inf, Max: -math.inf, Product: 1.0}
 
 
 class Compressing(Scheme):
-    """A compressor as a scheme: one round."""
+    """Scheme of one round that applies a compressor."""
 
     def __init__(self, compressor: Any) -> None:
         self._compressor = compressor
@@ -39,7 +39,7 @@ class Compressing(Scheme):
 
 
 def scheme_of(compression: Any, op: Op) -> tuple[str | None, Scheme | None]:
-    """The dtype that the engine casts to, and the scheme that Python follows; None for what there is not."""
+    """Return the dtype to which the engine casts, and the scheme that Python applies; each may be None."""
     if isinstance(compression, Scheme):
         return None, compression
     wire, own = resolve(compression, op)
@@ -47,17 +47,17 @@ def scheme_of(compression: Any, op: Op) -> tuple[str | None, Scheme | None]:
 
 
 class Rounds:
-    """The gradients of one optimizer that a scheme reduces.
+    """Gradients of one optimizer that a scheme reduces.
 
     Parameters
     ----------
     reducer : Reducer
-        The reducer, which knows how the framework fills gradients.
+        Reducer of the optimizer, with the framework's methods to fill gradients.
     scheme : Scheme, optional
     options : Options
-        A rank that is not in their process set is given no gradients.
+        Options of the optimizer. A rank outside of their process set gets no gradients.
     wire : str, optional
-        Dtype to which the engine casts on the way.
+        Dtype to which the engine casts tensors while they are sent.
     """
 
     def __init__(self, reducer: Reducer, scheme: Scheme | None, options: Options, wire: str | None) -> None:
@@ -67,10 +67,10 @@ class Rounds:
         self._process_set = options.process_set
         self._op = options.op
         self._parameters: dict[int, tuple[str, Any]] = {}
-        self.late = False  # The gradients came after the backward pass was over: ranks compare that.
+        self.late = False  # whether gradients came after the end of the backward pass, which ranks compare
 
     def accepts(self, name: str, parameter: Any) -> bool:
-        """Whether the gradients of a parameter are reduced here."""
+        """Return whether the scheme reduces the gradients of a parameter."""
         return (
             self._scheme is not None and self._reducer.is_floating(parameter) and self._scheme.accepts(name, parameter)
         )
@@ -79,13 +79,13 @@ class Rounds:
         return index in self._parameters
 
     def add(self, index: int, name: str, parameter: Any) -> None:
-        """Take a parameter over, in the same order on every rank. `index`: as in `run`."""
+        """Add a parameter, in the same order on every rank. `index`: its index in the reducer."""
         self._parameters[index] = name, parameter
 
     def share_state(self, root: int) -> None:
-        """Give the ranks of the process set what the scheme remembers on one of them. Collective.
+        """Broadcast the state of the scheme from one rank of the process set. Collective.
 
-        `root`: the rank, in the world; if it is not in the set, the first that is.
+        `root`: world rank of the sender; if it is not in the set, the first rank of the set is used.
         """
         if self._scheme is None or not self._parameters:
             return
@@ -98,7 +98,7 @@ class Rounds:
     def run(self, missing: Sequence[int]) -> None:
         """Reduce the gradients of a pass. Collective. `missing`: indices of those that this rank does not have.
 
-        As everywhere, a gradient that some ranks have is reduced, and the others contribute nothing and get the result.
+        A gradient that only some ranks have is reduced; the other ranks contribute nothing and get the result.
         """
         if self._scheme is None or not self._parameters:
             return
@@ -117,12 +117,12 @@ class Rounds:
             self._in_step(running, first)
 
     def _exchange(self, mine: NDArray[np.uint8], first: str) -> NDArray[np.uint8]:
-        """Which gradients some rank has.
+        """Return for each gradient whether some rank has it. Collective.
 
         Raises
         ------
         MismatchError
-            The rounds of the ranks would not be the same, as where only one of them has loaded a checkpoint.
+            The numbers of rounds differ between ranks, for example because only one of them has loaded a checkpoint.
         """
         rounds = self._scheme.rounds() if self._scheme is not None else {}
         counts = {name: rounds.get(name, 0) for name, _ in self._parameters.values()}
@@ -141,7 +141,7 @@ class Rounds:
         return present
 
     def _in_step(self, running: list[tuple[str, Any, Generator[Any, Any, Any]]], first: str) -> None:
-        """Run generators to their ends, and put what they return into the gradients."""
+        """Run all generators to their ends, and store their results in the gradients."""
         received: list[Any] = [None] * len(running)
         for number in itertools.count():
             going, sent = [], []

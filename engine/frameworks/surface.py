@@ -1,11 +1,11 @@
-"""Horovod's functions for the tensors of one framework, made from one table of their names and argument orders.
+"""Horovod's functions for the tensors of one framework, generated from a table of their names and argument orders.
 
-A binding calls `functions` once, with what its framework adds (`Tensors`), and has a function for each row of the
-table: real ones, with their signatures and docstrings. For type checkers `stub` writes the same signatures; a test
-holds the file beside the binding equal to it.
+A binding calls `functions` once, with a description of its tensors (`Tensors`), and gets a function for each row of the
+table, with its signature and docstring. For type checkers `stub` writes the same signatures; a test compares them with
+the file beside the binding.
 
-Whatever is called, the tensors are looked at first, then the operation is chosen, then the engine's collective of the
-same name does the work, or what the framework has in place of it: there gradients flow.
+Each function first checks its tensors, then chooses the operation. Then it calls the engine's collective of the same
+name, or the framework's differentiable replacement of it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..handles import Handle
 from ..process_sets import ProcessSet, global_process_set
 from ..types import Average, Op, Sum
 
-# Each parameter, with its type and its default where no row of the table has another.
+# Each parameter with its type, and its default unless a row of the table has another one.
 PARAMETERS = {
     "tensor": "tensor: Tensor",
     "tensors": "tensors: Sequence[Tensor]",
@@ -160,10 +160,10 @@ DOCUMENTATION = {
     """,
 }
 
-# What is left out of the documentation of a function through which no gradients flow.
+# Part that is removed from the documentation of a function through which no gradients flow.
 _GRADIENTS = re.compile(r"\s+Gradients flow .*?(?=\n\n|\Z)", re.DOTALL)
 
-# Arguments that each collective of the engine takes beside the tensors, in its order.
+# Arguments that each collective of the engine takes besides the tensors, in its order.
 _REDUCTION = "op name prescale_factor postscale_factor process_set"
 _GIVEN = {
     "allreduce": _REDUCTION,
@@ -176,19 +176,19 @@ _GIVEN = {
 
 @dataclass(frozen=True)
 class Tensors:
-    """A framework's description of its tensors.
+    """Description of a framework's tensors.
 
     Attributes
     ----------
     kind : type
-        Class of its tensors.
+        Class of the tensors.
     name : str
-        Name of the class, as users write it: `torch.Tensor`.
+        Name of the class in user code, such as `torch.Tensor`.
     calls : mapping of str to callable
-        What is called in place of the engine's collective of that name, with the same arguments by position: to let
-        gradients flow. By default, nothing.
+        Differentiable replacements of the engine's collectives, by name, with the same positional arguments. Empty by
+        default.
     convert : callable
-        Makes a tensor of what users may give besides, and returns anything else as it is.
+        Converts other values that users may pass to a tensor, and returns anything else unchanged.
     gradients : bool
         Whether gradients flow through the functions, as their documentation says.
     """
@@ -200,7 +200,7 @@ class Tensors:
     gradients: bool = True
 
     def admit(self, tensor: Any, kind: str, name: str | None, process_set: ProcessSet) -> Any:
-        """The tensor that a call of that kind and name was given. If it is none, raise, and tell the other ranks."""
+        """Return the argument of a call as a tensor. If it is none, announce the failure of the call, and raise."""
         if isinstance(tensor, self.kind):
             return tensor
         converted = self.convert(tensor)
@@ -211,7 +211,7 @@ class Tensors:
         raise error
 
     def admit_all(self, tensors: Any, kind: str, name: str | None, process_set: ProcessSet) -> list[Any]:
-        """As `admit`, for several tensors."""
+        """Return the arguments of a call as tensors, like `admit`."""
         if not isinstance(tensors, Iterable):
             error = TypeError(f"expected a sequence of {self.name}, not {type(tensors).__qualname__}")
             announce(process_set, kind, name, error)
@@ -226,10 +226,10 @@ def functions(module: str, tensors: Tensors, orders: Mapping[str, str] = ORDERS)
     Parameters
     ----------
     module : str
-        Where they will be found.
+        Name of the module that will contain the functions.
     tensors : Tensors
     orders : mapping of str to str
-        As `ORDERS`, for a framework whose functions Horovod gives another order.
+        Replacement of `ORDERS`, for a framework with other argument orders in Horovod.
 
     Returns
     -------
@@ -254,14 +254,14 @@ def functions(module: str, tensors: Tensors, orders: Mapping[str, str] = ORDERS)
 
 
 def signature(name: str, order: str) -> str:
-    """`def allreduce(tensor: Tensor, ...) -> Tensor`."""
+    """Return the signature of a function, such as `def allreduce(tensor: Tensor, ...) -> Tensor`."""
     result = "Handle" if "_async" in name else "Any" if name == "alltoall" else "Tensor"
     result = f"list[{result}]" if result == "Tensor" and name.startswith("grouped") else result
     return f"def {name}({', '.join(PARAMETERS[each] for each in order.split())}) -> {result}"
 
 
 def stub(tensor: str, orders: Mapping[str, str] = ORDERS) -> str:
-    """The module of a framework's functions as type checkers read it, unformatted. `tensor`: `torch.Tensor`."""
+    """Return the unformatted type stub of a framework's functions. `tensor`: class name, such as `torch.Tensor`."""
     package, _, kind = tensor.rpartition(".")
     alias = "" if kind == "Tensor" else " as Tensor"
     signatures = [f"{signature(name, order)}: ..." for name, order in orders.items()]
@@ -281,12 +281,12 @@ from ..types import Average
 
 
 def _body(name: str, order: str) -> str:
-    """The expression that a function returns: `_run` of tensors that `_admit` has checked."""
+    """Return the expression that a function returns: a call of `_run` with tensors that `_admit` has checked."""
     match = re.match(r"(grouped_)?([a-z]+)", name)
     assert match is not None
     kind, given = match[2], {parameter.partition("=")[0] for parameter in order.split()}
     average = "average" if "average" in given else "None"
-    call = f"{kind!r}, name, process_set"  # as it is told of if it fails
+    call = f"{kind!r}, name, process_set"  # identifies the call if its failure is announced
     tensor = f"_admit({order.split()[0]}, {call})"
     settings = [f"_choose({average}, op, {call})" if each == "op" else each for each in _GIVEN[kind].split()]
     arguments = ", ".join([tensor, *settings])
@@ -298,7 +298,7 @@ def _body(name: str, order: str) -> str:
 def _compress(
     kind: str, compression: Any, admit: Any, run: Callable[..., Any], grouped: bool, sent: Any, *settings: Any
 ) -> Any:
-    """The result of `run`, between the methods of a compressor: gradients flow through these, too."""
+    """Compress tensors, call `run` and decompress its results. Gradients flow through the compressor's methods, too."""
     op, name, *_, process_set = settings
     tensors = sent if grouped else [sent]
     try:
@@ -317,7 +317,7 @@ def _compress(
 
 
 def choose_op(average: bool | None, op: int | None) -> Op:
-    """The operation, from the old argument `average` or the new `op`.
+    """Return the operation that the old argument `average` or the new `op` chooses.
 
     Raises
     ------
@@ -332,7 +332,7 @@ def choose_op(average: bool | None, op: int | None) -> Op:
 
 
 def _choose(average: bool | None, op: int | None, kind: str, name: str | None, process_set: ProcessSet) -> Op:
-    """As `choose_op`, for a call of that kind and name; if it fails the other ranks are told."""
+    """Choose the operation of a call like `choose_op`; a failure is announced to the other ranks."""
     try:
         return choose_op(average, op)
     except ValueError as error:
@@ -355,12 +355,12 @@ _NAMES: dict[str, Any] = {
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Return when every rank of the process set has called it. Collective."""
+    """Wait until every rank of the process set has called `barrier`. Collective."""
     collectives.barrier(process_set=process_set)
 
 
 def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
-    """Submit nothing more until every rank has called this; the last that did. `device` has no meaning here.
+    """Wait until every rank has joined, and return the last one. `device` has no effect.
 
     Collective. See `engine.join`.
     """
@@ -368,22 +368,22 @@ def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
 
 
 def init(comm: Any = None, process_sets: Any = None, **settings: Any) -> None:
-    """Start the engine, as `engine.init`.
+    """Start the engine, like `engine.init`.
 
     Parameters
     ----------
     comm : None, mpi4py communicator, or list of ranks or of communicators
-        The launcher says who the ranks are, so that it has to be all of them: `MPI.COMM_WORLD` or `range(size)`. Of a
-        list of communicators each makes a process set, as in `process_sets`.
+        The launcher determines the ranks, so this has to be all of them: `MPI.COMM_WORLD` or `range(size)`. Each
+        communicator of a list forms a process set, as in `process_sets`.
     process_sets : iterable of ProcessSet, `"dynamic"`, optional
-        Sets to add at once.
+        Sets to add right after the start.
     **settings
-        Of `engine.init`.
+        Settings of `engine.init`.
 
     Raises
     ------
     EngineError
-        `comm` has other ranks than the world; what `engine.init` raises. Of a call that fails nothing is left.
+        `comm` has other ranks than the world; or an error of `engine.init`. A call that fails leaves nothing behind.
     """
     parts = [] if comm is None else list(comm) if isinstance(comm, list | tuple) else [comm]
     is_world = bool(parts) and (len(parts) == 1 or all(isinstance(part, int) for part in parts))
@@ -397,7 +397,7 @@ def init(comm: Any = None, process_sets: Any = None, **settings: Any) -> None:
             _expect_world(parts if isinstance(parts[0], int) else parts[0].allgather(place.rank()))
         except BaseException:
             if not running:
-                runtime.shutdown()  # of a call that fails nothing is left
+                runtime.shutdown()  # A call that fails leaves nothing behind.
             raise
 
 

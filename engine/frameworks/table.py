@@ -1,7 +1,7 @@
-"""Every framework that has a binding: one row each, by which all that depends on a framework finds it.
+"""Table of all frameworks with a binding, one row each.
 
-Whose tensor a tensor is, whose optimizer an optimizer is, which of Horovod's modules there are, what `--check-build`
-shows: all of it is read from here. The table needs neither a framework nor the native engine.
+It maps tensors and optimizers to their frameworks, and lists Horovod's modules and the frameworks that `--check-build`
+shows. It needs neither a framework nor the native engine.
 """
 
 from __future__ import annotations
@@ -12,20 +12,21 @@ from typing import NamedTuple
 
 
 class Framework(NamedTuple):
-    """One framework.
+    """One framework with a binding.
 
     Attributes
     ----------
     package : str
-        That its users import; its binding has the same name, below `engine`, as Horovod's has below `horovod`.
+        Package that users import; its binding has the same name below `engine`, as in `horovod`.
     title : str
-        As it is written.
+        Name of the framework in texts.
     optimizers : str
-        The class of the optimizers that `DistributedOptimizer` takes.
+        Class of the optimizers that `DistributedOptimizer` accepts.
     others : str
-        Further packages that its tensors and optimizers come from.
+        Further packages that define its tensors and optimizers.
     modules : str or None
-        Modules of Horovod's binding that scripts import names from; None if the compatibility switch knows none of it.
+        Modules of Horovod's binding from which scripts import names; None if the compatibility switch has no such
+        binding.
     """
 
     package: str
@@ -35,7 +36,7 @@ class Framework(NamedTuple):
     modules: str | None = None
 
 
-# In the order in which they are asked whose an optimizer is: one of Keras has classes of its backend among its bases.
+# In the order of precedence for optimizers: those of Keras have classes of their backend among their bases.
 FRAMEWORKS = (
     Framework("keras", "Keras", "keras.optimizers.Optimizer", modules=""),
     Framework(
@@ -55,16 +56,16 @@ _OF_PACKAGE = {package: each for each in BOUND.values() for package in (each.pac
 
 
 def bound_to(kind: type) -> Framework | None:
-    """The framework with a binding, if any, that a class belongs to by the package it was defined in."""
+    """Return the framework with a binding, if any, whose package defines a class."""
     return _OF_PACKAGE.get(kind.__module__.partition(".")[0])
 
 
 def framework_of(value: object) -> Framework | None:
-    """The framework with a binding, if any, that the class of a value belongs to, or one of its bases."""
+    """Return the framework with a binding, if any, whose package defines the class of a value or one of its bases."""
     found = {framework for kind in type(value).__mro__ if (framework := bound_to(kind)) is not None}
     return next((each for each in BOUND.values() if each in found), None)
 
 
 def binding_of(framework: Framework) -> ModuleType:
-    """The binding of a framework, imported."""
+    """Import and return the binding of a framework."""
     return import_module(f"..{framework.package}", __package__)
