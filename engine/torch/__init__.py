@@ -1,4 +1,4 @@
-"""The torch binding: `import engine.torch as hvd` in place of `import horovod.torch as hvd`."""
+"""Binding of PyTorch: `import engine.torch as hvd` replaces `import horovod.torch as hvd`."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ __all__ += basics.__all__
 
 
 def __getattr__(name: str) -> Any:
-    """`elastic` and `libraries` are imported when they are asked for."""
+    """Import `elastic` and `libraries` at their first use."""
     if name in ("elastic", "libraries"):
         return import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""The adapter of `torch.Tensor`: how the collectives read, write and make such tensors."""
+"""Adapter of `torch.Tensor`, through which the collectives read, write and create such tensors."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from ..native import memory
 
 
 def check(tensor: torch.Tensor, what: str = "a tensor") -> None:
-    """Raise unless the engine can work on this kind of tensor."""
+    """Raise UnsupportedTensorError unless the engine supports the tensor's layout and device."""
     if tensor.layout is not torch.strided:
         raise UnsupportedTensorError(
             f"{what} has layout {tensor.layout}; the engine takes dense tensors: use to_dense(), or sparse_allreduce"
         )
     check_device(tensor, what)
-    memory.expect_memory(tensor.detach())  # torch copies from where there is none without a word, and crashes
+    memory.expect_memory(tensor.detach())  # torch would copy from a tensor without memory unchecked, and crash
 
 
 def check_device(tensor: torch.Tensor, what: str = "a tensor") -> None:
-    """Raise unless the tensor lies where the engine can work on it."""
+    """Raise UnsupportedTensorError unless the engine supports the tensor's device."""
     if not tensor.is_cpu and not tensor.is_cuda:
         raise UnsupportedTensorError(
             f"{what} is on {tensor.device}; the engine takes tensors of the CPU and of CUDA: use cpu()"
@@ -31,14 +31,14 @@ def check_device(tensor: torch.Tensor, what: str = "a tensor") -> None:
 
 
 class TorchAdapter:
-    """`torch.Tensor` and its subclasses."""
+    """Adapter for `torch.Tensor` and its subclasses."""
 
     def input(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.layout is not torch.strided or not tensor.is_cpu:
             check(tensor)
         if tensor.requires_grad:
             tensor = tensor.detach()
-        # A view that is negated or conjugated lazily lends memory with other signs.
+        # A view that is negated or conjugated lazily has memory with other signs.
         if tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj():
             return tensor
         check(tensor)
@@ -69,7 +69,7 @@ class TorchAdapter:
         flat = flat_over(data, tensor.dtype)
         if not flat.numel():
             return flat.new_empty(shape)
-        return flat.view(shape) if len(shape) > 1 else flat  # a view costs more than the rest
+        return flat.view(shape) if len(shape) > 1 else flat  # A view costs more than the rest.
 
     def counts(self, rows: Sequence[int]) -> torch.Tensor:
         return torch.tensor(rows, dtype=torch.int32, device="cpu")
@@ -81,7 +81,7 @@ class TorchAdapter:
 
 
 class Room:
-    """Makes flat tensors of bytes on a GPU, for the stream that is current now, and keeps that stream.
+    """Allocator of flat byte tensors on a GPU, for the stream that is current at its construction.
 
     Parameters
     ----------
@@ -93,16 +93,16 @@ class Room:
         self.stream = torch.cuda.current_stream(device)
 
     def __call__(self, sizes: list[int]) -> list[torch.Tensor]:
-        """Tensors of so many bytes; called by a thread of the engine's."""
-        torch.cuda.set_device(self.device)  # of this thread; else leaving the stream would make a context on device 0
+        """Allocate tensors of these sizes in bytes; called by a thread of the engine."""
+        torch.cuda.set_device(self.device)  # for this thread; else leaving the stream would make a context on device 0
         with torch.cuda.stream(self.stream):
             return [torch.empty(size, dtype=torch.uint8, device=self.device) for size in sizes]
 
 
 def flat_over(memory: Any, dtype: torch.dtype) -> torch.Tensor:
-    """Gathered bytes as a flat tensor: of a buffer, or of what a `Room` made, when the current stream waits for it."""
+    """Return gathered bytes as a flat tensor. `memory` is a buffer, or a tensor of a `Room` on the current stream."""
     if isinstance(memory, torch.Tensor):
-        if memory.is_cuda:  # and may be used on another stream than that of the room: torch gives it out later then
+        if memory.is_cuda:  # The current stream may differ from the room's, so torch has to delay the memory's reuse.
             memory.record_stream(torch.cuda.current_stream(memory.device))
         return memory.view(dtype)
     if not memory.nbytes:  # frombuffer refuses it.
@@ -111,13 +111,13 @@ def flat_over(memory: Any, dtype: torch.dtype) -> torch.Tensor:
 
 
 def tensor_over(memory: Any, like: torch.Tensor) -> torch.Tensor:
-    """A tensor that lies in `memory` (a flat tensor or a buffer), with the dtype, shape and memory format of `like`."""
+    """Make a tensor over `memory`, a flat tensor or a buffer, with the dtype, shape and memory format of `like`."""
     if not like.numel():
         return torch.empty_like(like)
     flat = (
         memory if isinstance(memory, torch.Tensor) else torch.frombuffer(memory, dtype=like.dtype, count=like.numel())
     )
-    # The layouts that the native engine reduces as they lie; all else it has made row-major.
+    # The native engine reduces these layouts unchanged, and converts all others to row-major.
     for dims, form in ((4, torch.channels_last), (5, torch.channels_last_3d)):
         if like.dim() == dims and not like.is_contiguous() and like.is_contiguous(memory_format=form):
             return flat.as_strided(like.shape, like.stride(), flat.storage_offset())

@@ -1,11 +1,11 @@
-"""Adasum for `DistributedOptimizer`: it combines what the ranks' own steps change, not their gradients.
+"""Adasum for `DistributedOptimizer`, which combines the parameter changes of the ranks' own steps, not gradients.
 
-Each rank's optimizer takes its step on the gradients of that rank alone. The changes of the parameters travel as one
-group, are combined with Adasum, each parameter by itself, and every rank sets its parameters to what they were plus
-the result (Maleki et al., arXiv 2006.02924). So momentum and other state stay those of the rank's own gradients, and
-the engine has nothing to do during backward. Changes of parameters on a GPU travel through the host's memory.
+Each rank's optimizer takes its step with the gradients of that rank alone. The changes of the parameters are sent as
+one group, and combined with Adasum for each parameter separately. Every rank adds the result to its former parameters
+(Maleki et al., arXiv 2006.02924). So momentum and other state depend on the rank's own gradients, and nothing is
+reduced during the backward pass. Changes of parameters on a GPU are sent through the host's memory.
 
-`Deltas` takes the place of `engine.frameworks.reducer.Reducer`, whose methods it has.
+`Deltas` replaces `engine.frameworks.reducer.Reducer`, and has its methods.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from .overlaps import held_in
 
 
 class Deltas:
-    """The parameters of one optimizer, and what they were before its step. It knows nothing of the optimizer itself.
+    """Parameters of one optimizer with copies from before its step, independent of the optimizer itself.
 
-    Takes as much memory as the parameters, from the first step on.
+    The copies take as much memory as the parameters, from the first step on.
 
     Parameters
     ----------
     options : Options
-        Of the optimizer. A rank that is not in their process set is given no parameters.
+        Options of the optimizer. A rank outside of their process set gets no parameters.
     name : str
-        Of the operation that reduces the changes; equal on all ranks, unique to the optimizer.
+        Name of the operation that reduces the changes; equal on all ranks, unique to the optimizer.
     number : int
-        Of the optimizer, among those of the process set: whose step it is that ends.
+        Number of the optimizer in the process set, which identifies its steps.
 
     Raises
     ------
     ValueError
-        The number of ranks is no power of two.
+        The number of ranks is not a power of two.
     """
 
     def __init__(self, options: Options, name: str, number: int) -> None:
@@ -59,32 +59,32 @@ class Deltas:
         self._number = number
         self._settings = options.prescale, options.postscale, process_set
         self._alone = size == 1 and options.prescale == options.postscale == 1.0
-        self._parameters: dict[str, torch.Tensor] = {}  # in one order on all ranks
-        self._names: list[str] | None = None  # of those that the step in progress may change, if that leaves out some
+        self._parameters: dict[str, torch.Tensor] = {}  # in the same order on all ranks
+        self._names: list[str] | None = None  # names of `_stepped`; None: all parameters
         self._stepped: list[torch.Tensor] = []  # parameters that the step in progress may change
         self._picked: tuple[dict[str, int], list[str]] = {}, []  # addresses, and the names that `_pick` has chosen
-        self._starts: dict[torch.Tensor, torch.Tensor] = {}  # their values before it
+        self._starts: dict[torch.Tensor, torch.Tensor] = {}  # values of parameters before the step
         self.skipping = False
-        self.group = SimpleNamespace(passes=1)  # passes only add to the gradients: nobody has to count them
+        self.group = SimpleNamespace(passes=1)  # Passes only add to the gradients, and need not be counted.
 
     def add(self, named: dict[str, torch.Tensor], trained: Collection[str] = ()) -> None:
-        """Reduce the changes of these parameters, too."""
+        """Add parameters whose changes are to be reduced."""
         for name, parameter in named.items():
             check(parameter, f"parameter {name!r}")
         self._parameters |= named
 
     def remove(self) -> None:
-        """Nothing hangs on the parameters."""
+        """Do nothing; the parameters have no hooks."""
 
     def release(self) -> None:
-        """Let go of the engine, whose world has ended."""
+        """Release the engine, whose world has ended."""
         del self.engine
 
     def share_state(self, root: int | None) -> None:
-        """Nothing has to be equal on all ranks but the parameters."""
+        """Do nothing; only the parameters have to be equal on all ranks."""
 
     def before_step(self) -> None:
-        """Remember the parameters. Those that are frozen stay at home: all ranks must freeze the same."""
+        """Copy the parameters that the step may change. Frozen ones are not sent: all ranks must freeze the same."""
         stepped = self._pick()
         self._stepped = list(stepped.values())
         self._names = list(stepped) if len(stepped) < len(self._parameters) else None
@@ -97,7 +97,7 @@ class Deltas:
                     start.copy_(parameter)
 
     def _pick(self) -> dict[str, torch.Tensor]:
-        """Parameters that the step may change. Of those that are one memory, which changes once, the first one.
+        """Return the parameters that the step may change; only the first one of those that share all their memory.
 
         Raises
         ------
@@ -112,7 +112,7 @@ class Deltas:
         return {name: stepped[name] for name in self._picked[1]}
 
     def _expect_apart(self, stepped: dict[str, torch.Tensor]) -> list[str]:
-        """The names of parameters but for those whose memory is in others'; see `_pick` for the error."""
+        """Return the names of parameters whose memory does not lie in that of others. Raises the error of `_pick`."""
         order = sorted(stepped, key=lambda name: -stepped[name].numel())
         held = dict(zip(order, held_in([(stepped[name].detach(), True) for name in order], []), strict=True))
         for name in stepped:
@@ -124,17 +124,17 @@ class Deltas:
         return [name for name in stepped if not held[name]]
 
     def around(self, closure: Callable[[], Any], step: str) -> Callable[[], Any]:
-        """As `before_step`; each rank calls the closure for itself."""
+        """Do the same as `before_step`; the closure is returned unchanged, since gradients are not reduced."""
         self.before_step()
         return closure
 
     def after_step(self) -> None:
-        """Put the combined changes in place of this rank's own. Collective.
+        """Replace this rank's changes of the parameters by the combined ones. Collective.
 
         Raises
         ------
         EngineError
-            As for `engine.allreduce`. The parameters are then what they were before the step, as after any exception.
+            Same as for `engine.allreduce`. After any exception, the parameters have their values from before the step.
         """
         stepped, self._stepped = self._stepped, []
         if not self._parameters or self._alone:
@@ -144,8 +144,8 @@ class Deltas:
             try:
                 for parameter, start in zip(stepped, starts, strict=True):
                     parameter.sub_(start)
-                changes = [each.detach().cpu() for each in stepped]  # what is in the host's memory is not copied
-                if self._names is not None:  # Ranks that have frozen others, of equal shapes, do not pair what is left.
+                changes = [each.detach().cpu() for each in stepped]  # no copy if it is in the host's memory
+                if self._names is not None:  # Ranks that have frozen other parameters must not match, even in shape.
                     changes.append(torch.empty(0, columns_of_absent(self._names), device="cpu"))
                 groups.grouped_allreduce_(changes, Adasum, self._name, *self._settings)
             except MismatchError as error:
@@ -155,7 +155,7 @@ class Deltas:
                 self._put_back(stepped, starts)
                 raise
             except BaseException:
-                # A signal handler has ended the wait: the operation goes on, and will write where it was told to.
+                # A signal handler has interrupted the wait. The operation still runs, and will write to its tensors.
                 for parameter in stepped:
                     parameter.data = self._starts.pop(parameter)
                 raise
@@ -164,44 +164,44 @@ class Deltas:
         self.engine.mark_step(self._number)
 
     def _put_back(self, stepped: list[torch.Tensor], starts: list[torch.Tensor]) -> None:
-        """Give parameters the values from before the step."""
+        """Restore the values of parameters from before the step."""
         for parameter, start in zip(stepped, starts, strict=True):
             parameter.copy_(start)
 
     def _left_out(self) -> str:
-        """Which parameters stay at home on this rank, as a sentence."""
+        """Return a sentence about the parameters that this rank leaves out."""
         absent = [name for name in self._parameters if self._names is not None and name not in self._names]
         some = ", ".join(map(repr, absent[:5])) + (" and more" if len(absent) > 5 else "")
         which = f"leaves out {some}, frozen or in the memory of others" if absent else "leaves out no parameter"
         return f"Rank {self.engine.rank} {which}; all ranks must leave out the same"
 
     def before_zero(self) -> None:
-        """Gradients belong to the rank."""
+        """Do nothing; gradients are not reduced."""
 
     def forget(self) -> None:
-        """Gradients belong to the rank."""
+        """Do nothing; gradients are not reduced."""
 
     def renew(self) -> None:
-        """Gradients belong to the rank."""
+        """Do nothing; gradients are not reduced."""
 
     def finish(self) -> None:
-        """Nothing is in flight but in `after_step`."""
+        """Do nothing; operations are in flight only in `after_step`."""
 
     def synchronize(self) -> None:
-        """Gradients belong to the rank."""
+        """Do nothing; gradients are not reduced."""
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Passes accumulate on this rank in any case."""
+        """Do nothing; passes accumulate on this rank in any case."""
         yield
 
     def skip(self) -> AbstractContextManager[None]:
-        """Refuse a step that would not be reduced.
+        """Refuse to skip the reduction of a step.
 
         Raises
         ------
         EngineError
-            Always.
+            In every call.
         """
         raise EngineError(
             "with op=Adasum step() reduces what it has changed, and cannot skip that. Gradients are each rank's own: "

@@ -1,7 +1,7 @@
-"""Collectives through which gradients flow: what `engine.torch` calls when a tensor requires a gradient.
+"""Differentiable collectives, which `engine.torch` calls when a tensor requires a gradient.
 
-`engine.frameworks.backward` tells which gradients these are. Every rank must run backward through the same collectives
-in the same order. Backward passes are made of the same functions, so gradients of gradients flow, too.
+`engine.frameworks.backward` defines their gradients. Every rank must run backward through the same collectives in the
+same order. Backward passes consist of the same functions, so gradients of gradients flow, too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Context = Any
 def call(
     function: type[torch.autograd.Function], plain: Callable[..., Any], tensor: torch.Tensor, *arguments: Any
 ) -> Any:
-    """The result of `function` if a gradient has to flow to `tensor`, else that of `plain`, which is the same."""
+    """Call `function` if a gradient has to flow to `tensor`, else `plain`, which has the same result."""
     if tensor.requires_grad and torch.is_grad_enabled():
         return function.apply(tensor, *arguments)  # type: ignore[no-untyped-call]
     return plain(tensor, *arguments)
@@ -43,39 +43,38 @@ def call_grouped(
     tensors: Sequence[torch.Tensor],
     *settings: Any,
 ) -> list[torch.Tensor]:
-    """As `call`, for several tensors: the result of `function` if a gradient has to flow to any of them."""
+    """Call `function` if a gradient has to flow to any of the tensors, else `plain`, which has the same results."""
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return list(function.apply(*settings, *tensors))  # type: ignore[no-untyped-call]
     return plain(tensors, *settings)
 
 
 def _own_rows(total: torch.Tensor, rows: Sequence[int], shape: torch.Size, process_set: ProcessSet) -> torch.Tensor:
-    """The part of a gathered tensor's gradient that belongs to this rank's input, which had that shape."""
+    """Return the part of a gathered tensor's gradient that belongs to this rank's input of that shape."""
     return total[own_rows(rows, process_set)].reshape(shape)
 
 
 def _combined(gradient: torch.Tensor, mathematical: bool, name: str | None, process_set: ProcessSet) -> torch.Tensor:
-    """The gradient of a tensor that all ranks' outputs depend on: their sum over ranks, or Horovod's average."""
+    """Combine the gradients of a tensor on which all ranks' outputs depend: their sum, or Horovod's average."""
     op = combining(mathematical)
     total = call(Allreduce, collectives.allreduce, _real(gradient), op, name, 1.0, 1.0, process_set, None)
     return torch.view_as_complex(total) if gradient.is_complex() else total
 
 
 def _real(gradient: torch.Tensor) -> torch.Tensor:
-    """A complex gradient as pairs of real numbers, which the engine reduces; any other as it is."""
+    """Return a complex gradient as pairs of real numbers, which the engine can reduce; any other unchanged."""
     return torch.view_as_real(gradient.resolve_conj()) if gradient.is_complex() else gradient
 
 
 def _differentiable(gradients: Sequence[torch.Tensor]) -> list[int]:
-    """Which members of a group can have a gradient at all; of integers autograd passes zeros, which need not travel."""
+    """Return the indices of gradients with a floating or complex dtype; those of integers are zeros, and not sent."""
     return [k for k, each in enumerate(gradients) if each.is_floating_point() or each.is_complex()]
 
 
 class Allreduce(torch.autograd.Function):
-    """The gradient of a sum over ranks is the sum of the gradients; of an average, their average.
+    """Allreduce whose gradient is the same reduction of the ranks' gradients: a sum for Sum, an average for Average.
 
-    Adasum is no linear function. Its gradient is defined as Adasum of the gradients: what the losses ask of the result
-    is combined over ranks as the inputs were.
+    Adasum is not linear. Its gradient is defined as the Adasum of the ranks' gradients of the result.
     """
 
     @staticmethod
@@ -100,7 +99,7 @@ class Allreduce(torch.autograd.Function):
 
 
 class GroupedAllreduce(torch.autograd.Function):
-    """As `Allreduce`, for several tensors in one request each way."""
+    """Allreduce of several tensors, in one request in each direction."""
 
     @staticmethod
     def forward(
@@ -124,7 +123,7 @@ class GroupedAllreduce(torch.autograd.Function):
 
 
 class GroupedAllgather(torch.autograd.Function):
-    """As `Allgather`, for several tensors in one request each way."""
+    """Allgather of several tensors, in one request in each direction."""
 
     @staticmethod
     def forward(ctx: Context, name: str | None, process_set: ProcessSet, *tensors: torch.Tensor) -> Any:
@@ -149,7 +148,7 @@ class GroupedAllgather(torch.autograd.Function):
 
 
 class GroupedReducescatter(torch.autograd.Function):
-    """As `Reducescatter`, for several tensors in one request each way."""
+    """Reduce-scatter of several tensors, in one request in each direction."""
 
     @staticmethod
     def forward(
@@ -185,7 +184,7 @@ class GroupedReducescatter(torch.autograd.Function):
 
 
 class Broadcast(torch.autograd.Function):
-    """Every rank's output is the root's input: its gradient combines those of all. The others' inputs do not matter."""
+    """Broadcast. The gradient of the root's input combines those of all ranks' outputs; those of others are zero."""
 
     @staticmethod
     def forward(ctx: Context, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet) -> Any:
@@ -196,13 +195,13 @@ class Broadcast(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
         total = _combined(gradients[0], ctx.mathematical, ctx.name, ctx.process_set)
-        if place.rank() != ctx.root_rank:  # Zeros with a graph: every rank goes the same way back, a second time too.
+        if place.rank() != ctx.root_rank:  # Zeros with a graph, so that second derivatives run on every rank, too.
             total = total.masked_fill(torch.ones((), dtype=torch.bool, device=total.device), 0)
         return total, None, None, None
 
 
 class Allgather(torch.autograd.Function):
-    """Every rank's output holds this rank's rows: their gradient combines what all ranks ask of these."""
+    """Allgather. The gradient of this rank's rows combines the gradients of all ranks' outputs for these rows."""
 
     @staticmethod
     def forward(ctx: Context, tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> Any:
@@ -219,7 +218,7 @@ class Allgather(torch.autograd.Function):
 
 
 class Alltoall(torch.autograd.Function):
-    """The gradient travels back the way that the rows came."""
+    """All-to-all, whose gradient is sent back to the ranks from which the rows came."""
 
     @staticmethod
     def forward(ctx: Context, tensor: torch.Tensor, splits: Any, name: str | None, process_set: ProcessSet) -> Any:
@@ -240,7 +239,7 @@ class Alltoall(torch.autograd.Function):
 
 
 class Reducescatter(torch.autograd.Function):
-    """Each row went to one rank: all ranks' inputs get the gradient from there."""
+    """Reduce-scatter. The gradient of a row, on all ranks, comes from the rank that received the row."""
 
     @staticmethod
     def forward(
@@ -275,4 +274,4 @@ CALLS: dict[str, Callable[..., Any]] = {
     "reducescatter": partial(call, Reducescatter, collectives.reducescatter),
     "grouped_reducescatter": partial(call_grouped, GroupedReducescatter, groups.grouped_reducescatter),
 }
-"""The collectives through which gradients flow, by the functions of `engine.torch` that call them."""
+"""Differentiable collectives, by the names of the functions of `engine.torch` that call them."""

@@ -1,4 +1,4 @@
-"""Elastic training with torch: `engine.torch.elastic.TorchState`, and what goes with it."""
+"""Elastic training with torch: `engine.torch.elastic.TorchState`, samplers and `run`."""
 
 from __future__ import annotations
 
@@ -33,34 +33,34 @@ __all__ = [
 
 
 class TorchArrays:
-    """Dense tensors that need no gradient, on whatever device; all copies lie in the host's memory."""
+    """Copies of dense tensors that require no gradient, on any device; the copies lie in the host's memory."""
 
     def owns(self, value: Any) -> bool:
-        """Whether a value is such a tensor."""
+        """Return whether a value is such a tensor."""
         if type(value) is not torch.Tensor or value.requires_grad or value.layout is not torch.strided:
             return False
         return not value.is_quantized and value.device.type != "meta"
 
     def key(self, tensor: torch.Tensor) -> Hashable:
-        """Equal for tensors that are the same memory, seen in the same way, as those of tied weights."""
+        """Return a key that is equal for tensors that view the same memory in the same way, such as tied weights."""
         if not tensor.numel():
             return id(tensor)
         signs = tensor.is_neg(), tensor.is_conj()
         return tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), signs
 
     def place(self, tensor: torch.Tensor, start: int) -> Place:
-        """What is kept of a tensor, at a place."""
+        """Describe the copy of a tensor that begins at `start`, in bytes."""
         nbytes = tensor.numel() * tensor.element_size()
         return Place(start, nbytes, tensor.dtype, tuple(tensor.shape), "" if tensor.is_cpu else tensor.device.type)
 
     def memory(self, nbytes: int) -> Memory:
-        """Memory for copies; page-locked where there is a GPU, so that it copies at full speed."""
+        """Allocate memory for copies; page-locked if CUDA is in use, so that GPUs copy at full speed."""
         pinned = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         memory: Memory = torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=pinned).numpy()
         return memory
 
     def write(self, tensors: list[torch.Tensor], views: list[torch.Tensor]) -> None:
-        """Copy tensors into views; those of GPUs all at the same time."""
+        """Copy tensors into views; copies from GPUs run concurrently."""
         devices = set()
         for tensor, view in zip(tensors, views, strict=True):
             view.copy_(tensor, non_blocking=tensor.is_cuda)
@@ -70,41 +70,41 @@ class TorchArrays:
             torch.cuda.current_stream(device).synchronize()
 
     def view(self, memory: Memory, place: Place) -> torch.Tensor:
-        """The tensor at a place of memory."""
+        """Return the tensor at a place of memory, as a view."""
         if not place.nbytes:
             return torch.empty(place.shape, dtype=place.dtype, device="cpu")
         count = math.prod(place.shape)
         return torch.frombuffer(memory, dtype=place.dtype, count=count, offset=place.start).view(place.shape)
 
     def own(self, view: torch.Tensor, place: Place) -> torch.Tensor:
-        """A copy of such a view, on the kind of device that it came from: of GPUs, the current one."""
+        """Copy such a view to the type of device of the original: of GPUs, to the current one."""
         return view.to(place.origin) if place.origin else view.clone()
 
 
 class TorchState(ObjectState):
-    """A model, an optimizer, and whatever else a training goes on from.
+    """State of a training job: a model, an optimizer, and further values.
 
-    Modules keep their parameters and buffers, and optimizers as much of their state as fits, where they are: values are
-    copied into them. So views of them, shared gradients and wrapped optimizers stay what they are.
+    Values are restored into the existing parameters and buffers of modules, and as far as possible into the existing
+    state of optimizers. So views of them, shared gradients and wrapped optimizers stay valid.
 
-    Commits lie in the host's memory, two of them, of which one is whole at any time. On a GPU, where Horovod keeps its
-    one copy, they would take twice the room of model and optimizer from what is trained.
+    There are two copies of the state in the host's memory, of which at least one is complete at any time. On a GPU,
+    where Horovod keeps its single copy, they would take twice the memory of model and optimizer.
 
     Parameters
     ----------
     model : torch.nn.Module, optional
     optimizer : torch.optim.Optimizer, optional
-        Wrapped or not. Commits are put off while one that takes several passes for a step has gradients in hand.
+        Optimizer, wrapped or not. Commits are deferred while it has accumulated only some of its passes per step.
     **values
         More modules and optimizers; schedulers, gradient scalers, samplers: all with `state_dict` and
-        `load_state_dict`. Anything else is pickled, but for tensors, which are copied.
+        `load_state_dict`. Other values are pickled, except for tensors, which are copied.
 
     Raises
     ------
     TypeError
-        A value that cannot be pickled, by name.
+        A value cannot be pickled; the error names it.
     ValueError
-        A name that the state has for something else.
+        A name is reserved by the state.
 
     Examples
     --------
@@ -119,7 +119,7 @@ class TorchState(ObjectState):
         self.register_in_hand(self._passes_in_hand)
 
     def reset(self) -> None:
-        """Forget gradients of a step that was not made."""
+        """Drop gradients of a step that was not completed."""
         for optimizer in self._optimizers():
             optimizer.zero_grad()
 
@@ -132,7 +132,7 @@ class TorchState(ObjectState):
         return any(wrapping is not None and getattr(wrapping.reducer.group, "touched", False) for wrapping in wrappings)
 
     def _names_of(self, optimizer: torch.optim.Optimizer) -> list[list[str]]:
-        """Names of an optimizer's parameters, by group: those in the state's modules, where these have them."""
+        """Return the names of an optimizer's parameters, by group; names in the state's modules are preferred."""
         present = [getattr(self, name) for name in sorted(self._names)]
         return parameter_names(optimizer, [each for each in present if isinstance(each, torch.nn.Module)])
 
@@ -150,7 +150,7 @@ class TorchState(ObjectState):
             load_named_state(present, _into(named_state(present, names), kept), names)
             return
         if isinstance(present, torch.nn.Module):
-            # What a module calls its extra state it may hold on to; all else it copies.
+            # A module may keep its extra state by reference; it copies everything else.
             extra = {key: _into(None, value) for key, value in kept.items() if key.endswith("_extra_state")}
             kept.update(extra)
             _expect_ties(name, present, kept)
@@ -159,11 +159,11 @@ class TorchState(ObjectState):
         if isinstance(present, torch.nn.Module) and _has_taken(present, kept):
             super()._load(name, present, _into(None, kept))
         elif isinstance(stages := getattr(present, "_per_optimizer_states", None), dict):
-            stages.clear()  # A scaler would take the gradients of the next step for unscaled already.
+            stages.clear()  # Otherwise a scaler would treat the gradients of the next step as unscaled already.
 
 
 def _expect_ties(name: str, module: torch.nn.Module, kept: dict[str, Any]) -> None:
-    """Raise ValueError where tensors are tied here, and were not in what was kept, or the other way round."""
+    """Raise ValueError if tensors are tied here, but not in the saved state, or vice versa."""
     here, there = ties_of(module.state_dict().items()), ties_of(kept.items())
     odd = next((each for each in [*here, *there] if here.get(each) != there.get(each)), None)
     if odd is not None:
@@ -174,7 +174,7 @@ def _expect_ties(name: str, module: torch.nn.Module, kept: dict[str, Any]) -> No
 
 
 def _take_dtypes(module: torch.nn.Module, kept: dict[str, Any]) -> None:
-    """Give the tensors of a module the dtypes that were kept: it would cast values to those that it has now."""
+    """Convert the tensors of a module to the saved dtypes; else loading would cast the values to the present ones."""
     for name, own in module.state_dict(keep_vars=True).items():
         value = kept.get(name)
         if isinstance(own, torch.Tensor) and isinstance(value, torch.Tensor) and own.dtype != value.dtype:
@@ -184,13 +184,13 @@ def _take_dtypes(module: torch.nn.Module, kept: dict[str, Any]) -> None:
 
 
 def _has_taken(module: torch.nn.Module, kept: dict[str, Any]) -> bool:
-    """Whether a module has made tensors that it was given its own, as one may that loads its state by itself."""
+    """Return whether a module has kept loaded tensors by reference, as a custom `load_state_dict` may do."""
     given = {value.data_ptr() for value in kept.values() if isinstance(value, torch.Tensor) and value.numel()}
     return any(isinstance(own, torch.Tensor) and own.data_ptr() in given for own in module.state_dict().values())
 
 
 def _into(present: Any, kept: Any) -> Any:
-    """What was kept, in tensors of the present state where there are some that fit, and else in new ones."""
+    """Copy a saved value, into matching tensors of the present state if there are any, else into new ones."""
     if isinstance(kept, torch.Tensor):
         if not isinstance(present, torch.Tensor) or present.shape != kept.shape or present.dtype != kept.dtype:
             return kept.clone()

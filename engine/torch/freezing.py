@@ -1,4 +1,7 @@
-"""Frozen steps: each brings the same gradients where they were, so ranks agree on nothing, and graphs can have it."""
+"""Frozen steps, in which the same gradients at the same addresses are reduced without agreement between ranks.
+
+So CUDA graphs can capture the reductions.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
     from .hooks import TorchReducer
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-NO_PASS = -1  # torch's number of the running backward pass when there is none
+NO_PASS = -1  # torch's number of the running backward pass if there is none
 _CANNOT = "freeze(): {}, which cannot be frozen: {}"
 WIRES = (None, "float16", "bfloat16")
 KEPT = "zero_grad(set_to_none=False) before freeze(); zero_grad() of a frozen optimizer keeps gradients where they are"
@@ -26,29 +29,29 @@ KEPT = "zero_grad(set_to_none=False) before freeze(); zero_grad() of a frozen op
 
 @dataclass(frozen=True)
 class Plan:
-    """What an optimizer freezes."""
+    """Gradients of an optimizer that are to be frozen."""
 
     members: dict[str, Any]
     """Parameters that have a gradient, by name."""
     wire: str | None
-    """The dtype that gradients travel as."""
+    """Dtype in which gradients are sent."""
 
     @property
     def device(self) -> torch.device:
-        """Where they are."""
+        """Device of the gradients."""
         device: torch.device = next(iter(self.members.values())).device
         return device
 
     @classmethod
     def of(cls, reducer: TorchReducer) -> Plan:
-        """What a reducer has now. Not collective.
+        """Make a plan from the present gradients of a reducer. Not collective.
 
         Raises
         ------
         EngineError
-            There are no gradients yet, or what the optimizer does cannot be frozen.
+            There are no gradients yet, or the options of the optimizer cannot be frozen.
         UnsupportedTensorError
-            A gradient cannot be.
+            A gradient cannot be frozen.
         """
         wire = _expect_plain(reducer)
         named = zip(reducer.names, reducer._parameters, strict=True)
@@ -64,32 +67,32 @@ class Plan:
 
 
 class FrozenSteps:
-    """Reduces the gradients of a reducer at the end of each backward pass, by one frozen pass.
+    """Reduction of a reducer's gradients at the end of each backward pass, by one frozen pass.
 
-    Collective to make.
+    Its construction is collective.
 
     Parameters
     ----------
     reducer : TorchReducer
-        Whose own hooks are paused meanwhile.
+        Reducer whose own hooks are paused meanwhile.
     plan : Plan
-        Every rank has one.
+        Plan of this rank; every rank has one.
 
     Attributes
     ----------
     paused : bool
-        Backward passes accumulate on this rank.
+        Whether backward passes only accumulate on this rank.
     owed : bool
-        Gradients have been accumulated that no reduction has followed.
+        Whether accumulated gradients are not reduced yet.
     reduced : bool
-        The gradients were reduced since the last step or `zero_grad`.
+        Whether the gradients were reduced since the last step or `zero_grad`.
     backward : int
-        torch's number of the last backward pass.
+        Number of the last backward pass in torch.
 
     Raises
     ------
     MismatchError, DeviceError, WorldError
-        As `engine.gpu.freezing.FrozenPass`.
+        Same as for `engine.gpu.freezing.FrozenPass`.
     """
 
     def __init__(self, reducer: TorchReducer, plan: Plan) -> None:
@@ -116,12 +119,12 @@ class FrozenSteps:
             self._handles.append(parameter.register_post_accumulate_grad_hook(self._fired))
 
     def finish(self) -> None:
-        """Reduce what a pass that an exception has cut short has left: the other ranks wait for it."""
+        """Complete a pass that an exception has interrupted, since the other ranks wait for it."""
         if self._begun:
             self._end()
 
     def complete(self) -> None:
-        """Reduce what no pass has, before a step uses it."""
+        """Reduce gradients that no pass has reduced, before a step uses them."""
         if self._begun or self.owed:
             self._end()
             return
@@ -135,13 +138,13 @@ class FrozenSteps:
         self.owed = self.reduced = False
 
     def remove(self) -> None:
-        """Take the hooks away."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
 
     def _fired(self, _: torch.Tensor) -> None:
-        """A backward pass has made a gradient."""
+        """Note that a backward pass has computed a gradient; the first one queues the reduction."""
         if self.paused:
             self.owed = True
         elif not self._begun:
@@ -149,7 +152,7 @@ class FrozenSteps:
             self.backward = self._reducer.queue(self.finish)
 
     def _end(self) -> None:
-        """Enqueue the reduction behind what the current stream has; if that is captured, it is, too."""
+        """Enqueue the reduction on the current stream; a CUDA graph that captures the stream includes it."""
         self._begun = self.owed = False
         self._expect_alone()
         self._expect_nothing_new()
@@ -162,13 +165,13 @@ class FrozenSteps:
         self.reduced = True
 
     def _expect_nothing_new(self) -> None:
-        """End the job if there is a gradient that frozen passes leave out, of whatever parameter the optimizer has."""
+        """End the job if a parameter of the optimizer has a gradient that the frozen pass does not reduce."""
         for name, parameter in self._hooked():
             if name not in self._members and parameter.requires_grad and parameter.grad is not None:
                 self._fail(f"the gradient of {name!r}, of which there was none when it was frozen, has come")
 
     def _expect_alone(self) -> None:
-        """End the job if another optimizer takes part in the pass: ranks have no order of what the two reduce."""
+        """End the job if another optimizer takes part in the pass, since ranks may order the reductions differently."""
         for each in list(live):
             theirs = getattr(each, "frozen", None) or each
             number = theirs.backward if isinstance(theirs, FrozenSteps) else theirs._pass
@@ -179,13 +182,13 @@ class FrozenSteps:
                 )
 
     def drop_new(self) -> None:
-        """Let go of gradients that were not there when it was frozen, and which are about to be zeroed."""
+        """Drop gradients that did not exist at the freeze, before gradients are zeroed."""
         for name, parameter in self._hooked():
             if name not in self._members:
                 parameter.grad = None
 
     def _hooked(self) -> list[tuple[str, torch.Tensor]]:
-        """All parameters that the optimizer has."""
+        """Return all parameters of the optimizer, with their names."""
         reducer = self._reducer
         return [*zip(reducer.names, reducer._parameters, strict=True), *reducer._frozen.items()]
 
@@ -196,29 +199,29 @@ class FrozenSteps:
         )
 
     def _end_job(self, why: str) -> None:
-        """The other ranks' GPUs wait for this one in passes of which their hosts hear nothing."""
+        """Abort the world and raise, since the other ranks' GPUs wait for this one without their hosts noticing."""
         engine = self._reducer.engine
         engine.abort(f"rank {engine.rank}: {why}")
         raise engine.failure or EngineError(why)
 
 
 def is_on_gpu(tensor: torch.Tensor) -> bool:
-    """Whether a graph can have it."""
+    """Return whether a tensor is on a GPU, so that a CUDA graph can capture its reduction."""
     return tensor.is_cuda
 
 
 def address_of(tensor: torch.Tensor) -> int:
-    """Where it lies on its GPU."""
+    """Return the address of a tensor on its GPU."""
     return tensor.data_ptr()
 
 
 def stream_of(device: torch.device) -> int:
-    """The current stream."""
+    """Return the handle of the device's current stream."""
     return int(torch.cuda.current_stream(device).cuda_stream)
 
 
 def _expect_plain(reducer: TorchReducer) -> str | None:
-    """Refuse what cannot be frozen of an optimizer; the dtype that its gradients travel as."""
+    """Raise EngineError if an optimizer cannot be frozen; return the dtype in which its gradients are sent."""
     options, group = reducer.options, reducer.group
     wire = reducer.wire
     if options.op not in (Average, Sum):
@@ -241,7 +244,7 @@ def _expect_plain(reducer: TorchReducer) -> str | None:
 
 
 def expect_all_ranks(options: Options) -> None:
-    """Refuse an optimizer of a process set, whose ranks alone freeze it: no others could hear of what they refuse.
+    """Refuse an optimizer of a process set, since a freeze is agreed upon by all ranks of the world.
 
     Raises
     ------
@@ -276,5 +279,5 @@ def _expect_freezable(name: str, parameter: torch.Tensor, device: torch.device) 
 
 
 def _steps(tensor: torch.Tensor) -> list[int]:
-    """Strides, but those of dimensions of one element, which say nothing about where elements lie."""
+    """Return the strides of dimensions with more than one element; the others do not affect the layout."""
     return [stride for stride, length in zip(tensor.stride(), tensor.shape, strict=True) if length > 1]

@@ -1,4 +1,4 @@
-"""The `Reducer` of torch: gradient hooks, the end of a backward pass, and memory for gradients."""
+"""`Reducer` of torch: gradient hooks, the end of a backward pass, and memory for gradients."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .rivals import Successors
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 ALIGNMENT = 64  # bytes: a cache line, so that no two gradients share one
 COMPILER = "torch._dynamo.compiled_autograd"
-COMPILING = "in_compiled_autograd_region", "compiled_autograd_enabled"  # by the version of torch
+COMPILING = "in_compiled_autograd_region", "compiled_autograd_enabled"  # the name depends on the version of torch
 COMPILED = (
     "DistributedOptimizer does not go with compiled autograd, which calls gradient hooks outside of a pass and "
     "goes on before gradients are reduced: leave out torch._dynamo.config.compiled_autograd and "
@@ -34,12 +34,12 @@ COMPILED = (
 
 
 class TorchReducer(Reducer):
-    """Reduces gradients that autograd makes.
+    """Reducer of gradients that torch's autograd computes.
 
-    **Nested passes.** Reentrant activation checkpointing runs a backward inside a backward. If the outer pass met a
-    hooked parameter first, the end is queued behind the outer pass and the inner ones join it. If not, the inner pass
-    is finished by itself, and what follows begins anew, as with two backwards. `use_reentrant=False` has no nested
-    passes.
+    **Nested passes.** Reentrant activation checkpointing runs a backward pass inside another one. If the outer pass met
+    a hooked parameter first, `end_of_pass` is queued for the outer pass, and includes the inner ones. Otherwise the
+    inner pass is completed by itself, and a new pass begins after it, as with two backward passes.
+    `use_reentrant=False` has no nested passes.
     """
 
     kind = torch.Tensor
@@ -48,26 +48,26 @@ class TorchReducer(Reducer):
         self._places: dict[int, Places] = {}
         self._shared: dict[int, tuple[memoryview, int]] = {}  # memory for the gradient of a parameter, and its address
         self.frozen: FrozenSteps | None = None
-        self._accumulated = False  # Passes of no_sync() may have left something since the last step or `zero_grad`.
+        self._accumulated = False  # whether no_sync() was used since the last step or `zero_grad`
         self._successors = Successors(self.is_hooked)
         keep_hooks_of_swapped()
         super().__init__(options, number)
 
-    # While steps are frozen, backward alone reduces, and what is below leaves it to that.
+    # While steps are frozen, only `FrozenSteps` reduces, and the methods below delegate to it.
 
     def plan(self) -> Plan:
-        """What there is to freeze. Not collective; errors as of `Plan.of`."""
+        """Make the plan of a freeze. Not collective. Raises the errors of `Plan.of`."""
         self._expect_between_steps()
         return Plan.of(self)
 
     def freeze(self, plan: Plan) -> None:
-        """From now on each step brings the same gradients. Collective; errors as of `FrozenSteps`."""
+        """Freeze the steps: each one reduces the same gradients. Collective. Raises the errors of `FrozenSteps`."""
         self.frozen = FrozenSteps(self, plan)
         self.frozen.owed = self._accumulated and self._due
         self.group.paused = True
 
     def _expect_between_steps(self) -> None:
-        """Refuse gradients in hand that a sum would count twice."""
+        """Raise EngineError if there are reduced but unused gradients, which a sum would count twice."""
         if not self._due and not self.options.repeatable:
             raise EngineError(
                 "freeze(): gradients are reduced, and no step has used them; a sum would count them twice with the "
@@ -75,7 +75,7 @@ class TorchReducer(Reducer):
             )
 
     def unfreeze(self) -> None:
-        """Go back to steps in which ranks agree on what they bring."""
+        """Return to steps in which ranks agree on their gradients."""
         if self.frozen is None:
             return
         if self.frozen.paused:
@@ -128,7 +128,7 @@ class TorchReducer(Reducer):
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Accumulate locally."""
+        """Accumulate gradients on this rank, without reductions, inside the block."""
         if self.frozen is None:
             self._accumulated = True
             with super().pause():
@@ -157,7 +157,7 @@ class TorchReducer(Reducer):
     def find_idle(self, silent: list[int]) -> list[int]:
         if not self._successors.is_due(silent):
             return []
-        # What passes of no_sync() or a program by hand have left in a gradient is of the parameter itself.
+        # A gradient that no_sync() or the program itself has filled shows that the parameter is in use.
         return [index for index in silent if _is_empty(self._parameters[index].grad)]
 
     def expect_in_place(self, indices: Sequence[int]) -> None:
@@ -167,7 +167,7 @@ class TorchReducer(Reducer):
     def attach(self, parameter: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> Any:
         required = parameter.requires_grad
         try:
-            if not required:  # Autograd takes no hook of one that is frozen, and keeps those it has.
+            if not required:  # Autograd accepts no hook on a frozen parameter, but keeps existing ones.
                 parameter.requires_grad_(True)
             handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
         finally:
@@ -195,7 +195,7 @@ class TorchReducer(Reducer):
         return sparse.add_up(memory, dtype, parameter.shape, options.op, options.prescale, options.postscale)
 
     def _dense_in(self, memory: Any, name: str, layout: int, parameter: torch.Tensor) -> torch.Tensor:
-        """The other ranks' gradient, in memory with their dtype and order of elements."""
+        """Make a gradient over memory that has the other ranks' dtype and order of elements."""
         flat, shape = torch.frombuffer(memory, dtype=getattr(torch, name)), parameter.shape
         if layout:
             form = CHANNELS_LAST[len(shape)]
@@ -228,7 +228,7 @@ class TorchReducer(Reducer):
         return None if gradient.is_inference() else gradient._version
 
     def views(self, named: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """A tensor in shared memory for each parameter, zeroed, with its dtype, shape and memory format. Collective.
+        """Allocate a zeroed tensor in shared memory with the format of each parameter. Collective.
 
         Parameters that are neither row-major nor channels_last get a row-major gradient.
         """
@@ -262,8 +262,8 @@ class TorchReducer(Reducer):
         view: Any = self._bucket[index]
         memory, address = self._shared.get(id(self._parameters[index]), (None, 0))
         if memory is not None and view.data_ptr() != address:
-            # `share_memory_()` of a gradient, as a queue of torch.multiprocessing does, moves what all tensors over it
-            # look at, and the ranks go on to reduce it here.
+            # `share_memory_()` of a gradient, as in a queue of torch.multiprocessing, moves the storage of all tensors
+            # over it, while the ranks still reduce the gradient here.
             self._bucket[index] = view = tensor_over(memory, view)
         return view.detach()  # type: ignore[no-any-return]
 
@@ -272,10 +272,10 @@ class TorchReducer(Reducer):
             places.keep_for_current_stream()
 
     def memory_of(self, parameter: torch.Tensor) -> torch.Tensor:
-        return parameter.detach()  # Some versions of torch lend nothing that requires a gradient.
+        return parameter.detach()  # Some versions of torch export no tensor that requires a gradient.
 
     def replace(self, index: int, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor | sparse.Brought:
-        """A contiguous copy of a gradient that cannot be reduced where it is, or what is sent of a sparse one."""
+        """Return a contiguous copy of a gradient that cannot be reduced in place, or the parts of a sparse one."""
         what, scheme = f"the gradient of {self.names[index]!r}", index in self.rounds
         if gradient.layout is not torch.strided:
             as_dense = self.options.sparse_as_dense
@@ -300,17 +300,16 @@ class TorchReducer(Reducer):
             return gradient
         copy = gradient.contiguous()
         if any(stride == 0 and length > 1 for stride, length in zip(gradient.stride(), gradient.shape, strict=True)):
-            parameter.grad = copy  # Elements that share memory, as of an expanded tensor, cannot be written to.
+            parameter.grad = copy  # Elements that share memory, as in an expanded tensor, cannot be written to.
         elif copy.data_ptr() != gradient.data_ptr():
             self.copies.append((gradient, copy))
         return copy
 
     def shares_memory(self, gradient: torch.Tensor) -> bool:
-        """Whether anything else looks at a gradient's memory, or it does not lie there as it is.
+        """Return whether another tensor uses a gradient's memory, or the memory does not hold it unchanged.
 
-        Autograd may give several parameters views of one buffer: `(a.view(-1) + b.view(-1)).backward()` does. Before
-        the first of them is reduced the buffer has more users than the gradient and the storage object made here to
-        count.
+        Autograd may give several parameters views of one buffer, as in `(a.view(-1) + b.view(-1)).backward()`. Before
+        the first of them is reduced, the buffer has more users than the gradient and the storage object of this call.
         """
         if gradient.layout is not torch.strided:
             return False
@@ -320,7 +319,7 @@ class TorchReducer(Reducer):
         return held_in([(self._parameters[index].grad, self._is_in_place(index)) for index in rest], others)
 
     def _is_in_place(self, index: int) -> bool:
-        """Whether a gradient is reduced where it lies, and not where it is kept."""
+        """Return whether a gradient is reduced in its own memory, and not copied to its reserved memory first."""
         kept, gradient = self._bucket[index], self._parameters[index].grad
         if kept is None or gradient is None or gradient.layout is not torch.strided:
             return not self.options.views or index in self.rounds
@@ -334,11 +333,11 @@ class TorchReducer(Reducer):
 
 
 def keep_hooks_of_swapped() -> None:
-    """From now on tensors whose contents torch swaps keep the hooks that are called with their gradients.
+    """Patch `torch.utils.swap_tensors` so that tensors keep their gradient hooks.
 
-    Modules are converted and loaded by `torch.utils.swap_tensors` under `set_swap_module_params_on_conversion`, and
-    where parameters are of some subclasses. It leaves the hooks in the Python object, which shows them as before, while
-    autograd, which finds them in what has been swapped, calls those of the other tensor.
+    torch uses it to convert and load modules under `set_swap_module_params_on_conversion`, and for some subclasses of
+    parameters. It leaves the hooks in the Python object, which still shows them. But autograd finds them in the swapped
+    content, and so calls those of the other tensor.
     """
     swap: Any = getattr(torch.utils, "swap_tensors", None)  # since torch 2.3
     if swap is None or hasattr(swap, "keeps_hooks"):
@@ -357,7 +356,7 @@ def keep_hooks_of_swapped() -> None:
             raise
         hooks: list[Any] = [tensor._post_accumulate_grad_hooks for tensor in (t1, t2)]
         if any(hooks):
-            for tensor, own in zip((t1, t2), hooks, strict=True):  # Autograd hears of it when they are set.
+            for tensor, own in zip((t1, t2), hooks, strict=True):  # Setting them registers them with autograd.
                 tensor._post_accumulate_grad_hooks = OrderedDict() if own is None else own
 
     swap_tensors.keeps_hooks = True  # type: ignore[attr-defined]
@@ -365,17 +364,17 @@ def keep_hooks_of_swapped() -> None:
 
 
 def _is_empty(gradient: torch.Tensor | None) -> bool:
-    """Whether there is no gradient, or nothing but zeros in it; False of one that the engine does not take."""
+    """Return whether a gradient is None or has only zeros; False if the engine does not support it."""
     if gradient is None:
         return True
     try:
-        check(gradient)  # torch reads from where there is no memory, and crashes
+        check(gradient)  # torch would read from a tensor without memory, and crash
     except UnsupportedTensorError:
-        return False  # said when it is submitted
+        return False  # The error is raised when it is submitted.
     return not bool(gradient.any())
 
 
 def _gradient_dtype(parameter: torch.Tensor) -> torch.dtype | None:
-    """The dtype that gradients of a parameter have; None: any."""
+    """Return the dtype of a parameter's gradients; None: any."""
     wanted: torch.dtype | None = getattr(parameter, "grad_dtype", parameter.dtype)  # since torch 2.10
     return wanted

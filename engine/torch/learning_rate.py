@@ -1,4 +1,4 @@
-"""A gradual warm-up of learning rates for larger batches."""
+"""Gradual warm-up of learning rates for larger batches."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from ..frameworks.learning_rate import positive
 
 
 def gradual_warmup(optimizer: torch.optim.Optimizer, steps: int, factor: float | None = None) -> LinearLR:
-    """A scheduler that raises each learning rate, in `steps` equal steps, from a fraction of it to what it is now.
+    """Make a scheduler that raises each learning rate, in `steps` equal steps, from a fraction to its present value.
 
     Goyal et al. (2017) begin with the learning rate of a single worker and reach the scaled one after 5 epochs. Call
     `step()` after every optimizer step. It is a scheduler of torch, and combines with others by `SequentialLR` or
     `ChainedScheduler`.
 
-    The paper's momentum correction is for a momentum that contains the learning rate. In `torch.optim.SGD` it does not:
-    the velocity is a sum of gradients alone, and there is nothing to correct.
+    The paper's momentum correction applies to a momentum that contains the learning rate. `torch.optim.SGD` needs none,
+    since its velocity is a sum of gradients alone.
 
     Parameters
     ----------
     optimizer : torch.optim.Optimizer
-        With the scaled learning rates; wrapped or not.
+        Optimizer with the scaled learning rates; wrapped or not.
     steps : int
-        Optimizer steps until the learning rates are reached.
+        Number of optimizer steps until the learning rates are reached.
     factor : float, optional
-        The first step has the learning rate divided by this: the world size by default.
+        Divisor of the learning rate in the first step; the default is the world size.
 
     Returns
     -------
@@ -35,7 +35,7 @@ def gradual_warmup(optimizer: torch.optim.Optimizer, steps: int, factor: float |
     Raises
     ------
     ValueError
-        Fewer steps than 1, or a factor below 1.
+        `steps` or `factor` is less than 1.
     """
     steps = whole_number("steps", steps, 1)
     factor = positive(factor)

@@ -1,4 +1,4 @@
-"""Loaders of torch for a changing number of ranks."""
+"""Data loaders of torch for a changing number of ranks."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from torch.utils.data import (
 from ..elastic.samplers import ElasticBatchSampler, ElasticSampler
 from ..elastic.sampling import DROP, PAD
 
-# What a loader is made of, but for its samplers.
+# Arguments of a loader, except for its samplers.
 _KEPT = (
     "num_workers collate_fn pin_memory timeout worker_init_fn multiprocessing_context generator prefetch_factor "
     "persistent_workers pin_memory_device in_order"
 ).split()
 
-_made: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # by loader: persistent workers live on
+_made: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # by original, so as to keep their workers
 
 
 def elastic(loader: DataLoader[Any]) -> tuple[DataLoader[Any], Any, int]:
-    """A loader like one that is given, with a sampler for a changing number of ranks.
+    """Make a loader like the given one, but with a sampler for a changing number of ranks.
 
     Returns
     -------
     loader : DataLoader
     sampler : ElasticSampler or ElasticBatchSampler
     batch_size : int
-        Samples of a rank in a step, by the loader.
+        Number of a rank's samples in a step; 1 if the sampler returns batches.
 
     Raises
     ------
@@ -62,12 +62,12 @@ def elastic(loader: DataLoader[Any]) -> tuple[DataLoader[Any], Any, int]:
 
 
 def _goes_by(loader: DataLoader[Any]) -> Any:
-    """The sampler by which a loader goes: one that was given batches has another beside, which it does not use."""
+    """Return the sampler that a loader uses: that of its batch sampler, if it has one."""
     return loader.sampler if loader.batch_sampler is None else getattr(loader.batch_sampler, "sampler", None)
 
 
 def _oddity(loader: DataLoader[Any]) -> str:
-    """What of a loader does not go once through its data set, sample by sample; empty if all does."""
+    """Describe the part of a loader that does not yield each sample exactly once; empty if there is none."""
     own, batches, data = _goes_by(loader), loader.batch_sampler, cast(Any, loader.dataset)
     if isinstance(data, IterableDataset):
         return f"a {type(data).__qualname__}"
@@ -83,7 +83,7 @@ def _oddity(loader: DataLoader[Any]) -> str:
 
 
 def _sampler_like(old: Any, dataset: Any) -> ElasticSampler:
-    """A sampler of the same samples for a changing number of ranks."""
+    """Make a sampler of the same samples for a changing number of ranks."""
     if type(old) is DistributedSampler:
         return ElasticSampler(dataset, old.shuffle, old.seed, DROP if old.drop_last else PAD)
     return ElasticSampler(dataset, shuffle=type(old) is RandomSampler)

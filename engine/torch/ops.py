@@ -1,4 +1,4 @@
-"""Collectives on torch tensors, with the names, argument order and defaults that Horovod's users know.
+"""Collectives on torch tensors, with Horovod's names, argument order and defaults.
 
 Gradients flow through the blocking ones that return a new tensor: Horovod's, or the mathematical ones. See
 `engine.torch.autograd`, and docs/operations.md for a table of both.

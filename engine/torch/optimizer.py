@@ -1,4 +1,4 @@
-"""`DistributedOptimizer` for torch: the optimizer it is given, which from then on reduces gradients over all ranks."""
+"""`DistributedOptimizer` for torch, which makes an existing optimizer reduce its gradients over all ranks."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class _Distributed(Distributed):
 
     @property
     def _parameter_names(self) -> dict[torch.Tensor, str]:
-        """Names by parameter, as scripts and tests written for Horovod read them."""
+        """Names by parameter, as scripts and tests for Horovod expect them."""
         return {parameter: name for name, parameter in self._engine.parameters.items()}
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As the optimizer's own; finishes a pass that an exception has cut short."""
+        """Zero the gradients like the optimizer's own method, after completing a pass that an exception interrupted."""
         self._engine.reducer.before_zero()
         set_to_none = set_to_none and not self._engine.is_frozen
         super().zero_grad(set_to_none)  # type: ignore[misc]
@@ -45,22 +45,22 @@ class _Distributed(Distributed):
             self._engine.reducer.renew()
 
     def freeze(self) -> None:
-        """Declare that from now on each backward brings the same gradients, where they are now. Collective.
+        """Declare that from now on each backward pass computes the same gradients at the same addresses. Collective.
 
-        Then ranks agree on nothing: a backward enqueues its reductions behind itself on the current stream, and may be
-        captured into a CUDA graph with them. `zero_grad()` keeps gradients where they are, and `step()` reduces
-        only what `no_sync()` has left. What is frozen twice stays frozen. See `docs/gpu.md`.
+        Ranks then need no agreement. A backward pass enqueues its reductions after itself on the current stream, and
+        may be captured into a CUDA graph with them. `zero_grad()` keeps gradients in their memory, and `step()` reduces
+        only gradients that `no_sync()` has left. A second call has no effect. See `docs/gpu.md`.
 
         Raises
         ------
         EngineError
-            No step has been run yet, or what the optimizer does cannot be frozen; or this is within `no_sync()`. What
-            one rank refuses is raised on all of them, with its number and its reason; so it is if some ranks have
+            No step has been run yet, the optimizer's options cannot be frozen, or this was called within `no_sync()`.
+            If one rank refuses, all ranks raise an error with its number and reason. So they do if only some ranks have
             frozen the optimizer already.
         NotInitializedError
             This process is in no world.
         UnsupportedTensorError
-            A gradient is sparse, in the host's memory, or of a dtype that is not floating.
+            A gradient is sparse, in the host's memory, or not of a floating dtype.
         MismatchError
             The ranks have different gradients.
         DeviceError, WorldError
@@ -69,7 +69,7 @@ class _Distributed(Distributed):
         self._engine.freeze()
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """As of any wrapped optimizer; of a frozen one each pass is reduced.
+        """Set the number of backward passes that are accumulated before a reduction; always 1 if frozen.
 
         Raises
         ------
@@ -84,32 +84,32 @@ class _Distributed(Distributed):
         super().set_backward_passes_per_step(passes)
 
     def unfreeze(self) -> None:
-        """Go back to steps in which ranks agree on what they bring. All ranks must do the same.
+        """Return to steps in which ranks agree on their gradients. All ranks must do the same.
 
         Raises
         ------
         EngineError
-            This is within `no_sync()`.
+            This was called within `no_sync()`.
         """
         self._engine.unfreeze()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As the optimizer's own; the new parameters are reduced too. Collective."""
+        """Add a group like the optimizer's own method, and reduce its parameters' gradients, too. Collective."""
         super().add_param_group(param_group)  # type: ignore[misc]
         groups: list[dict[str, Any]] = self.param_groups  # type: ignore[attr-defined]
         try:
             self._engine.adopt_groups(groups)
         except BaseException:
-            groups.pop()  # Steps would use what is not reduced.
+            groups.pop()  # Otherwise steps would use gradients that are not reduced.
             raise
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # A copy, or what a pickle brings back, is a plain optimizer: hooks belong to this one's parameters.
+        # A copied or unpickled optimizer is a plain one, since hooks belong to this one's parameters.
         return _plain, (self._engine.kind,), self.__getstate__()
 
 
 class _Wrapping(Wrapping):
-    """The state of a wrapped optimizer of torch."""
+    """State of a wrapped optimizer of torch."""
 
     broadcast = "engine.torch.broadcast_parameters(model.state_dict(), root_rank={root})"
 
@@ -122,7 +122,7 @@ class _Wrapping(Wrapping):
         self._places = {id(each): p for group in groups for p, each in enumerate(group["params"])}
 
     def adopt_groups(self, groups: list[dict[str, Any]]) -> None:
-        """As `adopt`; without names that a user gave here, by those that the optimizer was given."""
+        """Call `adopt`; without names from the user, with those that the optimizer itself has."""
         if self._has_own_names:
             self.names = _names_in(groups)
         self.adopt(group["params"] for group in groups)
@@ -133,9 +133,9 @@ class _Wrapping(Wrapping):
     def describe(self, name: str, parameter: torch.Tensor) -> tuple[str, int]:
         text, _ = super().describe(name, parameter)
         place = " on a GPU" if parameter.is_cuda else ""
-        # In an elastic job newcomers come to a line that freezes or thaws a layer later than others.
+        # In an elastic job, new ranks may not have run the code yet that freezes or unfreezes a layer.
         frozen = "" if self.moving else f" requires_grad={parameter.requires_grad}"
-        # An optimizer that has all parameters in one vector rounds as they are ordered.
+        # With all parameters in one vector, an optimizer's rounding depends on their order.
         order = f" at place {self._places[id(parameter)]}" if id(parameter) in self._places else ""
         return f"{text}{_layout(parameter)}{frozen}{place}{order}", 0
 
@@ -144,21 +144,21 @@ class _Wrapping(Wrapping):
 
     @property
     def is_frozen(self) -> bool:
-        """Whether each step brings the same gradients."""
+        """Return whether the optimizer is frozen."""
         return isinstance(self.reducer, TorchReducer) and self.reducer.frozen is not None
 
     def freeze(self) -> None:
-        """As `_Distributed.freeze`."""
+        """Freeze the optimizer; see `_Distributed.freeze`."""
         if isinstance(self.reducer, NoReducer):
             self.reducer.freeze()
         expect_all_ranks(self.options)
         plan = agree(self._plan)
         if plan is not None:
             self.reducer.freeze(plan)
-            self._first = None  # What it compares may have yet to come, and would be captured.
+            self._first = None  # Its comparison may still be in flight, and would be captured.
 
     def _plan(self) -> Plan | None:
-        """What there is to freeze; None: it is frozen."""
+        """Make the plan of a freeze; None: it is frozen already."""
         if not isinstance(self.reducer, TorchReducer):
             raise EngineError("freeze(): an optimizer with op=Adasum cannot be frozen: use Average or Sum")
         if self.is_frozen:
@@ -168,13 +168,13 @@ class _Wrapping(Wrapping):
         return self.reducer.plan()
 
     def unfreeze(self) -> None:
-        """As `_Distributed.unfreeze`."""
+        """Unfreeze the optimizer; see `_Distributed.unfreeze`."""
         if isinstance(self.reducer, TorchReducer):
             self.reducer.unfreeze()
 
     def hang_on(self, optimizer: torch.optim.Optimizer) -> None:
-        """Be called before and after each step, and end with the optimizer."""
-        # Schedulers keep the class's own `step`, so what must happen around it hangs on hooks, not on an override.
+        """Register hooks before and after each step, and a finalizer."""
+        # Schedulers keep a reference to the class's own `step`, so these are hooks, not an override.
         self._handles = [
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(lambda *_: self.after_step()),
@@ -182,14 +182,14 @@ class _Wrapping(Wrapping):
         self.moved(optimizer)
 
     def moved(self, optimizer: torch.optim.Optimizer) -> None:
-        """The reducer of the world ends with the optimizer."""
+        """Remove the hooks of the world's reducer when the optimizer is collected."""
         if self._finalizer is not None:
             self._finalizer.detach()
         self._finalizer = weakref.finalize(optimizer, self.reducer.remove)
         self._finalizer.atexit = False
 
     def _before_step(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """`before_step`, with the arguments of the optimizer's `step`, itself among them."""
+        """Call `before_step` with the closure, if any, among the arguments of the optimizer's `step`."""
         named = "closure" in kwargs
         given = kwargs["closure"] if named else args[1] if len(args) > 1 else None
         if not self._begun and runtime.is_initialized() and self.process_set.included():
@@ -203,7 +203,7 @@ class _Wrapping(Wrapping):
         for handle in self._handles:
             handle.remove()
         if self._finalizer is not None:
-            self._finalizer.detach()  # It would keep the reducer, and with it the engine, as long as the optimizer.
+            self._finalizer.detach()  # It would keep the reducer and the engine alive as long as the optimizer.
         super().end()
 
 
@@ -226,46 +226,48 @@ def DistributedOptimizer(
 ) -> Any:
     """Make an optimizer reduce its parameters' gradients over all ranks. Collective.
 
-    Gradients are reduced while backward runs, and are done when `backward()` returns. A second backward before `step()`
-    is reduced again, which is right for `Average` and an error for every other operation; see `no_sync()`. `step()`
-    first reduces gradients that backward has not, such as those set by hand, and so does `synchronize()`.
+    Gradients are reduced while backward runs, and are complete when `backward()` returns. The result of a second
+    backward before `step()` is reduced again, which is right for `Average` and an error for every other operation; see
+    `no_sync()`. `step()` first reduces gradients that backward has not, such as those set by hand, and so does
+    `synchronize()`.
 
-    With `Adasum` it is not gradients that are reduced, but what each rank's own `step()` changes: see
-    `docs/optimizer.md`.
+    With `Adasum`, the changes of each rank's own `step()` are reduced instead of gradients: see `docs/optimizer.md`.
 
     Parameters
     ----------
     optimizer : torch.optim.Optimizer
-        Stays the same object, with its state, hooks and schedulers; its class becomes a subclass of the same name.
+        Optimizer to wrap. It stays the same object, with its state, hooks and schedulers; its class becomes a subclass
+        of the same name.
     named_parameters : iterable of (str, torch.Tensor), optional
-        `model.named_parameters()`: names for messages, by which ranks pair their gradients. By default those that the
-        optimizer was given; without these, places.
+        `model.named_parameters()`: names for messages, by which ranks match their gradients. By default the names that
+        the optimizer itself has, or else positions.
     compression : optional
         `Compression.none`, `fp16`, `bf16` or `tuned`; a compressor of one's own; or a `Scheme` such as `PowerSGD()`,
         which then belongs to this optimizer. See `engine.compression`.
     backward_passes_per_step : int
-        So many backward passes are added up on this rank before a reduction. `step()` after fewer of them, as at the
-        end of an epoch, reduces what there is. The sum is not divided by their number.
+        Number of backward passes that this rank accumulates before a reduction. `step()` after fewer passes, as at the
+        end of an epoch, reduces the incomplete sum. The sum is not divided by the number of passes.
     op : Op
         `Average`, `Sum`, `Min`, `Max`, `Product` or `Adasum`.
     gradient_predivide_factor : float
-        With `Average`: divide by it before the ranks' gradients are added, and by the world size over it after.
+        Divisor of the ranks' gradients before they are added, with `Average`; the sum is divided by the world size over
+        this factor.
     num_groups, groups : int, list of lists of torch.Tensor, optional
-        Accepted for scripts that have them, and without effect: gradients that are ready together travel together
-        anyway.
+        Accepted for existing scripts, and without effect: gradients that are ready together are sent together anyway.
     sparse_as_dense : bool
-        Make sparse gradients dense and reduce them. Without effect for `SparseAdam`, which takes no dense ones. Else
-        they stay sparse, with `Sum` and `Average`: each rank adds up its own entries, and sends these.
+        Whether to convert sparse gradients to dense ones before their reduction. Without effect for `SparseAdam`, which
+        accepts no dense ones. Otherwise they stay sparse, with `Sum` and `Average`: each rank adds up its own entries,
+        and sends these.
     process_set : ProcessSet
-        Whose ranks reduce their gradients with each other. A rank that is not in it trains by itself.
+        Process set whose ranks reduce their gradients with each other. A rank that is not in it trains by itself.
     prescale_factor, postscale_factor : float
-        Multiply the local gradients (with `Adasum`, changes), and the result.
+        Factors for the local gradients (with `Adasum`, changes), and for the result.
     gradient_as_bucket_view : bool
-        Keep gradients side by side, in shared memory or on the GPU, where they are reduced without copies. Takes as
-        much of it as the gradients. Not with `Adasum`.
+        Whether to keep gradients side by side, in shared memory or on the GPU, where they are reduced without copies.
+        It takes as much memory as the gradients. Not with `Adasum`.
     check_parameters : bool
-        Compare the ranks' parameters in the first step, once, and log a warning if they differ, as when
-        `broadcast_parameters` was forgotten. It reads the parameters once and exchanges 8 bytes for each of them.
+        Whether to compare the ranks' parameters in the first step, once, and log a warning if they differ, as after a
+        forgotten `broadcast_parameters`. It reads the parameters once and exchanges 8 bytes for each of them.
 
     Returns
     -------
@@ -276,17 +278,17 @@ def DistributedOptimizer(
     Raises
     ------
     TypeError
-        Not an optimizer; not a compression; a model in place of its parameters.
+        `optimizer` is not an optimizer, `compression` is not a compression, or `named_parameters` is a model.
     ValueError
-        Numbers that make no sense; `Adasum` among a number of ranks that is no power of two; names that are missing or
-        given twice; an optimizer that is wrapped already, or a parameter that belongs to one.
+        A number is out of range; `Adasum` has a number of ranks that is not a power of two; names are missing or
+        occur twice; the optimizer is wrapped already, or a parameter belongs to another wrapped one.
     EngineError
         A parameter belongs to a model that torch's `DistributedDataParallel` or FSDP reduces, too; raised here, or by
         the first step.
     MismatchError
         The ranks' parameters differ in name, dtype or shape.
     UnsupportedTensorError
-        Parameters on a device other than a CUDA one.
+        Parameters are on a device other than the CPU or a CUDA one.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"expected a torch.optim.Optimizer, not {type(optimizer).__qualname__}")
@@ -306,7 +308,7 @@ def DistributedOptimizer(
         check_parameters=check_parameters,
     )
     if isinstance(optimizer, torch.optim.SparseAdam):
-        options = replace(options, sparse_as_dense=False)  # It takes no dense gradients: the sums are the same.
+        options = replace(options, sparse_as_dense=False)  # It accepts no dense gradients; the sums are the same.
     own_step = _hooked_step(optimizer)
     wrapping = _Wrapping(optimizer, options, named_parameters)
     try:
@@ -320,15 +322,14 @@ def DistributedOptimizer(
 
 
 def _hooked_step(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Additions to the class of a wrapped optimizer by which `step` calls hooks: none, or a `step` of its own.
+    """Return additions to the class of a wrapped optimizer, so that `step` calls hooks: none, or a `step` of its own.
 
-    torch 2.2 takes the hooks out of the `step` of every class when something is compiled for the first time, and says
-    that they are there.
+    torch 2.2 removes the hooks from the `step` of every class at the first compilation, but still marks it as hooked.
 
     Raises
     ------
     EngineError
-        A scheduler holds on to the `step` without hooks.
+        A scheduler has a reference to the `step` without hooks.
     """
     step: Any = type(optimizer).step
     if not getattr(step, "hooked", False):
@@ -350,7 +351,7 @@ def _hooked_step(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def _names_in(groups: list[dict[str, Any]]) -> Names | None:
-    """Names that an optimizer was given with its parameters, if all have one of their own; since torch 2.6."""
+    """Return the names that an optimizer itself has for its parameters, if all have a unique one; since torch 2.6."""
     named: list[tuple[str, torch.Tensor]] = []
     for group in groups:
         named += zip(group.get("param_names") or (), group["params"], strict=False)
@@ -359,10 +360,10 @@ def _names_in(groups: list[dict[str, Any]]) -> Names | None:
 
 
 def _plain(kind: type) -> Any:
-    """An empty optimizer, for `copy` and `pickle` to fill."""
+    """Make an empty optimizer, for `copy` and `pickle` to fill."""
     return object.__new__(kind)
 
 
 def _layout(parameter: torch.Tensor) -> str:
-    """Strides that are not row-major, as ranks compare them: gradients in shared memory are reduced as they lie."""
+    """Describe strides that are not row-major. Ranks compare them, since shared gradients are reduced in place."""
     return "" if parameter.is_contiguous() else f" with strides {list(parameter.stride())}"

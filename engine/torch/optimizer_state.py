@@ -1,8 +1,8 @@
-"""State of optimizers by the names of their parameters, taken over as it is.
+"""State of optimizers by the names of their parameters, without conversions.
 
-torch numbers parameters in the order in which an optimizer was given them, which may be another on each rank, and its
-`load_state_dict` casts state to the dtypes of parameters. Whatever gives a rank the state of another one, or of an
-earlier step, goes through `named_state` and `load_named_state`.
+torch numbers parameters in an optimizer's own order, which may differ by rank. Its `load_state_dict` also casts state
+to the dtypes of parameters. So state of another rank or an earlier step is saved and loaded by `named_state` and
+`load_named_state`.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 
-UNNAMED = "param_groups["  # begins what is in place of the name of a parameter without one
+UNNAMED = "param_groups["  # prefix of the substitute for the name of an unnamed parameter
 
 
 def parameter_names(optimizer: torch.optim.Optimizer, modules: Iterable[Any] = ()) -> list[list[str]]:
-    """Names of an optimizer's parameters, by group; all different.
+    """Return unique names of an optimizer's parameters, by group.
 
-    They are those that `DistributedOptimizer` was given, those in these modules, or those that the optimizer was given.
-    Parameters without a name have their places among those without one in their group as names.
+    They are the names passed to `DistributedOptimizer`, those in the modules, or those of the optimizer itself. An
+    unnamed parameter is named by its position among the unnamed ones of its group.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ def parameter_names(optimizer: torch.optim.Optimizer, modules: Iterable[Any] = (
 
 
 def named_state(optimizer: torch.optim.Optimizer, names: list[list[str]]) -> dict[str, Any]:
-    """`state_dict()` of an optimizer, with the names of parameters in place of their numbers."""
+    """Return the `state_dict()` of an optimizer, with the names of parameters instead of their numbers."""
     state: dict[str, Any] = optimizer.state_dict()
     groups = state["param_groups"]
     by_number = {
@@ -68,12 +68,12 @@ def named_state(optimizer: torch.optim.Optimizer, names: list[list[str]]) -> dic
 
 
 def load_named_state(optimizer: torch.optim.Optimizer, state: dict[str, Any], names: list[list[str]]) -> None:
-    """Have an optimizer take over what `named_state` gave, with the dtypes that it has.
+    """Load the state that `named_state` has returned into an optimizer, without changing its dtypes.
 
     Raises
     ------
     ValueError
-        The optimizer has other parameters, or groups them in another way.
+        The optimizer has other parameters, or groups them differently.
     """
     groups: list[dict[str, Any]] = state["param_groups"]
     if [sorted(group["params"]) for group in groups] != [sorted(own) for own in names]:
@@ -105,12 +105,12 @@ def load_named_state(optimizer: torch.optim.Optimizer, state: dict[str, Any], na
 
 
 def has_order(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the state of an optimizer goes by the order of its parameters: all of them are one vector in it."""
+    """Return whether the state of an optimizer depends on the order of its parameters, as one vector of all."""
     return isinstance(optimizer, torch.optim.LBFGS)
 
 
 def _expect_same_order(optimizer: torch.optim.Optimizer, kept: list[list[str]], names: list[list[str]]) -> None:
-    """Raise ValueError where the state of an optimizer goes by an order that is another one here."""
+    """Raise ValueError if the state of an optimizer depends on the order of parameters, and the order differs here."""
     if has_order(optimizer) and kept != names:
         flat = [name for group in kept for name in group], [name for group in names for name in group]
         there, here = next((old, own) for old, own in zip(*flat, strict=True) if old != own)
@@ -121,9 +121,9 @@ def _expect_same_order(optimizer: torch.optim.Optimizer, kept: list[list[str]], 
 
 
 def _uncast(loaded: Any, given: Any) -> Any:
-    """What was given, with its tensors where those that were loaded are: loading casts them to another dtype.
+    """Return the given state with its own dtypes, on the devices of the loaded state.
 
-    Of what is no tensor it makes something else in places, such as of a string.
+    Loading casts tensors to other dtypes, and converts some values that are not tensors, such as strings.
     """
     if isinstance(loaded, torch.Tensor) and isinstance(given, torch.Tensor):
         return loaded if loaded.dtype == given.dtype else given.to(loaded.device)

@@ -1,4 +1,4 @@
-"""Exact comparison of the memory of tensors: strided views of one buffer may interleave and share nothing."""
+"""Exact test for overlaps of tensors' memory, since strided views of one buffer may interleave without overlap."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 @dataclass(frozen=True)
 class Extent:
-    """The memory from a tensor's first byte to its last."""
+    """Range of memory from a tensor's first byte to its last."""
 
     begin: int
     end: int
@@ -21,7 +21,7 @@ class Extent:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Extent | None:
-        """The extent of a tensor, or of the values of a sparse one; None: it has no memory that can be told."""
+        """Return the extent of a tensor, or of the values of a sparse one; None: it has no known memory."""
         stored = tensor._values() if tensor.layout is torch.sparse_coo else tensor
         if stored.layout is not torch.strided or not stored.numel():
             return None
@@ -33,25 +33,25 @@ class Extent:
         return cls(begin, begin + (last + 1) * stored.element_size(), stored) if begin else None
 
     def bytes_in(self, mask: torch.Tensor, begin: int) -> torch.Tensor:
-        """The tensor's bytes in a mask of the memory from `begin` on."""
+        """Return a view of the tensor's bytes in a mask of the memory from `begin` on."""
         width, own = self.tensor.element_size(), self.tensor
         steps = [step * width for step in own.stride()]
         return mask.as_strided((*own.shape, width), (*steps, 1), self.begin - begin)
 
 
 def held_in(tensors: Sequence[tuple[Any, bool]], others: Sequence[torch.Tensor]) -> list[bool | None]:
-    """Whether the memory of each tensor is that of others, or of tensors before it.
+    """Return for each tensor whether its memory lies in that of `others` or of earlier tensors.
 
     Parameters
     ----------
     tensors : sequence of (torch.Tensor, bool)
-        The flag says whether tensors after it may lie in its memory.
+        Tensors, each with a flag whether later tensors may lie in its memory.
     others : sequence of torch.Tensor
 
     Returns
     -------
     list of (bool or None)
-        True: every byte is; False: none; None: some are.
+        True: all bytes do; False: none; None: some do.
     """
     extents = [Extent.of(tensor) for tensor, _ in tensors]
     order = sorted((each for each in (*extents, *map(Extent.of, others)) if each), key=lambda each: each.begin)
@@ -68,12 +68,12 @@ def held_in(tensors: Sequence[tuple[Any, bool]], others: Sequence[torch.Tensor])
                 near.append(order[k])
         held.append(_is_covered(extent, near) if extent and near else False)
         if holds and not held[-1]:
-            later.discard(id(extent))  # it is reduced itself
+            later.discard(id(extent))  # Later tensors may lie in it.
     return held
 
 
 def _is_covered(extent: Extent, near: Sequence[Extent]) -> bool | None:
-    """Whether the bytes of a tensor are all among those of others, or none of them (False), or some (None)."""
+    """Return whether all bytes of a tensor are among those of others (True), none (False), or some (None)."""
     begin = min(extent.begin, *(each.begin for each in near))
     mask = torch.zeros(max(extent.end, *(each.end for each in near)) - begin, dtype=torch.bool, device="cpu")
     for each in near:

@@ -1,4 +1,4 @@
-"""Memory for gradients on a GPU that live side by side, so that those which travel together need not be packed."""
+"""Memory for gradients on a GPU that are stored side by side, so that they are sent together without packing."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ ALIGNMENT = (
 
 
 class Places:
-    """Buffers, one for each dtype and device of some parameters: gradients lie in them in the order in which they come.
+    """Buffers for gradients, one for each dtype and device of the parameters, filled in the order of requests.
 
     Parameters
     ----------
     parameters : sequence of torch.Tensor
-        Of which each takes one place.
+        Parameters that take one place each.
     """
 
     def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
@@ -29,23 +29,23 @@ class Places:
         self._buffers = {kind: torch.zeros(size, dtype=kind[1], device=kind[0]) for kind, size in sizes.items()}
         self._taken = dict.fromkeys(sizes, 0)
         for device in {device for device, _ in sizes if device.type == "cuda"}:
-            # Gradients may come on any stream, and who had this memory before may be at work there still.
+            # Gradients may be computed on any stream, while the memory's former user may still be at work.
             torch.cuda.current_stream(device).synchronize()
 
     def take(self, parameter: torch.Tensor) -> torch.Tensor:
-        """The next place, for the gradient of a parameter: with its shape, and its memory format or row-major."""
+        """Assign the next place to the gradient of a parameter, with its shape and its memory format or row-major."""
         kind = parameter.device, parameter.dtype
         begin = self._taken[kind]
         self._taken[kind] += extent(parameter)
         return tensor_over(self._buffers[kind][begin : begin + parameter.numel()], parameter)
 
     def keep_for_current_stream(self) -> None:
-        """Let the allocator give the memory out again only behind what the current stream has been given by then."""
+        """Delay the reuse of the memory until the current stream has finished its work at the time of the release."""
         for (device, _), buffer in self._buffers.items():
             if device.type == "cuda":
                 buffer.record_stream(torch.cuda.current_stream(device))
 
 
 def extent(parameter: torch.Tensor) -> int:
-    """How many elements the place of a gradient takes."""
+    """Return the number of elements in the place of a gradient, including alignment."""
     return -(-parameter.numel() * parameter.element_size() // ALIGNMENT) * ALIGNMENT // parameter.element_size()

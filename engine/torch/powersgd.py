@@ -1,5 +1,8 @@
-"""PowerSGD: a gradient matrix travels as the product of two thin ones (Vogels, Karimireddy, Jaggi: "PowerSGD: Practical
-Low-Rank Gradient Compression for Distributed Optimization", NeurIPS 2019, algorithms 1 and 2)."""
+"""PowerSGD, which sends a gradient matrix as the product of two thin ones.
+
+Vogels, Karimireddy, Jaggi: "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization", NeurIPS
+2019, algorithms 1 and 2.
+"""
 
 from __future__ import annotations
 
@@ -14,34 +17,34 @@ from ..compression import Scheme
 from ..forms import whole_number
 
 DEPENDENT = 8
-"""A column of which less than so many last places are left after projection is a combination of those before it."""
+"""Norm after projection, in last places of the former norm, up to which a column counts as linearly dependent."""
 
 
 @dataclass
 class _State:
-    """The state of one parameter."""
+    """State of one parameter."""
 
     right: torch.Tensor  # [columns, rank]: the last right factor; equal on all ranks
-    error: torch.Tensor | None  # [rows, columns]: error feedback, this rank's gradients not sent yet; None: zeros
+    error: torch.Tensor | None  # [rows, columns]: error feedback, not sent yet, of this rank; None: zeros
     random: torch.Generator  # equal on all ranks
 
 
 class PowerSGD(Scheme):
-    """One step of subspace iteration per reduction, from the last right factor, with error feedback.
+    """Compression scheme with one step of subspace iteration per reduction and error feedback.
 
-    Of a gradient of n rows and m columns (dimensions after the first are one) `rank * (n + m)` numbers travel. What a
-    rank's approximation leaves out is added to its next gradient. Takes memory for that, as much as the gradients.
+    For a gradient of n rows and m columns (dimensions after the first are merged) it sends `rank * (n + m)` numbers.
+    The error of a rank's approximation is added to its next gradient. This takes as much memory as the gradients.
 
     Parameters
     ----------
     rank : int
-        Of the approximation. From min(n, m) on it is exact up to rounding, and nothing is saved.
+        Rank of the approximation. From min(n, m) on it is exact up to rounding, and nothing is saved.
     start_iter : int
-        So many reductions of each gradient are plain averages, while gradients change fast.
+        Number of first reductions of each gradient that are plain averages, while gradients change fast.
     min_compression_rate : float
-        Only gradients for which `n * m > min_compression_rate * rank * (n + m)` are compressed.
+        Compression rate that a gradient must exceed: `n * m > min_compression_rate * rank * (n + m)`.
     seed : int
-        Of the first right factors. Equal on all ranks.
+        Seed of the first right factors. Equal on all ranks.
     """
 
     def __init__(self, rank: int = 2, start_iter: int = 10, min_compression_rate: float = 2.0, seed: int = 0) -> None:
@@ -76,7 +79,7 @@ class PowerSGD(Scheme):
         right = yield matrix.T @ left
         approximation = _product(left, right)
         if bool(torch.isfinite(right).all()):
-            # Else the gradients overflowed, on some rank: all ranks see so, and remember nothing of it.
+            # Otherwise gradients overflowed on some rank: all ranks see it, and keep the former state.
             state.right, state.error = right, matrix - approximation
         return approximation.reshape(gradient.shape)
 
@@ -86,18 +89,18 @@ class PowerSGD(Scheme):
         return _State(matrix.new_zeros(matrix.shape[1], rank), None, generator)
 
     def rounds(self) -> dict[str, int]:
-        """How often each gradient was reduced."""
+        """Return the number of reductions of each gradient."""
         return self._calls
 
     def state_dict(self) -> dict[str, Any]:
-        """How often each gradient was reduced, and the last right factors; not the error feedback, each rank's own."""
+        """Return numbers of reductions and the last right factors; the error feedback is not part of it."""
         factors = {name: (each.right.cpu(), each.random.get_state()) for name, each in self._states.items()}
         return {"calls": dict(self._calls), "factors": factors}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over calls and right factors, and keep the error feedback of gradients that have as many calls here.
+        """Load numbers of reductions and right factors; keep the error feedback of gradients whose numbers are equal.
 
-        Others have none: what was left out of reductions that a state does not know belongs to steps that were undone.
+        The error feedback of others is dropped, since it belongs to steps that the loaded state does not include.
         """
         calls, self._calls = self._calls, dict(state["calls"])
         before = {name: each for name, each in self._states.items() if calls.get(name) == self._calls.get(name)}
@@ -109,12 +112,12 @@ class PowerSGD(Scheme):
             self._states[name] = _State(right.clone(), error, generator)
 
 
-# What follows makes equal bits of equal bits, whatever the number of threads: elementwise, or in one thread. Matrix
-# products promise no such thing.
+# The functions below are bitwise reproducible for any number of threads: elementwise, or in one thread. Matrix products
+# do not guarantee that.
 
 
 def _refilled(right: torch.Tensor, random: torch.Generator) -> torch.Tensor:
-    """`right`, with random columns in place of zeros: what was zero would stay so."""
+    """Replace zero columns of `right` by random ones, since they would stay zero otherwise."""
     zero = ~right.bool().any(dim=0)
     if not bool(zero.any()):
         return right
@@ -126,7 +129,7 @@ def _refilled(right: torch.Tensor, random: torch.Generator) -> torch.Tensor:
 
 
 def _orthonormal(columns: torch.Tensor) -> torch.Tensor:
-    """An orthonormal basis of the columns, by Gram-Schmidt, twice; zeros for dependent ones. NaN stays NaN."""
+    """Return an orthonormal basis of the columns, by Gram-Schmidt, twice; zeros for dependent ones. NaN stays NaN."""
     # Rows are the columns. Sums of NumPy run in one thread, in a fixed order.
     wide = columns.cpu().double().numpy().T.copy()
     for k in range(len(wide)):
@@ -143,7 +146,7 @@ def _orthonormal(columns: torch.Tensor) -> torch.Tensor:
 
 
 def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """`left @ right.T`, term by term."""
+    """Return `left @ right.T`, computed term by term."""
     total = left[:, :1] * right[:, 0]
     for k in range(1, left.shape[1]):
         total += left[:, k : k + 1] * right[:, k]

@@ -1,8 +1,8 @@
-"""Finds what a program has beside its optimizer, by which ranks would train on wrong gradients and nobody would notice.
+"""Detection of conflicts with other libraries, by which ranks would silently train on wrong gradients.
 
-Models whose gradients torch's `DistributedDataParallel` or FSDP reduces too: two libraries that reduce one gradient at
-the same time spoil it, since one may send what the other has averaged already. Parameters that have come into a model
-for those of the optimizer, so that nothing reduces their gradients. Libraries that know of no ranks.
+It finds models whose gradients torch's `DistributedDataParallel` or FSDP reduces, too: one library may then send
+gradients that the other has averaged already. It finds parameters that have replaced those of the optimizer in a model,
+so that nothing reduces their gradients. It finds libraries that do not know of the other ranks.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ import torch
 from .. import logs, place
 from ..errors import EngineError
 
-_LOOKS = 8  # looks for other parameters out of turn: models that take turns with their layers cause many
+_LOOKS = 8  # largest number of unscheduled searches, which models that alternate between layers would cause often
 
 
 def expect_no_rival(named: dict[str, torch.Tensor]) -> None:
     """Raise if a parameter belongs to a live model that is wrapped for torch.distributed.
 
-    Also over one rank alone: at the end of backward it would put its own gradients back over the reduced ones.
+    This includes a wrapper over one rank alone: at the end of backward it would overwrite the reduced gradients by its
+    own.
 
-    Without an initialised `torch.distributed` there is none. With it, all objects of the process are looked through,
-    which takes some 10 ms: torch keeps no list of what it has wrapped.
+    Without an initialised `torch.distributed` there is none. Otherwise all objects of the process are searched, which
+    takes about 10 ms, since torch keeps no list of wrapped models.
 
     Raises
     ------
@@ -39,7 +40,7 @@ def expect_no_rival(named: dict[str, torch.Tensor]) -> None:
     for each in gc.get_objects():
         if not issubclass(type(each), kinds) or getattr(each, "process_group", None) is None:
             continue
-        ignored = getattr(each, "parameters_to_ignore", ())  # those that DDP was told to leave alone
+        ignored = getattr(each, "parameters_to_ignore", ())  # parameters that DDP does not reduce
         for inner, parameter in each.module.named_parameters():
             if id(parameter) in names and inner not in ignored:
                 kind = type(each).__name__
@@ -54,7 +55,7 @@ def expect_no_rival(named: dict[str, torch.Tensor]) -> None:
 
 
 def _kinds() -> Iterator[type]:
-    """The classes that wrap models, of those modules that are loaded."""
+    """Yield the classes that wrap models, as far as their modules are loaded."""
     yield torch.nn.parallel.DistributedDataParallel
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is not None:
@@ -62,25 +63,25 @@ def _kinds() -> Iterator[type]:
 
 
 class Successors:
-    """Finds parameters that have come into modules for those of an optimizer, and have gradients that nobody reduces.
+    """Search for parameters that have replaced those of an optimizer in modules, so that nothing reduces them.
 
-    It looks when hooks were not called that always were, and after 1, 2, 4, 8 .. passes of such: torch keeps no list of
-    modules, so all objects of the process are looked through, which takes some 30 ms.
+    torch keeps no list of modules, so a search goes through all objects of the process, which takes about 30 ms. It
+    runs when a hook was not called for the first time, and after 1, 2, 4, 8 .. passes with missing calls.
 
     Parameters
     ----------
     is_hooked : callable
-        Whether a parameter belongs to any `DistributedOptimizer`.
+        Returns whether a parameter belongs to any `DistributedOptimizer`.
     """
 
     def __init__(self, is_hooked: Callable[[torch.Tensor], bool]) -> None:
         self._is_hooked = is_hooked
-        self._known: set[int] = set()  # indices of parameters that have been without a call before
+        self._known: set[int] = set()  # indices of parameters whose hook call was missing before
         self._passes = 0
-        self._looks = 0  # made out of turn
+        self._looks = 0  # number of unscheduled searches
 
     def is_due(self, silent: Sequence[int]) -> bool:
-        """Count a pass in which the hooks of these parameters were not called; whether to look for others."""
+        """Count a pass in which the hooks of these parameters were not called; return whether to search."""
         self._passes += 1
         is_new = self._looks < _LOOKS and not self._known.issuperset(silent)
         self._known.update(silent)
@@ -88,10 +89,10 @@ class Successors:
         return is_new or self._passes & (self._passes - 1) == 0
 
     def expect_none(self, silent: dict[str, torch.Tensor], own: Sequence[torch.Tensor]) -> None:
-        """Raise if there is another parameter in the place of one of these, which no module has any more.
+        """Raise if another parameter has replaced one of these, which is not in any module any more.
 
-        Another one has its shape and dtype, a gradient, and its attribute's name; or it is in one model with others of
-        the optimizer, or the hooks of all of these were not called.
+        A replacement has the same shape and dtype, and a gradient. In addition it has the same attribute name, or is in
+        one model with other parameters of the optimizer, or no hook of the optimizer was called at all.
 
         Parameters
         ----------
@@ -130,19 +131,19 @@ class Successors:
 
 
 def _are_in_one_model(modules: Sequence[torch.nn.Module], other: torch.Tensor, own: Sequence[torch.Tensor]) -> bool:
-    """Whether a module has a parameter and one of others, in itself or in its parts."""
+    """Return whether a module contains, directly or in submodules, `other` and one of the parameters `own`."""
     wanted = set(map(id, own))
     parts = (set(map(id, module.parameters())) for module in modules)
     return any(id(other) in part and not wanted.isdisjoint(part) for part in parts)
 
 
 def warn_of_lone_library(closure: Any) -> None:
-    """Log a warning if the library that runs the training loop believes that this process is alone.
+    """Log a warning if the library that runs the training loop assumes a single process.
 
     Parameters
     ----------
     closure : optional
-        Argument of the optimizer's step, which Lightning binds to its module.
+        Closure of the optimizer's step, which Lightning binds to its module.
     """
     size, library = place.size(), ""
     if size == 1:

@@ -1,12 +1,12 @@
-"""Sparse tensors over all ranks: their entries are gathered, and added up on every rank.
+"""Reduction of sparse tensors: their entries are gathered, and added up on every rank.
 
-What crosses the ranks is what is stored: each rank first adds up the entries that it has twice, so that a row of an
-embedding that a batch looks up a thousand times travels once.
+Only stored entries are sent. Each rank first adds up its duplicates, so that a row of an embedding that a batch looks
+up a thousand times is sent once.
 
-torch checks what a sparse tensor is made of only where it is asked to. So each rank looks at its own before it travels,
-and says what is wrong instead of bringing it: then every rank is told, and none waits or reads where nothing is.
+torch checks the indices of a sparse tensor only on request. So each rank checks its own tensor before it is sent, and
+submits a description of the fault instead. Then every rank raises an error, and none waits or reads invalid memory.
 
-All ranks add up the same entries in the order of the ranks, so they hold the same bits. Half precision is added in
+All ranks add up the same entries in the order of the ranks, so they have the same bits. Half precision is added in
 float32 and rounded once, integers are added exactly, as in an allreduce of dense tensors.
 """
 
@@ -30,17 +30,17 @@ Parts = Sequence[tuple[Any, tuple[int, ...], int]]
 Fault = tuple[int, int, int]
 Brought = tuple[torch.Tensor, torch.Tensor, list[int], Fault | None]
 
-# Faults of a sparse tensor: as `FAULT_*` in engine_ext/shared/layout.h.
+# Faults of a sparse tensor: the values of `FAULT_*` in engine_ext/shared/layout.h.
 INDEX, ORDER = 1, 2
 
 
 class SparseHandle(Handle):
-    """As `Handle`; it can also be called, as the function that Horovod returns in its place."""
+    """Handle that can also be called, like the function that Horovod returns instead."""
 
     __slots__ = ()
 
     def __call__(self) -> Any:
-        """The result, when it is there: as `wait`."""
+        """Wait for the operation and return its result, like `wait`."""
         return self.wait()
 
 
@@ -59,31 +59,31 @@ def sparse_allreduce(
     Parameters
     ----------
     tensor : torch.Tensor
-        Of layout `torch.sparse_coo`, in main memory or on a CUDA device, with at most 10 dimensions; coalesced or not.
-        Which entries there are, and how many, may differ by rank; dtype, shape and the number of sparse dimensions may
-        not. The dtypes of `engine.allreduce`.
+        Tensor of layout `torch.sparse_coo`, in main memory or on a CUDA device, with at most 10 dimensions; coalesced
+        or not. The dtypes of `engine.allreduce`. Entries may differ by rank; dtype, shape and the number of sparse
+        dimensions may not.
     name : str, optional
-        Equal on all ranks.
+        Name of the operation, equal on all ranks.
     op : Op, optional
         `Average` (by default) or `Sum`. The divisor of `Average` is the number of ranks, for every entry.
     process_set : ProcessSet, optional
-        Whose ranks take part.
+        Process set whose ranks take part.
 
     Returns
     -------
     torch.Tensor
-        Coalesced, of the input's dtype and shape, bitwise equal on all ranks: an entry for each index that any rank
-        has. No gradient flows through it.
+        Coalesced tensor of the input's dtype and shape, bitwise equal on all ranks, with an entry for each index that
+        any rank has. No gradient flows through it.
 
     Raises
     ------
     UnsupportedTensorError
-        Not such a tensor, or another operation; `Average` of bool.
+        The tensor or the operation is not supported; or it is `Average` of bool.
     MismatchError
-        On every rank, and it says which: the tensors differ in what may not differ, or one of them has indices that are
-        not in its shape, or is said to be coalesced and is not.
+        The tensors differ in dtype, shape or sparse dimensions; or one of them has indices outside of its shape, or is
+        marked as coalesced and is not. Every rank raises it, and it names the fault.
     EngineError
-        As for `engine.allreduce`.
+        Same as for `engine.allreduce`.
     """
     result = start(process_set.engine, tensor, name, Average if op is None else Op(op), blocking=True).wait()
     assert isinstance(result, torch.Tensor)
@@ -99,7 +99,7 @@ def start(
     postscale: float = 1.0,
     blocking: bool = False,
 ) -> SparseHandle:
-    """Start to add up a sparse tensor; parameters and errors as of `sparse_allreduce` and `add_up`."""
+    """Start to add up a sparse tensor. Parameters and errors are those of `sparse_allreduce` and `add_up`."""
     try:
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"expected a torch.Tensor, not {type(tensor).__qualname__}")
@@ -116,14 +116,14 @@ def start(
 
 
 def bring(tensor: torch.Tensor, op: Op, what: str) -> Brought:
-    """The parts of a sparse tensor that a rank sends: indices (int64, a row for each value), values, shape, fault.
+    """Return the parts of a sparse tensor to send: indices (int64, a row for each value), values, shape, fault.
 
-    With a fault there are no indices and values.
+    With a fault, indices and values are empty.
 
     Raises
     ------
     UnsupportedTensorError
-        As `sparse_allreduce`.
+        Same as for `sparse_allreduce`.
     """
     if tensor.layout is not torch.sparse_coo:
         raise UnsupportedTensorError(
@@ -140,7 +140,7 @@ def bring(tensor: torch.Tensor, op: Op, what: str) -> Brought:
         raise UnsupportedTensorError(f"{what} is bool, which has no Average; use Sum (any rank), or convert it")
     tensor, shape, sparse = tensor.detach(), list(tensor.shape), tensor.sparse_dim()
     fault = fault_of(tensor)
-    if fault is not None:  # Not even torch may look at such entries.
+    if fault is not None:  # Not even torch may read such entries.
         return (
             torch.empty(0, sparse, dtype=torch.int64, device=tensor.device),
             torch.empty([0, *shape[sparse:]], dtype=tensor.dtype, device=tensor.device),
@@ -154,9 +154,9 @@ def bring(tensor: torch.Tensor, op: Op, what: str) -> Brought:
 
 
 def fault_of(tensor: torch.Tensor) -> Fault | None:
-    """The fault of a `sparse_coo` tensor at its first bad dimension or entry: kind, dimension and number.
+    """Return the kind, dimension and number of the first bad dimension or entry of a `sparse_coo` tensor, if any.
 
-    That there are as many indices as values, and of how many dimensions, torch sees to itself.
+    torch itself makes sure that the numbers of indices, values and dimensions match.
     """
     indices = tensor.detach()._indices()
     if not indices.numel():
@@ -176,16 +176,16 @@ def fault_of(tensor: torch.Tensor) -> Fault | None:
 def add_up(
     parts: Parts, dtype: torch.dtype, shape: Sequence[int], op: Op, prescale: float = 1.0, postscale: float = 1.0
 ) -> torch.Tensor:
-    """The sum, or average, of the entries of all ranks.
+    """Add up or average the entries of all ranks.
 
     Parameters
     ----------
     parts : (memory, rows of each rank, bytes of a row) of the gathered indices and values
-        Of each rank sorted and without duplicates, as `bring` makes them.
+        Gathered results of `bring`: sorted and without duplicates within each rank.
     dtype, shape
-        Of the tensor.
+        Dtype and shape of the tensor.
     prescale, postscale : float
-        Multiply each rank's values, and the result.
+        Factors for each rank's values, and for the result.
     """
     (index_memory, counts, index_bytes), (value_memory, _, _) = parts
     total, sparse = sum(counts), index_bytes // 8
@@ -194,13 +194,13 @@ def add_up(
     values = flat_over(value_memory, dtype).view([total, *rest])
     keys, slots = torch.unique(_keys(places.t(), shape), sorted=True, return_inverse=True)
     if total and not 0 <= int(keys[0]) <= int(keys[-1]) < math.prod(shape[:sparse]):
-        # Every rank looks at its own entries: this one was not what it is when it was looked at.
+        # Every rank checks its own entries, so this one was changed after the check.
         raise EngineError(
             f"a rank has changed a sparse tensor of shape {list(shape)} before it was sent: see to its indices"
         )
     wide = _WIDE[dtype]
     result = torch.zeros([len(keys), *rest], dtype=wide, device=values.device)
-    # No rank has an index twice, so each of these additions touches an entry once: the order is that of the ranks.
+    # No rank has an index twice, so each addition changes an entry at most once, in the order of ranks.
     for slot, value in zip(torch.split(slots, list(counts)), torch.split(values, list(counts)), strict=True):
         if prescale != 1.0:
             value = (value.to(wide) * prescale).to(dtype)
@@ -217,7 +217,7 @@ def add_up(
 
 
 def _keys(columns: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """A number for each place, in row-major order. `columns`: a row of indices for each sparse dimension."""
+    """Return the row-major position of each index. `columns`: a row of indices for each sparse dimension."""
     if not len(columns):
         return torch.zeros(columns.shape[1], dtype=torch.int64, device=columns.device)
     keys = columns[0]
@@ -232,7 +232,7 @@ def _divided(total: torch.Tensor, size: int) -> torch.Tensor:
     return torch.div(total, size, rounding_mode="trunc")
 
 
-# In which dtype entries are added up.
+# Dtypes in which entries are added up.
 _WIDE: dict[torch.dtype, Any] = {
     torch.float16: torch.float32,
     torch.bfloat16: torch.float32,

@@ -1,4 +1,4 @@
-"""Give every rank the state of one: parameters, buffers, optimizer."""
+"""Broadcast of one rank's state to all ranks: parameters, buffers, optimizer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .optimizer_state import UNNAMED, has_order, load_named_state, named_state, 
 
 
 class _Slot:
-    """Where a tensor was in a structure that travels without its tensors."""
+    """Placeholder of a tensor in a structure that is sent without its tensors."""
 
     def __init__(self, index: int, tensor: torch.Tensor) -> None:
         self.index = index
@@ -29,26 +29,26 @@ class _Slot:
 
 
 def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = global_process_set) -> None:
-    """Give every rank the parameters of one, in place. Collective.
+    """Copy the parameters of one rank to every rank, in place. Collective.
 
     Parameters
     ----------
     params : mapping, or iterable of (str, torch.Tensor)
         `model.state_dict()`, which includes buffers, or `model.named_parameters()`, or a list of tensors.
     root_rank : int
-        Whose values.
+        World rank whose values are sent.
     process_set : ProcessSet, optional
-        Whose ranks take part; the root is one of them, by its rank in the world.
+        Process set whose ranks take part, including the root.
 
     Raises
     ------
     MismatchError
         The ranks' names, dtypes or shapes differ; all ranks raise it, before anything is changed.
     UnsupportedTensorError
-        An entry that is no tensor, or on a device.
+        An entry is not a tensor, or its device or layout is not supported.
     """
     if runtime.is_waiting():
-        return  # The first thing in a world is that all take over the state of one.
+        return  # A world begins with a broadcast of the elastic state.
     try:
         named = _tensors(params)
         ties = ties_of(named)
@@ -66,7 +66,7 @@ def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = 
 
 
 def _tensors(params: Any) -> list[tuple[str, torch.Tensor]]:
-    """Names and tensors that can be broadcast; raises UnsupportedTensorError for others."""
+    """Return names and tensors that can be broadcast; raise UnsupportedTensorError for others."""
     named = [(name, tensor) for name, tensor in objects.pairs(params) if tensor is not None]
     for name, tensor in named:
         if not isinstance(tensor, torch.Tensor):
@@ -87,15 +87,15 @@ def _tensors(params: Any) -> list[tuple[str, torch.Tensor]]:
 
 
 def _repeated(named: list[tuple[str, torch.Tensor]]) -> str:
-    """The first name that an earlier entry has."""
+    """Return the first name that an earlier entry has, too."""
     names = [name for name, _ in named]
     return next(name for place, name in enumerate(names) if name in names[:place])
 
 
 def ties_of(named: Iterable[tuple[str, Any]]) -> dict[str, str]:
-    """For tensors that are the memory of another one, as tied weights are, the end of a description that names it.
+    """Return a suffix of the description for each tensor that has the same memory as another one, such as tied weights.
 
-    Where one rank has tied what another one has not, both names would get the values of one.
+    If tensors were tied on one rank and not on another, both names would get the values of one.
     """
     first: dict[tuple[Any, ...], str] = {}
     ties: dict[str, str] = {}
@@ -111,21 +111,22 @@ def ties_of(named: Iterable[tuple[str, Any]]) -> dict[str, str]:
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None, process_set: ProcessSet = global_process_set
 ) -> None:
-    """Give every rank the optimizer state of one: moments, step counts, learning rates. Collective.
+    """Copy the optimizer state of one rank to every rank: moments, step counts, learning rates. Collective.
 
-    The other ranks may have no state yet, as when only the root has loaded a checkpoint.
+    The other ranks may have no state yet, for example if only the root has loaded a checkpoint.
 
     Parameters
     ----------
     optimizer : torch.optim.Optimizer
-        Wrapped or not; with the same parameter groups on every rank. State has the dtypes of the root's, as its values.
+        Optimizer, wrapped or not, with the same parameter groups on every rank. Its state gets the root's values and
+        dtypes.
     root_rank : int
-        Whose state.
+        World rank whose state is sent.
     model : torch.nn.Module, optional
-        The module of the parameters: by their names there they are paired over the ranks, as by those that
-        `DistributedOptimizer` or the optimizer itself was given. Without any names they are paired by their places.
+        Module of the parameters, by whose names they are matched between ranks. Names of `DistributedOptimizer` or of
+        the optimizer itself are used, too. Unnamed parameters are matched by their positions.
     process_set : ProcessSet, optional
-        Whose ranks take part.
+        Process set whose ranks take part.
 
     Raises
     ------
@@ -134,7 +135,7 @@ def broadcast_optimizer_state(
     """
     if runtime.is_waiting():
         return  # As above.
-    # What cannot be described cannot be a parameter of an optimizer, so this does not fail on one rank alone.
+    # Every parameter of an optimizer can be described, so this does not fail on one rank alone.
     names = parameter_names(optimizer, [model] if isinstance(model, torch.nn.Module) else [])
     described = {
         name: (f"{objects.describe('', parameter)} in group {g}{f' at place {p}' if has_order(optimizer) else ''}", 0)
@@ -150,7 +151,7 @@ def broadcast_optimizer_state(
     try:
         state = _strip(named_state(optimizer, names), tensors) if is_root else None
     except Exception as error:
-        barrier(process_set=process_set)  # The others are in `broadcast_object`, which begins with these two.
+        barrier(process_set=process_set)  # The others are in `broadcast_object`, which begins with a barrier, too.
         announce(process_set, "broadcast", None, error)
         raise
     skeleton = objects.broadcast_object(state, root_rank, None, process_set)
@@ -171,16 +172,16 @@ def _expect_one_order(optimizer: torch.optim.Optimizer, names: list[list[str]], 
         for name, parameter in zip(own, group["params"], strict=True)
         if name.startswith(UNNAMED)
     }
-    if len(unnamed) > 1:  # equally many on all ranks
+    if len(unnamed) > 1:  # the same number on all ranks
         sums = np.array([checksum(parameter) for parameter in unnamed.values()], np.uint64)
         expect_one_order(list(unnamed), objects.allgather_object(sums, None, process_set), process_set.ranks)
 
 
 def _strip(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """`value` with its tensors moved to the list."""
+    """Replace the tensors in `value` by placeholders, and append them to the list."""
     if isinstance(value, torch.Tensor):
         check(value, "a tensor of the optimizer's state")
-        # The operations are in place; the root's own state must not be aliased by two of them.
+        # The broadcasts are in place, and two of them must not share memory of the root's state.
         tensors.append(value.detach().cpu().contiguous())
         return _Slot(len(tensors) - 1, value)
     if isinstance(value, dict):
@@ -191,7 +192,7 @@ def _strip(value: Any, tensors: list[torch.Tensor]) -> Any:
 
 
 def _fill(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """The inverse of `_strip`."""
+    """Replace the placeholders in `value` by tensors of the list: the inverse of `_strip`."""
     if isinstance(value, _Slot):
         return tensors[value.index]
     if isinstance(value, dict):
@@ -202,7 +203,7 @@ def _fill(value: Any, tensors: list[torch.Tensor]) -> Any:
 
 
 def _slots(value: Any) -> list[_Slot]:
-    """The places of tensors, in the order of the list."""
+    """Return the placeholders in `value`, in the order of the list."""
     if isinstance(value, _Slot):
         return [value]
     entries = value.values() if isinstance(value, dict) else value if type(value) in (list, tuple) else ()

@@ -1,13 +1,13 @@
-"""Batch normalisation with the statistics of all ranks' batches, as if they were one.
+"""Batch normalisation with the joint statistics of all ranks' batches.
 
 Each rank computes the mean m and the sum of squared deviations M2 of its n values, in two passes over them. These are
-gathered and merged in float64, in the order of ranks, by the formula of Chan, Golub and LeVeque (1983) for samples in
-parts:
+gathered and merged in float64, in the order of ranks, by the formula of Chan, Golub and LeVeque (1983) for partial
+samples:
 
     mean = sum(n m) / sum(n)        M2 = sum(M2 + n (m - mean)^2)
 
-It subtracts no large numbers from each other, as E[x^2] - E[x]^2 would. Every rank merges the same numbers in the same
-order, so running statistics stay equal to the last bit.
+It has no cancellation of large numbers, unlike E[x^2] - E[x]^2. Every rank merges the same numbers in the same order,
+so running statistics stay bitwise equal.
 
 Backward needs two more sums over all ranks, of dy and of dy (x - mean): one collective in each direction.
 """
@@ -32,38 +32,37 @@ from ..types import Sum
 class SyncBatchNorm(_BatchNorm):
     """Batch normalisation over the batches of all ranks. In training, forward and backward are collective.
 
-    All ranks, or all those of the process set, must run it equally often, in the same order; the batch may have
-    another size on each, or none. In evaluation it is `torch.nn.BatchNorm1d` to `3d`, whose `state_dict` it has, and
-    calls no other rank.
+    All ranks of the process set must run it equally often, in the same order; batch sizes may differ, and be 0. In
+    evaluation it behaves like `torch.nn.BatchNorm1d` to `3d`, whose `state_dict` it has, and does not communicate.
 
     Parameters
     ----------
     num_features : int
-        C, of an input of shape [N, C, ...]: two dimensions or more.
+        Number of channels C, of an input of shape [N, C, ...] with two dimensions or more.
     eps : float
-        Added to the variance.
+        Number that is added to the variance.
     momentum : float, optional
         Weight of a batch in the running statistics; None averages over all batches.
     affine : bool
-        Learn a scale and a shift per channel. Their gradients are those of this rank's batch: DistributedOptimizer
-        reduces them as all others.
+        Whether to learn a scale and a shift per channel. Their gradients are those of this rank's batch;
+        DistributedOptimizer reduces them like all others.
     track_running_stats : bool
-        Keep running statistics for evaluation; without them, evaluation normalises each batch by its own.
+        Whether to keep running statistics for evaluation; without them, evaluation normalises each batch by its own.
     device, dtype : optional
-        Of parameters and running statistics. float16 and bfloat16 inputs are normalised in float32.
+        Device and dtype of parameters and running statistics. float16 and bfloat16 inputs are normalised in float32.
     process_set : ProcessSet, optional
-        Whose ranks' batches are normalised together. On a rank that is not in it the layer is `torch.nn.BatchNorm*d`,
-        as `DistributedOptimizer` is a plain optimizer there: each batch by its own statistics, and no other rank is
-        called. A copy of the layer has the same set; a pickled one has a set of these ranks that was not added yet.
+        Process set whose ranks' batches are normalised together. On a rank outside of it the layer behaves like
+        `torch.nn.BatchNorm*d`, and does not communicate. A copy of the layer has the same set; an unpickled one has a
+        set of the same ranks that was not added yet.
 
     Raises
     ------
     ValueError
-        In forward, on all ranks: fewer than two values per channel on all ranks together, which have no variance.
+        Forward got fewer than two values per channel on all ranks together, so there is no variance; on all ranks.
     MismatchError
-        In forward: the ranks' inputs have different numbers of channels.
+        Forward got inputs with different numbers of channels.
     NotInitializedError
-        In forward, in training: the process set was not added, or has been removed.
+        Forward was called in training, but the process set was not added, or has been removed.
     """
 
     def __init__(
@@ -86,24 +85,24 @@ class SyncBatchNorm(_BatchNorm):
     def convert_sync_batchnorm(cls, module: nn.Module, process_set: ProcessSet = global_process_set) -> nn.Module:
         """Replace every `torch.nn.BatchNorm*d` of a model by a `SyncBatchNorm` with the same parameters and buffers.
 
-        A layer that is a `SyncBatchNorm` already stays as it is, its process set included.
+        A layer that is a `SyncBatchNorm` already stays unchanged, including its process set.
 
         Parameters
         ----------
         module : torch.nn.Module
-            Changed in place; optimizers that have its parameters stay right.
+            Model that is changed in place; optimizers of its parameters stay valid.
         process_set : ProcessSet, optional
-            Of the new layers.
+            Process set of the new layers.
 
         Returns
         -------
         torch.nn.Module
-            `module`; its replacement, if it is a batch normalisation itself.
+            `module`, or its replacement if it is a batch normalisation itself.
 
         Raises
         ------
         ValueError
-            A lazy layer, which does not know its number of channels before its first batch.
+            A layer is lazy, and does not know its number of channels before its first batch.
         """
         converted: dict[nn.Module, SyncBatchNorm] = {}
         for path, each in list(module.named_modules(remove_duplicate=False)):
@@ -146,19 +145,19 @@ class SyncBatchNorm(_BatchNorm):
             )
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Normalise a batch of shape [N, C, ...]; the result has its shape, dtype and memory format."""
+        """Normalise a batch of shape [N, C, ...]; the result has the same shape, dtype and memory format."""
         if not self.training or not self.process_set.included() or self.process_set.size() == 1:
             return super().forward(input)
         return self._synchronised(input)
 
-    @_disable_dynamo  # As `torch.compiler.disable`, which would import the compiler here and now.
+    @_disable_dynamo  # Like `torch.compiler.disable`, but without importing the compiler at once.
     def _synchronised(self, input: torch.Tensor) -> torch.Tensor:
         self._check_input_dim(input)
         name = self._name()
         with torch.no_grad():
             mean, square, count = _joint_statistics(input, name, self.process_set)
             self._track(mean, square / max(count - 1, 1))
-        # What follows multiplies with the input: in its precision, but for halves.
+        # The input is multiplied in its own precision, or in float32 if that is lower.
         kind = _wide(input.dtype)
         mean, rstd = mean.to(kind), (square / count + self.eps).rsqrt().to(kind)
         normalised: torch.Tensor = _Normalise.apply(  # type: ignore[no-untyped-call]
@@ -167,7 +166,7 @@ class SyncBatchNorm(_BatchNorm):
         return normalised
 
     def _track(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
-        """Note a batch in the running statistics. The variance is the unbiased one, as torch's layers have it."""
+        """Add a batch to the running statistics, with the unbiased variance like torch's layers."""
         if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
             return
         self.num_batches_tracked.add_(1)
@@ -176,8 +175,10 @@ class SyncBatchNorm(_BatchNorm):
             running.copy_((1 - weight) * running.double() + weight * batch)
 
     def _name(self) -> str:
-        """For collectives and messages about them. Layers are numbered as they are first used: alike on all ranks of
-        their set, which may be in other sets, too."""
+        """Return the name of the layer's collectives.
+
+        Layers of a process set are numbered in the order of their first use, which is the same on all its ranks.
+        """
         if "_number" not in self.__dict__:
             self._number = Number("sync_batch_norm")
         return f"sync_batch_norm.{self._number.among(self.process_set)}" + (f".{self.label}" if self.label else "")
@@ -188,7 +189,7 @@ class SyncBatchNorm(_BatchNorm):
 
 
 class _Normalise(torch.autograd.Function):
-    """(x - mean) * rstd * weight + bias, where mean and rstd depend on x of all ranks."""
+    """Function (x - mean) * rstd * weight + bias, where mean and rstd depend on x of all ranks."""
 
     @staticmethod
     def forward(
@@ -222,7 +223,7 @@ class _Normalise(torch.autograd.Function):
         mine = torch.stack([dy.sum(dims), (dy * centred).sum(dims)])
         dx = None
         if ctx.needs_input_grad[0]:
-            # The derivatives by the mean and by the variance, each of which all ranks' outputs depend on.
+            # The derivatives by the mean and by the variance, on which the outputs of all ranks depend.
             total = collectives.allreduce(mine.double(), Sum, ctx.name, process_set=ctx.process_set)
             by_mean, by_square = (total / ctx.count).to(mine.dtype)
             scale = rstd if weight is None else rstd * weight.to(rstd.dtype)
@@ -234,14 +235,14 @@ class _Normalise(torch.autograd.Function):
 
 
 def _joint_statistics(x: torch.Tensor, name: str, process_set: ProcessSet) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Means and sums of squared deviations over all ranks, [C] float64, and the number of values per channel."""
+    """Return means and sums of squared deviations over all ranks, [C] float64, and the number of values per channel."""
     channels = x.shape[1]
     row = torch.zeros(1, 1 + 2 * channels, dtype=torch.float64, device=x.device)
     if x.numel():
         dims, mine = _all_but_channels(x), x.numel() // channels
         mean = x.mean(dims, dtype=_wide(x.dtype))
         centred = x - _per_channel(mean, x)
-        # What rounding has left of the mean: beside a large one it is not small.
+        # Rounding error of the mean, which is not negligible if the mean is large.
         rest = centred.sum(dims).double()
         row[0, 0] = mine
         row[0, 1 : 1 + channels] = mean + rest / mine
@@ -256,12 +257,12 @@ def _joint_statistics(x: torch.Tensor, name: str, process_set: ProcessSet) -> tu
 
 
 def _in_rank_order(rows: torch.Tensor) -> torch.Tensor:
-    """The sum over rows, one after the other: `torch.sum` promises no order."""
+    """Add up rows one after the other, since `torch.sum` guarantees no order."""
     return functools.reduce(torch.add, rows.unbind())
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    """The precision to compute in."""
+    """Return the dtype to compute in."""
     return torch.float64 if dtype is torch.float64 else torch.float32
 
 
@@ -270,5 +271,5 @@ def _all_but_channels(x: torch.Tensor) -> list[int]:
 
 
 def _per_channel(values: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """[C] as [1, C, 1, ...], to meet x."""
+    """Reshape [C] to [1, C, 1, ...], to broadcast with x."""
     return values.view(1, -1, *[1] * (x.dim() - 2))

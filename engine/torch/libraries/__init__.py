@@ -1,4 +1,4 @@
-"""Hugging Face Trainer, Accelerate and Lightning over the engine. Each library is imported when its name is used."""
+"""Hugging Face Trainer, Accelerate and Lightning with the engine. Each library is imported at its first use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Accelerator", "Trainer", "TrainerMixin", "export_place", "global_mea
 
 
 def __getattr__(name: str) -> Any:
-    """Import the library that a name belongs to."""
+    """Import the module of a name at its first use."""
     if name in _MODULES:
         return getattr(import_module(_MODULES[name], __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""`Accelerator` of Hugging Face Accelerate, whose gradients the engine reduces in place of DistributedDataParallel."""
+"""`Accelerator` of Hugging Face Accelerate, whose gradients the engine reduces instead of DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _PLAIN = ("NO", "MULTI_CPU", "MULTI_GPU")
 
 
 class EngineGradients:
-    """Methods of an `Accelerator` by which the engine reduces gradients.
+    """Methods of an `Accelerator` that let the engine reduce gradients.
 
-    `distributed_options` are those of `DistributedOptimizer`, such as `compression`.
+    `distributed_options` are options of `DistributedOptimizer`, such as `compression`.
     """
 
     distributed_options: dict[str, Any] = {}  # noqa: RUF012 (never changed in place)
     _optimizers: list[Any]
 
     def expect_usable(self) -> None:
-        """Raise EngineError if the library has another place than the engine, or shards the model by itself."""
+        """Raise EngineError if the library has another rank or size than the engine, or shards the model itself."""
         own: Any = self
         kind = str(own.distributed_type.name)
         if kind not in _PLAIN:
@@ -37,12 +37,12 @@ class EngineGradients:
         expect_same_place("Accelerate", own.process_index, own.num_processes)
 
     def prepare(self, *args: Any, **kwargs: Any) -> Any:
-        """As the library's; an optimizer may stand before its model."""
+        """Prepare objects like the library's method; an optimizer may precede its model."""
         self._named = _named(each for each in args if isinstance(each, torch.nn.Module))
         return super().prepare(*args, **kwargs)  # type: ignore[misc]
 
     def prepare_model(self, model: Any, device_placement: bool | None = None, evaluation_mode: bool = False) -> Any:
-        """As the library's, without DistributedDataParallel; ranks take over rank 0's parameters and buffers."""
+        """Prepare a model without DistributedDataParallel, and broadcast rank 0's parameters and buffers."""
         prepared = getattr(model, "_is_accelerate_prepared", False)
         model = super().prepare_model(model, device_placement, evaluation_mode=True)  # type: ignore[misc]
         if not evaluation_mode and not prepared:
@@ -50,7 +50,7 @@ class EngineGradients:
         return model
 
     def prepare_optimizer(self, optimizer: Any, device_placement: bool | None = None) -> Any:
-        """As the library's, of a `DistributedOptimizer`."""
+        """Prepare an optimizer like the library's method, wrapped in `DistributedOptimizer`."""
         if not isinstance(_innermost(optimizer), Distributed):
             known = _named(self._models) | getattr(self, "_named", {})  # type: ignore[attr-defined]
             parameters = [each for group in optimizer.param_groups for each in group["params"]]
@@ -62,7 +62,7 @@ class EngineGradients:
 
     @contextmanager
     def no_sync(self, model: Any) -> Iterator[None]:
-        """Accumulate gradients of a model on this rank."""
+        """Accumulate gradients of a model on this rank inside the block."""
         own = {id(each) for each in model.parameters()}
         with ExitStack() as stack:
             for optimizer in map(_innermost, self._optimizers):
@@ -71,28 +71,28 @@ class EngineGradients:
             yield
 
     def unscale_gradients(self, optimizer: Any = None) -> None:
-        """As the library's, of reduced gradients. Clipping by norm and by value calls it first."""
+        """Unscale gradients like the library's method, after their reduction. Clipping calls it first."""
         for each in self._optimizers:
             _innermost(each).synchronize()
         super().unscale_gradients(optimizer)  # type: ignore[misc]
 
 
 class Accelerator(EngineGradients, accelerate.Accelerator):
-    """Accelerate's `Accelerator`, over the engine. Collective; call `init()` before.
+    """Accelerate's `Accelerator`, with gradients reduced by the engine. Collective; call `init()` before.
 
     Gathering, metrics, data loaders, checkpoints and everything else are the library's own.
 
     Parameters
     ----------
     *args, **kwargs
-        Those of `accelerate.Accelerator`.
+        Arguments of `accelerate.Accelerator`.
     distributed_options : dict, optional
         Options of `DistributedOptimizer`, such as `{"compression": Compression.fp16}`.
 
     Raises
     ------
     EngineError
-        The library has been told another rank, or is configured for DeepSpeed or FSDP; or the job is elastic.
+        The library has another rank than the engine, or is configured for DeepSpeed or FSDP; or the job is elastic.
     """
 
     def __init__(self, *args: Any, distributed_options: dict[str, Any] | None = None, **kwargs: Any) -> None:
@@ -103,7 +103,7 @@ class Accelerator(EngineGradients, accelerate.Accelerator):
 
 
 def take_over(accelerator: Any, distributed_options: dict[str, Any] | None = None) -> None:
-    """Make an `accelerate.Accelerator` that exists already one over the engine. Errors as of `Accelerator`."""
+    """Let the engine reduce the gradients of an existing `accelerate.Accelerator`. Raises those of `Accelerator`."""
     kind = type(accelerator)
     if not isinstance(accelerator, EngineGradients):
         accelerator.__class__ = type(kind.__name__, (EngineGradients, kind), {})
@@ -112,14 +112,14 @@ def take_over(accelerator: Any, distributed_options: dict[str, Any] | None = Non
 
 
 def _innermost(optimizer: Any) -> Any:
-    """An optimizer without the library's wrapper."""
+    """Return an optimizer without the library's wrapper."""
     while isinstance(optimizer, AcceleratedOptimizer):
         optimizer = optimizer.optimizer
     return optimizer
 
 
 def _named(models: Any) -> dict[torch.Tensor, str]:
-    """Names of models' parameters; those of a second model begin with its number."""
+    """Return names of models' parameters; those of a second or later model begin with its number."""
     named: dict[torch.Tensor, str] = {}
     for number, model in enumerate(models):
         for name, parameter in model.named_parameters():
@@ -128,5 +128,5 @@ def _named(models: Any) -> dict[torch.Tensor, str]:
 
 
 def _tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and buffers by name, each once."""
+    """Return parameters and buffers by name, each once."""
     return dict(model.named_parameters()) | dict(model.named_buffers())

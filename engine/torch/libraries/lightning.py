@@ -1,4 +1,4 @@
-"""A strategy of Lightning, by which the engine reduces gradients in place of DistributedDataParallel."""
+"""Strategy for Lightning, with which the engine reduces gradients instead of DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
 def lightning_strategy(package: str | None = None, **distributed_options: Any) -> Any:
-    """Make the strategy to give `Trainer(strategy=...)`, with `devices=1`. Collective; call `init()` before.
+    """Make the strategy for `Trainer(strategy=...)`, with `devices=1`. Collective; call `init()` before.
 
     Parameters
     ----------
     package : str, optional
-        `"lightning.pytorch"` or `"pytorch_lightning"`: the name by which the program imports Lightning. Needed only
+        Name by which the program imports Lightning: `"lightning.pytorch"` or `"pytorch_lightning"`. Needed only
         if it has imported both.
     **distributed_options
         Options of `DistributedOptimizer`, such as `compression`. Accumulation is the Trainer's
@@ -58,13 +58,13 @@ def lightning_strategy(package: str | None = None, **distributed_options: Any) -
 
 @cache
 def _strategy_of(package: ModuleType) -> Any:
-    """The class of the strategy, for one of the packages."""
+    """Make the class of the strategy for one of the packages."""
     name = package.__name__
     environments = import_module(f"{name}.plugins.environments")
     environment = _environment_of(environments.LightningEnvironment)
 
     class EngineStrategy(_Gradients, import_module(f"{name}.strategies").DDPStrategy):  # type: ignore[misc]
-        """Lightning's own strategy of one process for each device, with gradients reduced by the engine."""
+        """Lightning's strategy with one process for each device, with gradients reduced by the engine."""
 
         def __init__(self, distributed_options: dict[str, Any]) -> None:
             super().__init__(cluster_environment=environment())
@@ -74,10 +74,10 @@ def _strategy_of(package: ModuleType) -> Any:
 
 
 def _environment_of(base: Any) -> Any:
-    """The class that tells one of the packages which rank this is."""
+    """Make the class that tells one of the packages this process's rank."""
 
     class EngineEnvironment(base):
-        """The engine's world, as Lightning asks for it."""
+        """Cluster environment of Lightning with the ranks of the engine's world."""
 
         creates_processes_externally = True
         main_address = property(lambda _: os.environ["MASTER_ADDR"])
@@ -87,13 +87,13 @@ def _environment_of(base: Any) -> Any:
             return place.size()
 
         def set_world_size(self, size: int) -> None:
-            """The engine tells the size."""
+            """Do nothing; the engine determines the size."""
 
         def global_rank(self) -> int:
             return place.rank()
 
         def set_global_rank(self, rank: int) -> None:
-            """The engine tells the rank."""
+            """Do nothing; the engine determines the rank."""
 
         def local_rank(self) -> int:
             return place.local_rank()
@@ -102,13 +102,13 @@ def _environment_of(base: Any) -> Any:
             return place.cross_rank()
 
         def teardown(self) -> None:
-            """The launcher's variables stay."""
+            """Do nothing; the launcher's variables stay."""
 
     return EngineEnvironment
 
 
 class _Gradients:
-    """Methods of a strategy by which the engine reduces gradients."""
+    """Methods of a strategy that let the engine reduce gradients."""
 
     model: Any
     optimizers: list[Any]
@@ -117,7 +117,7 @@ class _Gradients:
 
     @property
     def root_device(self) -> torch.device:
-        """This rank's device: the CPU, or the GPU of its number on the host."""
+        """Device of this rank: the CPU, or the GPU with its local rank, modulo the number of GPUs."""
         device = self.parallel_devices[0]
         if device.type != "cuda":
             return device
@@ -125,15 +125,15 @@ class _Gradients:
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """Share of the data that Lightning's sampler takes."""
+        """Arguments of Lightning's sampler for this rank's share of the data."""
         return {"num_replicas": place.size(), "rank": place.rank()}
 
     def configure_ddp(self) -> None:
-        """Give all ranks the parameters and buffers of rank 0; the model stays unwrapped."""
+        """Broadcast the parameters and buffers of rank 0; the model stays unwrapped."""
         broadcast_parameters(dict(self.model.named_parameters()) | dict(self.model.named_buffers()), root_rank=0)
 
     def setup_optimizers(self, trainer: Any) -> None:
-        """As Lightning's, of optimizers that reduce gradients."""
+        """Set up optimizers like Lightning's method, and wrap them in `DistributedOptimizer`."""
         super().setup_optimizers(trainer)  # type: ignore[misc]
         known = {parameter: name for name, parameter in self.model.named_parameters()}
         for optimizer in self.optimizers:
@@ -147,14 +147,14 @@ class _Gradients:
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
-        """Accumulate gradients on this rank."""
+        """Accumulate gradients on this rank inside the block."""
         with ExitStack() as stack:
             for optimizer in self.optimizers:
                 stack.enter_context(optimizer.no_sync())
             yield
 
     def teardown(self) -> None:
-        """As Lightning's; a later `fit` wraps optimizers anew."""
+        """Tear down like Lightning's method, and unwrap the optimizers; a later `fit` wraps them again."""
         for optimizer in self.optimizers:
             if isinstance(optimizer, Distributed):
                 optimizer.unwrap()

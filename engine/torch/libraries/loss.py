@@ -1,4 +1,4 @@
-"""Losses that are means over unequally many items, such as tokens without padding."""
+"""Losses that are means over different numbers of items per rank, such as tokens without padding."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ..ops import allreduce
 def global_mean(total: torch.Tensor, count: torch.Tensor | int) -> torch.Tensor:
     """Make a loss whose average over the ranks is the mean over the items of all ranks. Collective.
 
-    The mean of the ranks' own means is another number where ranks have unequally many items. The gradients of what is
-    returned here, averaged as `DistributedOptimizer` does, are those of the mean over all items.
+    The mean of the ranks' own means differs from it if ranks have different numbers of items. The gradients of this
+    loss, averaged by `DistributedOptimizer`, are those of the mean over all items.
 
     Parameters
     ----------
@@ -25,7 +25,7 @@ def global_mean(total: torch.Tensor, count: torch.Tensor | int) -> torch.Tensor:
     Returns
     -------
     torch.Tensor
-        `total * size() / C`, where C is the sum of `count` over the ranks; 0 where no rank has an item.
+        `total * size() / C`, where C is the sum of `count` over the ranks; 0 if no rank has an item.
     """
     counts = torch.as_tensor(count, dtype=torch.float64, device="cpu").detach().reshape(())
     over_all = float(allreduce(counts, op=Sum, name=None))

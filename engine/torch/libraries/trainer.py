@@ -10,9 +10,9 @@ from .accelerate import take_over
 
 
 class TrainerMixin:
-    """Makes a `transformers.Trainer`, or a class derived from it, train over the engine.
+    """Mixin with which a `transformers.Trainer`, or a class derived from it, reduces gradients by the engine.
 
-    Write it first among the base classes: `class Tuner(TrainerMixin, SFTTrainer): ...`. `distributed_options` are those
+    It has to be the first base class: `class Tuner(TrainerMixin, SFTTrainer): ...`. `distributed_options` are options
     of `DistributedOptimizer`, such as `compression`; accumulation is the library's `gradient_accumulation_steps`.
     """
 
@@ -20,18 +20,18 @@ class TrainerMixin:
     accelerator: Any
 
     def create_accelerator_and_postprocess(self) -> None:
-        """As the library's, with an accelerator over the engine."""
+        """Create the accelerator like the library's method, and let the engine reduce its gradients."""
         super().create_accelerator_and_postprocess()  # type: ignore[misc]
         take_over(self.accelerator, self.distributed_options)
 
 
 class Trainer(TrainerMixin, transformers.Trainer):
-    """transformers' `Trainer`, over the engine. Collective; takes the same arguments.
+    """transformers' `Trainer`, with gradients reduced by the engine. Collective; takes the same arguments.
 
-    Call `init()` and `export_place()` before the `TrainingArguments` are made.
+    Call `init()` and `export_place()` before the `TrainingArguments` are created.
 
     Raises
     ------
     EngineError
-        The library has been told another rank, or is configured for DeepSpeed or FSDP.
+        The library has another rank than the engine, or is configured for DeepSpeed or FSDP.
     """

@@ -1,7 +1,7 @@
-"""Tells libraries that use torch.distributed which rank this process is.
+"""Rank and size of this process for libraries that use torch.distributed.
 
-Gradients and parameters travel through the engine. What a library counts, gathers or waits for by itself goes through
-`torch.distributed`, whose process group the library makes from the environment.
+Gradients and parameters are sent by the engine. A library's own metrics, gathers and barriers use
+`torch.distributed`, whose process group the library creates from the environment.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from ...launchers import TORCHRUN_PLACE
 
 
 def export_place() -> None:
-    """Set the variables by which libraries find their rank and meet in torch.distributed. Collective.
+    """Set the variables from which libraries read their rank and the address for torch.distributed. Collective.
 
-    Call it after `init()`, and before anything of the library is made: `TrainingArguments`, `Accelerator`. Without a
-    GPU it also sets `ACCELERATE_USE_CPU`; Accelerate ignores the ranks of a machine without one otherwise.
+    Call it after `init()`, and before any object of the library is created, such as `TrainingArguments` or
+    `Accelerator`. Without a GPU it also sets `ACCELERATE_USE_CPU`; otherwise Accelerate ignores the other ranks there.
 
     Raises
     ------
     EngineError
-        The job is elastic: a process group of torch.distributed cannot follow from one world into the next.
+        The job is elastic: a process group of torch.distributed cannot move from one world into the next.
     NotInitializedError
     """
     world = runtime.current().world
@@ -46,13 +46,13 @@ def export_place() -> None:
 
 
 def _is_told(own: tuple[int, ...]) -> bool:
-    """Whether the environment has all variables, and they name this rank."""
+    """Return whether the environment has all variables, and they name this rank."""
     told = [os.environ.get(name, "") for name in TORCHRUN_PLACE]
     return all(told) and told[: len(own)] == [str(number) for number in own]
 
 
 def expect_same_place(library: str, rank: int, size: int) -> None:
-    """Raise unless a library has the rank and size of the engine.
+    """Raise EngineError unless a library has the rank and size of the engine.
 
     Raises
     ------
