@@ -1,4 +1,4 @@
-"""The TensorFlow binding: `import engine.tensorflow as hvd` in place of `import horovod.tensorflow as hvd`."""
+"""Binding of TensorFlow: `import engine.tensorflow as hvd` replaces `import horovod.tensorflow as hvd`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients of several passes, added up on a rank before they are reduced: `backward_passes_per_step`."""
+"""Accumulation of the gradients of several passes on a rank before a reduction: `backward_passes_per_step`."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ Reduce = Callable[[list[Any]], list[Any]]
 
 
 class Accumulation:
-    """Sums and a count of passes in variables of TensorFlow, so that a graph counts as eager mode does.
+    """Sums of gradients and a count of passes in variables of TensorFlow, for graphs and eager mode.
 
-    In a graph of TensorFlow 1 they are local variables: `tf.compat.v1.local_variables_initializer()` makes them, and no
-    checkpoint or broadcast has them.
+    In a graph of TensorFlow 1 they are local variables: `tf.compat.v1.local_variables_initializer()` initializes them,
+    and checkpoints and broadcasts do not include them.
 
     Parameters
     ----------
     passes : int
-        How many passes make a step; 2 or more.
+        Number of passes in a step; 2 or more.
     average : bool
-        Divide the sums by that.
+        Whether to divide the sums by the number of passes.
     dense : bool
-        Make sparse gradients dense.
+        Whether to convert sparse gradients to dense ones.
     """
 
     def __init__(self, passes: int, average: bool, dense: bool) -> None:
         self._passes = passes
         self._average = average
         self._dense = dense
-        self._made: dict[Any, _Sums] = {}  # by graph of TensorFlow 1; None: of eager mode and of all functions
+        self._made: dict[Any, _Sums] = {}  # by graph of TensorFlow 1; None: for eager mode and all functions
 
     def add(self, gradients: Sequence[Any], variables: Sequence[Any], reduce: Reduce) -> list[Any]:
-        """Add the gradients of a pass. In the last one reduce the sums, and begin anew.
+        """Add the gradients of a pass. In the last pass of a step, reduce the sums and reset them.
 
         Returns
         -------
         list of tf.Tensor or None
-            Reduced gradients in the last pass of a step, else the sums so far, which are not to be used.
+            Reduced gradients in the last pass of a step, else the incomplete sums, which must not be used.
 
         Raises
         ------
         ValueError
-            A sparse gradient.
+            A gradient is sparse, and `dense` is not set.
         """
         members = [k for k, each in enumerate(gradients) if each is not None]
         added = [self._as_dense(gradients[k], variables[k]) for k in members]
@@ -71,7 +71,7 @@ class Accumulation:
         return results
 
     def when_due(self, gradients: Sequence[Any], apply: Callable[[], Any]) -> Any:
-        """Call `apply` after the last pass of a step, with which the count has begun anew; otherwise do nothing."""
+        """Call `apply` after the last pass of a step, which has reset the count; otherwise do nothing."""
         with tf.control_dependencies([each for each in gradients if each is not None]):
             due = tf.equal(self._here().count().read_value(), 0)
 
@@ -100,20 +100,20 @@ class Accumulation:
 
 
 class _Sums:
-    """Variables that are made when they are first needed."""
+    """Variables that are created at their first use."""
 
     def __init__(self) -> None:
         self._count: Any = None
-        self._sums: dict[int, tuple[Any, Any]] = {}  # by key: the variable, which keeps the key its own, and its sum
+        self._sums: dict[int, tuple[Any, Any]] = {}  # by key: the variable, kept so that its key stays unique; its sum
 
     def count(self) -> Any:
-        """How many passes were made since the last step."""
+        """Return the variable that counts the passes since the last step."""
         if self._count is None:
             self._count = _variable("passes", [], tf.int64)
         return self._count
 
     def sum_of(self, variable: Any) -> Any:
-        """The sum of a variable's gradients."""
+        """Return the variable with the sum of a variable's gradients."""
         key = key_of(variable)
         if key not in self._sums:
             self._sums[key] = variable, _variable("sum", variable.shape, tf.as_dtype(variable.dtype).base_dtype)
@@ -121,13 +121,13 @@ class _Sums:
 
 
 def _either(condition: Any, one: Callable[[], list[Any]], other: Callable[[], list[Any]]) -> list[Any]:
-    """The list that one of two functions makes. `tf.cond` gives a tensor in place of a list of one."""
+    """Return the list of one of two functions, also if `tf.cond` returns a tensor instead of a list of one."""
     found = tf.cond(condition, one, other)
     return found if isinstance(found, list) else [found]
 
 
 def _variable(name: str, shape: Any, dtype: Any) -> Any:
-    """A variable of zeros beside the graph that is being traced."""
+    """Create a variable of zeros outside of the graph that is being traced."""
     with tf.init_scope():
         return tf.compat.v1.Variable(
             tf.zeros(shape, dtype),

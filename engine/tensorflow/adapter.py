@@ -1,4 +1,4 @@
-"""The adapter of `tf.Tensor` and `tf.Variable`: how the engine's collectives read, write and make such tensors."""
+"""Adapter of `tf.Tensor` and `tf.Variable`, through which collectives read, write and create such tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..errors import UnsupportedTensorError
 
 
 class _Lent:
-    """A tensor by its memory alone, as DLPack tells of it. NumPy's buffers know no bfloat16 and are read-only."""
+    """Tensor whose memory is exported by DLPack, since NumPy's buffers have no bfloat16 and are read-only."""
 
     __slots__ = ("dtype", "ndim", "shape", "tensor")
 
@@ -31,7 +31,7 @@ class _Lent:
 
 
 class TensorAdapter:
-    """Tensors that hold values, and variables."""
+    """Adapter for tensors with values, and for variables."""
 
     def input(self, tensor: Any) -> Any:
         if isinstance(tensor, tf.Variable):
@@ -83,7 +83,7 @@ class TensorAdapter:
 
 
 def _empty(shape: Any, dtype: Any) -> Any:
-    """A tensor of its own memory, which nobody else has seen and the engine therefore may write to."""
+    """Create a tensor with unshared memory, which the engine therefore may write to."""
     return tf.raw_ops.Empty(shape=shape, dtype=dtype) if shape.num_elements() else tf.zeros(shape, dtype)
 
 

@@ -1,4 +1,4 @@
-"""What a collective on TensorFlow's tensors is called with, beside its tensors."""
+"""Arguments of a collective on TensorFlow's tensors, except for its tensors."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from ..process_sets import ProcessSet
 from ..types import Op, Sum
 
 WIRES = {None: 0, "float16": 1, "bfloat16": 2, "tuned": 255}
-"""Numbers of the dtypes in which float32 and float64 travel: `WIRE_*` of the native engine."""
+"""Numbers of the dtypes in which float32 and float64 are sent: `WIRE_*` of the native engine."""
 
 
 class Call(NamedTuple):
-    """One call of a collective, as a traced function keeps it: every field is an attribute of the native op.
+    """Call of a collective in a traced function; its fields are attributes of the native op.
 
     Attributes
     ----------
     kind : str
         `allreduce`, `broadcast`, `allgather`, `barrier`, `alltoall` or `reducescatter`.
     name : str or None
-        None: the next operation of its kind without a name.
+        Name of the operation; None: the next unnamed operation of its kind.
     set : int
         Number of the process set.
     op : Op
     wire : int
-        One of `WIRES`.
+        Number of the wire dtype, one of `WIRES`.
     prescale, postscale : float
     root : int
-        Of a broadcast: a rank of the world.
+        World rank of the root of a broadcast.
     group : bool
-        Whether the tensors make one operation, also if there is one of them.
+        Whether the tensors form one grouped operation, even if there is only one.
     mathematical : bool
         Whether its gradient is the mathematical one (`engine.frameworks.backward`).
     overlaps : bool
-        Whether others like it are submitted beside it, with which it may be fused: nothing waits for it alone.
+        Whether similar calls are submitted at the same time, with which it may be fused: no thread waits for it alone.
     optimizer : int
-        Number of the optimizer of whose step its end is the end; -1: it ends no step.
+        Number of the optimizer whose step this call completes; -1: it completes none.
     backward : bool
         Whether it is the gradient of another call.
     """
@@ -56,11 +56,11 @@ class Call(NamedTuple):
 
 
 def number_of(process_set: ProcessSet) -> int:
-    """The number of a process set in graphs.
+    """Return the number of a process set in graphs.
 
     Raises
     ------
     NotInitializedError
-        It is not there.
+        The set was not added, or has been removed.
     """
     return process_set.call_number

@@ -1,4 +1,4 @@
-"""Collectives on TensorFlow's tensors, with the names, argument order and defaults that Horovod's users know.
+"""Collectives on TensorFlow's tensors, with Horovod's names, argument order and defaults.
 
 They work in eager mode and in `tf.function`, and gradients flow through them: Horovod's, or the mathematical ones. See
 `engine.tensorflow.gradients`, and docs/operations.md for a table of both.
@@ -23,7 +23,7 @@ from . import op as _op
 from . import sparse
 from .call import WIRES, Call, number_of
 
-# The parameters of each function in the order of `horovod.tensorflow`.
+# Parameters of each function in the order of `horovod.tensorflow`.
 ORDERS = {
     "allreduce": (
         "tensor average device_dense device_sparse compression op prescale_factor postscale_factor name process_set "
@@ -44,7 +44,7 @@ ORDERS = {
 
 
 def _call(kind: str, name: str | None, process_set: ProcessSet, tensors: Sequence[Any], **settings: Any) -> Call:
-    """The description of a call; if it cannot be, the other ranks are told."""
+    """Make the description of a call; a failure is announced to the other ranks."""
     try:
         if name is not None and not name:
             raise ArgumentError("a name has at least one character; leave it out to have calls meet by their order")
@@ -157,7 +157,10 @@ def _alltoall(tensor: Any, splits: Any, name: str | None, process_set: ProcessSe
 
 
 def _counts(splits: Any, process_set: ProcessSet, name: str | None) -> Any:
-    """Splits as a tensor of int64: `tf.cast` alone would cut floats, and the ops take none for equal shares."""
+    """Convert splits to a tensor of int64, but refuse floats and empty splits.
+
+    `tf.cast` would truncate floats, and the ops interpret empty splits as equal shares.
+    """
     try:
         counts = tf.convert_to_tensor(splits)
         if counts.shape.num_elements() == 0:
@@ -183,7 +186,7 @@ _CALLS = {
 
 
 def _convert(value: Any) -> Any:
-    """What users may give in place of a tensor: variables, arrays, numbers, and lists of these."""
+    """Convert variables, arrays, numbers, and lists of these to a tensor; return other values unchanged."""
     if isinstance(value, tf.Variable | np.ndarray | np.generic | bool | int | float | complex | list | tuple):
         return tf.convert_to_tensor(value)
     if isinstance(getattr(value, "value", None), tf.Variable):  # a variable of Keras
@@ -194,7 +197,7 @@ def _convert(value: Any) -> Any:
 _KINDS: Any = (tf.Tensor, tf.IndexedSlices)
 globals().update(
     {
-        # AutoGraph would rewrite what these call, for nothing.
+        # AutoGraph would needlessly convert the functions that these call.
         name: tf.autograph.experimental.do_not_convert(function)
         for name, function in functions(__name__, Tensors(_KINDS, "tf.Tensor", _CALLS, _convert), ORDERS).items()
     }

@@ -1,4 +1,4 @@
-"""Elastic training with TensorFlow: states of variables, and of models of Keras."""
+"""Elastic training with TensorFlow: states of variables, and of Keras models."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ __all__ = [
 
 
 class TensorFlowState(ObjectState):
-    """Variables of TensorFlow in eager mode, and whatever else a training goes on from.
+    """State of a training job: variables of TensorFlow in eager mode, and further values.
 
     Parameters
     ----------
     variables : iterable of tf.Variable or keras.Variable
-        Of equal names on all ranks, in any order; those of one name are paired by their order. They stay the same
-        objects, and are assigned to.
+        Variables with equal names on all ranks, in any order; those of the same name are matched by their order. They
+        stay the same objects, and are assigned to.
     session : optional
-        Accepted for scripts that have it: None.
+        Accepted for existing scripts, and must be None.
     **values
-        As of `ObjectState`.
+        Values of `ObjectState`.
 
     Raises
     ------
     TypeError
-        A session; an entry that is no variable; a value that cannot be pickled, by name.
+        A session is given, an entry is not a variable, or a value cannot be pickled; the error names it.
     ValueError
-        A name that the state has for something else.
+        A name is reserved by the state.
     """
 
     variables: list[Any]
@@ -89,6 +89,6 @@ def _named(variables: Iterable[Any]) -> dict[str, Any]:
 def __getattr__(name: str) -> Any:
     if name != "TensorFlowKerasState":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .keras_state import TensorFlowKerasState  # Keras is imported for what needs it
+    from .keras_state import TensorFlowKerasState  # Keras is imported only if it is needed.
 
     return TensorFlowKerasState

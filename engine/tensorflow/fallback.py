@@ -1,7 +1,7 @@
-"""Collectives on TensorFlow's tensors by Python: what is used where the native ops cannot be.
+"""Fallback collectives on TensorFlow's tensors in Python, for programs that cannot use the native ops.
 
-In eager mode they are the engine's own. In a graph `tf.numpy_function` calls them: one after the other, in the order of
-the program, each with the GIL and on a thread of TensorFlow's until it is done.
+In eager mode they are the engine's own. In a graph `tf.numpy_function` calls them one after the other, in the order of
+the program. Each needs the GIL, and holds a thread of TensorFlow until it is complete.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ _WIRE_NAMES = {number: name for name, number in WIRES.items()}
 
 
 def reduce(call: Call, tensors: Sequence[Any]) -> list[Any]:
-    """The results of an allreduce, reduce-scatter or broadcast, or of a barrier, which has none."""
+    """Run an allreduce, reduce-scatter, broadcast or barrier, and return its results; a barrier has none."""
     if tf.executing_eagerly():
         return _reduce(call, tensors)
 
     def run(*arrays: Any) -> list[Any]:
-        with context.eager_mode():  # Where TensorFlow 1 is played, a tensor would be a node of a graph here, too.
+        with context.eager_mode():  # With TensorFlow 1 behaviour, a tensor would otherwise be a graph node here, too.
             return [np.asarray(each) for each in _reduce(call, [tf.convert_to_tensor(array) for array in arrays])]
 
     return _in_graph(run, tensors, [each.dtype for each in tensors])
 
 
 def gather(call: Call, tensors: Sequence[Any], splits: Any = None) -> tuple[list[Any], Any]:
-    """The results of an allgather or all-to-all, and of each how many rows came from each rank (int32)."""
+    """Run an allgather or all-to-all; return its results, and for each the number of rows from each rank (int32)."""
     given = [] if splits is None else [splits]
     if tf.executing_eagerly():
         results, rows = _gather(call, tensors, *given)
@@ -53,7 +53,7 @@ def gather(call: Call, tensors: Sequence[Any], splits: Any = None) -> tuple[list
 
 
 def place(number: int) -> tuple[Any, Any]:
-    """This rank's number in a process set and how many ranks that has, asked whenever the program runs (int32)."""
+    """Return this rank's number in a process set and the set's size (int32), evaluated when the program runs."""
 
     def run() -> list[Any]:
         process_set = runtime.called_set(number)
@@ -74,7 +74,7 @@ def _in_graph(run: Any, inputs: Sequence[Any], dtypes: Sequence[Any]) -> list[An
         )
     with order.after_the_last():
         results = tf.numpy_function(run, list(inputs), list(dtypes))
-    order.keep_in_order(results[0].op if dtypes else results)  # without results there is the operation alone
+    order.keep_in_order(results[0].op if dtypes else results)  # Without outputs the result is the operation itself.
     return list(results) if dtypes else []
 
 

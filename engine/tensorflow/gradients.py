@@ -1,6 +1,6 @@
-"""The gradients of collectives on TensorFlow's tensors, as `engine.frameworks.backward` tells which they are.
+"""Gradients of collectives on TensorFlow's tensors, as defined in `engine.frameworks.backward`.
 
-Ranks and sizes are asked when the program runs: a traced function outlives the world that it was traced in.
+Ranks and sizes are evaluated when the program runs, since a traced function may outlive its world.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ import tensorflow as tf
 
 from ..frameworks.backward import backward_name, combining, expect_gradient
 from ..types import Average
-from . import op  # which imports this module in its turn
+from . import op  # circular: it imports this module, too
 from .call import Call
 
 
 def of(call: Call, inputs: Sequence[Any], rows: Any, gradients: Sequence[Any]) -> list[Any]:
-    """The gradients of a collective's inputs.
+    """Compute the gradients of a collective's inputs.
 
     Parameters
     ----------
     call : Call
     inputs : sequence of tf.Tensor
     rows : tf.Tensor or None
-        Of an allgather or all-to-all: how many rows of each tensor came from each rank.
+        Number of rows of each tensor from each rank, for an allgather or all-to-all.
     gradients : sequence
-        Of its results; None where there is none.
+        Gradients of the results; None for a result without one.
 
     Raises
     ------
     EngineError
-        A reduction that has no gradient.
+        The reduction has no gradient.
     """
     if call.kind == "allreduce":
         return of_allreduce(call, gradients)
@@ -45,20 +45,20 @@ def of(call: Call, inputs: Sequence[Any], rows: Any, gradients: Sequence[Any]) -
 
 
 def of_allreduce(call: Call, gradients: Sequence[Any]) -> list[Any]:
-    """The gradient of a sum over ranks is the sum of the gradients; of an average, their average."""
+    """Reduce the gradients by the same operation: a sum for a sum over ranks, an average for an average."""
     expect_gradient(call.op, _function(call))
     return _apart(lambda tensors: op.reduce(_backward(call), tensors), gradients)
 
 
 def of_broadcast(call: Call, gradients: Sequence[Any]) -> list[Any]:
-    """Every rank's output is the root's input, whose gradient combines those of all; the others' have zeros."""
+    """Combine the gradients of all ranks' outputs for the root's input; the other ranks' inputs get zeros."""
     totals = _combined(call, gradients)
     is_root = tf.equal(op.place(0)[0], call.root)
     return [None if each is None else tf.where(is_root, each, tf.zeros_like(each)) for each in totals]
 
 
 def of_allgather(call: Call, inputs: Sequence[Any], rows: Any, gradients: Sequence[Any]) -> list[Any]:
-    """Every rank's output holds this rank's rows: their gradient combines what all ranks ask of these."""
+    """Combine the gradients of all ranks' outputs, and return the part for this rank's rows."""
     totals = _combined(call, gradients)
     rank, _ = op.place(call.set)
     mine: list[Any] = []
@@ -73,7 +73,7 @@ def of_allgather(call: Call, inputs: Sequence[Any], rows: Any, gradients: Sequen
 
 
 def of_alltoall(call: Call, tensor: Any, rows: Any, gradient: Any) -> Any:
-    """The gradient travels back the way that the rows came. Rows that were not sent have zeros."""
+    """Send the gradient of each row back to the rank that it came from. Rows that were not sent get zeros."""
     gradient = _dense(gradient)
     if gradient is None:
         return None
@@ -85,7 +85,7 @@ def of_alltoall(call: Call, tensor: Any, rows: Any, gradient: Any) -> Any:
 
 
 def of_reducescatter(call: Call, inputs: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
-    """Each row went to one rank: all ranks' inputs get the gradient from there."""
+    """Gather the gradient of each row from the rank that received it, for all ranks' inputs."""
     expect_gradient(call.op, _function(call))
     back = _backward(call)._replace(kind="allgather", op=Call("").op, wire=0, prescale=1.0, postscale=1.0)
     totals = _apart(lambda tensors: op.gather(back, tensors)[0], gradients)
@@ -96,7 +96,7 @@ def of_reducescatter(call: Call, inputs: Sequence[Any], gradients: Sequence[Any]
 
 
 def _scaled(call: Call, total: Any) -> Any:
-    """The gradient of a reduce-scatter: Horovod's is the mathematical one times the ranks."""
+    """Scale the gradient of a reduce-scatter: Horovod's is the mathematical one times the number of ranks."""
     factor = call.prescale * call.postscale
     total = total if factor == 1.0 else total * tf.cast(factor, total.dtype)
     if (call.op is Average) is not call.mathematical:
@@ -106,13 +106,13 @@ def _scaled(call: Call, total: Any) -> Any:
 
 
 def _combined(call: Call, gradients: Sequence[Any]) -> list[Any]:
-    """The gradients of tensors that all ranks' outputs depend on: their sum over ranks, or Horovod's average."""
+    """Combine the gradients of tensors on which all ranks' outputs depend: their sum, or Horovod's average."""
     back = _backward(call)._replace(kind="allreduce", op=combining(call.mathematical), root=0)
     return _apart(lambda tensors: op.reduce(back, tensors), gradients)
 
 
 def _apart(collective: Any, gradients: Sequence[Any]) -> list[Any]:
-    """What a collective makes of those gradients that there are; complex ones travel as pairs of real numbers."""
+    """Apply a collective to the existing gradients; complex ones are sent as pairs of real numbers."""
     dense = [_dense(each) for each in gradients]
     members = [each for each in dense if each is not None]
     if not members:
@@ -130,7 +130,7 @@ def _apart(collective: Any, gradients: Sequence[Any]) -> list[Any]:
 
 
 def _dense(gradient: Any) -> Any:
-    """A gradient as a tensor, or None if there is none: of integers TensorFlow passes none, or zeros."""
+    """Return a gradient as a tensor; None if there is none, or if it is the zero gradient of integers."""
     if gradient is None:
         return None
     tensor = tf.convert_to_tensor(gradient)

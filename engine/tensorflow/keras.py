@@ -1,4 +1,4 @@
-"""`engine.keras` under the name that Horovod has for it: `import engine.tensorflow.keras as hvd`."""
+"""Alias of `engine.keras` under Horovod's name: `import engine.tensorflow.keras as hvd`."""
 
 from __future__ import annotations
 

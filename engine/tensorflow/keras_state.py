@@ -1,4 +1,4 @@
-"""`TensorFlowKerasState`, apart from the state of variables: only it needs Keras."""
+"""`TensorFlowKerasState`, in a module of its own since only it needs Keras."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from ..keras.elastic import KerasState
 
 
 class TensorFlowKerasState(KerasState):
-    """`engine.keras.elastic.KerasState`, under the name and with the parameters that Horovod has here.
+    """Alias of `engine.keras.elastic.KerasState` with Horovod's name and parameters.
 
     Parameters
     ----------
     model, optimizer, **values
-        As of `KerasState`.
+        Same as for `KerasState`.
     backend : optional
-        Accepted for scripts that have it, and without effect.
+        Accepted for existing scripts, and without effect.
     """
 
     def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **values: Any) -> None:

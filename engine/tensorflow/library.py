@@ -1,4 +1,4 @@
-"""The library of native ops: loaded, given the engine's native call, and tried; or the reason why it cannot be used."""
+"""Loading and test of the library of native ops, with a warning if it cannot be used."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OPS = ("engine_reduce", "engine_scatter", "engine_gather", "engine_exchange", "
 
 
 def load() -> Any:
-    """The module of TensorFlow's wrappers of the native ops, or None, with a warning that says why.
+    """Load the module of TensorFlow's wrappers of the native ops; on failure, log a warning and return None.
 
     Returns
     -------
@@ -33,15 +33,15 @@ def load() -> Any:
 
 
 def _load(path: str) -> Any:
-    """The wrappers of the ops in the library at `path`.
+    """Load the wrappers of the ops in the library at `path`.
 
     Raises
     ------
     EngineError
-        This TensorFlow lacks a function of its C API.
+        This TensorFlow lacks a function of its C API, or has not created a wrapper.
     """
     module = tf.load_op_library(path)
-    native = ctypes.CDLL(path)  # the same library, once more
+    native = ctypes.CDLL(path)  # the same library, for its C functions
     native.engine_tensorflow_reason.restype = ctypes.c_char_p
     native.engine_tensorflow_use.restype = ctypes.c_char_p
     native.engine_tensorflow_use.argtypes = [ctypes.c_void_p]
@@ -55,12 +55,12 @@ def _load(path: str) -> Any:
 
 
 def works(module: Any) -> bool:
-    """Whether TensorFlow's callbacks are laid out as the ops have to know them; a warning says it if not.
+    """Return whether TensorFlow's callbacks have the layout that the ops expect; log a warning if not.
 
-    This starts TensorFlow's runtime, and what a program sets up, devices and threads, it has to set up before.
+    This starts TensorFlow's runtime. A program has to configure devices and threads before.
     """
     with tf.init_scope():
-        if not tf.executing_eagerly() or int(module.engine_probe(set=0)):  # each op looks at its callback, besides
+        if not tf.executing_eagerly() or int(module.engine_probe(set=0)):  # Each op checks its callback as well.
             return True
     _warn("its callbacks are not laid out as libstdc++'s std::function")
     return False

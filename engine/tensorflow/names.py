@@ -1,4 +1,4 @@
-"""Names of variables and gradients: equal on all ranks that run one program, however often each of them traces it."""
+"""Names of variables and gradients, which are equal on all ranks of a program, however often each rank traces it."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 import tensorflow as tf
 
-# How often a name was given to an operation of a graph. A trace begins with a graph of its own, so that a rank which
-# traces once more than the others counts as they did.
+# Number of operations of each name in a graph. Each trace has a graph of its own, so a rank that traces more often than
+# the others counts the same.
 _given: weakref.WeakKeyDictionary[Any, Counter[str]] = weakref.WeakKeyDictionary()
 
 
 def name_of(source: Any, default: str = "") -> str:
-    """What a variable is called; `default` for what has no name, as a tensor in eager mode.
+    """Return the name of a variable; `default` for objects without a name, such as a tensor in eager mode.
 
-    Keras tells the path to its variables, such as `sequential/dense/kernel`; others have the name that they were given.
+    Variables of Keras have a path, such as `sequential/dense/kernel`; others have the name from their construction.
     """
     path = getattr(source, "path", None)
     if isinstance(path, str) and path:
@@ -28,14 +28,15 @@ def name_of(source: Any, default: str = "") -> str:
 
 
 def key_of(source: Any) -> int:
-    """A number that tells variables apart, whether one of Keras or the variable of TensorFlow inside it is given."""
+    """Return a number that identifies a variable; it is the same for a Keras variable and its TensorFlow variable."""
     return id(getattr(source, "handle", source))
 
 
 def once_in_graph(name: str) -> str:
-    """A name for an operation that is made now. In a graph, where operations run side by side, each gets its own.
+    """Return a name for a new operation, unique in its graph, in which operations run concurrently.
 
-    The second operation of a name in one trace gets `#1`. In eager mode one follows the other, and may have its name.
+    The second operation of a name in one trace gets `#1`. In eager mode operations run one after the other, and the
+    name is returned unchanged.
     """
     if tf.executing_eagerly():
         return name

@@ -1,8 +1,8 @@
-"""The collectives that TensorFlow's programs consist of: native ops, or Python where these cannot be.
+"""Collectives of TensorFlow's programs: native ops, or Python if these cannot be used.
 
 The native ops (engine_ext/bindings/tensorflow_op.c) are asynchronous kernels that TensorFlow's C API registers. In a
-graph they hold no thread, and those with a name run beside each other in any order. Those without a name meet the other
-ranks' by their number, so they run in the order of the program.
+graph they hold no thread, and named ones run concurrently in any order. Unnamed ones are matched between ranks by their
+number, so they run in the order of the program.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from . import fallback, gradients, library, order
 from .call import Call
 from .names import once_in_graph
 
-# How long the thread that submits waits for the end: enum of tensorflow_op.c.
+# Wait of the submitting thread for the end of an op: enum of tensorflow_op.c.
 _NOT_AT_ALL, _FIRST_OF_STEP, _BRIEFLY, _FOREVER = range(4)
 
 _module = library.load()
@@ -30,7 +30,7 @@ native: bool = _module is not None
 
 
 def _library() -> Any:
-    """The wrappers of the native ops; None: collectives are calls of Python. The first collective tries the ops."""
+    """Return the wrappers of the native ops, which the first call tests; None: collectives are calls of Python."""
     global _module, _tried, native
     if not _tried and _module is not None and not library.works(_module):
         _module, native = None, False
@@ -45,7 +45,7 @@ def reduce(call: Call, tensors: Sequence[Any]) -> list[Any]:
     ----------
     call : Call
     tensors : sequence of tf.Tensor
-        One, or with `call.group` any number; of a barrier none.
+        One tensor, or with `call.group` any number; empty for a barrier.
 
     Returns
     -------
@@ -54,9 +54,9 @@ def reduce(call: Call, tensors: Sequence[Any]) -> list[Any]:
     Raises
     ------
     tf.errors.OpError
-        In eager mode, or when the graph runs: what the engine has refused, or why it failed.
+        The engine has refused the operation, or it has failed; raised in eager mode, or when the graph runs.
     EngineError
-        While a function is traced that XLA is to compile.
+        A function that XLA will compile is being traced.
     """
     call = _named_in_session(call)
     module = _library()
@@ -73,13 +73,13 @@ def reduce(call: Call, tensors: Sequence[Any]) -> list[Any]:
 def gather(call: Call, tensors: Sequence[Any], splits: Any = None) -> tuple[list[Any], Any]:
     """Submit an allgather, or an all-to-all with `splits` (int64). Gradients flow through it.
 
-    Parameters and errors as of `reduce`; empty `splits` divide the rows equally.
+    Parameters and errors are those of `reduce`; empty `splits` divide the rows equally.
 
     Returns
     -------
     results : list of tf.Tensor
     rows : tf.Tensor
-        How many rows of each tensor came from each rank; int32, of shape (tensors, ranks).
+        Number of rows of each tensor from each rank; int32, of shape (tensors, ranks).
     """
     call = _named_in_session(call)
     module = _library()
@@ -96,7 +96,7 @@ def gather(call: Call, tensors: Sequence[Any], splits: Any = None) -> tuple[list
 
 
 def place(number: int) -> tuple[Any, Any]:
-    """This rank's number in a process set, and how many ranks that has: int32, asked whenever the program runs."""
+    """Return this rank's number in a process set and the set's size (int32), evaluated when the program runs."""
     module = _library()
     if module is None:
         return fallback.place(number)
@@ -108,12 +108,12 @@ def place(number: int) -> tuple[Any, Any]:
 
 
 def blocks() -> bool:
-    """Whether collectives that are added to a graph now hold a thread each, in any order: one is better than many."""
+    """Return whether each collective that is added to the graph now holds a thread, so that fewer are better."""
     return _library() is None and order.is_of_session(tf.compat.v1.get_default_graph())
 
 
 def expect_no_xla() -> None:
-    """Raise EngineError while a function is traced that XLA is to compile, in which no collective can run."""
+    """Raise EngineError if a function that XLA will compile is being traced, since it cannot run collectives."""
     from tensorflow.python.ops import control_flow_util
 
     if control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
@@ -124,10 +124,10 @@ def expect_no_xla() -> None:
 
 
 def _named_in_session(call: Call) -> Call:
-    """The call with a name of its own, if it is part of a session's graph, which knows no order of the program.
+    """Give a call in the graph of a session a unique name, since such a graph has no program order.
 
-    A call without a name gets one. So does the gradient of a call, which a program may take once for each result. The
-    names are those that the graph gives: equal on ranks that build one graph.
+    An unnamed call gets a name. So does the gradient of a call, which a program may compute once for each result. The
+    graph makes the names unique: they are equal on ranks that build the same graph.
     """
     if tf.executing_eagerly() or not order.is_of_session(graph := tf.compat.v1.get_default_graph()):
         return call
@@ -137,7 +137,7 @@ def _named_in_session(call: Call) -> Call:
 
 
 def _submit(wrapper: Any, call: Call, tensors: Sequence[Any], *more: Any) -> Any:
-    """The outputs of a native op, which runs when it has to (engine/tensorflow/order.py)."""
+    """Submit a native op in its order (engine/tensorflow/order.py), and return its outputs."""
     if tf.executing_eagerly():
         return wrapper(tensors, *more, **_attributes(call, _FOREVER))
     expect_no_xla()
@@ -155,11 +155,11 @@ def _submit(wrapper: Any, call: Call, tensors: Sequence[Any], *more: Any) -> Any
 def _operation(outputs: Any) -> Any:
     while isinstance(outputs, list | tuple):
         outputs = outputs[0]
-    return getattr(outputs, "op", outputs)  # without outputs it is the operation that is returned
+    return getattr(outputs, "op", outputs)  # Without outputs the wrapper returns the operation itself.
 
 
 def _attributes(call: Call, linger: int) -> dict[str, Any]:
-    """The attributes of the native op of a call."""
+    """Return the attributes of the native op of a call."""
     return {
         "kind": OPERATIONS.index(call.kind),
         "set": call.set,
@@ -178,7 +178,7 @@ def _attributes(call: Call, linger: int) -> dict[str, Any]:
 
 
 def _bits(factor: float) -> int:
-    """A number as an attribute of an op, where those that are no integers have single precision."""
+    """Encode a float as an integer attribute of an op, since float attributes have only single precision."""
     return int(struct.unpack("<q", struct.pack("<d", factor))[0])
 
 
@@ -187,7 +187,7 @@ def _factor(bits: int) -> float:
 
 
 def _call_of(op: Any) -> Call:
-    """What a native op was called with."""
+    """Return the call that a native op was created for."""
     return Call(
         OPERATIONS[op.get_attr("kind")],
         tf.compat.as_text(op.get_attr("operation")) or None,
@@ -229,7 +229,7 @@ tf.no_gradient("EngineProbe")
 
 
 def _through_python(call: Call, tensors: Sequence[Any], splits: Any) -> tuple[list[Any], Any]:
-    """A collective by Python, with its gradient."""
+    """Run a collective in Python, with its gradient."""
     if not tf.executing_eagerly():
         expect_no_xla()
     if call.kind == "barrier":
@@ -252,7 +252,7 @@ def _through_python(call: Call, tensors: Sequence[Any], splits: Any) -> tuple[li
 
 
 def _tell_rows(tensors: Sequence[Any], results: Sequence[Any]) -> None:
-    """Tell the tracing program that the results have the shapes of the tensors, but for the number of rows."""
+    """Set the static shapes of results to those of the tensors, except for the number of rows."""
     if tf.executing_eagerly():
         return
     for tensor, result in zip(tensors, results, strict=True):
@@ -261,7 +261,7 @@ def _tell_rows(tensors: Sequence[Any], results: Sequence[Any]) -> None:
 
 
 def _tell_shapes(call: Call, tensors: Sequence[Any], results: Sequence[Any], rows: Any) -> None:
-    """Tell the tracing program what is known of the shapes of results that came from Python."""
+    """Set the static shapes of results from Python, as far as they are known."""
     if tf.executing_eagerly():
         return
     if rows is not None:

@@ -1,4 +1,4 @@
-"""What `engine.tensorflow` can be asked to do with tensors, and what a program can ask for while it runs."""
+"""Collectives of `engine.tensorflow`, and queries that are evaluated while a program runs."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ __all__ = [
 
 @tf.autograph.experimental.do_not_convert
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Return when every rank of the process set has called it. Collective. In a graph it is an operation of that."""
+    """Wait until every rank of the process set has called `barrier`. Collective. In a graph it adds an operation."""
     _op.reduce(Call("barrier", set=number_of(process_set)), [])
 
 
 @tf.autograph.experimental.do_not_convert
 def join(process_set: ProcessSet = global_process_set) -> Any:
-    """Submit nothing more until every rank has called this; the last that did, as int32. Collective.
+    """Wait until every rank has joined, and return the last one as int32. Collective.
 
     See `engine.join`.
     """
@@ -58,7 +58,7 @@ def join(process_set: ProcessSet = global_process_set) -> Any:
 
 
 def _asked(question: Any) -> Any:
-    """What a function says whenever the program runs, as an int32 scalar."""
+    """Return the result of a function as an int32 scalar, evaluated when the program runs."""
     if tf.executing_eagerly():
         return tf.constant(question(), tf.int32)
     answer = tf.numpy_function(lambda: np.int32(question()), [], tf.int32)
@@ -67,27 +67,27 @@ def _asked(question: Any) -> Any:
 
 
 def rank_op(name: str | None = None) -> Any:
-    """The rank when the program runs, as int32. `name` has no meaning here."""
+    """Return the rank when the program runs, as int32. `name` has no effect."""
     return _op.place(0)[0]
 
 
 def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
-    """The number of ranks in a process set when the program runs, as int32. `name` has no meaning here."""
+    """Return the number of ranks in a process set when the program runs, as int32. `name` has no effect."""
     if process_set_id == 0:
         return _op.place(0)[1]
     return _asked(lambda: runtime.process_set(process_set_id).size())
 
 
 def local_rank_op(name: str | None = None) -> Any:
-    """The rank among those of this host when the program runs, as int32. `name` has no meaning here."""
+    """Return the rank among those of this host when the program runs, as int32. `name` has no effect."""
     return _asked(place.local_rank)
 
 
 def local_size_op(name: str | None = None) -> Any:
-    """The number of ranks of this host when the program runs, as int32. `name` has no meaning here."""
+    """Return the number of ranks of this host when the program runs, as int32. `name` has no effect."""
     return _asked(place.local_size)
 
 
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
-    """1 if this rank is in a process set when the program runs, 0 if not, as int32. `name` has no meaning here."""
+    """Return 1 if this rank is in a process set when the program runs, else 0, as int32. `name` has no effect."""
     return _asked(lambda: int(runtime.process_set(process_set_id).included()))

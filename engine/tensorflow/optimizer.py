@@ -23,24 +23,24 @@ class _Distributed:
     _engine: _Wrapping
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
-        """As the optimizer's own; the gradients are reduced over all ranks. Collective."""
+        """Compute gradients like the optimizer's own method, and reduce them over all ranks. Collective."""
         return self._engine.reduced(super().compute_gradients(*args, **kwargs))  # type: ignore[misc]
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        """As the optimizer's own, once in `backward_passes_per_step` calls.
+        """Apply gradients like the optimizer's own method, once in `backward_passes_per_step` calls.
 
-        Of an optimizer whose `compute_gradients` has never been called it reduces the gradients before.
+        It reduces the gradients first if `compute_gradients` was never called.
         """
         pairs = self._engine.to_apply(list(grads_and_vars))
         apply = super().apply_gradients  # type: ignore[misc]
         return self._engine.when_due(pairs, lambda: apply(pairs, *args, **kwargs))
 
     def register_local_var(self, var: Any) -> None:
-        """Do not reduce the gradient of a variable: it belongs to this rank alone. The same on all ranks."""
+        """Exclude the gradient of a variable from reductions, as local to this rank. The same on all ranks."""
         self._engine.reduction.register_local(var)
 
     def unwrap(self) -> Any:
-        """Give the optimizer its own class back. Returns it."""
+        """Restore the optimizer's own class. Returns the optimizer."""
         kind = self._engine.kind
         del self._engine
         self.__class__ = kind
@@ -48,7 +48,7 @@ class _Distributed:
 
 
 class _Wrapping:
-    """The state of a wrapped optimizer."""
+    """State of a wrapped optimizer."""
 
     def __init__(self, kind: type, options: Options, scale_local: bool) -> None:
         self.kind = kind
@@ -58,22 +58,22 @@ class _Wrapping:
         if options.passes > 1:
             self._accumulation = Accumulation(options.passes, options.average_passes, options.sparse_as_dense)
         self._computes = (
-            False  # whether `compute_gradients` was ever called: then it is there that gradients are reduced
+            False  # whether `compute_gradients` was ever called, in which case it is the one that reduces gradients
         )
         if options.process_set.included() and compares():
             expect_agreement(options, {})
 
     def reduced(self, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        """Gradients and their variables, as `compute_gradients` gives them."""
+        """Reduce gradients for `compute_gradients`; return them with their variables."""
         self._computes = True
         return self._reduced(pairs)
 
     def to_apply(self, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        """Gradients and their variables, as `apply_gradients` is to use them."""
+        """Return gradients and variables for `apply_gradients`, after reducing those that were not reduced before."""
         return pairs if self._computes else self._reduced(pairs)
 
     def when_due(self, pairs: list[tuple[Any, Any]], apply: Any) -> Any:
-        """The result of `apply`, if enough passes were made for a step."""
+        """Call `apply` if enough passes were made for a step, and return its result."""
         if self._accumulation is None:
             return apply()
         return self._accumulation.when_due([gradient for gradient, _ in pairs], apply)
@@ -106,38 +106,39 @@ def DistributedOptimizer(
 ) -> Any:
     """Make an optimizer reduce its gradients over all ranks. Collective.
 
-    An optimizer of Keras goes to `engine.keras.DistributedOptimizer`. One of TensorFlow 1 reduces in
+    An optimizer of Keras is passed to `engine.keras.DistributedOptimizer`. One of TensorFlow 1 reduces in
     `compute_gradients`, which `minimize` calls: in a session, in `tf.function` and in eager mode.
 
     Parameters
     ----------
     optimizer : keras.optimizers.Optimizer or tf.compat.v1.train.Optimizer
-        Stays the same object; its class becomes a subclass of the same name.
+        Optimizer to wrap. It stays the same object; its class becomes a subclass of the same name.
     name : str, optional
     use_locking : bool
     device_dense, device_sparse : str
-        Accepted for scripts that have them, and without effect.
+        Accepted for existing scripts, and without effect.
     compression : optional
         `Compression.none`, `fp16`, `bf16` or `tuned`, or a compressor of one's own. See `engine.compression`.
     sparse_as_dense : bool
-        Make `tf.IndexedSlices` dense and reduce them. Else they stay sparse, with `Sum` and `Average`: each rank adds
-        up its own rows, and sends these.
+        Whether to convert `tf.IndexedSlices` to dense tensors before their reduction. Otherwise they stay sparse, with
+        `Sum` and `Average`: each rank adds up its own rows, and sends these.
     backward_passes_per_step : int
-        So many passes are added up on this rank before a reduction; the optimizer takes a step in the last of them.
-        Sparse gradients need `sparse_as_dense=True` then.
+        Number of passes that this rank accumulates before a reduction; the optimizer takes a step in the last of them.
+        Sparse gradients then need `sparse_as_dense=True`.
     op : Op
         `Average`, `Sum`, `Min`, `Max` or `Product`.
     gradient_predivide_factor : float
-        With `Average`: divide by it before the ranks' gradients are added, and by the world size over it after.
+        Divisor of the ranks' gradients before they are added, with `Average`; the sum is divided by the world size over
+        this factor.
     average_aggregated_gradients : bool
-        Divide what several passes have added up by their number.
+        Whether to divide accumulated gradients by the number of passes.
     num_groups, groups : int, list of lists of variables, optional
-        In a graph gradients travel in groups, each as soon as it is there: so many groups of about equal size, or
-        these. By default, groups of a few megabytes.
+        Number of groups of about equal size, or lists of variables, in which gradients are sent in a graph. A group is
+        sent as soon as it is complete. By default, groups have a few megabytes.
     process_set : ProcessSet
-        Whose ranks reduce their gradients with each other. A rank that is not in it trains by itself.
+        Process set whose ranks reduce their gradients with each other. A rank that is not in it trains by itself.
     scale_local_gradients : bool
-        Divide the gradients of `register_local_var` by the number of ranks, as `Average` would.
+        Whether to divide the gradients of `register_local_var` by the number of ranks, as `Average` would.
 
     Returns
     -------
@@ -147,11 +148,11 @@ def DistributedOptimizer(
     Raises
     ------
     TypeError
-        Not an optimizer; not a compression.
+        `optimizer` is not an optimizer, or `compression` is not a compression.
     ValueError
-        Numbers that make no sense; an optimizer that is wrapped already.
+        A number is out of range, or the optimizer is wrapped already.
     EngineError
-        `op=Adasum` with an optimizer of TensorFlow 1.
+        `op` is Adasum with an optimizer of TensorFlow 1.
     MismatchError
         The ranks give different options.
     """
@@ -186,7 +187,7 @@ def DistributedOptimizer(
 
 
 def _of_keras(optimizer: Any, options: dict[str, Any]) -> Any:
-    """`engine.keras.DistributedOptimizer`, if it is an optimizer of Keras."""
+    """Call `engine.keras.DistributedOptimizer` for an optimizer of Keras; raise TypeError for others."""
     framework = framework_of(optimizer)
     if framework is not None and framework.package == "keras":
         return binding_of(framework).DistributedOptimizer(optimizer, **options)

@@ -1,7 +1,7 @@
-"""The order and the survival of collectives in a graph.
+"""Control dependencies of collectives in a graph, by which they run in order, and are not pruned.
 
-TensorFlow runs stateful operations in the order of the program, and none is dropped, where it adds control dependencies
-by itself: in functions, but not in the graph of a function's gradient. So collectives that need an order get it here.
+In functions, TensorFlow adds control dependencies itself: stateful operations run in the order of the program, and none
+is pruned. It does not in the graph of a function's gradient, so this module adds them.
 """
 
 from __future__ import annotations
@@ -12,31 +12,32 @@ from typing import Any
 
 import tensorflow as tf
 
-_GRADIENTS = "__backward_"  # how the names of gradients' graphs begin
+_GRADIENTS = "__backward_"  # prefix of the names of gradients' graphs
 
 
 def is_of_session(graph: Any) -> bool:
-    """Whether a graph is one of TensorFlow 1, of which sessions run parts, and not that of a function."""
+    """Return whether a graph is one of TensorFlow 1, of which sessions run parts, and not that of a function."""
     return not hasattr(graph, "outer_graph")
 
 
 def is_called(graph: Any) -> bool:
-    """Whether a graph is that of the gradient of a function that was traced while another function called it."""
+    """Return whether a graph is that of the gradient of a function that was traced in a call by another function."""
     if is_of_session(graph):
         return False
     return graph.name.startswith(_GRADIENTS) and hasattr(getattr(graph.outer_graph, "outer_graph", None), "outer_graph")
 
 
 def depth(backward: bool) -> int:
-    """In how many name scopes an operation of a gradient is made now; -1 of any other operation, and eagerly.
+    """Return the number of name scopes around a new operation of a gradient; -1 for others and in eager mode.
 
-    TensorFlow does not order the calls of a function's gradient. So the native ops tell these calls apart by the parts
-    that inlining puts in front of those scopes.
+    TensorFlow does not order the calls of a function's gradient. So the native ops distinguish these calls by the
+    prefixes that inlining adds to these scopes.
 
     Parameters
     ----------
     backward : bool
-        Whether it is the gradient of a collective. One that a program's own gradient calls is known by its graph.
+        Whether the operation is the gradient of a collective. Those in a program's own gradient are recognized by
+        their graph.
     """
     graph: Any = tf.compat.v1.get_default_graph()
     if tf.executing_eagerly() or is_of_session(graph):
@@ -49,16 +50,17 @@ def depth(backward: bool) -> int:
 
 @contextmanager
 def after_the_last(name: str | None = None) -> Iterator[None]:
-    """Operations that are made inside run after the last collective of that name in this graph; None: without one.
+    """Let operations that are created inside run after the last collective of that name in this graph.
 
-    In the graph of a session nothing is ordered: a session runs what it is asked for, and would run all before it, too.
+    None: after the last one without a name. In the graph of a session nothing is ordered, since a session runs only
+    the requested operations, and would otherwise also run all collectives before them.
     """
     graph: Any = tf.compat.v1.get_default_graph()
     if is_of_session(graph):
         yield
         return
     last = _lasts(graph).get(name)
-    # One that belongs to another branch of an old control flow construct cannot be waited for.
+    # An operation in another branch of a TensorFlow 1 control flow construct cannot be a control dependency.
     if last is None or last._control_flow_context is not graph._get_control_flow_context():
         yield
         return
@@ -67,13 +69,13 @@ def after_the_last(name: str | None = None) -> Iterator[None]:
 
 
 def keep_in_order(operation: Any) -> None:
-    """Have a collective without a name run, and have the next one that needs an order run after it."""
+    """Make sure that a collective without a name runs, and that the next one without a name runs after it."""
     _lasts(operation.graph)[None] = operation
     _keep(operation)
 
 
 def keep_apart(operation: Any, name: str) -> None:
-    """Have a collective run, whether or not somebody uses its results, beside all others that are ready."""
+    """Make sure that a collective runs, even if its results are unused, concurrently with all others."""
     _lasts(operation.graph)[name] = operation
     manager = operation.graph.experimental_acd_manager
     if manager is None:
@@ -83,7 +85,7 @@ def keep_apart(operation: Any, name: str) -> None:
 
 
 def _lasts(graph: Any) -> dict[str | None, Any]:
-    """The last collective of each name in a graph, and by None of those that are in order among themselves."""
+    """Return the last collective of each name in a graph; None is the key of those without a name."""
     lasts: dict[str | None, Any] | None = getattr(graph, "_engine_last_collectives", None)
     if lasts is None:
         lasts = graph._engine_last_collectives = {}

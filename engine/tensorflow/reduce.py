@@ -1,4 +1,4 @@
-"""The gradients of one step over all ranks: what optimizers and tapes call."""
+"""Reduction of the gradients of one step over all ranks, for optimizers and tapes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from . import sparse
 from .call import WIRES, Call, number_of
 
 BUCKET_BYTES = 4 << 20
-"""Bytes of gradients at which a bucket ends. Smaller ones start earlier, larger ones cost less."""
+"""Size in bytes at which a bucket of gradients ends. Smaller buckets start earlier, larger ones cost less."""
 
 
 @tf.autograph.experimental.do_not_convert
@@ -32,30 +32,30 @@ def reduce_gradients(
 ) -> list[Any]:
     """Reduce the gradients of one step over all ranks. Collective, in eager mode and in a graph.
 
-    In eager mode all dense gradients travel in one request. In a graph they travel in buckets, those of the last
+    In eager mode all dense gradients are sent in one request. In a graph they are sent in buckets, those of the last
     variables first, each as soon as it is complete, while the others are still being computed.
 
     Parameters
     ----------
     gradients : sequence of tf.Tensor, tf.IndexedSlices or None
-        None for variables that have none, the same on all ranks, which compare it.
+        Gradients of the variables. Those that are None are the same on all ranks, which compare it.
     names : sequence of str
-        One for each gradient, all different, equal and in one order on all ranks.
+        Unique name of each gradient; equal and in the same order on all ranks.
     options : Options
-        Of these `op`, `process_set`, `compression`, `prescale`, `postscale` and `sparse_as_dense`.
+        Options `op`, `process_set`, `compression`, `prescale`, `postscale` and `sparse_as_dense` are used.
     prefix : str
-        Before all names.
+        Prefix of all names.
     num_groups : int
-        With 1 or more, that many buckets of equally many gradients.
+        Number of buckets with equally many gradients; 0: the default buckets.
     groups : sequence of sequence of int, optional
-        Numbers of the gradients of each bucket; others are buckets of their own.
+        Indices of the gradients in each bucket; each other gradient is a bucket of its own.
     optimizer : int
-        Number of the optimizer of which this is a step, for the tuner; -1: of none.
+        Number of the optimizer whose step this is, for the tuner; -1: none.
 
     Returns
     -------
     list of tf.Tensor, tf.IndexedSlices or None
-        In the order of `gradients`; they themselves on a rank that is not in the process set.
+        Results in the order of `gradients`; unchanged on a rank that is not in the process set.
     """
     results = list(gradients)
     if not options.process_set.included():
@@ -64,7 +64,7 @@ def reduce_gradients(
         results = [tf.convert_to_tensor(each) if isinstance(each, tf.IndexedSlices) else each for each in results]
     sparse_ones = [k for k, each in enumerate(results) if isinstance(each, tf.IndexedSlices)]
     others = [k for k in range(len(results)) if k not in set(sparse_ones)]
-    # Where a bucket begins and what it is called does not depend on which of its gradients there are.
+    # The limits and names of buckets do not depend on which of their gradients exist.
     buckets = [
         bucket
         for bucket in _buckets(others, results, num_groups, groups)
@@ -121,12 +121,12 @@ def _call(options: Options, name: str, overlaps: bool) -> Call:
 def _buckets(
     others: list[int], gradients: Sequence[Any], num_groups: int, groups: Sequence[Sequence[int]] | None
 ) -> list[list[int]]:
-    """The numbers of the gradients that are not sparse in buckets, in the order in which these are submitted."""
+    """Divide the indices of the gradients that are not sparse into buckets, in the order of their submission."""
     if not others:
         return []
     if groups is not None:
         known = set(others)
-        chosen = [sorted(known.intersection(group)) for group in groups]  # in one order on all ranks
+        chosen = [sorted(known.intersection(group)) for group in groups]  # in the same order on all ranks
         rest = known.difference(*chosen)
         return sorted([*filter(None, chosen), *([k] for k in rest)], key=max, reverse=True)
     if num_groups:
@@ -151,7 +151,7 @@ def _by_size(others: list[int], size: Callable[[int], int]) -> list[list[int]]:
 
 
 def _bytes(gradient: Any) -> int:
-    """Bytes of a gradient, as far as its shape is known while the program is traced."""
+    """Return the size of a gradient in bytes, as far as its shape is known while the program is traced."""
     if gradient is None:
         return 0
     return int(gradient.shape.num_elements() or 0) * int(gradient.dtype.size)

@@ -1,4 +1,4 @@
-"""How the gradients of one tape or optimizer are reduced: its options, and the variables that stay with their rank."""
+"""Reduction of the gradients of one tape or optimizer, with its options and its local variables."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from .call import number_of
 from .names import key_of, name_of, once_in_graph
 from .reduce import reduce_gradients
 
-# The number of an optimizer, and the variables' names in the order of all ranks, by these names in any order.
+# Number of an optimizer, and the variables' names in the common order of all ranks; the key is the set of these names.
 _Numbers = dict[frozenset[str], tuple[int, list[str]]]
 
-# Numbers of the tapes of a process set in a world. A tape lives for a step: the next one for the same variables goes on
-# counting the same steps.
+# Numbers of the tapes of a process set in a world. A tape lives for one step; the next tape for the same variables
+# continues to count the same steps.
 _tapes: weakref.WeakKeyDictionary[Numbers, _Numbers] = weakref.WeakKeyDictionary()
 
 
 class Reduction:
-    """Reduces gradients by checked options.
+    """Reduction of gradients with checked options.
 
     Parameters
     ----------
     options : Options
     scale_local : bool
-        Divide the gradients that stay with their rank by the number of ranks.
+        Whether to divide local gradients by the number of ranks.
     number, prefix : int, str, optional
-        Of an optimizer, by which its steps and its operations' names are told from those of others. Without a number
-        it is a tape's, and depends on the variables.
+        Number and name prefix of an optimizer, which identify its steps and operations. A tape has no number; the
+        number of its steps then depends on the variables.
 
     Raises
     ------
     TypeError
-        A compression or groups that are none.
+        `options` has an invalid compression or invalid groups.
     """
 
     def __init__(
@@ -59,20 +59,20 @@ class Reduction:
         self._scale_local = scale_local
         self._number = number
         self._prefix = prefix
-        self._local: dict[int, Any] = {}  # by their keys, which stay theirs as long as they are held
+        self._local: dict[int, Any] = {}  # local variables by key, kept alive so that the keys stay unique
         self._paused = False
-        # Of an optimizer's own, by the variables that it has reduced so far, in each world anew.
+        # Numbers of an optimizer, by the variables that it has reduced so far, for each world.
         self._numbers: weakref.WeakKeyDictionary[Numbers, _Numbers] = weakref.WeakKeyDictionary()
         self._groups = None if options.groups is None else _keys(options.groups)
 
     @property
     def active(self) -> bool:
-        """Whether gradients are reduced at all: this rank is in the process set."""
+        """Return whether gradients are reduced: this rank is in the process set, and reductions are not paused."""
         return not self._paused and self.options.process_set.included()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Reduce nothing inside."""
+        """Pause reductions inside the block."""
         before, self._paused = self._paused, True
         try:
             yield
@@ -80,28 +80,28 @@ class Reduction:
             self._paused = before
 
     def register_local(self, variable: Any) -> None:
-        """Leave the gradient of a variable with this rank."""
+        """Exclude the gradient of a variable from reductions, as local to this rank."""
         self._local[key_of(variable)] = variable
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any], generic_names: bool = False) -> list[Any]:
-        """The reduced gradients of variables; None of those that have none. Collective.
+        """Reduce the gradients of variables; variables without a gradient keep None. Collective.
 
-        When these variables come for the first time, the ranks compare which of them have a gradient, and of which
-        kind: also while a function is traced.
+        For a new set of variables, the ranks first compare which of them have a gradient, and of which kind. They do so
+        even while a function is traced.
 
         Parameters
         ----------
         gradients : sequence of tf.Tensor, tf.IndexedSlices or None
         variables : sequence of tf.Variable, keras.Variable or tf.Tensor
-            One for each gradient.
+            Variable of each gradient.
         generic_names : bool
-            Call them by their places, not by their names.
+            Whether to name the operations by the variables' positions, not by their names.
 
         Raises
         ------
         MismatchError
             The ranks' variables, or their gradients, differ. While a function is traced it is a
-            `tf.errors.FailedPreconditionError` with that text.
+            `tf.errors.FailedPreconditionError` with the same text.
         """
         if not self.active:
             return list(gradients)
@@ -124,7 +124,7 @@ class Reduction:
         return results
 
     def _prepared(self, gradient: Any, variable: Any) -> Any:
-        """A gradient that tells its shape while a graph is traced: by shapes the ranks divide gradients into groups."""
+        """Return a gradient with a static shape in a graph, since ranks divide gradients into groups by shape."""
         if self.options.sparse_as_dense and isinstance(gradient, tf.IndexedSlices):
             gradient = tf.convert_to_tensor(gradient)
         if isinstance(gradient, tf.Tensor) and not tf.executing_eagerly():
@@ -137,7 +137,7 @@ class Reduction:
         )
 
     def _places(self, variables: Sequence[Any], shared: Sequence[int]) -> list[list[int]] | None:
-        """The groups as places among the gradients that are reduced."""
+        """Return the groups as positions among the gradients that are reduced."""
         if self._groups is None:
             return None
         places = {key_of(variables[k]): place for place, k in enumerate(shared)}
@@ -145,9 +145,9 @@ class Reduction:
         return [group for group in found if group]
 
     def _agree(self, names: Sequence[str], gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[int, list[int]]:
-        """The number of the optimizer, and the order in which all ranks go through the variables.
+        """Return the number of the optimizer, and the common order of the variables on all ranks.
 
-        When variables come for the first time, they are compared over the ranks.
+        A new set of variables is compared between ranks.
         """
         process_set = self.options.process_set
         numbers = (self._numbers if self._number is not None else _tapes).setdefault(process_set.numbers, {})
@@ -172,7 +172,7 @@ class Reduction:
         except EngineError as error:
             if tf.executing_eagerly():
                 raise
-            # What traces a function replaces exceptions of other classes than Python's and TensorFlow's.
+            # Tracing replaces exceptions unless their class is one of Python's or TensorFlow's.
             told = readable.whole_exception(error)
             kind = tf.errors.AbortedError if isinstance(error, WorldError) else tf.errors.FailedPreconditionError
             raise kind(None, None, told) from error
@@ -186,7 +186,7 @@ class Reduction:
         return f"{text} with a sparse gradient" if isinstance(gradient, tf.IndexedSlices) else text
 
     def _scaled(self, gradient: Any) -> Any:
-        """A gradient that stays with its rank, as much of it as it would have in an average."""
+        """Divide a local gradient by the number of ranks, as an average would, if `scale_local` is set."""
         if gradient is None or not self._scale_local:
             return gradient
         ranks = op.place(number_of(self.options.process_set))[1]
@@ -201,7 +201,7 @@ def _names(variables: Sequence[Any]) -> list[str]:
 
 
 def _keys(groups: Any) -> list[list[int]]:
-    """Groups of variables as groups of their keys."""
+    """Check groups of variables, and convert them to groups of keys."""
     if not isinstance(groups, list | tuple) or not all(isinstance(group, list | tuple) for group in groups):
         raise TypeError(
             f"groups is a list of lists of variables, whose gradients travel together, not {groups!r}; give num_groups "

@@ -1,4 +1,4 @@
-"""The hook that gives every rank the variables of one when a session of TensorFlow 1 begins."""
+"""Session hook of TensorFlow 1 that broadcasts one rank's variables when a session begins."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from .variables import broadcast_global_variables
 
 
 class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
-    """Gives every rank all global variables of one, once they are initialised or restored. Collective.
+    """Hook that broadcasts all global variables of one rank, once they are initialised or restored. Collective.
 
-    For `tf.compat.v1.train.MonitoredTrainingSession` and its kin. A checkpoint need only be there on the root.
+    It is for `tf.compat.v1.train.MonitoredTrainingSession` and similar sessions. Only the root needs a checkpoint.
 
     Parameters
     ----------
     root_rank : int
-        Whose values.
+        World rank whose values are sent.
     device : str
-        Accepted for scripts that have it, and without effect.
+        Accepted for existing scripts, and without effect.
     process_set : ProcessSet, optional
-        Whose ranks take part.
+        Process set whose ranks take part.
 
     Raises
     ------
     EngineError
-        When the session begins, in eager mode.
+        A session begins in eager mode.
     """
 
     def __init__(self, root_rank: int, device: str = "", process_set: ProcessSet = global_process_set) -> None:
@@ -38,7 +38,7 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
         self._operation: Any = None
 
     def begin(self) -> None:
-        """Add the operation to the graph, which is about to be finished."""
+        """Add the broadcast to the graph before it is finalized."""
         if tf.executing_eagerly():
             raise EngineError(
                 "BroadcastGlobalVariablesHook goes with sessions of TensorFlow 1, not with eager mode: call "
@@ -48,5 +48,5 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
             self._operation = broadcast_global_variables(self._root_rank, self._process_set)
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Run it, also in a session that was made anew after a failure."""
+        """Run the broadcast, also in a session that was recreated after a failure."""
         session.run(self._operation)

@@ -1,7 +1,7 @@
-"""`tf.IndexedSlices` over all ranks: what is stored is gathered, and added up on every rank.
+"""Reduction of `tf.IndexedSlices`: their rows are gathered, and added up on every rank.
 
-Each rank first adds up the rows that it has twice, so that a row of an embedding that a batch looks up a thousand times
-travels once. Indices and values travel as one group.
+Each rank first adds up its duplicate rows, so that a row of an embedding that a batch looks up a thousand times is sent
+once. Indices and values are sent as one group.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ def allreduce(
     Parameters
     ----------
     slices : tf.IndexedSlices
-        Which rows there are, and how many, may differ by rank; dtypes and the shape of a row may not.
+        Rows to add up. The rows and their number may differ by rank; dtypes and the shape of a row may not.
     op : Op
         `Sum` or `Average`, whose divisor is the number of ranks for every row.
     name, prescale, postscale, process_set
-        As of `allreduce`.
+        Same as for `allreduce`.
     compression : optional
-        Values travel as float16 or bfloat16 with `Compression.fp16` and `bf16`.
+        Compression of the values, which are sent as float16 or bfloat16 with `Compression.fp16` and `bf16`.
     optimizer : int
-        As `Call.optimizer`.
+        Same as `Call.optimizer`.
 
     Returns
     -------
     tf.IndexedSlices
-        Each row once, equal on all ranks. An average of integers is one of floats, as Horovod's: float32 for integers
-        of 8 and 16 bits, float64 for wider ones.
+        Rows without duplicates, equal on all ranks. An average of integers has floats, as in Horovod: float32 for
+        integers of 8 and 16 bits, float64 for wider ones.
 
     Raises
     ------
     UnsupportedOperationError
-        Another operation.
+        `op` is another operation.
     """
     try:
         if op not in (Sum, Average):
@@ -90,7 +90,7 @@ def allreduce(
 
 
 def _added(indices: Any, values: Any) -> tuple[Any, Any]:
-    """The rows with each index once, in the order in which they first come. Half precision is added in float32."""
+    """Add up rows with equal indices, in the order of their first occurrence. Half precision is added in float32."""
     distinct, places = tf.unique(indices)
     wide = tf.float32 if values.dtype in (tf.float16, tf.bfloat16) else values.dtype
     total = tf.math.unsorted_segment_sum(tf.cast(values, wide), places, tf.size(distinct))
@@ -100,6 +100,6 @@ def _added(indices: Any, values: Any) -> tuple[Any, Any]:
 def _times(values: Any, factor: float) -> Any:
     if factor == 1.0:
         return values
-    if values.dtype.is_integer:  # in which a factor of 0.5 would be 0
+    if values.dtype.is_integer:  # A factor of 0.5 would become 0 as an integer.
         return tf.saturate_cast(tf.cast(values, tf.float64) * factor, values.dtype)
     return values * tf.cast(factor, values.dtype)

@@ -1,13 +1,13 @@
-"""Batch normalisation with the statistics of all ranks' batches, as if they were one, as a layer of Keras.
+"""Batch normalisation with the joint statistics of all ranks' batches, as a layer of Keras.
 
-As in `engine.torch.sync_batch_norm`: each rank computes the mean m of its n values, and the sum M2 of their squared
-deviations. These are gathered and merged in float64, in the order of ranks, by the formula of Chan, Golub and LeVeque
-(1983):
+The algorithm is that of `engine.torch.sync_batch_norm`. Each rank computes the mean m of its n values, and the sum M2
+of their squared deviations. These are gathered and merged in float64, in the order of ranks, by the formula of Chan,
+Golub and LeVeque (1983):
 
     mean = sum(n m) / sum(n)        M2 = sum(M2 + n (m - mean)^2)
 
-Every rank merges the same numbers in the same order, so moving statistics stay equal to the last bit. Gradients flow
-back through the same formula and one allreduce, mathematical ones: what all ranks' outputs ask of this rank's input.
+Every rank merges the same numbers in the same order, so moving statistics stay bitwise equal. Gradients flow back
+through the same formula and one allreduce. They are mathematical ones: sums over the outputs of all ranks.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from .names import once_in_graph
 
 @keras.saving.register_keras_serializable(package="engine")
 class SyncBatchNormalization(keras.layers.BatchNormalization):
-    """`keras.layers.BatchNormalization` over the batches of all ranks. In training it is collective, both ways.
+    """`keras.layers.BatchNormalization` over the batches of all ranks. In training, both directions are collective.
 
-    All ranks of the process set must run it equally often, in the same order; the batch may have another size on each,
-    or none. In inference it is Keras' own layer, and calls no other rank. It needs Keras' TensorFlow backend.
+    All ranks of the process set must run it equally often, in the same order; batch sizes may differ, and be 0. In
+    inference it behaves like Keras' own layer, and does not communicate. It needs Keras' TensorFlow backend.
 
     Parameters
     ----------
     fused : bool
-        Accepted for scripts that have it: False. No fused kernel has the statistics of other ranks.
+        Accepted for existing scripts, and must be False: no fused kernel has the statistics of other ranks.
     process_set : ProcessSet, optional
-        Whose ranks' batches are normalised together. On a rank that is not in it the layer is Keras' own. A layer that
-        is made from a configuration has a set of these ranks that was not added yet.
+        Process set whose ranks' batches are normalised together. On a rank outside of it the layer behaves like Keras'
+        own. A layer that is made from a configuration has a set of the same ranks that was not added yet.
     **kwargs
-        Of `keras.layers.BatchNormalization`.
+        Arguments of `keras.layers.BatchNormalization`.
 
     Raises
     ------
     ValueError
-        `fused=True`; Keras has another backend than TensorFlow.
+        `fused` is True, or Keras has another backend than TensorFlow.
     NotInitializedError
-        When it is called, in training: the process set was not added, or has been removed.
+        The layer was called in training, but the process set was not added, or has been removed.
     """
 
     def __init__(self, fused: bool = False, process_set: ProcessSet = global_process_set, **kwargs: Any) -> None:
@@ -62,18 +62,21 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         self._number: Number | None = None
 
     def get_config(self) -> dict[str, Any]:
-        """As of `keras.layers.BatchNormalization`, with the ranks of a process set other than the world."""
+        """Return the configuration of `keras.layers.BatchNormalization`, with the ranks of the process set.
+
+        The ranks are None for the world.
+        """
         ranks = None if self.process_set is global_process_set else list(self.process_set.ranks)
         return {**super().get_config(), "process_set": ranks}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> SyncBatchNormalization:
-        """A layer with a configuration that `get_config` gave."""
+        """Make a layer from a configuration that `get_config` has returned."""
         ranks = config.pop("process_set", None)
         return cls(process_set=global_process_set if ranks is None else ProcessSet(ranks), **config)
 
     def _moments(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
-        """Mean and variance per channel of all ranks' inputs: Keras' own layer calls this in training alone."""
+        """Return mean and variance per channel of all ranks' inputs. Keras' own layer calls this only in training."""
         if not self.process_set.included():
             return super()._moments(inputs, mask)
         row = _own_moments(inputs, mask, self._reduction_axes)
@@ -88,14 +91,17 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         return tf.cast(mean, inputs.dtype), tf.cast(variance, inputs.dtype)
 
     def _name_of_collective(self) -> str:
-        """For messages, too. Layers are numbered as they are first used: alike on all ranks of their set."""
+        """Return the name of the layer's collective.
+
+        Layers of a process set are numbered in the order of their first use, which is the same on all its ranks.
+        """
         if self._number is None:
             self._number = Number("sync_batch_norm")
         return f"sync_batch_norm.{self._number.among(self.process_set)}.{self.path}"
 
 
 def _own_moments(inputs: Any, mask: Any, axes: list[int]) -> Any:
-    """Per channel, how many values this rank has, their mean and their squared deviations: float64 [1, 3, C]."""
+    """Return number, mean and sum of squared deviations of this rank's values per channel: float64 [1, 3, C]."""
     if mask is None:
         here = None
         count = tf.reduce_prod(tf.gather(tf.shape(inputs, tf.int64), axes))
@@ -105,7 +111,7 @@ def _own_moments(inputs: Any, mask: Any, axes: list[int]) -> Any:
         inputs = tf.where(here, inputs, tf.zeros_like(inputs))
         counts = tf.cast(tf.math.count_nonzero(here, axes), tf.float64)
     divisor = tf.maximum(counts, 1)
-    # The formulas below hold for any centre. One near the mean leaves small numbers to square, and needs no gradient.
+    # The formulas below hold for any centre. A centre near the mean keeps squares small; it needs no gradient.
     centre = tf.stop_gradient(tf.reduce_sum(inputs, axes, keepdims=True) / _shaped(divisor, inputs, axes))
     centred = inputs - centre
     if here is not None:
@@ -117,7 +123,7 @@ def _own_moments(inputs: Any, mask: Any, axes: list[int]) -> Any:
 
 
 def _shaped(values: Any, like: Any, axes: list[int]) -> Any:
-    """[C] in the dtype of an input, and in its shape with ones for the other dimensions."""
+    """Reshape [C] to broadcast with an input, and cast it to the input's dtype."""
     for axis in axes:
         values = tf.expand_dims(values, axis)
     return tf.cast(values, like.dtype)
@@ -129,5 +135,5 @@ def _channel_axis(inputs: Any, axes: list[int]) -> int:
 
 
 def _in_rank_order(rows: Any) -> Any:
-    """The sum over rows, one after the other: `tf.reduce_sum` promises no order. A rank that has joined has no row."""
+    """Add up rows one after the other, since `tf.reduce_sum` guarantees no order. A joined rank has no row."""
     return tf.cumsum(rows, 0)[-1]

@@ -15,7 +15,7 @@ from .reduction import Reduction
 
 
 class _Distributed:
-    """Methods that wrapping adds to the class of a tape. `_engine` is how its gradients are reduced."""
+    """Methods that wrapping adds to the class of a tape. `_engine` reduces its gradients."""
 
     _engine: Reduction
 
@@ -28,20 +28,20 @@ class _Distributed:
         unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
         use_generic_names: bool = False,
     ) -> Any:
-        """As the tape's own; the gradients are reduced over all ranks. Collective.
+        """Compute gradients like the tape's own method, and reduce them over all ranks. Collective.
 
         Parameters
         ----------
         target, sources, output_gradients, unconnected_gradients
-            As of `tf.GradientTape.gradient`.
+            Arguments of `tf.GradientTape.gradient`.
         use_generic_names : bool
-            Call the collectives by the place of a source among `sources`, not by its name: for ranks whose variables
-            have different names, as when one of them has built another model before.
+            Whether to name the collectives by the positions of sources, not by their names. It is for ranks whose
+            variables have different names, for example because one of them has built another model before.
 
         Returns
         -------
         structure of tf.Tensor, tf.IndexedSlices or None
-            Of the structure of `sources`. None where no gradient flows: it has to be None on all ranks.
+            Reduced gradients in the structure of `sources`. A gradient that is None has to be None on all ranks.
         """
         own = super().gradient(target, sources, output_gradients, unconnected_gradients)  # type: ignore[misc]
         if not self._engine.active:
@@ -50,17 +50,17 @@ class _Distributed:
         return tf.nest.pack_sequence_as(sources, flat)
 
     def jacobian(self, *args: Any, **kwargs: Any) -> Any:
-        """As the tape's own: of this rank. It is made of many gradients, which are not reduced."""
+        """Compute the Jacobian of this rank like the tape's own method; its gradients are not reduced."""
         with self._engine.paused():
             return super().jacobian(*args, **kwargs)  # type: ignore[misc]
 
     def batch_jacobian(self, *args: Any, **kwargs: Any) -> Any:
-        """As the tape's own: of this rank."""
+        """Compute the batch Jacobian of this rank like the tape's own method; its gradients are not reduced."""
         with self._engine.paused():
             return super().batch_jacobian(*args, **kwargs)  # type: ignore[misc]
 
     def register_local_source(self, source: Any) -> None:
-        """Do not reduce the gradient of a variable: it belongs to this rank alone. The same on all ranks."""
+        """Exclude the gradient of a variable from reductions, as local to this rank. The same on all ranks."""
         self._engine.register_local(source)
 
 
@@ -78,45 +78,47 @@ def DistributedGradientTape(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Make a tape reduce the gradients that it gives over all ranks.
+    """Make a tape reduce its gradients over all ranks.
 
-    What the ranks have to have in common is compared in every call: which variables there are, their dtypes and shapes,
-    the operation, its factors, the compression.
+    Every call compares the properties that must be equal on all ranks: the variables, their dtypes and shapes, the
+    operation, its factors and the compression.
 
     Parameters
     ----------
     gradtape : tf.GradientTape
-        Stays the same object; its class becomes a subclass of the same name. It may record before or after.
+        Tape to wrap, before or after it has recorded. It stays the same object; its class becomes a subclass of the
+        same name.
     device_dense, device_sparse : str
-        Accepted for scripts that have them, and without effect.
+        Accepted for existing scripts, and without effect.
     compression : optional
         `Compression.none`, `fp16`, `bf16` or `tuned`, or a compressor of one's own. See `engine.compression`.
     sparse_as_dense : bool
-        Make `tf.IndexedSlices` dense and reduce them. Else they stay sparse, with `Sum` and `Average`: each rank adds
-        up its own rows, and sends these.
+        Whether to convert `tf.IndexedSlices` to dense tensors before their reduction. Otherwise they stay sparse, with
+        `Sum` and `Average`: each rank adds up its own rows, and sends these.
     op : Op
         `Average`, `Sum`, `Min`, `Max`, `Product`, or `Adasum` of the gradients.
     gradient_predivide_factor : float
-        With `Average`: divide by it before the ranks' gradients are added, and by the world size over it after.
+        Divisor of the ranks' gradients before they are added, with `Average`; the sum is divided by the world size over
+        this factor.
     num_groups, groups : int, list of lists of variables, optional
-        Inside `tf.function` gradients travel in groups, each as soon as it is there: so many groups of about equal
-        size, or these. By default, groups of a few megabytes.
+        Number of groups of about equal size, or lists of variables, in which gradients are sent inside `tf.function`.
+        A group is sent as soon as it is complete. By default, groups have a few megabytes.
     process_set : ProcessSet
-        Whose ranks reduce their gradients with each other. A rank that is not in it trains by itself.
+        Process set whose ranks reduce their gradients with each other. A rank that is not in it trains by itself.
     scale_local_gradients : bool
-        Divide the gradients of `register_local_source` by the number of ranks, as `Average` would.
+        Whether to divide the gradients of `register_local_source` by the number of ranks, as `Average` would.
 
     Returns
     -------
     tf.GradientTape
-        `gradtape`, whose `gradient` is collective. Its `jacobian` and `batch_jacobian` are of this rank alone.
+        `gradtape`, whose `gradient` is collective. Its `jacobian` and `batch_jacobian` are those of this rank alone.
 
     Raises
     ------
     TypeError
-        Not a tape; not a compression.
+        `gradtape` is not a tape, or `compression` is not a compression.
     ValueError
-        Numbers that make no sense; a tape that is wrapped already.
+        A number is out of range, or the tape is wrapped already.
     """
     if not isinstance(gradtape, tf.GradientTape):
         raise TypeError(f"expected a tf.GradientTape, not {type(gradtape).__qualname__}")
@@ -153,20 +155,20 @@ def PartialDistributedGradientTape(
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """As `DistributedGradientTape`, but that the gradients of some layers stay with their rank.
+    """Make a tape reduce its gradients, except those of local layers. See `DistributedGradientTape`.
 
     Parameters
     ----------
     local_layers : keras layer, or iterable of them, optional
-        Layers that each rank trains by itself; equal on all ranks. What counts are their `trainable_weights`.
+        Layers whose `trainable_weights` each rank trains by itself; equal on all ranks.
     scale_local_gradients : bool
-        Divide their gradients by the number of ranks, as `Average` would: a batch counts for them what it counts for
-        the other layers.
+        Whether to divide their gradients by the number of ranks, as `Average` would, so that a batch has the same
+        weight for all layers.
 
     Raises
     ------
     TypeError
-        Also for a local layer without `trainable_weights`.
+        Same as for `DistributedGradientTape`; or a local layer has no `trainable_weights`.
     """
     tape = DistributedGradientTape(
         gradtape,
@@ -187,7 +189,7 @@ def PartialDistributedGradientTape(
 
 
 def trainable_weights(layers: Any) -> list[Any]:
-    """The trainable variables of a layer, or of several."""
+    """Return the trainable variables of a layer, or of several."""
     if layers is None:
         return []
     found = []
@@ -202,6 +204,6 @@ def trainable_weights(layers: Any) -> list[Any]:
 
 @functools.cache
 def _distributed(kind: Any) -> type:
-    """The subclass of a class of tapes that reduces."""
+    """Make the subclass of a class of tapes that reduces gradients."""
     same = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
     return type(kind.__name__, (_Distributed, kind), same)

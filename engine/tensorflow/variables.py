@@ -1,4 +1,4 @@
-"""Give every rank the variables, or an object, of one: in eager mode, in a graph, and in a session of TensorFlow 1."""
+"""Broadcast of one rank's variables or object: in eager mode, in a graph, and in a session of TensorFlow 1."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ _TITLE = "the ranks do not hold the same variables"
 def broadcast_variables(
     variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set, inplace: bool = False
 ) -> Any:
-    """Give every rank the variables of one. Collective.
+    """Copy the variables of one rank to every rank. Collective.
 
     Parameters
     ----------
     variables : iterable of tf.Variable or of keras.Variable
-        Of equal names, dtypes and shapes on every rank, in any order; those of one name are paired by their order.
-        `model.variables`, `optimizer.variables`. Of any dtype but strings.
+        Variables, such as `model.variables` or `optimizer.variables`, of any dtype but strings. Names, dtypes and
+        shapes are equal on every rank, in any order; variables of the same name are matched by their order.
     root_rank : int
-        Whose values; a rank of the world.
+        World rank whose values are sent.
     process_set : ProcessSet, optional
-        Whose ranks take part; the root is one of them.
+        Process set whose ranks take part, including the root.
     inplace : bool
-        Accepted for scripts that have it. TensorFlow writes to a variable by assigning to it, with either value.
+        Accepted for existing scripts. TensorFlow assigns to variables with either value.
 
     Returns
     -------
     tf.Operation or None
-        In a graph the operation to run; in eager mode nothing, and it is done.
+        Operation to run, in a graph; None in eager mode, after the broadcast.
 
     Raises
     ------
     MismatchError
-        Before anything is changed, on all ranks: the variables' names, dtypes or shapes differ. In a graph the
-        operation fails with that text.
+        The variables' names, dtypes or shapes differ; all ranks raise it, before anything is changed. In a graph the
+        operation fails with the same text.
     UnsupportedTensorError
-        An entry that is no variable, or one of strings.
+        An entry is not a variable, or holds strings.
     """
-    if runtime.is_waiting() or not process_set.included():  # The first thing in a world is that all take over a state.
+    if runtime.is_waiting() or not process_set.included():  # A world begins with a broadcast of the elastic state.
         return None if tf.executing_eagerly() else tf.no_op()
     if tf.executing_eagerly():
         _broadcast_now(variables, root_rank, process_set, "broadcast_variables")
@@ -65,7 +65,7 @@ def broadcast_variables(
 def broadcast_(
     variables: Iterable[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """As `broadcast_variables`. Returns the values that the variables have then. `name`: equal on all ranks."""
+    """Broadcast variables like `broadcast_variables`, and return their new values. `name`: equal on all ranks."""
     variables = list(variables)
     if runtime.is_waiting() or not process_set.included():
         return [tf.convert_to_tensor(each) for each in variables]
@@ -78,12 +78,12 @@ def broadcast_(
 
 
 def broadcast_global_variables(root_rank: int, process_set: ProcessSet = global_process_set) -> Any:
-    """The operation that gives every rank all global variables of one, in a graph of TensorFlow 1.
+    """Return the operation that broadcasts all global variables of one rank, in a graph of TensorFlow 1.
 
     Raises
     ------
     EngineError
-        In eager mode, which has no global variables.
+        It was called in eager mode, which has no global variables.
     """
     if tf.executing_eagerly():
         raise EngineError(
@@ -100,26 +100,26 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Give every rank the object of one. Collective. See `engine.broadcast_object`; no `session` is needed."""
+    """Send the object of one rank to every rank. Collective. See `engine.broadcast_object`; `session` has no effect."""
     return objects.broadcast_object(obj, root_rank, name, process_set)
 
 
 def broadcast_object_fn(
     root_rank: int = 0, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Callable[[Any], Any]:
-    """`broadcast_object` with all but the object: a function that is called with it, as often as one likes."""
+    """Return a function that calls `broadcast_object` with these arguments, and can be called repeatedly."""
     return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
 
 
 def allgather_object(
     obj: Any, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """Collect one object of each rank. Collective. See `engine.allgather_object`; no `session` is needed."""
+    """Collect one object of each rank. Collective. See `engine.allgather_object`; `session` has no effect."""
     return objects.allgather_object(obj, name, process_set)
 
 
 def _broadcast_now(variables: Iterable[Any], root: int, process_set: ProcessSet, what: str) -> None:
-    """Assign the root's values to variables, in eager mode."""
+    """Assign the root's values to variables in eager mode."""
     try:
         named = _named(variables)
         arrays = [np.require(each.numpy(), requirements=["C", "W"]) for each in named.values()]
@@ -135,12 +135,12 @@ def _broadcast_now(variables: Iterable[Any], root: int, process_set: ProcessSet,
 
 
 def _assigned(variables: Iterable[Any], root: int, process_set: ProcessSet, name: str | None = None) -> list[Any]:
-    """In a graph: assignments of the root's values to variables, after a comparison of these over the ranks."""
+    """Make graph operations that compare variables between ranks, and then assign the root's values to them."""
     named = _named(variables)
     prefix = name or "broadcast"
     assigned: dict[str, Any] = {}
     done: Any = [_compared(named, f"{prefix} all variables", process_set)]
-    for each in sorted(named):  # in one order on all ranks, also where each holds a thread
+    for each in sorted(named):  # in the same order on all ranks, since each may hold a thread
         with tf.control_dependencies(done):
             value = broadcast(tf.identity(named[each]), root, name=f"{prefix}.{each}", process_set=process_set)
         assigned[each] = named[each].assign(value)
@@ -149,7 +149,7 @@ def _assigned(variables: Iterable[Any], root: int, process_set: ProcessSet, name
 
 
 def _compared(named: dict[str, Any], name: str, process_set: ProcessSet) -> Any:
-    """In a graph: a tensor whose computation fails if the ranks' variables differ. No thread waits for the others."""
+    """Make a graph tensor whose computation fails if the ranks' variables differ. It blocks no thread."""
     described = {
         each: f"{tf.as_dtype(variable.dtype).base_dtype.name}{list(variable.shape)}" for each, variable in named.items()
     }
@@ -166,7 +166,7 @@ def _compared(named: dict[str, Any], name: str, process_set: ProcessSet) -> Any:
 
 
 def _named(variables: Iterable[Any]) -> dict[str, Any]:
-    """Variables by their names, of which each is there once; raises UnsupportedTensorError for what is no variable."""
+    """Return variables by unique names; raise UnsupportedTensorError for other objects and for strings."""
     variables = list(variables)
     for variable in variables:
         if not callable(getattr(variable, "assign", None)):
