@@ -1,6 +1,6 @@
-"""The binding of Keras 3: `import engine.keras as hvd` in place of `import horovod.keras as hvd`.
+"""Binding of Keras 3: `import engine.keras as hvd` replaces `import horovod.keras as hvd`.
 
-It works on Keras' backends TensorFlow, torch and JAX, and imports the one that Keras has chosen.
+It supports Keras' backends TensorFlow, torch and JAX, and imports the one that Keras uses.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ += basics.__all__
 
 
 def __getattr__(name: str) -> Any:
-    """`elastic` is imported when it is asked for."""
+    """Import `elastic` at its first use."""
     if name == "elastic":
         return import_module(".elastic", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,9 +1,9 @@
-"""What the ranks agree on when a `fit` begins, and which callbacks would have them train apart.
+"""Checks between ranks at the start of a `fit`, and warnings about callbacks that would make ranks diverge.
 
-A step is collective. Ranks that take different numbers of steps wait for each other in the end, or combine the last
-step of one rank's epoch with the first of another's; callbacks of Keras know nothing of other ranks. The number of the
-first epoch is compared when that epoch begins, since `BackupAndRestore` sets it as late as that. A rank that has no
-epoch left compares at its end.
+A step is collective. Ranks with different numbers of steps would block at the end, or combine the last step of one
+rank's epoch with the first of another's. Callbacks of Keras do not know of other ranks. The number of the first epoch
+is compared when that epoch begins, since `BackupAndRestore` sets it only then. A rank without a remaining epoch
+compares at the end of its training.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from ..host import machine
 from ..process_sets import ProcessSet
 from .optimizer import is_distributed
 
-_DEPTH = 6  # how many callers are asked whether they are the list of callbacks
+_DEPTH = 6  # number of stack frames that are searched for the list of callbacks
 _WRITING = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)
-_FILES = ("filepath", "backup_dir")  # attributes by which callbacks say what they write
+_FILES = ("filepath", "backup_dir")  # attributes with the paths that callbacks write
 
 
 class Agreeing(keras.callbacks.Callback):
-    """A callback that calls `begin` when training begins.
+    """Base class of callbacks that call `begin` when training begins.
 
     Attributes
     ----------
     averages : bool
-        Whether it averages metrics over the ranks, so that those that decide by metrics have to come after it.
+        Whether it averages metrics over the ranks, so that callbacks that decide by metrics have to come after it.
     """
 
     averages = False
-    _compares_epoch_in: ProcessSet | None = None  # from the beginning of `fit` to its first epoch, of one callback
+    _compares_epoch_in: ProcessSet | None = None  # set in one callback, from the start of `fit` to its first epoch
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Compare the number of the first epoch over the ranks. Collective in that epoch."""
+        """Compare the number of the first epoch between ranks. Collective in that epoch."""
         self._compare_first_epoch(epoch)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Tell the ranks that have an epoch to train that this one has none."""
+        """Tell the other ranks that this one has no epoch to train, unless the first epoch was compared."""
         self._compare_first_epoch(None)
 
     def _compare_first_epoch(self, epoch: int | None) -> None:
@@ -53,14 +53,14 @@ class Agreeing(keras.callbacks.Callback):
 
 
 def begin(callback: Any) -> None:
-    """Compare what the ranks are about to do, and warn of callbacks that decide by one rank's metrics. Collective.
+    """Compare the ranks' steps and files, and warn about callbacks that decide by one rank's metrics. Collective.
 
-    Nothing happens without an optimizer that reduces, nor for an `Agreeing` callback that is not the first of a `fit`.
+    It does nothing without a wrapped optimizer, and for an `Agreeing` callback that is not the first one of a `fit`.
 
     Raises
     ------
     MismatchError
-        Ranks are to take different numbers of steps, or would write one file at the same time; all ranks raise it.
+        Ranks would take different numbers of steps, or write the same file at the same time; all ranks raise it.
     """
     optimizer = callback.model.optimizer
     if optimizer is None or not is_distributed(optimizer):
@@ -82,12 +82,12 @@ def begin(callback: Any) -> None:
 
 
 def gather_by_rank(told: Any, process_set: ProcessSet, name: str | None = None) -> dict[int, Any]:
-    """Objects of all ranks of a process set, by their ranks in the world. Collective."""
+    """Gather objects of all ranks of a process set, by world rank. Collective."""
     return dict(zip(process_set.ranks, objects.allgather_object(told, name, process_set), strict=True))
 
 
 def expect_equal_epochs(told: dict[int, int | None]) -> None:
-    """Raise MismatchError if the ranks are about to train different epochs; None stands for no epoch at all."""
+    """Raise MismatchError if the ranks are about to train different epochs; None means no epoch at all."""
     if len(set(told.values())) > 1:
         said = ", ".join(f"rank {rank}: {'none' if epoch is None else epoch}" for rank, epoch in told.items())
         raise MismatchError(
@@ -109,7 +109,7 @@ def expect_equal_rates(told: dict[int, float | None], epoch: int) -> None:
 
 
 def container_of() -> Any:
-    """The list of callbacks whose call this is in, if anybody of its callers is it; else None."""
+    """Return the Keras list of callbacks that is calling this code, if any; it is searched in the stack."""
     frame: Any = sys._getframe(1)
     for _ in range(_DEPTH):
         if frame is None:
@@ -122,7 +122,7 @@ def container_of() -> Any:
 
 
 def _advise(callbacks: Sequence[Any]) -> None:
-    """Warn of callbacks that see, or do, what the other ranks do not."""
+    """Warn about callbacks that act on metrics of this rank alone."""
     averaged = next((k for k, each in enumerate(callbacks) if getattr(each, "averages", False)), None)
     for k, each in enumerate(callbacks):
         kind = type(each).__name__
@@ -142,7 +142,7 @@ def _advise(callbacks: Sequence[Any]) -> None:
 
 
 def _expect_equal_steps(told: dict[int, tuple[int | None, int | None]]) -> None:
-    """Raise MismatchError if the ranks would take different numbers of steps, as far as Keras knows these."""
+    """Raise MismatchError if the ranks would take different numbers of steps, as far as Keras knows them."""
     known = {steps for steps, _ in told.values() if steps is not None}
     if len(known) > 1 or len({epochs for _, epochs in told.values()}) > 1:
         said = ", ".join(
@@ -156,7 +156,7 @@ def _expect_equal_steps(told: dict[int, tuple[int | None, int | None]]) -> None:
 
 
 def _expect_equal_programs(told: dict[int, int]) -> None:
-    """Raise MismatchError if one program of the ranks would take different numbers of steps."""
+    """Raise MismatchError if the ranks have different values of `steps_per_execution`."""
     if len(set(told.values())) > 1:
         said = ", ".join(f"rank {rank}: {steps}" for rank, steps in told.items())
         raise MismatchError(
@@ -166,7 +166,7 @@ def _expect_equal_programs(told: dict[int, int]) -> None:
 
 
 def _expect_own_files(told: dict[int, list[str]]) -> None:
-    """Raise MismatchError if several ranks would write one file, which ends as neither's."""
+    """Raise MismatchError if several ranks would write the same file, and corrupt it."""
     often = Counter(path for paths in told.values() for path in set(paths))
     shared = next((path for path, count in often.items() if count > 1), None)
     if shared is not None:
@@ -179,7 +179,7 @@ def _expect_own_files(told: dict[int, list[str]]) -> None:
 
 
 def _written(callbacks: Sequence[Any]) -> list[str]:
-    """The files that callbacks of this rank write, but for those that write on rank 0 alone."""
+    """Return the files that callbacks of this rank write, except for callbacks that write only on rank 0."""
     writing = (each for each in callbacks if isinstance(each, _WRITING) and not getattr(each, "on_one_rank", False))
     found = [getattr(each, name, None) for each in writing for name in _FILES]
     return [str(machine.absolute_path(path)) for path in found if path]

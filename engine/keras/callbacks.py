@@ -1,4 +1,4 @@
-"""Callbacks for `fit`: equal beginnings, averaged metrics, learning rates for larger batches, the best model."""
+"""Callbacks for `fit`: initial broadcast, averaged metrics, learning rates for larger batches, the best model."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from .values import broadcast_named
 
 
 class BroadcastGlobalVariablesCallback(agreement.Agreeing):
-    """Gives every rank the model of one, and what its optimizer remembers, before training begins.
+    """Broadcast the model and optimizer state of one rank before training begins.
 
-    Where the ranks would take different numbers of steps, begin in different epochs, or write one file, all of them
+    If the ranks would take different numbers of steps, begin with different epochs, or write the same file, all of them
     raise a `MismatchError`.
 
     Parameters
     ----------
     root_rank : int
-        Whose values.
+        World rank whose values are sent.
     device : str, optional
-        Accepted for scripts that have it, and without effect.
+        Accepted for existing scripts, and without effect.
     local_variables : sequence of keras.Variable, optional
-        Variables that keep the values that each rank has. Equal on all ranks.
+        Variables that keep each rank's own values. The same on all ranks.
     process_set : ProcessSet, optional
-        Whose ranks train one model.
+        Process set whose ranks train one model.
     """
 
     def __init__(
@@ -49,18 +49,18 @@ class BroadcastGlobalVariablesCallback(agreement.Agreeing):
         self._done = False
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Broadcast, if the model has its variables by now."""
+        """Broadcast, if the model is built."""
         self._done = False
         agreement.begin(self)
         optimizer = self.model.optimizer
         if not self.model.built:
             return
-        if optimizer is not None and not optimizer.built:  # On TensorFlow Keras would do it in the first step.
+        if optimizer is not None and not optimizer.built:  # With TensorFlow, Keras would build it in the first step.
             optimizer.build(self.model.trainable_variables)
         self._broadcast()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Broadcast after the first batch, which made the variables of a model that was not built before."""
+        """Broadcast after the first batch, which has built a model that was not built before."""
         if not self._done:
             self._broadcast()
 
@@ -73,19 +73,19 @@ class BroadcastGlobalVariablesCallback(agreement.Agreeing):
 
 
 class MetricAverageCallback(agreement.Agreeing):
-    """Averages metrics over the ranks at the end of each epoch, and has the ranks stop together.
+    """Average metrics over the ranks at the end of each epoch, and stop all ranks together.
 
-    It has to stand before the callbacks that decide by metrics, such as `EarlyStopping`, `ReduceLROnPlateau` and
-    `ModelCheckpoint`: these then see the same numbers on all ranks, and decide alike. A metric that only some ranks
-    have, as when one of them validates, is averaged over these and given to all. If another callback has asked for the
-    end of the training on any rank by then, all ranks end it.
+    It has to precede the callbacks that decide by metrics, such as `EarlyStopping`, `ReduceLROnPlateau` and
+    `ModelCheckpoint`, so that they decide the same on all ranks. A metric that only some ranks have, for example
+    because one of them validates, is averaged over these and set on all. If a callback has requested the end of the
+    training on any rank, all ranks end it.
 
     Parameters
     ----------
     device : str, optional
-        Accepted for scripts that have it, and without effect.
+        Accepted for existing scripts, and without effect.
     process_set : ProcessSet, optional
-        Whose ranks average.
+        Process set whose ranks average.
     """
 
     averages = True
@@ -95,7 +95,7 @@ class MetricAverageCallback(agreement.Agreeing):
         self._process_set = process_set
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Compare what the ranks are about to do. Collective."""
+        """Compare the ranks' steps and files. Collective."""
         agreement.begin(self)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -104,7 +104,7 @@ class MetricAverageCallback(agreement.Agreeing):
         Raises
         ------
         MismatchError
-            The ranks, of a model that they train together, are in different epochs or have different learning rates.
+            The ranks train one model together, but are in different epochs or have different learning rates.
         """
         if not self._process_set.included():
             return
@@ -126,31 +126,31 @@ class MetricAverageCallback(agreement.Agreeing):
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):
-    """Multiplies a learning rate by a factor that depends on the epoch.
+    """Multiply a learning rate by a factor that depends on the epoch.
 
     Parameters
     ----------
     initial_lr : float
-        What is multiplied.
+        Learning rate that is multiplied.
     multiplier : float or callable
-        The factor, or a function from the epoch to it. The epoch is a whole number with `staircase`, else it has a
+        Factor, or a function from the epoch to the factor. The epoch is an integer with `staircase`, else it has a
         fraction.
     start_epoch : int
-        The first epoch in which this applies.
+        First epoch with the multiplied learning rate.
     end_epoch : int, optional
-        The first in which it does not apply any more.
+        First epoch after these.
     staircase : bool
-        Change the learning rate at the begin of an epoch; else with every batch.
+        Whether the learning rate changes at the beginning of an epoch, or else with every batch.
     momentum_correction : bool
-        Where the momentum contains the learning rate, as in `SGD`, multiply it by the new rate over the old one
+        Whether to multiply a momentum that contains the learning rate, as in `SGD`, by the new rate over the old one
         (Goyal et al. 2017, arXiv:1706.02677, remark 2).
     steps_per_epoch : int, optional
-        Batches in an epoch, where Keras does not know them and `staircase` is False.
+        Number of batches in an epoch, needed if Keras does not know it and `staircase` is False.
 
     Raises
     ------
     ValueError
-        `steps_per_epoch` is needed, and nobody knows it.
+        `steps_per_epoch` is needed, but neither given nor known to Keras.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         self.multiplier: Callable[[float], float] = multiplier if callable(multiplier) else lambda epoch: multiplier
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Find out how many batches an epoch has."""
+        """Determine the number of batches in an epoch."""
         if self.staircase or self.steps_per_epoch:
             return
         self.steps_per_epoch = (self.params or {}).get("steps")
@@ -197,19 +197,19 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
             self._adjust(self.current_epoch + batch / self.steps_per_epoch)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Tell the learning rate among the metrics."""
+        """Add the learning rate to the metrics."""
         if logs is not None:
             logs["lr"] = _number(self.model.optimizer.learning_rate)
 
     def _adjust(self, epoch: float) -> None:
-        """Set the learning rate for a moment of the training, if it is one of ours."""
+        """Set the learning rate for an epoch, or a fraction of it, between `start_epoch` and `end_epoch`."""
         if self.current_epoch < self.start_epoch or (
             self.end_epoch is not None and self.current_epoch >= self.end_epoch
         ):
             return
         optimizer = self.model.optimizer
         old, new = _number(optimizer.learning_rate), self.initial_lr * self.multiplier(epoch)
-        if np.float32(new) == np.float32(old):  # Keras keeps it so.
+        if np.float32(new) == np.float32(old):  # Keras stores it as float32.
             return
         optimizer.learning_rate = new
         if self.momentum_correction and old:
@@ -218,19 +218,19 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
-    """Raises the learning rate over the first epochs, from that of one rank to that of all.
+    """Raise the learning rate over the first epochs, from that of one rank to that of all ranks.
 
-    It begins with `initial_lr / size()` and ends with `initial_lr`, as Goyal et al. (2017, arXiv:1706.02677) do.
+    It begins with `initial_lr / size()` and ends with `initial_lr`, as in Goyal et al. (2017, arXiv:1706.02677).
 
     Parameters
     ----------
     initial_lr : float
-        The scaled learning rate, with which training goes on.
+        Scaled learning rate after the warm-up.
     warmup_epochs : int
     momentum_correction, steps_per_epoch : optional
-        As of `LearningRateScheduleCallback`.
+        Same as in `LearningRateScheduleCallback`.
     verbose : int
-        1 to print a line at the end, on rank 0.
+        Verbosity: 1 prints a line at the end, on rank 0.
     """
 
     def __init__(
@@ -242,7 +242,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         verbose: int = 0,
     ) -> None:
         def multiplier(epoch: float) -> float:
-            # The first batch of an epoch ends with as many batches done as that: the last reaches the whole rate.
+            # Count a batch as done at its beginning, so that the last one has the full rate.
             done = min(epoch + 1 / (self.steps_per_epoch or 1), warmup_epochs)
             return 1 / place.size() * (done * (place.size() - 1) / warmup_epochs + 1)
 
@@ -250,7 +250,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self.verbose = verbose
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Tell the learning rate among the metrics, and that the warm-up is over."""
+        """Add the learning rate to the metrics, and print a line at the end of the warm-up."""
         super().on_epoch_end(epoch, logs)
         if epoch + 1 == self.end_epoch and self.verbose and place.rank() == 0:
             rate = _number(self.model.optimizer.learning_rate)
@@ -258,19 +258,19 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
-    """Saves the best model, on rank 0 alone. `MetricAverageCallback` has to stand before it.
+    """Save the best model, on rank 0 only. `MetricAverageCallback` has to precede it.
 
     Attributes
     ----------
     on_one_rank : bool
-        That the other ranks write nothing.
+        Whether only rank 0 writes.
 
     Parameters
     ----------
     monitor, verbose, mode, save_freq : optional
-        As of `keras.callbacks.ModelCheckpoint`.
+        Same as in `keras.callbacks.ModelCheckpoint`.
     filepath : path
-        A file that ends with `.keras`.
+        Path of a file that ends with `.keras`.
     """
 
     on_one_rank = True
@@ -286,12 +286,12 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
         super().__init__(filepath, monitor, verbose, True, False, mode, save_freq)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Save, if `save_freq` says so."""
+        """Save the model if it is due by `save_freq`, on rank 0."""
         if place.rank() == 0:
             super().on_train_batch_end(batch, logs)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Save, if this is the best model so far."""
+        """Save the model if it is the best so far, on rank 0."""
         if place.rank() == 0:
             super().on_epoch_end(epoch, logs)
 
@@ -301,12 +301,12 @@ def _is_number(value: Any) -> bool:
 
 
 def _number(value: Any) -> float:
-    """A learning rate, which may be a variable."""
+    """Return a learning rate, which may be a variable, as a float."""
     return float(keras.ops.convert_to_numpy(value))
 
 
 def _velocities(optimizer: Any) -> list[Any]:
-    """The momentum of an optimizer that keeps it multiplied by learning rates: `SGD`, `RMSprop`."""
+    """Return the momentums of an optimizer whose momentum contains the learning rate: `SGD`, `RMSprop`."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if not isinstance(inner, keras.optimizers.SGD | keras.optimizers.RMSprop) or not getattr(inner, "momentum", 0):
         return []

@@ -1,6 +1,6 @@
-"""Elastic training with Keras: `KerasState`, and the callbacks that keep and commit it during `fit`.
+"""Elastic training with Keras: `KerasState`, and the callbacks that update and commit it during `fit`.
 
-An epoch that was interrupted is gone on with by a `fit` of its own, over the data that is left:
+A separate `fit` continues an interrupted epoch with the remaining data:
 
 >>> while state.epoch < EPOCHS:
 ...     left = batches[state.batch :]
@@ -43,27 +43,27 @@ __all__ = [
 
 
 class KerasState(ObjectState):
-    """A model of Keras, its optimizer, and whatever else a training goes on from, on all backends.
+    """State of a training job: a Keras model, its optimizer, and further values, on all backends.
 
-    Kept are the weights, moving statistics among them, and the optimizer's variables; not the state of random
-    generators, which is each rank's own.
+    It has the weights, including moving statistics, and the optimizer's variables. It does not have the state of random
+    generators, which differs by rank.
 
     Parameters
     ----------
     model : keras.Model
-        Built.
+        Model that is built.
     optimizer : keras.optimizers.Optimizer, optional
-        The model's, if there is one. It is built for the model's trainable variables, so that one which has not made a
-        step has all its variables. Commits are put off while it has gradients of several passes in hand.
+        Optimizer of the trainable variables, by default that of the model. It is built, so that it has all its
+        variables before its first step. Commits are deferred while it has accumulated only some of its passes per step.
     **values
-        As of `ObjectState`, such as `epoch=0` and `batch=0`. Further models and optimizers may be among them.
+        Values of `ObjectState`, such as `epoch=0` and `batch=0`. They may include further models and optimizers.
 
     Raises
     ------
     ValueError
-        A model that is not built; a name that the state has for something else.
+        The model is not built, or a name is reserved by the state.
     TypeError
-        A value that cannot be pickled, by name.
+        A value cannot be pickled; the error names it.
     """
 
     def __init__(self, model: Any, optimizer: Any = None, **values: Any) -> None:
@@ -80,7 +80,7 @@ class KerasState(ObjectState):
         self.register_in_hand(self._passes_in_hand)
 
     def reset(self) -> None:
-        """Have steps compiled anew that have the number of ranks in them: local gradients are divided by it."""
+        """Discard compiled steps that contain the number of ranks, by which local gradients are divided."""
         for name in self._names:
             model = getattr(self, name)
             optimizer = getattr(model, "optimizer", None) if isinstance(model, keras.Model) else None
@@ -88,12 +88,12 @@ class KerasState(ObjectState):
                 model.train_function = None
 
     def restore(self) -> None:
-        """Give all values back, and to variables that are a rank's own those that they had at its newest commit.
+        """Restore all values, and local variables to their values at this rank's latest commit.
 
-        On JAX a step that fails leaves variables without a value, or with one that raises the failure again.
+        On JAX, a failed step leaves variables without a value, or with one that raises the failure again.
         """
         for model in self._models():
-            model._jax_state, model._jax_state_synced = None, True  # else they are given back as they failed
+            model._jax_state, model._jax_state_synced = None, True  # else Keras would write back the failed values
         super().restore()
         for variable, value in self._own:
             variable.assign(value)
@@ -106,12 +106,12 @@ class KerasState(ObjectState):
         return taken
 
     def _bring_back(self) -> None:
-        """Have variables hold what is trained: `fit` takes their values away on JAX, and keeps them to itself."""
+        """Write trained values back to the variables, from which `fit` removes them on JAX."""
         for model in self._models():
             model.jax_state_sync()
 
     def _models(self) -> list[Any]:
-        """The models whose variables `fit` takes the values of."""
+        """Return the models from whose variables `fit` removes the values."""
         present = [getattr(self, name) for name in self._names]
         return [each for each in present if isinstance(each, keras.Model) and hasattr(each, "jax_state_sync")]
 
@@ -150,13 +150,13 @@ def _array_of(variable: Any) -> Any:
 
 
 def _own_variables(model: Any) -> list[Any]:
-    """The variables of a model that are not kept: of random generators and metrics."""
+    """Return the variables of a model that are not part of the state: those of random generators and metrics."""
     kept = {id(each) for each in model.weights}
     return [each for each in model.variables if id(each) not in kept]
 
 
 def _variables_of(value: Any) -> dict[str, Any] | None:
-    """The variables that are kept of a model or an optimizer, by their names; None of anything else."""
+    """Return the variables of a model or an optimizer that are part of the state, by name; None for other values."""
     if isinstance(value, keras.Model):
         return dict(zip(weight_names(value), value.weights, strict=True))
     if not isinstance(value, keras.optimizers.Optimizer):
@@ -166,9 +166,10 @@ def _variables_of(value: Any) -> dict[str, Any] | None:
 
 
 class _Last(keras.callbacks.Callback):
-    """A callback that comes behind those of other classes, whatever their order in the program.
+    """Base class of callbacks that run after those of other classes, whatever their order in the program.
 
-    What others change at the end of a batch or an epoch belongs into its commit, and its interrupt ends the calls.
+    A commit has to include the changes of other callbacks at the end of a batch or an epoch. An interrupt by a commit
+    skips all later callbacks.
     """
 
     order = 1
@@ -178,14 +179,14 @@ class _Last(keras.callbacks.Callback):
         self.state = state
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Move behind the others."""
+        """Sort this callback after those of other classes."""
         container = container_of()
-        if container is not None:  # who iterates over the old list now, goes on in it
+        if container is not None:  # A running iteration continues over the old list.
             container.callbacks = sorted(container.callbacks, key=lambda each: getattr(each, "order", 0))
 
 
 class CommitStateCallback(_Last):
-    """Commits a state every so many batches, and at the end of each epoch; as the last of all callbacks.
+    """Commit a state every `batches_per_commit` batches, and at the end of each epoch, after all other callbacks.
 
     Parameters
     ----------
@@ -201,12 +202,12 @@ class CommitStateCallback(_Last):
         self._since = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Move behind the others, and count anew."""
+        """Sort this callback after the others, and reset the count of batches."""
         super().on_train_begin(logs)
         self._since = 0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Commit, if it is time to; the last batch of an epoch is committed with it."""
+        """Commit if it is due; the last batch of an epoch is committed with the epoch."""
         self._since += 1
         if batch + 1 == (self.params or {}).get("steps"):
             return
@@ -215,48 +216,48 @@ class CommitStateCallback(_Last):
             self.state.commit()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Commit."""
+        """Commit the state."""
         self._since = 0
         self.state.commit()
 
 
 class UpdateBatchStateCallback(_Last):
-    """Keeps in `state.batch` how many batches of the epoch are done, over an interruption, too.
+    """Count in `state.batch` the completed batches of the epoch, including those before an interruption.
 
-    Keras counts the batches of a `fit` from 0; those of an epoch that was interrupted go on from what the state has.
+    Keras counts the batches of a `fit` from 0. In an interrupted epoch this callback continues the count of the state.
     """
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Note how far the epoch is."""
+        """Note the completed batches of the epoch."""
         super().on_train_begin(logs)
         self._before = self.state.batch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Count."""
+        """Update the count of batches."""
         self.state.batch = self._before + batch + 1
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Begin an epoch."""
+        """Reset the count of batches."""
         self.state.batch = self._before = 0
 
 
 class UpdateEpochStateCallback(_Last):
-    """Keeps in `state.epoch` how many epochs are done.
+    """Count completed epochs in `state.epoch`.
 
-    Right for `fit(initial_epoch=state.epoch, epochs=EPOCHS)`, and for `fit(epochs=EPOCHS - state.epoch)`, as scripts
-    for Horovod have it: the first epoch of a `fit` is the one that the state has.
+    It supports `fit(initial_epoch=state.epoch, epochs=EPOCHS)`, and `fit(epochs=EPOCHS - state.epoch)` of scripts for
+    Horovod: the first epoch of a `fit` is that of the state.
     """
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Await the first epoch."""
+        """Reset the offset, which the first epoch sets."""
         super().on_train_begin(logs)
         self._before: int | None = None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Note by how much Keras counts lower."""
+        """Note the offset of the state's epoch from that of Keras, in the first epoch."""
         if self._before is None:
             self._before = self.state.epoch - epoch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Count."""
+        """Update the count of epochs."""
         self.state.epoch = (self._before or 0) + epoch + 1

@@ -1,8 +1,8 @@
-"""Spellings of Keras 2 that scripts written for Horovod have, accepted by Keras 3 under the compatibility switch.
+"""Spellings of Keras 2 in scripts for Horovod, which Keras 3 accepts under the compatibility switch.
 
-Each stood in Horovod's own examples: `Adam(lr=...)`, `optimizer.lr`, `optimizer.variables()`, and
-`compile(experimental_run_tf_function=...)`. The classes of Keras themselves take them, since such scripts use plain
-optimizers too, beside a `DistributedGradientTape`. Nothing that Keras 3 accepts means anything else afterwards.
+All occur in Horovod's own examples: `Adam(lr=...)`, `optimizer.lr`, `optimizer.variables()`, and
+`compile(experimental_run_tf_function=...)`. The classes of Keras themselves are patched, since such scripts also use
+plain optimizers with a `DistributedGradientTape`. The meaning of valid Keras 3 code does not change.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .optimizer import Variables
 
 
 def accept_old_spellings() -> None:
-    """Let the installed Keras 3 take them. A second call does nothing."""
+    """Patch the installed Keras 3 to accept the old spellings. A second call does nothing."""
     optimizer = next((each for each in keras.optimizers.Optimizer.__mro__ if "apply_gradients" in vars(each)), None)
     trainer = next((each for each in keras.Model.__mro__ if "compile" in vars(each)), None)
     if optimizer is None or trainer is None or hasattr(optimizer, "lr"):
@@ -32,7 +32,7 @@ def _set_rate(optimizer: Any, value: Any) -> None:
 
 
 def _callable_variables(get: Any) -> Any:
-    """The getter of `variables`, whose list can be called, too."""
+    """Wrap the getter of `variables` so that the list can also be called."""
 
     @functools.wraps(get)
     def variables(self: Any) -> Any:
@@ -42,7 +42,7 @@ def _callable_variables(get: Any) -> Any:
 
 
 def _without(method: Any, old: str, new: str | None = None) -> Any:
-    """A method that takes an argument that it does not know any more: under another name, or for nothing."""
+    """Wrap a method so that it accepts an old argument, which is passed under a new name or ignored."""
 
     @functools.wraps(method)
     def accepting(self: Any, *args: Any, **kwargs: Any) -> Any:

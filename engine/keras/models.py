@@ -1,4 +1,4 @@
-"""Loads models whose optimizers are to reduce gradients over the ranks."""
+"""Loading of models whose optimizers reduce gradients over the ranks."""
 
 from __future__ import annotations
 
@@ -23,21 +23,20 @@ def load_model(
 ) -> Any:
     """Load a model, compiled as it was saved, and wrap its optimizer in `DistributedOptimizer`.
 
-    The file may have been saved with a wrapped optimizer or with a plain one: it is the same; also with one that
-    Horovod has wrapped, of a class of Keras. Its optimizer keeps what it remembers, such as moments and the number of
-    steps. Not collective: each rank that is to have the model reads the file; a rank that did not gets the values from
-    the others by `BroadcastGlobalVariablesCallback`.
+    The file may have been saved with a plain optimizer, a wrapped one, or a Keras optimizer that Horovod has wrapped.
+    The optimizer keeps its state, such as moments and the number of steps. The call is not collective: each rank that
+    needs the saved values reads the file. Other ranks get them by `BroadcastGlobalVariablesCallback`.
 
     Parameters
     ----------
     filepath : path
-        As for `keras.models.load_model`.
+        Same as for `keras.models.load_model`.
     custom_optimizers : iterable of type, optional
         Classes of optimizers that are not part of Keras, and not registered with it.
     custom_objects : mapping of str to object, optional
-        As for `keras.models.load_model`.
+        Same as for `keras.models.load_model`.
     compression, **options
-        As for `DistributedOptimizer`.
+        Options of `DistributedOptimizer`.
 
     Returns
     -------
@@ -53,7 +52,7 @@ def load_model(
 
 
 def _wrapped_by_horovod(filepath: Any) -> dict[str, type]:
-    """The class of Keras by which to load the optimizer of a `.keras` file, if that names one of Horovod's module."""
+    """Return the Keras class of the optimizer in a `.keras` file, if the file has a wrapped one from Horovod."""
     if not os.path.isfile(filepath) or not zipfile.is_zipfile(filepath):
         return {}
     with zipfile.ZipFile(filepath) as file:

@@ -1,7 +1,7 @@
-"""Names by which variables of Keras are paired over ranks, and over the time of an elastic state.
+"""Names by which variables of Keras are matched between ranks, and between commits of an elastic state.
 
-They leave out what a process numbers by itself: the name of a model, and that of an optimizer. A layer without a name
-of its own has a number, too; ranks that built other models before have to name their layers.
+They do not contain the names of models and optimizers, which each process numbers by itself. An unnamed layer has a
+number, too, so ranks that built other models before have to name their layers.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from ..frameworks.agreement import unique_names
 
 
 def names_of(variables: Sequence[Any]) -> list[str]:
-    """The paths of variables without the first part, if all have it in common; each is there once.
+    """Return unique paths of variables, without a first part that all have in common.
 
-    A Sequential model that was loaded has the paths of a new one without the model's own name, and one rank alone may
-    have loaded it. The name of a layer is never left out, so that another layer is no partner.
+    A loaded Sequential model has the paths of a new one without the model's name, and maybe only one rank has loaded
+    it. The name of a layer is never removed, so that different layers do not match.
     """
     parts = [_path(each).split("/") for each in variables]
     shared = len({each[0] for each in parts}) == 1 and min(map(len, parts)) > 2
@@ -25,25 +25,25 @@ def names_of(variables: Sequence[Any]) -> list[str]:
 
 
 def weight_names(model: Any) -> list[str]:
-    """The paths of a model's weights without the model's own name; each is there once."""
+    """Return unique paths of a model's weights, without the model's own name."""
     paths, own = [_path(each) for each in model.weights], f"{model.name}/"
     whole = all(path.startswith(own) and path.count("/") > 1 for path in paths)
     return unique_names(path.removeprefix(own) if whole else path for path in paths)
 
 
 def optimizer_names(optimizer: Any, variables: Sequence[Any] | None = None) -> list[str]:
-    """Names of an optimizer's variables.
+    """Return names of an optimizer's variables.
 
-    Keras writes the path of a trained variable, with underscores, before what the optimizer remembers of it. The name
-    has that variable's name of `names_of` in its place. Of variables that are alike with underscores, such as
-    `a/b_c/kernel` and `a_b/c/kernel`, an optimizer has its own in the order of these.
+    The path of an optimizer's variable in Keras begins with that of a trained variable, with underscores. It is
+    replaced by the trained variable's name from `names_of`. If several paths are equal with underscores, such as
+    `a/b_c/kernel` and `a_b/c/kernel`, the optimizer's variables are in the order of these.
 
     Parameters
     ----------
     optimizer : keras.optimizers.Optimizer
-        Built.
+        Optimizer that is built.
     variables : sequence of keras.Variable, optional
-        By default all that it has.
+        Variables to name, by default all of the optimizer.
     """
     trained = list(getattr(optimizer, "_trainable_variables", None) or _trained_inside(optimizer))
     known: dict[str, list[str]] = {}
@@ -55,9 +55,9 @@ def optimizer_names(optimizer: Any, variables: Sequence[Any] | None = None) -> l
 
 
 def named_variables(model: Any) -> dict[str, Any]:
-    """The weights of a model, moving statistics among them, and its optimizer's variables, by their names.
+    """Return the weights of a model, including moving statistics, and its optimizer's variables, by name.
 
-    Not the state of random generators: what the ranks drop out is theirs.
+    The state of random generators is not included, so that ranks have different dropout masks.
     """
     named = dict(zip(weight_names(model), model.weights, strict=True))
     optimizer = getattr(model, "optimizer", None)
@@ -78,9 +78,9 @@ def _trained_inside(optimizer: Any) -> Sequence[Any]:
 
 
 def _slot_name(path: str, known: dict[str, list[str]], seen: Counter[str]) -> str:
-    """The name of what an optimizer remembers of one of the `known` variables, or of itself.
+    """Return the name of an optimizer's variable for one of the `known` trained variables, or for itself.
 
-    `seen` counts paths, and is counted up.
+    `seen` counts paths, and is updated.
     """
     own = path.rpartition("/")[2]
     seen[own] += 1

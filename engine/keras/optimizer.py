@@ -1,9 +1,9 @@
-"""`DistributedOptimizer` for Keras 3: the optimizer it is given, which from then on reduces gradients over all ranks.
+"""`DistributedOptimizer` for Keras 3, which makes an existing optimizer reduce its gradients over all ranks.
 
-The optimizer stays the object that it was; its class becomes a subclass whose `apply` reduces first. So clipping, the
-check for overflows of a loss scale, weight decay and moving averages see what all ranks see alike. Where an optimizer
-of the JAX backend has a `stateless_apply` that does not call `apply`, as `LossScaleOptimizer` has, that reduces; the
-flag `inside` keeps one from reducing again what the other has.
+The optimizer stays the same object; its class becomes a subclass whose `apply` reduces first. So clipping, the overflow
+check of a loss scale, weight decay and moving averages see the same gradients on all ranks. On the JAX backend
+`stateless_apply` reduces, too, since that of `LossScaleOptimizer` does not call `apply`. The flag `inside` prevents a
+second reduction.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from ..process_sets import ProcessSet, global_process_set
 from ..types import Average
 from .wrapping import Wrapping
 
-_CLASS: Any = object.__dict__["__class__"]  # sets an object's class, whatever the class says of that
-_DEPTH = 16  # how many callers are asked whether they are a LossScaleOptimizer
+_CLASS: Any = object.__dict__["__class__"]  # sets an object's class, even if the class overrides `__class__`
+_DEPTH = 16  # number of stack frames that are searched for a LossScaleOptimizer
 
 
 class Variables(list[Any]):
-    """A list that can be called, as the variables of an optimizer in Keras 2: scripts have `optimizer.variables()`."""
+    """List that can be called, like the variables of an optimizer in Keras 2: `optimizer.variables()`."""
 
     def __call__(self) -> list[Any]:
         return self
 
 
-_Optimizer: Any = object  # the class that `_Distributed` stands before has everything that an optimizer has
+_Optimizer: Any = object  # `_Distributed` precedes an optimizer's class in the bases, which has the other methods
 
 
 class _Distributed(_Optimizer):
@@ -41,18 +41,18 @@ class _Distributed(_Optimizer):
     built: bool
 
     def build(self, variables: Any) -> None:
-        """As the optimizer's own; makes place for the sums of several passes, too."""
+        """Build the optimizer, and the variables for the sums of several passes."""
         super().build(variables)
         self._engine.passes.build(variables)
 
     @property
     def variables(self) -> list[Any]:
-        """As the optimizer's own; then those in which several passes are added up. May be called, too."""
+        """Variables of the optimizer, followed by those for the sums of several passes. The list can be called."""
         own: list[Any] = super().variables
         return Variables(own if self._engine.inside else own + self._engine.passes.variables)
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        """As the optimizer's own, with gradients that have been reduced over the ranks. Collective."""
+        """Reduce gradients over the ranks, and apply them like the optimizer's own method. Collective."""
         engine: Wrapping = self._engine
         own: Any = super()
         if engine.inside or not len(grads):
@@ -71,7 +71,7 @@ class _Distributed(_Optimizer):
         engine.passes.stateful(list(grads), variables, step)
 
     def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
-        """As the optimizer's own, with gradients that have been reduced over the ranks. Collective."""
+        """Reduce gradients over the ranks, and apply them like the optimizer's own method. Collective."""
         engine: Wrapping = self._engine
         own: Any = super()
         if engine.inside:
@@ -86,38 +86,38 @@ class _Distributed(_Optimizer):
         return engine.passes.stateless(list(optimizer_variables), list(grads), list(trainable_variables), step)
 
     def save_own_variables(self, store: Any) -> None:
-        """As the optimizer's own: what is saved is the optimizer as it was before it was wrapped."""
+        """Save the variables of the optimizer without those of the wrapping."""
         with self._engine.own():
             super().save_own_variables(store)
 
     def load_own_variables(self, store: Any) -> None:
-        """As the optimizer's own."""
+        """Load the variables of the optimizer without those of the wrapping."""
         with self._engine.own():
             super().load_own_variables(store)
 
     @classmethod
     def from_config(cls, config: Any, *args: Any, **kwargs: Any) -> Any:
-        """As the optimizer's own: a plain optimizer."""
+        """Make a plain optimizer from a configuration."""
         plain: Any = cls.__mro__[2]
         return plain.from_config(config, *args, **kwargs)
 
     def __reduce__(self) -> Any:
-        # A copy, or what a pickle brings back, is a plain optimizer, which needs none of this.
+        # A copied or unpickled optimizer is a plain one.
         load, arguments = super().__reduce__()
         return getattr(self._engine.kind, load.__name__), arguments
 
     def register_local_var(self, variable: Any) -> None:
-        """Leave the gradients of a variable to this rank: they are not reduced. All ranks must say the same."""
+        """Exclude the gradients of a variable from reductions, as local to this rank. The same on all ranks."""
         self._engine.local.add(variable)
 
     def unwrap(self) -> Any:
-        """Give the optimizer its own class back. Returns it."""
+        """Restore the optimizer's own class. Returns the optimizer."""
         _CLASS.__set__(self, self._engine.kind)
         object.__delattr__(self, "_engine")
         return self
 
     def _known(self, variables: Any) -> list[Any]:
-        """The variables that are trained, of an optimizer that is built by now."""
+        """Return the trained variables, after building the optimizer if necessary."""
         if variables is None:
             return list(self._trainable_variables)
         variables = list(variables)
@@ -148,45 +148,47 @@ def DistributedOptimizer(
     postscale_factor: float = 1.0,
     check_parameters: bool = True,
 ) -> Any:
-    """Make an optimizer of Keras reduce gradients over all ranks, on the backend that Keras runs on.
+    """Make an optimizer of Keras reduce gradients over all ranks, on the backend that Keras uses.
 
-    For `compile` and `fit`, `train_on_batch`, a `train_step` or a loop of one's own. Gradients are reduced at the begin
-    of `apply` (`stateless_apply` on JAX), which is collective then. In the first of them the ranks compare their
+    It is for `compile` and `fit`, `train_on_batch`, a `train_step` or a custom loop. Gradients are reduced at the
+    beginning of `apply` (`stateless_apply` on JAX), which is collective. In the first call the ranks compare their
     options and variables.
 
     Parameters
     ----------
     optimizer : keras.optimizers.Optimizer
-        Stays the same object, with its schedule and variables. A model with it is saved as one with the plain
-        optimizer, and loads without the engine; `engine.keras.load_model` wraps again.
-        A `LossScaleOptimizer` is wrapped, not what is inside of it.
+        Optimizer to wrap. It stays the same object, with its schedule and variables. A model with it is saved with the
+        plain optimizer, and loads without the engine; `engine.keras.load_model` wraps it again. A `LossScaleOptimizer`
+        itself is wrapped, not its inner optimizer.
     name, device_dense, device_sparse : optional
-        Accepted for scripts that have them, and without effect.
+        Accepted for existing scripts, and without effect.
     compression : optional
         `Compression.none`, `fp16`, `bf16` or `tuned`.
     sparse_as_dense : bool
-        Make `tf.IndexedSlices` dense and reduce them. Else they stay sparse: what the ranks have is gathered.
+        Whether to convert `tf.IndexedSlices` to dense tensors before their reduction. Otherwise they stay sparse, and
+        their rows are gathered.
     gradient_predivide_factor : float
-        With `Average`: divide by it before the ranks' gradients are added, and by the world size over it after.
+        Divisor of the ranks' gradients before they are added, with `Average`; the sum is divided by the world size over
+        this factor.
     op : Op
         `Average`, `Sum`, `Min`, `Max` or `Product`.
     backward_passes_per_step : int
-        So many batches are added up on this rank before a reduction; only then the optimizer takes a step and counts
-        an iteration. Costs a variable as large as the model.
+        Number of batches that this rank accumulates before a reduction; only then the optimizer takes a step and counts
+        an iteration. This takes as much memory as the model.
     average_aggregated_gradients : bool
-        Divide the sum of several passes by their number.
+        Whether to divide the sum of several passes by their number.
     num_groups, groups : optional
-        Gradients that travel together, where the backend's program is free to choose: so many groups, or these lists of
-        variables. By default groups by size.
+        Number of groups, or lists of variables, whose gradients are sent together, if the backend allows a choice. By
+        default, groups by size.
     process_set : ProcessSet
-        Whose ranks reduce their gradients with each other. A rank that is not in it trains by itself.
+        Process set whose ranks reduce their gradients with each other. A rank that is not in it trains by itself.
     scale_local_gradients : bool
-        Divide the gradients of local variables, which are not reduced, by the number of ranks.
+        Whether to divide the gradients of local variables, which are not reduced, by the number of ranks.
     prescale_factor, postscale_factor : float
-        Multiply the local gradients, and the result.
+        Factors for the local gradients, and for the result.
     check_parameters : bool
-        Compare the ranks' variables before the first step, and log a warning if they differ, as when
-        `BroadcastGlobalVariablesCallback` was forgotten.
+        Whether to compare the ranks' variables before the first step, and log a warning if they differ, as after a
+        forgotten `BroadcastGlobalVariablesCallback`.
 
     Returns
     -------
@@ -196,11 +198,12 @@ def DistributedOptimizer(
     Raises
     ------
     TypeError
-        Not an optimizer of Keras; not a compression.
+        `optimizer` is not an optimizer of Keras, or `compression` is not a compression.
     ValueError
-        Numbers that make no sense; Adasum; an optimizer that is wrapped already, or has one inside that is.
+        A number is out of range, `op` is Adasum, or the optimizer or its inner one is wrapped already.
     MismatchError
-        In the first step: the ranks' options differ, or their variables in name, dtype, shape or in who has a gradient.
+        The ranks' options differ, or the names, dtypes or shapes of their variables, or the set of those with a
+        gradient; raised in the first step.
     """
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         hint = ": call keras.optimizers.get() for it" if isinstance(optimizer, str | dict) else ""
@@ -232,9 +235,9 @@ def DistributedOptimizer(
         wrapping.passes.build(optimizer._trainable_variables)
     kind = type(optimizer)
     same = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
-    # Who asks an object for its class, as Keras does to write a file, is told the class that everybody knows.
+    # `__class__` is the plain class, since Keras writes its name to files.
     told = property(lambda self: self._engine.kind, _CLASS.__set__)
-    object.__setattr__(optimizer, "_engine", wrapping)  # past Keras, which would track it
+    object.__setattr__(optimizer, "_engine", wrapping)  # bypasses Keras, which would track it
     _CLASS.__set__(optimizer, type(kind.__name__, (_Distributed, kind), same | {"__class__": told}))
     return optimizer
 
@@ -257,20 +260,20 @@ def PartialDistributedOptimizer(
     scale_local_gradients: bool = True,
     **options: Any,
 ) -> Any:
-    """As `DistributedOptimizer`, for a model some of whose layers each rank trains by itself.
+    """Make an optimizer reduce gradients, except those of local layers. See `DistributedOptimizer`.
 
     Parameters
     ----------
     local_layers : keras.layers.Layer, or iterable of them, optional
-        Their gradients are not reduced; with `scale_local_gradients` they are divided by the number of ranks, as if
-        the other ranks had had none. Equal on all ranks.
+        Layers that each rank trains by itself; equal on all ranks. Their gradients are not reduced. With
+        `scale_local_gradients` they are divided by the number of ranks, as if the other ranks had zeros.
     **options
-        The rest as for `DistributedOptimizer`.
+        Other options of `DistributedOptimizer`.
 
     Raises
     ------
     TypeError
-        What is no layer among `local_layers`.
+        An entry of `local_layers` is not a layer.
     """
     layers = [local_layers] if isinstance(local_layers, keras.layers.Layer) else list(local_layers or ())
     for layer in layers:
@@ -298,12 +301,12 @@ def PartialDistributedOptimizer(
 
 
 def is_distributed(optimizer: Any) -> bool:
-    """Whether an optimizer is wrapped in `DistributedOptimizer`."""
+    """Return whether an optimizer is wrapped in `DistributedOptimizer`."""
     return isinstance(optimizer, _Distributed)
 
 
 def _inside(optimizer: Any) -> list[Any]:
-    """The optimizers that one hands its gradients on to."""
+    """Return the inner optimizers, to which an optimizer passes its gradients."""
     inner = getattr(optimizer, "inner_optimizer", None)
     return [*([] if inner is None else [inner]), *getattr(optimizer, "_inner_optimizers", ())]
 
@@ -315,8 +318,8 @@ def _kind(optimizer: Any) -> str:
 def _expect_outermost(optimizer: Any, engine: Wrapping) -> None:
     """Raise ValueError, in the first step, if an optimizer gets its gradients from another one.
 
-    A `LossScaleOptimizer` calls the one inside only where no gradient of this rank has overflowed: the other ranks
-    would wait for those of a rank where one has.
+    A `LossScaleOptimizer` calls its inner optimizer only if no gradient of this rank has overflowed. Otherwise the
+    other ranks would wait for this one.
     """
     if engine.begun:
         return
@@ -337,7 +340,7 @@ def _expect_outermost(optimizer: Any, engine: Wrapping) -> None:
 
 
 def _advise_on_accumulation(optimizer: Any) -> None:
-    """Warn if Keras adds up gradients after the reduction, which then takes place for every batch."""
+    """Warn if Keras accumulates gradients after the reduction, which then takes place for every batch."""
     for each in (optimizer, *_inside(optimizer)):
         if steps := getattr(each, "gradient_accumulation_steps", None):
             logs.logger.warning(

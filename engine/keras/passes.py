@@ -1,4 +1,4 @@
-"""Several passes before a reduction: gradients that are added up on this rank until the last of them comes."""
+"""Accumulation of gradients on this rank over several passes, before a reduction."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import keras
 
 
 class Passes:
-    """Adds up gradients in variables of Keras, on all backends.
+    """Accumulator of gradients in variables of Keras, on all backends.
 
     Parameters
     ----------
     count : int
-        Passes of a step. With 1 there are no variables, and each pass is a step.
+        Number of passes in a step. With 1 there are no variables, and each pass is a step.
     average : bool
-        Divide the sums by `count`.
+        Whether to divide the sums by `count`.
     dense : callable
-        Makes a sparse gradient dense, and returns any other as it is.
+        Converts a sparse gradient to a dense one, and returns any other unchanged.
 
     Attributes
     ----------
     variables : list of keras.Variable
-        The sums, in the order of the trained variables; then how many passes they contain.
+        Sums in the order of the trained variables, followed by the number of passes that they contain.
     """
 
     def __init__(self, count: int, average: bool, dense: Callable[[Any], Any]) -> None:
@@ -33,7 +33,7 @@ class Passes:
         self._dense = dense
 
     def build(self, trained: Sequence[Any]) -> None:
-        """Make the variables, if there are to be any and there are none yet."""
+        """Create the variables, if they are needed and do not exist yet."""
         if self._count == 1 or self.variables:
             return
         for each in trained:
@@ -49,7 +49,7 @@ class Passes:
         ----------
         gradients : list of tensor or None
         trained : sequence of keras.Variable
-            What they are the gradients of: all that the optimizer trains.
+            Variables of the gradients: all that the optimizer trains.
         step : callable
         """
         if self._count == 1:
@@ -81,16 +81,17 @@ class Passes:
         trained: list[Any],
         step: Callable[[Sequence[Any], Sequence[Any]], tuple[Sequence[Any], Sequence[Any]]],
     ) -> tuple[Sequence[Any], Sequence[Any]]:
-        """As `stateful`, for a program without variables.
+        """Add the gradients of a pass like `stateful`, but without side effects on variables.
 
         Parameters
         ----------
         state : list of tensor
-            Values of the optimizer's variables, of which `variables` are the last.
+            Values of the optimizer's variables; the last ones are those of `variables`.
         gradients : list of tensor or None
         trained : list of tensor
         step : callable
-            From the values of the optimizer's own variables and the sums to the new values of `trained` and of these.
+            Function from the values of the optimizer's own variables and the sums to the new values of `trained` and of
+            the optimizer's own variables.
 
         Returns
         -------

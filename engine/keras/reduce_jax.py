@@ -1,4 +1,4 @@
-"""Reduces gradients of Keras on the JAX backend, in the compiled program of `fit` and outside of it."""
+"""Reduction of Keras gradients on the JAX backend, in the compiled program of `fit` and outside of it."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def reduce(
     ----------
     gradients : sequence of jax.Array or None
     names : sequence of str
-        One for each; equal and in one order on all ranks.
+        Name of each gradient; equal and in the same order on all ranks.
     options : Options
     number : int
-        Of the optimizer, a step of which ends with this; -1: of none.
+        Number of the optimizer whose step this completes; -1: none.
     groups : optional
-        Without effect: XLA has all gradients before the call, and they travel in one group.
+        No effect: XLA has all gradients before the call, and they are sent in one group.
 
     Returns
     -------
@@ -46,18 +46,18 @@ def reduce(
 
 
 def dense(gradient: Any) -> Any:
-    """The gradient, which is dense."""
+    """Return the gradient, which is always dense."""
     return gradient
 
 
 def divided(gradient: Any, by: int) -> Any:
-    """The gradient divided by a number."""
+    """Return the gradient divided by a number."""
     return gradient / by
 
 
 def value(variable: Any) -> Any:
-    """The value of a variable as a NumPy array, also while a program is traced; None if it has been given away."""
-    held = variable._value  # `value` would be what stands for it in the program that is being traced
+    """Return the value of a variable as a NumPy array, even during tracing; None if its buffer was donated."""
+    held = variable._value  # `value` would be the tracer of the program that is being traced
     if held is None or isinstance(held, jax.core.Tracer) or held.is_deleted():
         return None
     return np.asarray(held)

@@ -1,4 +1,4 @@
-"""Reduces gradients of Keras on the TensorFlow backend, in eager mode and in the graph of `fit`."""
+"""Reduction of Keras gradients on the TensorFlow backend, in eager mode and in the graph of `fit`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def reduce(
     number: int,
     groups: Sequence[Sequence[int]] | None,
 ) -> list[Any]:
-    """Reduce gradients over ranks. Collective. Parameters as of `reduce_gradients`; `number`: of the optimizer."""
+    """Reduce gradients over ranks. Collective. Parameters are those of `reduce_gradients`; `number` is `optimizer`."""
     sent = [
         each if each is None or isinstance(each, tf.IndexedSlices) else tf.convert_to_tensor(each) for each in gradients
     ]
@@ -29,18 +29,18 @@ def reduce(
 
 
 def dense(gradient: Any) -> Any:
-    """The gradient as a dense tensor."""
+    """Return the gradient as a dense tensor."""
     return tf.convert_to_tensor(gradient)
 
 
 def divided(gradient: Any, by: int) -> Any:
-    """The gradient divided by a number."""
+    """Return the gradient divided by a number."""
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(gradient.values / by, gradient.indices, gradient.dense_shape)
     return gradient / by
 
 
 def value(variable: Any) -> Any:
-    """The value of a variable as a NumPy array, also while a function is traced."""
+    """Return the value of a variable as a NumPy array, even while a function is traced."""
     with tf.init_scope():
         return (variable.value if isinstance(variable, keras.Variable) else variable).numpy()

@@ -1,4 +1,4 @@
-"""Reduces gradients of Keras on the torch backend."""
+"""Reduction of Keras gradients on the torch backend."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ def reduce(
     number: int,
     groups: Sequence[Sequence[int]] | None,
 ) -> list[Any]:
-    """Reduce gradients over ranks, in one group and in place where they allow it. Collective.
+    """Reduce gradients over ranks, in one group and in place if possible. Collective.
 
     Parameters
     ----------
     gradients : sequence of torch.Tensor or None
     names : sequence of str
-        One for each; equal and in one order on all ranks.
+        Name of each gradient; equal and in the same order on all ranks.
     options : Options
     number : int
-        Of the optimizer, a step of which ends with this; -1: of none.
+        Number of the optimizer whose step this completes; -1: none.
     groups : optional
-        Without effect: all gradients are there, and travel in one group.
+        No effect: all gradients exist already, and are sent in one group.
 
     Returns
     -------
@@ -67,16 +67,16 @@ def reduce(
 
 
 def dense(gradient: torch.Tensor) -> torch.Tensor:
-    """The gradient as a strided tensor."""
+    """Return the gradient as a strided tensor."""
     return gradient if gradient.layout is torch.strided else gradient.to_dense()
 
 
 def divided(gradient: torch.Tensor, by: int) -> torch.Tensor:
-    """The gradient divided by a number."""
+    """Return the gradient divided by a number."""
     return gradient / by
 
 
 def value(variable: Any) -> Any:
-    """The value of a variable as a NumPy array."""
+    """Return the value of a variable as a NumPy array; bfloat16 as its bits in int16."""
     held = variable.value.detach()
     return held.view(torch.int16).numpy() if held.dtype is torch.bfloat16 else held.numpy()

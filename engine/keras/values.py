@@ -1,4 +1,4 @@
-"""Collectives for values: numbers, arrays, tensors and variables of Keras, outside of what is compiled."""
+"""Collectives for numbers, arrays, tensors and variables of Keras, outside of compiled programs."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def allreduce(
     Parameters
     ----------
     value : number, array, tensor or keras.Variable
-        Equal shape and dtype on all ranks.
+        Value of equal shape and dtype on all ranks.
     name : str, optional
-        Equal on all ranks.
+        Name of the operation, equal on all ranks.
     average : bool, optional
-        Older than `op`: True for `Average`, False for `Sum`.
+        Old form of `op`: True for `Average`, False for `Sum`.
     prescale_factor, postscale_factor : float, optional
-        Multiply the inputs, and the result.
+        Factors for the inputs, and for the result.
     op : Op, optional
         `Average` by default.
     compression : optional
@@ -52,9 +52,9 @@ def allreduce(
     Raises
     ------
     ValueError
-        Both `average` and `op`.
+        Both `average` and `op` are given.
     EngineError
-        As for `engine.allreduce`.
+        Same as for `engine.allreduce`.
     """
     array = _array(value, "allreduce", name, process_set)
     chosen = choose_op(average, op)
@@ -65,7 +65,7 @@ def allreduce(
 def allgather(value: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> NDArray[Any]:
     """Concatenate values over all ranks along the first dimension, which may differ by rank. Collective.
 
-    Parameters and errors as of `allreduce`. Returns a `numpy.ndarray`.
+    Parameters and errors are those of `allreduce`. Returns a `numpy.ndarray`.
     """
     return np.asarray(collectives.allgather(_array(value, "allgather", name, process_set), name, process_set))
 
@@ -73,7 +73,10 @@ def allgather(value: Any, name: str | None = None, process_set: ProcessSet = glo
 def broadcast(
     value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> NDArray[Any]:
-    """The value of one rank. Collective. Parameters and errors as of `allreduce`. Returns a `numpy.ndarray`."""
+    """Return the value of one rank as a `numpy.ndarray`. Collective.
+
+    Parameters and errors are those of `allreduce`.
+    """
     return np.asarray(
         collectives.broadcast(_array(value, "broadcast", name, process_set), root_rank, name, process_set)
     )
@@ -89,21 +92,21 @@ def reducescatter(
 ) -> NDArray[Any]:
     """Combine a value over all ranks, and keep this rank's rows of it. Collective. See `engine.reducescatter`.
 
-    Parameters and errors as of `allreduce`. Returns a `numpy.ndarray`.
+    Parameters and errors are those of `allreduce`. Returns a `numpy.ndarray`.
     """
     array = _array(value, "reducescatter", name, process_set)
     return np.asarray(collectives.reducescatter(array, op, name, prescale_factor, postscale_factor, process_set, None))
 
 
 def broadcast_variables(variables: Any, root_rank: int, process_set: ProcessSet = global_process_set) -> None:
-    """Give every rank the values of one rank's variables. Collective.
+    """Copy the values of one rank's variables to every rank. Collective.
 
     Parameters
     ----------
     variables : iterable of keras.Variable
-        Of equal names on all ranks, in any order; those of one name are paired by their order.
+        Variables with equal names on all ranks, in any order; those of the same name are matched by their order.
     root_rank : int
-        Whose values.
+        World rank whose values are sent.
 
     Raises
     ------
@@ -115,9 +118,9 @@ def broadcast_variables(variables: Any, root_rank: int, process_set: ProcessSet 
 
 
 def broadcast_named(variables: Mapping[str, Any], root_rank: int, process_set: ProcessSet) -> None:
-    """As `broadcast_variables`, with the names by which ranks pair them."""
+    """Copy the values of one rank's variables to every rank, matched by the given names. Collective."""
     if runtime.is_waiting():
-        return  # The first thing in a world is that all take over the state of one.
+        return  # A world begins with a broadcast of the elastic state.
     described = {
         name: (f"{keras.backend.standardize_dtype(each.dtype)}{list(each.shape)}", 0)
         for name, each in variables.items()
@@ -133,15 +136,15 @@ def broadcast_named(variables: Mapping[str, Any], root_rank: int, process_set: P
 
 
 def broadcast_global_variables(root_rank: int, model: Any = None, process_set: ProcessSet = global_process_set) -> None:
-    """Give every rank the weights of one rank's model, and what its optimizer remembers. Collective.
+    """Copy the weights and the optimizer state of one rank's model to every rank. Collective.
 
     Parameters
     ----------
     root_rank : int
-        Whose values.
+        World rank whose values are sent.
     model : keras.Model
-        Built; compiled or not. Keras 3 has no collection of global variables, so that the model has to be given. During
-        `fit` `BroadcastGlobalVariablesCallback` knows it.
+        Model that is built; compiled or not. It is required, since Keras 3 has no collection of global variables.
+        During `fit`, use `BroadcastGlobalVariablesCallback`.
 
     Raises
     ------
@@ -159,7 +162,7 @@ def broadcast_global_variables(root_rank: int, model: Any = None, process_set: P
 
 
 def _array(value: Any, kind: str, name: str | None, process_set: ProcessSet) -> NDArray[Any]:
-    """A value as a NumPy array; if it is none, raise, and tell the other ranks."""
+    """Convert a value to a NumPy array; a failure is announced to the other ranks, and raised."""
     try:
         if isinstance(value, keras.Variable) or keras.ops.is_tensor(value):
             return np.asarray(keras.ops.convert_to_numpy(value))

@@ -1,4 +1,4 @@
-"""The state of a wrapped optimizer of Keras: how its gradients are reduced, and what its first step checks."""
+"""State of a wrapped optimizer of Keras, which reduces its gradients, and runs the checks of its first step."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ BROADCAST = (
 
 
 class Local:
-    """The variables that each rank trains by itself.
+    """Variables that each rank trains by itself.
 
     Attributes
     ----------
     layers : list of keras.layers.Layer
-        All of whose variables are such; they need not be built yet.
+        Layers whose variables are local; they need not be built yet.
     """
 
     def __init__(self) -> None:
@@ -44,38 +44,38 @@ class Local:
         self._variables: list[Any] = []
 
     def add(self, variable: Any) -> None:
-        """One variable more."""
+        """Add a local variable."""
         self._variables.append(variable)
 
     def ids(self) -> set[int]:
-        """The identities of the variables that there are by now: layers have theirs when they are built."""
+        """Return the ids of the existing local variables; layers have theirs once they are built."""
         return {id(each) for each in (*self._variables, *(own for layer in self.layers for own in layer.variables))}
 
 
 class Wrapping:
-    """The state of one wrapping.
+    """State of one wrapping.
 
     Parameters
     ----------
     optimizer : keras.optimizers.Optimizer
     scale_local_gradients : bool
-        Divide the gradients of local variables by the number of ranks.
+        Whether to divide the gradients of local variables by the number of ranks.
     **options
-        Of `Options.checked`.
+        Arguments of `Options.checked`.
 
     Attributes
     ----------
     kind : type
-        The optimizer's own class.
+        Class of the optimizer before it was wrapped.
     local : Local
     inside : bool
-        Whether the optimizer's own code runs, to which gradients are given that have been reduced.
+        Whether the optimizer's own code is running, with gradients that were reduced already.
     begun : bool
-        Whether the ranks have agreed on what they reduce, in the first reduction.
+        Whether the ranks of this world have compared their gradients and options, in the first reduction.
     number : int
-        Of the optimizer, among those of its process set that reduce.
+        Number of the optimizer in its process set, claimed by its first reduction; -1 before.
     passes : Passes
-        Adds up several passes before a reduction.
+        Accumulator of several passes before a reduction.
     """
 
     def __init__(self, optimizer: Any, *, scale_local_gradients: bool = True, **options: Any) -> None:
@@ -89,12 +89,12 @@ class Wrapping:
         self._begun_in: Numbers | None = None
         self._scale_local = scale_local_gradients
         self._backend = _backend()
-        self.number, self._prefix = -1, ""  # claimed by the first reduction: a rank may wrap what it never trains
+        self.number, self._prefix = -1, ""  # Claimed by the first reduction, since a wrapped optimizer may be unused.
         self.passes = Passes(self.options.passes, self.options.average_passes, self._backend.dense)
 
     @contextmanager
     def own(self) -> Iterator[None]:
-        """The optimizer's own code runs: it sees its own variables, and nothing reduces."""
+        """Context in which the optimizer's own code runs: without the variables of passes, and without reductions."""
         before, self.inside = self.inside, True
         try:
             yield
@@ -107,7 +107,7 @@ class Wrapping:
         Parameters
         ----------
         gradients : sequence of tensor or None
-            One for each variable. What is given may be overwritten.
+            Gradient of each variable; it may be overwritten.
         variables : sequence of keras.Variable
 
         Returns
@@ -124,7 +124,7 @@ class Wrapping:
         order = self._pairing.order(names, lambda: self._describe(names, gradients, variables))
         local = self.local.ids()
         ordinary: list[int] = []
-        overwriting: list[int] = []  # of float8: not gradients but new values of scales, the largest of which fits all
+        overwriting: list[int] = []  # new values of float8 scales, not gradients, of which the maximum suits all ranks
         for index in order:
             gradient, variable = gradients[index], variables[index]
             if id(variable) in local:
@@ -147,23 +147,23 @@ class Wrapping:
         return reduced
 
     def _groups(self, variables: Sequence[Any]) -> list[list[int]] | None:
-        """Which gradients travel together, by their places among those of `variables`, if the user has said it."""
+        """Return the user's groups as positions in `variables`; None if there are none."""
         if self.options.groups is None:
             return None
         places = {id(each): index for index, each in enumerate(variables)}
         return [[places[id(each)] for each in group if id(each) in places] for group in self.options.groups]
 
     def _names(self, variables: Sequence[Any]) -> list[str]:
-        """Names of the variables' gradients."""
+        """Return names of the variables' gradients."""
         return [f"{self._prefix}.{name}" for name in names_of(variables)]
 
     @property
     def begun(self) -> bool:
-        """Whether the ranks of the present world have compared what they reduce."""
+        """Return whether the ranks of this world have compared their gradients and options."""
         return self._begun_in is self.options.process_set.numbers
 
     def _begin(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
-        """Get a number, and compare over the ranks what is reduced."""
+        """Claim a number, and compare gradients, options and values of variables between ranks. Collective."""
         self.number, self._prefix = claim_name(self.options)
         names = self._names(variables)
         self._pairing.order(names, lambda: self._describe(names, gradients, variables))
@@ -175,7 +175,7 @@ class Wrapping:
         self._begun_in = self.options.process_set.numbers
 
     def _describe(self, names: Sequence[str], gradients: Sequence[Any], variables: Sequence[Any]) -> objects.Described:
-        """What ranks compare before they reduce: the variables by name, and the optimizer's settings."""
+        """Describe the variables by name, and the optimizer's settings, for the comparison between ranks."""
         local = self.local.ids()
         described = {}
         ends = in_groups(names, self._groups(variables))
@@ -188,9 +188,9 @@ class Wrapping:
 
 
 def _settings_of(optimizer: Any, prefix: str = "optimizer.") -> objects.Described:
-    """The settings of an optimizer that are no variables, such as its momentum, its clipping and its schedule.
+    """Describe the settings of an optimizer that are not variables, such as momentum, clipping and schedule.
 
-    What is a variable, as a learning rate without a schedule, is broadcast with the others.
+    Variables, such as a learning rate without a schedule, are broadcast with the others.
     """
     found: objects.Described = {}
     makers = [vars(kind)["__init__"] for kind in type(optimizer).__mro__ if "__init__" in vars(kind)]
@@ -211,12 +211,12 @@ def _settings_of(optimizer: Any, prefix: str = "optimizer.") -> objects.Describe
 
 
 def flat(value: Any) -> np.ndarray[Any, Any]:
-    """The bytes of an array, whatever its dtype."""
+    """Return the bytes of an array of any dtype."""
     return np.ascontiguousarray(value).reshape(-1).view(np.uint8)
 
 
 def _check(options: Options) -> None:
-    """Raise ValueError for what the other bindings have and this one has not."""
+    """Raise ValueError for options that only other bindings support."""
     if options.op is Adasum:
         raise ValueError("op=Adasum combines what whole steps change, which Keras does not tell: use op=Average")
     if isinstance(options.compression, Scheme):
@@ -227,7 +227,7 @@ def _check(options: Options) -> None:
 
 
 def _backend() -> Any:
-    """The module that reduces gradients of the backend that Keras runs on; no other is imported."""
+    """Import the module that reduces gradients of the backend that Keras uses; no other is imported."""
     backend = keras.backend.backend()
     if backend not in BACKENDS:
         raise ValueError(
