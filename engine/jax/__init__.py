@@ -1,4 +1,4 @@
-"""The binding of JAX: collectives that `jit`, `grad` and `vmap` understand, and a transformation for optax.
+"""Binding of JAX: collectives that support `jit`, `grad` and `vmap`, and a transformation for optax.
 
 >>> import engine.jax as hvd
 >>> hvd.init()
@@ -90,21 +90,21 @@ __all__ = [
     "stop_timeline",
 ]
 
-# Older ones have no futures for handlers, so that collectives of one program would wait for each other.
+# Older versions have no futures for handlers, so collectives of one program would wait for each other.
 if jax.__version_info__ < (0, 6):
     raise ImportError(f"engine.jax needs JAX 0.6 or newer, and this is {jax.__version__}: pip install -U jax jaxlib")
 
 register_handler()
 
-# The engine waits for programs of JAX before it stops. At the end of the interpreter that is before JAX ends, too: what
-# was registered last is called first, and JAX has been imported above.
+# The engine waits for programs of JAX before it stops. When the interpreter exits, it stops before JAX does: exit
+# handlers run in reverse order, and JAX has been imported above.
 runtime.before_shutdown(wait_for_programs)
 runtime.on_enter(forget_programs)
 atexit.register(shutdown)
 
 
 def __getattr__(name: str) -> Any:
-    """What needs optax is imported when it is asked for: the collectives do without."""
+    """Import `elastic`, and the names that need optax, at their first use."""
     if name in ("DistributedOptimizer", "distributed"):
         from . import optax
 

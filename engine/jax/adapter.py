@@ -1,4 +1,4 @@
-"""The adapter of `jax.Array`: how the collectives read such arrays, and make new ones."""
+"""Adapter of `jax.Array`, through which the collectives read such arrays, and create new ones."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 from ..adapters import NumpyAdapter, register
 from ..errors import UnsupportedTensorError
 
-_ALIGNMENT = 64  # bytes: XLA takes memory that begins at a multiple of it as it lies
+_ALIGNMENT = 64  # bytes; XLA uses memory with this alignment without a copy
 
 
 def expect_host(array: Any, what: str = "an array") -> None:
-    """Raise unless the array lies in the memory of this process as one piece, and holds numbers."""
+    """Raise UnsupportedTensorError unless the array is on one CPU device, and has a numeric dtype."""
     if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
         raise UnsupportedTensorError(f"{what} holds {array.dtype}: send its jax.random.key_data")
     devices = list(array.devices())
@@ -29,7 +29,7 @@ def expect_host(array: Any, what: str = "an array") -> None:
 
 
 class JaxAdapter(NumpyAdapter):
-    """`jax.Array`. Its memory is read as NumPy sees it; results are arrays over memory that the engine has filled."""
+    """Adapter for `jax.Array`. Arrays are read as NumPy arrays; results are arrays over memory of the engine."""
 
     def input(self, tensor: Any) -> Any:
         expect_host(tensor)
@@ -59,12 +59,12 @@ class JaxAdapter(NumpyAdapter):
 
 
 def _array_over(output: Any, like: Any) -> Any:
-    """An array over the memory of `output`, which nobody writes to any more; a copy if it is not aligned."""
+    """Make an array over the memory of `output`, which is not written to any more; a copy if it is not aligned."""
     return jax.device_put(output, next(iter(like.devices())), may_alias=True)
 
 
 class TracerAdapter(JaxAdapter):
-    """A tracer stands for an array while JAX traces a function. There is nothing yet that could be sent."""
+    """Adapter for tracers, which raises an error, since a tracer has no values while JAX traces a function."""
 
     def input(self, tensor: Any) -> Any:
         raise UnsupportedTensorError(

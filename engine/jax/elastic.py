@@ -31,24 +31,24 @@ __all__ = [
 
 
 class JaxArrays:
-    """Arrays of JAX. They are copied: a program that is given an array to use up (`donate_argnums`) deletes it."""
+    """Copies of arrays of JAX, needed since a program deletes arrays that are donated to it (`donate_argnums`)."""
 
     def owns(self, value: Any) -> bool:
-        """Whether a value is an array of JAX."""
+        """Return whether a value is an array of JAX."""
         return isinstance(value, jax.Array)
 
     def key(self, array: Any) -> Hashable:
-        """Equal for one array."""
+        """Return a key that identifies the array."""
         return id(array)
 
     def place(self, array: Any, start: int) -> Place:
-        """What is kept of an array, at a place; of random keys their numbers, and what they are for."""
+        """Describe the copy of an array that begins at `start`, in bytes; of random keys their data and algorithm."""
         plain = jax.random.key_data(array) if _is_key(array) else array
         origin = str(jax.random.key_impl(array)) if _is_key(array) else ""
         return Place(start, plain.nbytes, np.dtype(plain.dtype), plain.shape, origin)
 
     def memory(self, nbytes: int) -> Memory:
-        """Memory for copies."""
+        """Allocate memory for copies."""
         return NUMPY.memory(nbytes)
 
     def write(self, arrays: list[Any], views: list[Any]) -> None:
@@ -57,33 +57,33 @@ class JaxArrays:
             np.copyto(view, np.asarray(jax.random.key_data(array) if _is_key(array) else array))
 
     def view(self, memory: Memory, place: Place) -> Any:
-        """The numbers at a place of memory."""
+        """Return the array at a place of memory, as a NumPy view."""
         return NUMPY.view(memory, place)
 
     def own(self, view: Any, place: Place) -> Any:
-        """An array of JAX, on its default device."""
+        """Copy such a view to an array of JAX on the default device."""
         array = jax.numpy.array(view, copy=True)
         return jax.random.wrap_key_data(array, impl=place.origin) if place.origin else array
 
 
 class JaxState(ObjectState):
-    """Pytrees of arrays, and whatever else a training goes on from.
+    """State of a training job: pytrees of arrays, and further values.
 
-    Arrays of JAX do not change, so that a program makes new ones: it assigns them to the state, and so do `restore` and
-    `sync`. Of a pytree with arrays the leaves are kept, and its structure is that of the present value; so it may
-    hold functions, as `TrainState` of flax does. A value without arrays of JAX is pickled.
+    Arrays of JAX are immutable. So a program assigns new ones to the state, and so do `restore` and `sync`. Only the
+    leaves of a pytree with arrays are saved, and its structure is that of the present value. So it may contain
+    functions, like `TrainState` of flax. A value without arrays of JAX is pickled.
 
     Parameters
     ----------
     **values
-        Such as `params` and `opt_state`.
+        Values of the state, such as `params` and `opt_state`.
 
     Raises
     ------
     TypeError
-        A value that cannot be pickled, by name.
+        A value cannot be pickled; the error names it.
     ValueError
-        A name that the state has for something else.
+        A name is reserved by the state.
 
     Examples
     --------
@@ -108,9 +108,9 @@ class JaxState(ObjectState):
 
 
 def _leaves(value: Any) -> dict[str, Any] | None:
-    """The leaves of a pytree that has arrays of JAX, by their paths; None of anything else."""
+    """Return the leaves of a pytree that has arrays of JAX, by their paths; None for other values."""
     try:
         leaves, _ = _flat(value)
-    except (TypeError, ValueError):  # such as a dict of keys without an order
+    except (TypeError, ValueError):  # for example a dict whose keys cannot be sorted
         return None
     return leaves if any(isinstance(leaf, jax.Array) for leaf in leaves.values()) else None

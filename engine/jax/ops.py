@@ -1,7 +1,7 @@
-"""Collectives on arrays of JAX as functions: on arrays at once, and traced by `jit`, `grad`, `vmap` and their like.
+"""Collectives on arrays of JAX, which run at once on arrays, and can be traced by `jit`, `grad`, `vmap` and others.
 
-Inside `jit`, `scan`, `while_loop` and `cond` each call needs a name of its own, and shapes are fixed: there an
-allgather takes equally many rows from each rank, and an all-to-all has no splits. docs/frameworks.md has more.
+Inside `jit`, `scan`, `while_loop` and `cond` each call needs a unique name, and shapes are fixed: an allgather takes
+the same number of rows from each rank, and an all-to-all has no splits. docs/frameworks.md has more.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ DOCUMENTATION = {
 
 
 def _reducing(kind: Collective, grouped: bool) -> Callable[..., Any]:
-    """The call of a reduction, of one array or of several."""
+    """Make the function that calls a reduction of one array or of several."""
 
     def call(
         given: Any,
@@ -224,12 +224,12 @@ def _alltoall(array: Any, splits: Any, name: str | None, process_set: ProcessSet
 
 
 def _in_rows(array: Any) -> Any:
-    """The array with at least one dimension."""
+    """Return the array with at least one dimension."""
     return array if array.ndim else array.reshape(1)
 
 
 def _converted(value: Any) -> Any:
-    """Numbers and arrays of NumPy as arrays of JAX."""
+    """Convert numbers and NumPy arrays to arrays of JAX; return other values unchanged."""
     return jax.numpy.asarray(value) if isinstance(value, np.ndarray | Number | np.generic) else value
 
 

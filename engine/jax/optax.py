@@ -1,4 +1,4 @@
-"""Gradients averaged over ranks as a transformation of optax: one grouped call for all arrays of a step."""
+"""Transformation of optax that reduces gradients over ranks, in one grouped call for all arrays of a step."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from .outermost import expect_outermost
 from .reduce import reduce_arrays
 from .state import flatten, path_names
 
-_REDUCES = "engine_reduces"  # marks the `update` of what `distributed` has made of an optimizer
+_REDUCES = "engine_reduces"  # marks the `update` of optimizers that `distributed` has wrapped
 
 
 class DistributedState(NamedTuple):
-    """The state of `distributed` with an optimizer and `every` above 1.
+    """State of `distributed` with an optimizer and `every` above 1.
 
     Attributes
     ----------
     passes : jax.Array
-        int32: gradients that have been added up since the last step.
+        Number of gradients that were accumulated since the last step, int32.
     total : pytree
-        Their sum on this rank.
+        Sum of these gradients on this rank.
     optimizer : Any
-        The state of the optimizer.
+        State of the optimizer.
     """
 
     passes: Any
@@ -52,48 +52,49 @@ def distributed(
     gradient_predivide_factor: float = 1.0,
     average_aggregated_gradients: bool = True,
 ) -> optax.GradientTransformationExtraArgs:
-    """A transformation that reduces gradients over all ranks, in one grouped call.
+    """Make a transformation that reduces gradients over all ranks, in one grouped call.
 
-    Alone it is the first of a chain, `optax.chain(engine.jax.distributed(), optax.adam(1e-3))`. With an optimizer it is
-    that chain. It goes around all that looks at gradients, such as
+    Without an optimizer it has to be the first of a chain, `optax.chain(engine.jax.distributed(), optax.adam(1e-3))`.
+    With an optimizer it is that chain. It has to enclose all transformations that use gradients, such as
     `distributed(optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3)))`.
 
-    Every rank makes its transformations in the same order, and calls `update` equally often. It works inside `jit` and
-    outside of it. In the first `update`, also while a program is traced, the ranks compare their options, and the
+    Every rank makes its transformations in the same order, and calls `update` equally often. It works inside and
+    outside of `jit`. In the first `update`, even while a program is traced, the ranks compare their options, and the
     arrays by their paths.
 
     Parameters
     ----------
     optimizer : optax.GradientTransformation, optional
-        What gets the reduced gradients. With `op=Adasum` it gets this rank's own, and what it would change is combined.
+        Transformation that gets the reduced gradients. With `op=Adasum` it gets this rank's own gradients, and its
+        updates are combined.
     op : Op
         `Average`, `Sum`, `Min`, `Max`, `Product` or `Adasum`.
     every : int
-        How many gradients a rank adds up before they are reduced and `optimizer`, which is needed then, makes a step.
-        In between the updates are zeros, and the state of `optimizer` stays as it is.
+        Number of gradients that a rank accumulates before a reduction and a step of `optimizer`, which is required if
+        it is above 1. In between, the updates are zeros, and the state of `optimizer` does not change.
     compression : optional
         `Compression.none`, `fp16`, `bf16` or `tuned`, or a compressor of one's own. See `engine.compression`.
     process_set : ProcessSet
-        Whose ranks reduce with each other. On other ranks gradients stay as they are.
+        Process set whose ranks reduce with each other. On other ranks gradients are unchanged.
     prescale_factor, postscale_factor : float
-        Multiply the gradients, and the result.
+        Factors for the gradients, and for the result.
     gradient_predivide_factor : float
-        With `op=Average`: divide the gradients by it before they are added up, and by the rest of the number of ranks
-        after.
+        Divisor of the gradients before they are added, with `op=Average`; the sum is divided by the number of ranks
+        over this factor.
     average_aggregated_gradients : bool
-        Divide what `every` gradients add up to by their number, as `optax.MultiSteps` does.
+        Whether to divide the sum of `every` gradients by their number, as `optax.MultiSteps` does.
 
     Returns
     -------
     optax.GradientTransformationExtraArgs
-        `update` raises what `engine.jax.grouped_allreduce` raises; `MismatchError` if the ranks' options or trees
-        differ; `ValueError` where it stands behind another transformation in a chain of optax, or inside of one that
-        calls it under a condition.
+        Transformation whose `update` raises the errors of `engine.jax.grouped_allreduce`; `MismatchError` if the ranks'
+        options or trees differ; `ValueError` if it follows another transformation in a chain of optax, or is called
+        under a condition by an outer one.
 
     Raises
     ------
     ValueError
-        Options that make no sense, alone or together.
+        An option is invalid, or contradicts another one.
 
     Examples
     --------
@@ -140,18 +141,18 @@ def distributed(
 def DistributedOptimizer(
     optimizer: optax.GradientTransformation, *, backward_passes_per_step: int = 1, **options: Any
 ) -> optax.GradientTransformationExtraArgs:
-    """`distributed` under the name that other frameworks have for it; `backward_passes_per_step` is its `every`.
+    """Call `distributed`, under the name of the other bindings; `backward_passes_per_step` is its `every`.
 
     Raises
     ------
     ValueError
-        As of `distributed`.
+        Same as for `distributed`.
     """
     return distributed(optimizer, every=backward_passes_per_step, **options)
 
 
 def _outermost(inner: Any) -> optax.GradientTransformationExtraArgs:
-    """A transformation that refuses to stand where it would see, or be called by, what is of one rank alone."""
+    """Wrap a transformation so that it refuses positions where its input or its calls would differ by rank."""
     supported = optax.with_extra_args_support(inner)
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
@@ -163,7 +164,7 @@ def _outermost(inner: Any) -> optax.GradientTransformationExtraArgs:
 
 
 def _reducing(options: Options) -> optax.GradientTransformation:
-    """A transformation without state that reduces all arrays of a tree in one call."""
+    """Make a transformation without state that reduces all arrays of a tree in one call."""
     number, prefix = claim_name(options)
     pairing = Pairing(options)
 
@@ -188,13 +189,13 @@ def _describe(leaf: Any) -> tuple[str, int]:
 
 
 def _name(prefix: str, names: Sequence[str]) -> str:
-    """The name of a step's call: the path of its first array, and how many there are besides."""
+    """Return the name of a step's call, from the path of its first array and the number of other arrays."""
     more = f" +{len(names) - 1}{order_suffix(names)}" if len(names) > 1 else ""
     return f"{prefix}{'.' if names[0] else ''}{names[0]}{more}"
 
 
 def _accumulating(stepping: Any, every: int, average: bool) -> optax.GradientTransformationExtraArgs:
-    """A transformation that adds up so many gradients, and gives their sum or average to `stepping`."""
+    """Make a transformation that accumulates `every` gradients, and passes their sum or average to `stepping`."""
 
     def init(params: Any) -> DistributedState:
         return DistributedState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, params), stepping.init(params))

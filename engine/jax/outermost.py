@@ -1,8 +1,8 @@
-"""Finds transformations of optax that give `distributed` what differs between ranks.
+"""Check for transformations of optax around `distributed` whose behaviour differs by rank.
 
-Optax calls what it wraps from functions of its own, so that these are the callers of an `update`, also while a program
-is traced. Where something stands before `distributed` in a chain, it sees the gradients of one rank alone. Where a
-condition decides whether the wrapped transformation is called, ranks may decide differently, and wait for each other.
+Optax calls wrapped transformations from its own functions, which are therefore on the stack of an `update`, even while
+a program is traced. A transformation before `distributed` in a chain sees the gradients of one rank alone. If a wrapped
+transformation is called under a condition, ranks may decide differently, and wait for each other.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _CHAINS = ("chain", "named_chain")
 
 
 def expect_outermost() -> None:
-    """Raise ValueError if optax's transformations around the caller's caller would see or decide what ranks do not.
+    """Raise ValueError if a transformation of optax around the caller's caller acts on one rank's gradients.
 
-    Walks up the callers until the first one of the program itself.
+    It walks up the stack to the first frame of the program itself.
     """
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
@@ -57,7 +57,7 @@ def _check(frame: FrameType) -> None:
 
 
 def _standing_before(local: dict[str, Any]) -> str:
-    """How many transformations of a chain come before the one that it calls now; empty if none does."""
+    """Return a text with the number of transformations before the running one in a chain; empty if there are none."""
     if "update_fns" in local and "fn" in local:
         stages, current = list(local["update_fns"]), local["fn"]
     elif "transforms" in local and "tx" in local:

@@ -1,12 +1,12 @@
-"""Collectives as primitives of JAX: what `jit`, `grad`, `vmap` and their like do with them.
+"""Collectives as primitives of JAX, with their rules for `jit`, `grad`, `vmap` and other transformations.
 
-Each kind of collective is one primitive of any number of arrays, which travel together. A primitive that is called with
-arrays calls the engine at once. Compiled for the processor, it is a call of `engine_ext/bindings/xla_call.c`, which
-answers with a future: as many collectives of a program are under way as its data allow, in any order. Only a program
-of few operations or small arrays XLA runs one after the other, and waits for each.
+Each kind of collective is one primitive of any number of arrays, which are sent together. With arrays, a primitive
+calls the engine at once. Compiled for the CPU, it calls `engine_ext/bindings/xla_call.c`, which returns a future. So
+collectives of a program run concurrently, in any order, as far as their data allow. But XLA runs programs with few
+operations or small arrays sequentially, and waits for each operation.
 
-To JAX a collective is a pure function: calls whose results nobody uses are left out, as `lax.psum` is. Every rank has
-to trace the same collectives.
+For JAX a collective is a pure function: calls with unused results are removed, like `lax.psum`. Every rank has to trace
+the same collectives.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from ..process_sets import ProcessSet, global_process_set
 from ..types import Op, Sum
 
 Shape = tuple[int, ...]
-Rows = tuple[int, ...]  # how many rows come from each rank
+Rows = tuple[int, ...]  # number of rows from each rank
 
-# Of the handler in programs, also in those that were saved: what their numbers mean is up to the version.
+# Name of the handler in programs. It has the version, since saved programs contain numbers that depend on it.
 TARGET = f"engine_collective_{__version__}"
 WIRES = {None: 0, "float16": 1, "bfloat16": 2, "tuned": 255}
 GROUP, MARKS_STEP = 1, 4  # ENGINE_CALL_* of engine_ext/bindings/calls.h
-LINGER_NS = 30_000  # how long a grouped call is driven by the thread of the program, which then is not woken
+LINGER_NS = 30_000  # time for which the program's thread drives a grouped call itself, so that none has to wake it
 TANGENT, AGAIN = ".tangent", ".again"
 _SPLITS = (
     "alltoall with splits is not for compiled programs, whose shapes are fixed while the rows that come are not known: "
@@ -48,28 +48,28 @@ _SPLITS = (
 
 @dataclass(frozen=True)
 class Settings:
-    """What a collective is called with beside its arrays and its name.
+    """Arguments of a collective, except for its arrays and its name.
 
     Attributes
     ----------
     process_set : ProcessSet
     op : Op
-        Of a reduction.
+        Operation of a reduction.
     prescale, postscale : float
     wire : str or None
-        The dtype in which float32 and float64 travel: a key of `WIRES`.
+        Dtype in which float32 and float64 are sent: a key of `WIRES`.
     root : int
-        Of a broadcast: a rank of the world.
+        World rank of the root of a broadcast.
     grouped : bool
-        Whether the arrays make one operation, also if there is one of them.
+        Whether the arrays form one grouped operation, even if there is only one.
     mathematical : bool
         Whether the gradients are mathematical (`engine.frameworks.backward`).
     optimizer : int or None
-        Number of the optimizer of whose step the end of this call is the end.
+        Number of the optimizer whose step this call completes; None: it completes none.
     splits : tuple of int or None
-        Of an all-to-all: rows for each rank; None: equally many.
+        Number of rows for each rank in an all-to-all; None: equal shares.
     rows : tuple of tuple of int or None
-        Of an allgather and an all-to-all: for each array how many rows come from each rank, if that is known.
+        Number of rows from each rank, for each array of an allgather or all-to-all; None: not known yet.
     """
 
     process_set: ProcessSet = global_process_set
@@ -86,20 +86,20 @@ class Settings:
 
 
 def shares(rows: int, size: int) -> Rows:
-    """How many rows each rank keeps by a reduce-scatter."""
+    """Return the number of rows that each rank receives from a reduce-scatter."""
     return tuple(rows // size + (rank < rows % size) for rank in range(size))
 
 
 class Collective:
-    """One kind of collective, as a primitive.
+    """Base class of the kinds of collectives, each of which is a primitive.
 
-    Where a method of a subclass takes the shape of an array, that is the shape on this rank.
+    Shapes in arguments of its methods are those of arrays on this rank.
     """
 
     kind: str
-    by_rows = False  # whether the first dimension is divided among ranks, or put together from them
-    in_place = False  # whether a result takes the memory of its array; XLA copies one that is used otherwise
-    gathers = False  # whether the rows that came from each rank, int32[arrays, ranks], are a further result
+    by_rows = False  # whether the first dimension is divided among ranks, or concatenated from them
+    in_place = False  # whether a result reuses the memory of its array; XLA copies an array that has other users
+    gathers = False  # whether the numbers of rows from each rank, int32[arrays, ranks], are an additional result
 
     def __init__(self) -> None:
         self.primitive = Primitive(f"engine_{self.kind}")
@@ -114,11 +114,11 @@ class Collective:
         mlir.register_lowering(self.primitive, self._lower_elsewhere)
 
     def __call__(self, arrays: Sequence[Any], name: str | None, settings: Settings) -> list[Any]:
-        """The results for some arrays or tracers."""
+        """Return the results for arrays or tracers."""
         return self.bind(arrays, name, settings)[: len(arrays)]
 
     def bind(self, arrays: Sequence[Any], name: str | None, settings: Settings) -> list[Any]:
-        """The results for some arrays or tracers, and with `gathers` how many rows came from each rank."""
+        """Return the results for arrays or tracers, and with `gathers` the numbers of rows from each rank."""
         if name is None and any(is_compiled(array) for array in arrays):
             raise ArgumentError(
                 f"{self.kind} needs a name inside jit, scan, while_loop or cond, since compiled programs may call it in"
@@ -126,25 +126,25 @@ class Collective:
             )
         return list(self.primitive.bind(*arrays, name=name, settings=settings))
 
-    # What kinds differ in.
+    # Methods that kinds define.
 
     def run(self, arrays: list[Any], name: str | None, settings: Settings) -> list[Any]:
-        """The results for arrays, at once."""
+        """Run the collective on arrays, and return its results."""
         raise NotImplementedError
 
     def shape(self, shape: Shape, index: int, settings: Settings) -> Shape:
-        """The shape of the result for array number `index`."""
+        """Return the shape of the result for array number `index`."""
         return shape
 
     def rows(self, shape: Shape, index: int, settings: Settings) -> Rows:
-        """How many rows come from each rank for array number `index`."""
+        """Return the number of rows from each rank for array number `index`."""
         raise NotImplementedError
 
     def backward(self, gradients: list[Any], shapes: list[Shape], name: str | None, settings: Settings) -> list[Any]:
-        """The gradients of the inputs, from those of the results."""
+        """Compute the gradients of the inputs from those of the results."""
         raise NotImplementedError
 
-    # What all have in common.
+    # Methods that all kinds have in common.
 
     def _call(self, *arrays: Any, name: str | None, settings: Settings) -> list[Any]:
         return self.run(list(arrays), name, settings)
@@ -183,7 +183,7 @@ class Collective:
         return [by_index.get(k) for k in range(len(inputs))]
 
     def _batch(self, arrays: Any, axes: Any, *, name: str | None, settings: Settings) -> tuple[list[Any], list[Any]]:
-        if self.by_rows:  # The mapped dimension goes behind the rows.
+        if self.by_rows:  # The mapped dimension is moved after the rows.
             arrays = [
                 array if axis is None else jax.numpy.moveaxis(array, axis, 1)
                 for array, axis in zip(arrays, axes, strict=True)
@@ -193,7 +193,7 @@ class Collective:
         return results, [*axes, *[None] * (len(results) - len(axes))]
 
     def _partial_eval(self, saveable: Any, unknown: Any, instantiated: Any, equation: Any) -> Any:
-        """What `jax.checkpoint` computes again has another name: nothing keeps it from running beside the first."""
+        """Rename collectives that `jax.checkpoint` recomputes, since they may run concurrently with the first ones."""
         missing = [
             atom
             for atom, there in zip(equation.invars, instantiated, strict=True)
@@ -233,7 +233,7 @@ class Collective:
         )
 
     def _attributes(self, shapes: list[Shape], settings: Settings) -> dict[str, Any]:
-        """The attributes of a call in a compiled program."""
+        """Return the attributes of a call in a compiled program."""
         process_set = settings.process_set
         placed = self.by_rows
         if settings.splits is not None:
@@ -258,10 +258,10 @@ class Collective:
 
 
 class Allreduce(Collective):
-    """The gradient of a sum over ranks is the sum of the gradients; of an average, their average; so of Adasum."""
+    """Allreduce, whose gradient is the same reduction of the gradients: Sum, Average or Adasum."""
 
     kind = "allreduce"
-    in_place = True  # Gradients are computed, reduced, and not looked at again.
+    in_place = True  # Local gradients are usually not used after their reduction.
 
     def run(self, arrays: list[Any], name: str | None, settings: Settings) -> list[Any]:
         s = settings
@@ -276,7 +276,7 @@ class Allreduce(Collective):
 
 
 class Broadcast(Collective):
-    """The gradient flows back to the root."""
+    """Broadcast, whose gradient flows back to the root."""
 
     kind = "broadcast"
 
@@ -287,11 +287,11 @@ class Broadcast(Collective):
         reducing = Settings(settings.process_set, combining(settings.mathematical), mathematical=settings.mathematical)
         [total] = ALLREDUCE(gradients, name, reducing)
         is_root = np.bool_(place.rank() == settings.root)
-        return [jax.numpy.where(is_root, total, jax.numpy.zeros_like(total))]  # The others take part in it, too.
+        return [jax.numpy.where(is_root, total, jax.numpy.zeros_like(total))]  # All ranks take part in the allreduce.
 
 
 class Allgather(Collective):
-    """The gradient of this rank's rows comes back by a reduce-scatter, if that divides them as the ranks gave them."""
+    """Allgather, whose gradient is a reduce-scatter if that divides the rows in the same way, else an allreduce."""
 
     kind = "allgather"
     by_rows = gathers = True
@@ -328,7 +328,7 @@ class Allgather(Collective):
 
 
 class Reducescatter(Collective):
-    """The gradient of each row comes from the rank that it went to."""
+    """Reduce-scatter, whose gradient of each row comes from the rank that received the row."""
 
     kind = "reducescatter"
     by_rows = True
@@ -355,7 +355,7 @@ class Reducescatter(Collective):
 
 
 class Alltoall(Collective):
-    """The gradient goes back the way the rows came."""
+    """All-to-all, whose gradient is sent back to the ranks from which the rows came."""
 
     kind = "alltoall"
     by_rows = gathers = True
@@ -395,7 +395,7 @@ REDUCESCATTER, ALLTOALL = Reducescatter(), Alltoall()
 
 
 def register_handler() -> None:
-    """Tell JAX of the compiled handler, before the first program is compiled: one that was saved needs it, too."""
+    """Register the compiled handler with JAX, before the first program is compiled or loaded from a cache."""
     loaded = ctypes.CDLL(library("xla_call"))
     loaded.engine_xla_use.argtypes = [ctypes.c_void_p]
     loaded.engine_xla_use.restype = None
@@ -404,7 +404,7 @@ def register_handler() -> None:
 
 
 def expect_one_device() -> None:
-    """Raise unless the processor is one device here: XLA would call a collective once for each, all with one name."""
+    """Raise EngineError unless JAX has one CPU device, since XLA would call a collective once for each device."""
     try:
         count = len(jax.local_devices(backend="cpu"))
     except RuntimeError as error:
@@ -420,12 +420,12 @@ def expect_one_device() -> None:
 
 
 def is_compiled(value: Any) -> bool:
-    """Whether a value stands for one in a program that will be compiled."""
+    """Return whether a value is a tracer of a program that will be compiled."""
     return isinstance(_innermost(value), pe.DynamicJaxprTracer)
 
 
 def _innermost(value: Any) -> Any:
-    """What a tracer of `grad` or `vmap` is made of: an array, or a tracer of a program."""
+    """Unwrap tracers of `grad` and `vmap` to an array, or to a tracer of a program."""
     while isinstance(value, jax.core.Tracer) and not isinstance(value, pe.DynamicJaxprTracer):
         inner = getattr(value, "primal", getattr(value, "val", None))
         if inner is None:
@@ -435,13 +435,13 @@ def _innermost(value: Any) -> Any:
 
 
 def _no_tangent(result: Any) -> Any:
-    """The tangent of a result that does not depend on what is differentiated."""
+    """Return the zero tangent of a result that does not depend on the differentiated inputs."""
     floating = jax.numpy.issubdtype(result.dtype, jax.numpy.inexact)
     return ad.Zero(jax.core.ShapedArray(result.shape, result.dtype if floating else jax.dtypes.float0))
 
 
 def _known_rows(rows: Any, members: list[int]) -> tuple[Rows, ...] | None:
-    """The rows that came from each rank, of some arrays; None if they are not known yet."""
+    """Return the numbers of rows from each rank for the arrays `members`; None if they are not known yet."""
     found = _innermost(rows)
     if isinstance(found, jax.core.Tracer):
         return None
@@ -449,5 +449,5 @@ def _known_rows(rows: Any, members: list[int]) -> tuple[Rows, ...] | None:
 
 
 def _saves(policy: Any) -> bool:
-    """Whether what a policy of `jax.checkpoint` says about a result is to keep it, not to compute it again."""
+    """Return whether the answer of a `jax.checkpoint` policy is to save a result, not to recompute it."""
     return policy if isinstance(policy, bool) else type(policy).__name__ != "RecomputeType"

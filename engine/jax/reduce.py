@@ -1,4 +1,4 @@
-"""The gradients of one step over all ranks, in one grouped call: what `distributed` and Keras call."""
+"""Reduction of the gradients of one step over all ranks in one grouped call, for `distributed` and Keras."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def reduce_arrays(arrays: Sequence[Any], name: str, options: Options, number: in
     ----------
     arrays : sequence of jax.Array
     name : str
-        Equal on all ranks.
+        Name of the call, equal on all ranks.
     options : Options
-        Of these `op`, `process_set`, `compression`, `prescale` and `postscale`.
+        Options `op`, `process_set`, `compression`, `prescale` and `postscale` are used.
     number : int
-        Of the optimizer, a step of which ends with this; -1: of none.
+        Number of the optimizer whose step this completes; -1: none.
 
     Returns
     -------

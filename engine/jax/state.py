@@ -1,4 +1,4 @@
-"""Give every rank the arrays of one, compare them, and wait for programs that still run before the engine ends."""
+"""Broadcast and comparison of pytrees between ranks, and the wait for running programs before the engine ends."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ from ..host.patience import Patience
 from ..process_sets import ProcessSet, global_process_set
 from .adapter import expect_host
 
-_LOOK = 0.002  # seconds between two looks at arrays that are being computed
+_LOOK = 0.002  # seconds between two polls of arrays that are being computed
 _place: tuple[int, int] | None = None  # rank and size of the world for which programs are compiled
 
 
 def broadcast_pytree(tree: Any, root_rank: int = 0, process_set: ProcessSet = global_process_set) -> Any:
-    """Give every rank the pytree of one: parameters, the state of an optimizer, random keys. Collective.
+    """Send the pytree of one rank to every rank: parameters, the state of an optimizer, random keys. Collective.
 
     Parameters
     ----------
     tree : pytree
-        With the same paths, dtypes and shapes on all ranks, in whatever order. Its arrays may be of JAX or NumPy. Other
-        leaves travel pickled, and so do arrays of dtypes that the engine does not take, such as int4 and strings.
+        Tree with the same paths, dtypes and shapes on all ranks, in any order. Its arrays may be of JAX or NumPy. Other
+        leaves are sent pickled, and so are arrays of dtypes that the engine does not support, such as int4 and strings.
     root_rank : int
-        Whose values.
+        World rank whose values are sent.
     process_set : ProcessSet, optional
-        Whose ranks take part; the root is one of them, by its rank in the world.
+        Process set whose ranks take part, including the root.
 
     Returns
     -------
     pytree
-        A new one, of the same structure.
+        New tree of the same structure.
 
     Raises
     ------
     MismatchError
         The ranks' structures, dtypes or shapes differ; all ranks raise it.
     UnsupportedTensorError
-        An array that the engine cannot read, such as a tracer: it is for arrays, outside of `jit`.
+        The engine cannot read an array, such as a tracer inside `jit`.
     """
     if runtime.is_waiting():
-        return tree  # The first thing in a world is that all take over the state of one.
+        return tree  # A world begins with a broadcast of the elastic state.
     try:
         named, structure = _flat(tree)
         sent = {path: _plain(path, leaf) for path, leaf in named.items() if _is_array(leaf)}
@@ -77,14 +77,14 @@ def check_consistency(tree: Any, name: str | None = None, process_set: ProcessSe
     Parameters
     ----------
     tree : pytree
-        Of arrays, numbers and strings.
+        Tree of arrays, numbers and strings.
     name : str, optional
-        Equal on all ranks.
+        Name of the operation, equal on all ranks.
 
     Raises
     ------
     MismatchError
-        As of `engine.check_consistency`, by the paths of leaves.
+        Same as for `engine.check_consistency`; it names leaves by their paths.
     """
     try:
         named, _ = _flat(tree)
@@ -96,15 +96,15 @@ def check_consistency(tree: Any, name: str | None = None, process_set: ProcessSe
 
 
 def wait_for_programs(timeout: float) -> str | None:
-    """Wait until programs on the processor have ended: collectives of theirs may still be to come.
+    """Wait until programs on the CPU have ended, since they may still submit collectives.
 
-    Waits for those whose results somebody holds, and for all that this thread has dispatched: JAX runs what a thread
-    dispatches one after the other, so that a program which is dispatched now ends when the others have.
+    It waits for programs whose results are alive, and for all that this thread has dispatched. JAX runs the programs of
+    a thread one after the other, so a program that is dispatched now ends after the others.
 
     Returns
     -------
     str or None
-        What still runs after `timeout` seconds, if anything does.
+        Description of the work that still runs after `timeout` seconds; None if all has ended.
     """
     try:
         [*_, processor] = jax.local_devices(backend="cpu")
@@ -126,16 +126,17 @@ def _plus_one(number: Any) -> Any:
 
 
 def _flat(tree: Any) -> tuple[dict[str, Any], Any]:
-    """Leaves by their paths, each once, and the structure."""
+    """Return the leaves of a tree by unique paths, and its structure."""
     paths, leaves, structure = flatten(tree)
     return dict(zip(unique_names(map(jax.tree_util.keystr, paths)), leaves, strict=True)), structure
 
 
 def flatten(tree: Any) -> tuple[list[tuple[Any, ...]], list[Any], Any]:
-    """The paths of a tree's leaves, the leaves, and the structure.
+    """Return the paths of a tree's leaves, the leaves, and the structure.
 
-    A class may be registered without keys: JAX numbers the children of its nodes. If it keeps as many different strings
-    beside them, as one does that holds a dict, these are the keys, so that ranks pair children by name in any order.
+    If a class is registered without keys, JAX numbers the children of its nodes. If such a node has the same number of
+    unique strings as auxiliary data, as one with a dict does, these are used as keys. So ranks match children by name,
+    in any order.
     """
     named, structure = jax.tree_util.tree_flatten_with_path(tree)
     paths = [path for path, _ in named]
@@ -145,7 +146,7 @@ def flatten(tree: Any) -> tuple[list[tuple[Any, ...]], list[Any], Any]:
 
 
 def _with_keys(structure: Any, paths: list[list[Any]], depth: int) -> list[list[Any]]:
-    """The paths of the leaves below a node at a depth, with its keys in place of the numbers of its children."""
+    """Return the paths of the leaves below a node at a depth, with its keys instead of its children's numbers."""
     node, children = structure.node_data(), structure.children()
     keys = node[1] if node is not None and isinstance(node[1], tuple | list) else ()
     are_keys = all(isinstance(key, str) for key in keys) and len(children) == len(keys) == len(set(keys))
@@ -160,10 +161,10 @@ def _with_keys(structure: Any, paths: list[list[Any]], depth: int) -> list[list[
 
 
 def path_names(paths: Sequence[Any]) -> list[str]:
-    """Names of the leaves at these paths, each once, in whatever order they are.
+    """Return unique names of the leaves at these paths, independent of their order.
 
-    They are short, such as `layer/bias`. Those that would be alike, as of the keys `1` and `"1"`, are written as in
-    Python.
+    They are short, such as `layer/bias`. Names that would be equal, such as those of the keys `1` and `"1"`, are
+    written as in Python.
     """
     short = [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
     counts = Counter(short)
@@ -177,18 +178,18 @@ def _is_array(leaf: Any) -> bool:
 
 
 def _is_taken(dtype: Any) -> bool:
-    """Whether arrays of a dtype are sent as they are, and not pickled."""
+    """Return whether arrays of a dtype are sent without pickling."""
     kind = np.dtype(dtype)
     return kind == jax.numpy.bfloat16 or (kind.kind in "biufc" and kind.itemsize <= (16 if kind.kind == "c" else 8))
 
 
 def _is_key(leaf: Any) -> bool:
-    """Whether a leaf is an array of random keys, which have a dtype of their own."""
+    """Return whether a leaf is an array of random keys, which have a dtype of their own."""
     return isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _plain(path: str, leaf: Any) -> Any:
-    """A leaf as an array of numbers that the engine reads."""
+    """Convert a leaf to an array of numbers that the engine can read."""
     if isinstance(leaf, jax.core.Tracer):
         raise UnsupportedTensorError(f"{path or 'the tree'} is a tracer: this is for arrays, outside of jit")
     plain = jax.random.key_data(leaf) if _is_key(leaf) else leaf
@@ -198,12 +199,12 @@ def _plain(path: str, leaf: Any) -> Any:
 
 
 def _like(leaf: Any, result: Any) -> Any:
-    """A result as a leaf of the kind that was given."""
+    """Convert a result to random keys if the given leaf had them; else return it unchanged."""
     return jax.random.wrap_key_data(result, impl=jax.random.key_impl(leaf)) if _is_key(leaf) else result
 
 
 def forget_programs() -> None:
-    """Have programs compiled anew in a world of another size, or with another rank: the shapes in them go by both."""
+    """Discard compiled programs if size or rank differ from the previous world, since shapes depend on both."""
     global _place
     if _place != (now := (place.rank(), place.size())):
         _place = now
