@@ -1,4 +1,4 @@
-"""The binding of MXNet 1.9: `import engine.mxnet as hvd` in place of `import horovod.mxnet as hvd`."""
+"""Binding of MXNet 1.9: `import engine.mxnet as hvd` replaces `import horovod.mxnet as hvd`."""
 
 from __future__ import annotations
 

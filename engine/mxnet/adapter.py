@@ -1,8 +1,8 @@
-"""The adapter of MXNet's arrays, which are computed when somebody waits for them: the engine does, and then lends them.
+"""Adapter of MXNet's arrays, which MXNet computes asynchronously, and which are used once they are complete.
 
-`NDArray` speaks neither DLPack nor the buffer protocol, but makes capsules. Making one that is for writing waits for
-whatever MXNet's own engine has still to read from the array or to write to it; the pointer alone does not wait. So an
-array is reduced in place, and what MXNet computes afterwards reads the result.
+`NDArray` has neither DLPack methods nor the buffer protocol, but creates DLPack capsules. Creating a capsule for
+writing waits for all queued reads and writes of the array in MXNet; reading the pointer alone does not. So an array is
+reduced in place, and later computations of MXNet read the result.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from ..errors import UnsupportedTensorError
 
 
 class MXNetAdapter(ProtocolAdapter):
-    """`mxnet.nd.NDArray` and `mxnet.np.ndarray`, dense and in main memory."""
+    """Adapter for `mxnet.nd.NDArray` and `mxnet.np.ndarray`, dense and in main memory."""
 
     def store(self, tensor: Any, result: Any) -> None:
         own = self._view(tensor)
         if own.ctypes.data == result.ctypes.data:
-            return  # the result is there already
+            return  # The result is in place already.
         tensor[:] = result.reshape(tensor.shape)
 
     def result(self, tensor: Any, output: Any) -> Any:
@@ -43,18 +43,18 @@ class MXNetAdapter(ProtocolAdapter):
         return tensor.astype(dtype), tensor.dtype
 
     def _view(self, tensor: Any) -> Any:
-        """A NumPy array in the memory of an array, when all that MXNet has queued for it is done; of bool, a copy."""
+        """Wait for MXNet's queued work on an array, and return a NumPy view of it; of bool, a copy."""
         check(tensor)
-        if np.dtype(tensor.dtype) == np.bool_:  # its capsule says that an element has one bit
+        if np.dtype(tensor.dtype) == np.bool_:  # Its capsule wrongly declares elements of one bit.
             return tensor.asnumpy()
         lent = np.from_dlpack(_Lender(tensor))
-        memory = lent.__array_interface__  # NumPy lends no memory of DLPack for writing
+        memory = lent.__array_interface__  # NumPy makes arrays from DLPack read-only.
         address, _ = memory["data"]
         return np.asarray(SimpleNamespace(lent=lent, __array_interface__={**memory, "data": (address, False)}))
 
 
 class _Lender:
-    """An array that speaks DLPack."""
+    """Wrapper of an array with the methods of DLPack."""
 
     def __init__(self, tensor: Any) -> None:
         self._tensor = tensor
@@ -67,7 +67,7 @@ class _Lender:
 
 
 def check(tensor: Any) -> None:
-    """Raise UnsupportedTensorError unless the engine can work on an array. It waits for nothing."""
+    """Raise UnsupportedTensorError unless the engine supports an array. It does not wait for MXNet."""
     if tensor.stype != "default":
         raise UnsupportedTensorError(
             f"an array is stored as {tensor.stype}; the engine takes dense ones: use tostype('default')"

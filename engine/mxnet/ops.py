@@ -1,7 +1,7 @@
-"""Collectives on MXNet's arrays, with the names, argument order and defaults that Horovod's users know.
+"""Collectives on MXNet's arrays, with Horovod's names, argument order and defaults.
 
-No gradients flow through them. `priority` is accepted and has no meaning: the engine's schedule is the same on all
-ranks, whatever each of them prefers.
+No gradients flow through them. `priority` is accepted and has no effect, since the engine's schedule is the same on all
+ranks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ORDERS = {
 
 
 def _alltoall(tensor: Any, splits: Any, *arguments: Any) -> Any:
-    """As `engine.alltoall`, with splits that may be an array of MXNet, whose elements are no integers."""
+    """Call `engine.alltoall`, after converting splits in an array of MXNet, whose elements are not integers."""
     if isinstance(splits, mxnet.nd.NDArray):
         splits = splits.asnumpy()
     return collectives.alltoall(tensor, splits, *arguments)

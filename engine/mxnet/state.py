@@ -1,4 +1,4 @@
-"""Give every rank the parameters of one."""
+"""Broadcast of one rank's parameters to all ranks."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from .adapter import check
 def broadcast_parameters(
     params: Any, root_rank: int = 0, prefix: str | None = None, process_set: ProcessSet = global_process_set
 ) -> None:
-    """Give every rank the parameters of one, in place. Collective.
+    """Copy the parameters of one rank to every rank, in place. Collective.
 
-    Parameters whose shape is not known before the first forward pass are broadcast in it, when they are initialised.
+    Parameters whose shape is unknown before the first forward pass are broadcast in it, after their initialisation.
 
     Parameters
     ----------
     params : mapping of str to mxnet.nd.NDArray or gluon.Parameter
         `net.collect_params()`, or the arguments or auxiliary states of a module.
     root_rank : int
-        Whose values.
+        World rank whose values are sent.
     prefix : str, optional
-        Accepted for scripts that have it, and without effect.
+        Accepted for existing scripts, and without effect.
     process_set : ProcessSet, optional
-        Whose ranks take part; the root is one of them, by its rank in the world.
+        Process set whose ranks take part, including the root.
 
     Raises
     ------
     MismatchError
         The ranks' names, dtypes or shapes differ; all ranks raise it, before anything is changed.
     TypeError, UnsupportedTensorError
-        `params` is no mapping; an entry is no array, or a sparse one, or on a device.
+        `params` is not a mapping; or an entry is not an array, is sparse, or is not in main memory.
     """
     if runtime.is_waiting():
-        return  # The first thing in a world is that all take over the state of one.
+        return  # A world begins with a broadcast of the elastic state.
     try:
         if not callable(getattr(params, "items", None)):
             raise TypeError(f"broadcast_parameters takes a mapping, not a {type(params).__qualname__}")
@@ -62,7 +62,7 @@ def broadcast_parameters(
 
 
 def _arrays_of(name: str, value: Any, later: dict[str, Any]) -> dict[str, Any]:
-    """The arrays of one entry by name; a parameter that has none yet goes to `later`."""
+    """Return the arrays of one entry by name; a parameter that has none yet is added to `later`."""
     if isinstance(value, gluon.Parameter):
         if value._deferred_init:
             later[name] = value
@@ -79,7 +79,7 @@ def _arrays_of(name: str, value: Any, later: dict[str, Any]) -> dict[str, Any]:
 
 
 def _broadcast_when_initialised(parameter: Any, name: str, root_rank: int, process_set: ProcessSet) -> None:
-    """Have the first forward pass, which tells a parameter's shape, broadcast its first values."""
+    """Broadcast the initial values of a parameter in the first forward pass, which determines its shape."""
 
     def initialise(*arguments: Any) -> None:
         del parameter._init_impl

@@ -1,4 +1,4 @@
-"""Optimizers of MXNet, and gluon's trainer, that reduce gradients over all ranks."""
+"""Optimizers of MXNet, and a trainer of gluon, that reduce gradients over all ranks."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ BROADCAST = "engine.mxnet.broadcast_parameters(net.collect_params(), root_rank={
 
 
 class Reduction:
-    """How the gradients of one optimizer are reduced. Making one is collective.
+    """Reduction of the gradients of one optimizer. Its construction is collective.
 
     Parameters
     ----------
     given : dict
-        The arguments of `DistributedOptimizer`, by their names.
+        Arguments of `DistributedOptimizer`, by name.
     """
 
     def __init__(self, **given: Any) -> None:
@@ -34,18 +34,17 @@ class Reduction:
         if options.op is Adasum or isinstance(options.compression, Scheme):
             what = "op=Adasum" if options.op is Adasum else type(options.compression).__name__
             raise ValueError(f"the binding of MXNet has no {what}: leave it out, or train with engine.torch")
-        self.included = options.process_set.included()  # else this rank trains by itself
+        self.included = options.process_set.included()  # if False, this rank trains by itself
         self.number, self.prefix = claim_name(options)
         self._pairing = Pairing(options)
-        self._marking: str | None = None  # the first gradients of a step
+        self._marking: str | None = None  # name of the first call in a step
         if self.included:
             expect_agreement(options, {})
 
     def reduce(self, gradients: Sequence[Any], names: Sequence[str]) -> None:
         """Reduce gradients in place, as one group, once MXNet has computed them. Collective.
 
-        Ranks compare them by their names, dtypes and shapes when these names come for the first time, and all go
-        through them in one order.
+        Ranks compare names, dtypes and shapes when the names occur for the first time, and use the same order.
         """
         if not self.included or not gradients:
             return
@@ -75,16 +74,16 @@ class Distributed:
 
     _engine: Reduction
     _kind: type
-    _reduced = False  # within `update_multi_precision`, which may call `update`
+    _reduced = False  # True inside `update_multi_precision`, which may call `update`
 
     def update(self, index: Any, weight: Any, grad: Any, state: Any) -> Any:
-        """As the optimizer's own, with gradients that are reduced over all ranks before."""
+        """Reduce gradients over all ranks, and update weights like the optimizer's own method."""
         if not self._reduced:
             self._reduce(index, grad)
         return super().update(index, weight, grad, state)  # type: ignore[misc]
 
     def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> Any:
-        """As the optimizer's own, with gradients that are reduced over all ranks before."""
+        """Reduce gradients over all ranks, and update weights like the optimizer's own method."""
         self._reduce(index, grad)
         self._reduced = True
         try:
@@ -93,20 +92,20 @@ class Distributed:
             self._reduced = False
 
     def _reduce(self, index: Any, grad: Any) -> None:
-        """Reduce the gradients of one call, which has a list of them or one."""
+        """Reduce the gradients of one call, which has one gradient or a list of them."""
         several = isinstance(index, list | tuple)
         known = self.idx2name  # type: ignore[attr-defined]
         names = [str(known.get(each, each)) for each in (index if several else [index])]
         self._engine.reduce(list(grad) if several else [grad], names)
 
     def unwrap(self) -> Any:
-        """Give the optimizer its own class back. Returns it."""
+        """Restore the optimizer's own class. Returns the optimizer."""
         self.__class__ = self._kind
         del self._engine
         return self
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # A copy, or what a pickle brings back, is a plain optimizer.
+        # A copied or unpickled optimizer is a plain one.
         state = {name: value for name, value in vars(self).items() if name != "_engine"}
         return object.__new__, (self._kind,), state
 
@@ -122,19 +121,20 @@ def DistributedOptimizer(
 ) -> Any:
     """Make an optimizer reduce gradients over all ranks before it uses them. Collective.
 
-    With gluon use `DistributedTrainer`, which reduces all gradients of a step at once. This one is for the `Module` API
-    and for loops that call an updater; each call of the optimizer's `update` is collective.
+    With gluon use `DistributedTrainer`, which reduces all gradients of a step at once. This function is for the
+    `Module` API and for loops that call an updater; each call of the optimizer's `update` is collective.
 
     Parameters
     ----------
     optimizer : mxnet.optimizer.Optimizer
-        Stays the same object; its class becomes a subclass of the same name.
+        Optimizer to wrap. It stays the same object; its class becomes a subclass of the same name.
     gradient_predivide_factor : float
-        With `Average`: divide by it before the ranks' gradients are added, and by the world size over it after.
+        Divisor of the ranks' gradients before they are added, with `Average`; the sum is divided by the world size over
+        this factor.
     num_groups : int
-        Accepted for scripts that have it, and without effect: gradients that come together travel together.
+        Accepted for existing scripts, and without effect: gradients of one call are sent together.
     process_set : ProcessSet
-        Whose ranks reduce their gradients with each other. A rank that is not in it trains by itself.
+        Process set whose ranks reduce their gradients with each other. A rank that is not in it trains by itself.
     compression : optional
         `Compression.none`, `fp16`, `bf16` or `tuned`, or a compressor of one's own.
     op : Op
@@ -148,9 +148,9 @@ def DistributedOptimizer(
     Raises
     ------
     TypeError
-        Not an optimizer.
+        `optimizer` is not an optimizer.
     ValueError
-        Numbers that make no sense; Adasum; an optimizer that is wrapped already.
+        A number is out of range, `op` is Adasum, or the optimizer is wrapped already.
     MismatchError
         The ranks' options differ.
     """
@@ -177,32 +177,32 @@ def DistributedOptimizer(
 
 
 class DistributedTrainer(gluon.Trainer):
-    """gluon's `Trainer`, which reduces gradients over all ranks in each `step` or `allreduce_grads`. Making it is
-    collective.
+    """gluon's `Trainer`, with gradients that are reduced over all ranks in each `step` or `allreduce_grads`.
 
-    The batch size that `step` is given is this rank's: gradients are averaged over ranks.
+    Its construction is collective. The batch size that is passed to `step` is that of this rank, since gradients are
+    averaged over ranks.
 
     Parameters
     ----------
     params : ParameterDict, dict or list of Parameter
-        On one context in main memory; with dense values and gradients.
+        Parameters on one context in main memory, with dense values and gradients.
     optimizer : str or mxnet.optimizer.Optimizer
-        Not a wrapped one: such a one is unwrapped, with a warning.
+        Plain optimizer, or its name. A wrapped one is unwrapped, with a warning.
     optimizer_params : dict, optional
         Arguments of an optimizer that is given by its name.
     compression, gradient_predivide_factor, num_groups, process_set, op
-        As for `DistributedOptimizer`.
+        Same as for `DistributedOptimizer`.
     prefix : str, optional
-        Accepted for scripts that have it, and without effect: trainers are told apart by their order.
+        Accepted for existing scripts, and without effect: trainers are distinguished by their order.
     check_parameters : bool
-        Compare the ranks' parameters in the first step, once, and log a warning if they differ.
+        Whether to compare the ranks' parameters in the first step, once, and log a warning if they differ.
 
     Raises
     ------
     EngineError
-        Parameters on several contexts; sparse ones.
+        Parameters are on several contexts, or sparse.
     ValueError, MismatchError
-        As of `DistributedOptimizer`.
+        Same as for `DistributedOptimizer`.
     """
 
     def __init__(
@@ -238,7 +238,7 @@ class DistributedTrainer(gluon.Trainer):
         self._begun = not (check_parameters and self._reduction.included)
 
     def _allreduce_grads(self) -> None:
-        """Reduce all gradients as one group: gluon calls it in `step` and in `allreduce_grads`."""
+        """Reduce all gradients as one group. gluon calls this in `step` and in `allreduce_grads`."""
         trained = [each for each in self._params if each.grad_req != "null"]
         if not self._begun:
             self._begun = True
