@@ -62,7 +62,7 @@ class Adapter(Protocol):
 
 
 class NumpyAdapter:
-    """`numpy.ndarray`, its subclasses (results are plain arrays) and NumPy's scalars (results are 0-d arrays)."""
+    """Adapter for `numpy.ndarray`, its subclasses (results are plain arrays) and NumPy scalars (results are 0-d)."""
 
     def input(self, tensor: Any) -> Any:
         if type(tensor) is np.ndarray and tensor.flags.carray:
@@ -146,7 +146,7 @@ _adapters: dict[type, Adapter] = {}
 
 
 def register(kind: type, adapter: Adapter) -> None:
-    """Use `adapter` for tensors of `kind` and of its subclasses."""
+    """Register an adapter for tensors of a class and its subclasses."""
     _adapters[kind] = adapter
 
 

@@ -81,7 +81,7 @@ class TunedCompressor(Compressor):
 
 
 class Compression:
-    """The compressors that come with the engine."""
+    """Compressors that come with the engine."""
 
     none = NoneCompressor
     fp16 = FP16Compressor

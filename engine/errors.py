@@ -62,7 +62,7 @@ __all__ = [
 
 
 class ConfigError(EngineError, ValueError):
-    """A setting, or a variable that a launcher set, has a value that it cannot have."""
+    """A setting, or a variable of a launcher, has an invalid value."""
 
 
 class CalledOff(RendezvousError):

@@ -205,7 +205,7 @@ def _described(sets: Sequence[ProcessSet]) -> str:
 
 
 def tell_failure(world: World, generation: int, error: Exception) -> None:
-    """Tell the ranks that wait for this one why it cannot start. Takes about `TELLING` at most."""
+    """Tell the ranks that wait for this one why it cannot start. Takes about `messages.TELLING` seconds at most."""
     if world.size == 1:
         return
     settings = config.Config()  # The defaults, since this process's settings may be invalid.

@@ -353,9 +353,9 @@ def _wait(settings: Mapping[str, Any], process_sets: ProcessSets) -> None:
 def enter(world: World, called_off: CallOff | None = None) -> None:
     """End the current world, if any, and enter the next one. Collective over the next one.
 
-    The process keeps the settings of `init`, process sets whose ranks the new world has, wrapped optimizers with the
-    state of their compression, knobs, the page of counters and the metrics service. Operations in flight end with an
-    error, and names are counted from 0 again.
+    The process keeps the settings of `init`, its knobs, its page of counters and its metrics service. It keeps process
+    sets whose ranks the new world has, and wrapped optimizers with the state of their compression. Operations that are
+    still in flight end with an error, and names are counted from 0 again.
 
     Parameters
     ----------

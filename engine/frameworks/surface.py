@@ -39,9 +39,9 @@ PARAMETERS = {
     "prescale_factor": "prescale_factor: float = 1.0",
     "postscale_factor": "postscale_factor: float = 1.0",
     "process_set": "process_set: ProcessSet = global_process_set",
-    # Of MXNet's functions; it has no meaning here.
+    # Parameter of MXNet's functions, without effect here.
     "priority": "priority: int = 0",
-    # Of TensorFlow's functions; they have no meaning here.
+    # Parameters of TensorFlow's functions, without effect here.
     "device_dense": 'device_dense: str = ""',
     "device_sparse": 'device_sparse: str = ""',
     "ignore_name_scope": "ignore_name_scope: bool = False",
