@@ -121,7 +121,7 @@ def detect(environ: Mapping[str, str], agree: Callable[[World], World | None] | 
 
 
 def find_place(environ: Mapping[str, str]) -> World:
-    """Find this process's place without the meeting address. Parameters and errors are those of `detect`."""
+    """Find this process's place like `detect`, but without the meeting address and checks of several hosts."""
     found: list[World] = []
     incomplete: list[_Incomplete] = []
     for launcher in LAUNCHERS:
