@@ -1,4 +1,4 @@
-"""The tests, as one package: a module imports what it shares with others by relative names, on ranks too."""
+"""The tests, as one package: modules import shared code by relative names, also on ranks."""
 
 import contextlib
 

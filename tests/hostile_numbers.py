@@ -1,4 +1,4 @@
-"""Numbers that a peer may tell to do harm: at limits, beside them, and such that sums and products wrap."""
+"""Numbers that a malicious peer may send: at limits, beside limits, and such that sums and products wrap."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ EDGES = (0, 1, 2, 3, 7, 8, 63, 64, 255, 256, 4095, 4096, 16_383, 16_384, 65_535,
 
 
 def hostile_number(dice: random.Random, honest: int = 0, bits: int = 64) -> int:
-    """A number of `bits` bits, not negative: near an honest one, near a power of two, near an edge, or any.
+    """Return a number of `bits` bits, at least 0: near an honest one, a power of two or an edge, or any other.
 
     Parameters
     ----------
     dice : random.Random
     honest : int
-        What an honest peer would tell.
+        Number that an honest peer would send.
     bits : int
-        Width of the field; the number is taken modulo 2^bits, so that "minus one" is its largest.
+        Width of the field. The number is taken modulo 2^bits, so that -1 becomes the largest.
     """
     step = dice.choice((-8, -2, -1, 0, 1, 2, 8))
     kind = dice.randrange(6)
@@ -36,7 +36,7 @@ def hostile_number(dice: random.Random, honest: int = 0, bits: int = 64) -> int:
 
 
 def hostile_text(dice: random.Random, limit: int) -> bytes:
-    """Bytes of a name or a text: empty, at the limit, beyond it, with zeros, escapes or bytes that are no UTF-8."""
+    """Return bytes of a name or text: empty, at the limit, beyond it, or with zeros, escapes or invalid UTF-8."""
     length = dice.choice((0, 1, 7, limit - 1, limit, limit + 1, 2 * limit))
     return bytes(dice.choice((0, 10, 27, 39, 47, 92, 97, 0x80, 0xC3, 0xFF)) for _ in range(length))
 

@@ -1,4 +1,4 @@
-"""Hosts for tests: namespaces of this machine that share no network, process, host name, IPC or mount with each other.
+"""Hosts for tests: namespaces of this machine with their own network, processes, host name, IPC and mounts.
 
     with Hosts(3) as hosts:
         process = hosts.start(1, [sys.executable, "-m", "tests.hosts.program"], env={...}, stdout=PIPE)
@@ -44,14 +44,14 @@ _CALL = "import socket; socket.create_connection(({name!r}, 7777), 20)"
 
 
 def expect_reach(one: Sequence[str], other: Sequence[str], address: str, name: str) -> None:
-    """Have a process in one namespace connect to one in another; SubprocessError if it does not.
+    """Connect a process in one namespace to one in another; raise SubprocessError if that fails.
 
     Parameters
     ----------
     one, other : sequence of str
-        What runs a command in a namespace: its first words.
+        First words of a command that runs another one in a namespace.
     address, name : str
-        Where `one` listens, and what `other` calls it.
+        Address on which `one` listens, and name by which `other` reaches it.
     """
     serve = [*one, sys.executable, "-c", _SERVE.format(address=address)]
     call = [*other, sys.executable, "-c", _CALL.format(name=name)]
@@ -63,7 +63,7 @@ def expect_reach(one: Sequence[str], other: Sequence[str], address: str, name: s
 
 @functools.cache
 def lacking() -> str | None:
-    """Why there can be no hosts on this machine; None if there can."""
+    """Return why hosts cannot be made on this machine, or None if they can."""
     if os.geteuid() != 0:
         return "namespaces as hosts need root"
     if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
@@ -77,19 +77,19 @@ def lacking() -> str | None:
 
 
 def need_hosts() -> None:
-    """Skip a test, or a module of them, where there can be no hosts; says why."""
+    """Skip a test or a module, with the reason, where hosts cannot be made."""
     if reason := lacking():
         print(reason)
         pytest.skip(reason, allow_module_level=True)
 
 
 class Hosts:
-    """Hosts from their making to `close`.
+    """Hosts that exist until `close`.
 
     Parameters
     ----------
     count : int
-        At most 200.
+        Number of hosts, at most 200.
     ahead : sequence of int
         Seconds by which the monotonic clock of each host is ahead of this machine's, as if it had booted earlier; none:
         they have the same clock.
@@ -97,7 +97,7 @@ class Hosts:
     Attributes
     ----------
     pids : list of int
-        The number that each host's first process has on this machine.
+        Pid of each host's first process, as this machine sees it.
     """
 
     def __init__(self, count: int, ahead: Sequence[int] = ()) -> None:
@@ -122,7 +122,7 @@ class Hosts:
         self.close()
 
     def close(self) -> None:
-        """End all hosts, and all that runs in them. Once is enough."""
+        """End all hosts and everything that runs in them; further calls do nothing."""
         self._stack.close()
 
     @staticmethod
@@ -136,17 +136,17 @@ class Hosts:
         return f"fd77::{host + 1:x}"
 
     def entering(self, host: int, kinds: Sequence[str] | None = None) -> list[str]:
-        """First words of a command that runs in a host, or only in some of its namespaces, such as `--net`."""
+        """Return the first words of a command that runs in a host, or only in some namespaces, such as `--net`."""
         return ["nsenter", "-t", str(self.pids[host]), *(self._kinds if kinds is None else kinds), "--"]
 
     def entering_switch(self) -> list[str]:
-        """First words of a command that runs in the network namespace of the bridge, where cable k is `port<k>`."""
+        """Return the first words of a command in the network namespace of the bridge, where cable k is `port<k>`."""
         return ["nsenter", "-t", str(self._switch), "--net", "--"]
 
     def start(self, host: int, command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
         """Start a command in a host; `options` are those of `Popen`.
 
-        The process that is returned is not the command's, whose signals do not reach it: see `kill`.
+        The returned process is a wrapper: signals to it do not reach the command. Use `kill` for that.
         """
         options.setdefault("text", True)
         # A process that enters a mount namespace finds itself in its root.
@@ -154,15 +154,15 @@ class Hosts:
         return subprocess.Popen([*self.entering(host), "env", f"--chdir={cwd}", *command], **options)
 
     def run(self, host: int, *command: str) -> str:
-        """Run a command in a host to its end; its output. It has to succeed."""
+        """Run a command in a host to its end, require that it succeeds, and return its output."""
         return _run([*self.entering(host), *command])
 
     def kill(self, host: int, pid: int, signal: str = "KILL") -> None:
-        """Send a signal to a process, by the number that it has in its host."""
+        """Send a signal to a process, by its pid within the host."""
         self.run(host, "sh", "-c", f"kill -s {signal} {pid}")
 
     def cut(self, host: int) -> None:
-        """Pull the cable of a host: whatever is sent on it is lost, and nobody is told."""
+        """Pull the cable of a host: whatever is sent over it is lost, without notice."""
         self._in_switch(f"ip link set port{host} nomaster")
 
     def restore(self, host: int) -> None:
@@ -174,7 +174,7 @@ class Hosts:
         self.run(host, "ip", "link", "set", "eth0", "up")
 
     def part(self, one: int, other: int) -> None:
-        """Cut two hosts from each other, and from no other: what they send each other is lost, and nobody is told."""
+        """Cut two hosts off from each other only: what they send each other is lost, without notice."""
         for here, there in ((one, other), (other, one)):
             nowhere = ("lladdr", "02:00:00:00:00:01", "nud", "permanent", "dev", "eth0")
             self.run(here, "ip", "neigh", "replace", self.address(there), *nowhere)
@@ -185,20 +185,20 @@ class Hosts:
             self.run(here, "ip", "neigh", "del", self.address(there), "dev", "eth0")
 
     def pythons(self, host: int) -> list[int]:
-        """The processes of a host that run Python."""
+        """Return the processes of a host that run Python."""
         script = "grep -al '[p]ython' /proc/[0-9]*/cmdline 2>/dev/null || true"
         return [int(Path(name).parent.name) for name in self.run(host, "sh", "-c", script).split()]
 
     def unplug(self, host: int) -> None:
-        """Switch off the interface of a host, which the host itself notices."""
+        """Switch off the interface of a host; the host itself notices."""
         self.run(host, "ip", "link", "set", "eth0", "down")
 
     def slow(self, host: int, rate: str, burst: str = "64kb") -> None:
-        """Limit what a host sends: `rate` and `burst` as of tc(8), such as `10mbit`."""
+        """Limit the sending rate of a host; `rate` and `burst` have the syntax of tc(8), such as `10mbit`."""
         self.run(host, *f"tc qdisc replace dev eth0 root tbf rate {rate} burst {burst} latency 200ms".split())
 
     def delay(self, host: int, milliseconds: float) -> None:
-        """Delay what a host sends. Skips the test where the kernel has no netem."""
+        """Delay everything that a host sends. Skip the test where the kernel has no netem."""
         command = f"tc qdisc replace dev eth0 root netem delay {milliseconds}ms".split()
         tried = subprocess.run([*self.entering(host), *command], capture_output=True, text=True)
         if tried.returncode:
@@ -228,9 +228,9 @@ class Hosts:
         return pid
 
     def _hold(self, kinds: Sequence[str]) -> int:
-        """Make namespaces, and a process that holds them until its standard input ends; its number here.
+        """Make namespaces and a process that holds them until its standard input ends; return its pid on this machine.
 
-        In a process namespace it is the first, with which all others end.
+        In a process namespace it is the first process: all others end with it.
         """
         fork = ["--fork", "--kill-child"] if "--pid" in kinds else []
         command = ["unshare", *kinds, *fork]
@@ -248,9 +248,9 @@ class Hosts:
 
 
 def rest(process: subprocess.Popen[str], seconds: float) -> str:
-    """What a process says until it ends, behind lines that were read. TimeoutExpired if it does not end in time.
+    """Return the output of a process from here to its end, after lines that were already read.
 
-    `communicate` leaves out what was read together with those lines.
+    Raise TimeoutExpired if it does not end in time. `communicate` would lose output buffered with those lines.
     """
     read: list[str] = []
     assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""Tests that run on ranks, each with an id of pytest's: how they are marked, and what runs them on a rank.
+"""Tests that run on ranks, each with its own pytest id: how they are marked, and how a rank runs them.
 
     pytestmark = on_ranks(1, 2, 3, 4)
 
@@ -44,14 +44,14 @@ class Ranks:
     ----------
     size : int
     label : str
-        Goes into the test's id, where `size` does not say all.
+        Part of the test's id, where `size` is not enough.
     env : tuple of (name, value)
         Variables of the job.
     python : str
-        The interpreter of the ranks; empty: the one that runs the tests.
+        Interpreter of the ranks; empty means the one that runs the tests.
     spare : bool
-        The test runs with other numbers of ranks, too, which see what this one does: it is slow, unless `--only-ranks`
-        asks for its number.
+        Whether other numbers of ranks cover the same: the test is then slow, unless `--only-ranks` asks for
+        this number.
     """
 
     size: int
@@ -65,7 +65,7 @@ class Ranks:
 
 
 def spare(size: int) -> Ranks:
-    """So many ranks, as a spare number of them."""
+    """Return `Ranks` of this size, marked as a spare number of ranks."""
     return Ranks(size, spare=True)
 
 
@@ -83,13 +83,13 @@ def on_ranks(
     *ranks : int or Ranks
         Numbers of ranks; the test runs once with each.
     world : mapping or None
-        Options of `engine.init`, which is called before; None: the test does that.
+        Options of `engine.init`, which is called before the test; None means that the test calls it.
     env : mapping
         Variables of the job.
     job : str
-        Whose tests share a job; without it those of a directory.
+        Name shared by the tests of one job; by default the tests of a directory share one.
     python : str
-        The interpreter of the ranks; by default the one that runs the tests.
+        Interpreter of the ranks; by default the one that runs the tests.
     """
     variables = tuple((env or {}).items())
     told = (Ranks(each) if isinstance(each, int) else each for each in ranks)
@@ -101,13 +101,13 @@ def on_ranks(
 
 
 def per_size(name: str, values: Callable[[int], Iterable[Any]]) -> pytest.MarkDecorator:
-    """As `pytest.mark.parametrize`, by a function from the number of ranks to the values."""
+    """Parametrize a test like `pytest.mark.parametrize`, with values computed from the number of ranks."""
     return pytest.mark.per_size(name, values)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A test with its parameters, as it is sent to ranks."""
+    """A test with its parameters, in the form in which it is sent to ranks."""
 
     module: str
     function: str
@@ -117,7 +117,7 @@ class Case:
 
 @dataclass
 class Worlds:
-    """The world that a rank is in, from one test to the next."""
+    """The engine's world on a rank, kept from one test to the next."""
 
     current: Any = None
 
@@ -130,13 +130,13 @@ class Worlds:
         self.current = wanted
 
     def settle(self) -> None:
-        """Wait for the others."""
+        """Wait for the other ranks."""
         if engine.is_initialized() and self.current is not None:
             engine.barrier("between tests")
 
 
 def run(cases: list[Case]) -> None:
-    """Run tests on this rank, and write what became of each as soon as it is over."""
+    """Run tests on this rank, and write the outcome of each as soon as it is over."""
     worlds = Worlds()
     with open(f"{OUTCOMES}.{os.environ['RANK']}", "w", buffering=1) as told:
         for number, case in enumerate(cases):
@@ -160,7 +160,7 @@ def run(cases: list[Case]) -> None:
 
 
 def call(case: Case) -> None:
-    """Call the function of a test with all that it asks for."""
+    """Call the function of a test with the arguments that it asks for."""
     function = getattr(import_module(case.module), case.function)
     parts = Parts()
     known = {
@@ -178,7 +178,7 @@ def call(case: Case) -> None:
 
 
 def shown(error: Exception) -> str:
-    """The traceback from the test on."""
+    """Return the traceback, without frames above the test."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_globals.get("__name__") == __name__ and trace.tb_next is not None:
         trace = trace.tb_next
@@ -198,7 +198,7 @@ class Parts:
 
     @contextmanager
     def part(self, name: object) -> Iterator[None]:
-        """A part that has done all its collectives before it compares."""
+        """Run a part, which does all its collectives before it compares."""
         self.count += 1
         try:
             yield
@@ -208,7 +208,7 @@ class Parts:
             self.failures[str(name)] = traceback.format_exc(limit=-4)
 
     def done(self) -> None:
-        """Raise what went wrong."""
+        """Raise an error with all failed parts."""
         if self.failures:
             told = "\n".join(f"{name}: {text[:2000]}" for name, text in list(self.failures.items())[:8])
             raise AssertionError(f"{len(self.failures)} of {self.count} parts failed\n{told}")

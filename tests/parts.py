@@ -1,4 +1,4 @@
-"""Parts of a command that are run one after the other, all of them or those that are named."""
+"""Run the parts of a command one after the other, either all or those that are named."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ def run_parts(
     parser: argparse.ArgumentParser,
     absent: type[Exception],
 ) -> int:
-    """Run parts and print what each says.
+    """Run parts and print what each reports.
 
     Parameters
     ----------
     parts : mapping of str to callable
-        Each returns what it has done, and raises an AssertionError that says what is wrong.
+        Functions that return what they did, or raise an AssertionError that says what is wrong.
     chosen : sequence of str
-        Names of parts; empty: all of them.
+        Names of parts; empty means all of them.
     parser : argparse.ArgumentParser
-        Tells the user of a name that is not there.
+        Parser that reports an unknown name to the user.
     absent : type of Exception
-        What a part raises if it cannot run here; its text says why.
+        Exception that a part raises if it cannot run here; its text says why.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Imported first by ranks of tests that are to believe they are on several hosts: `PRETENDED_HOSTS=2 pytest ..`.
+"""First import of ranks that shall take themselves for ranks of several hosts: `PRETENDED_HOSTS=2 pytest ..`.
 
 Ranks are dealt round the hosts. Each "host" has a control segment of its own, and TCP connections to the others.
 """
@@ -12,7 +12,7 @@ HOSTS = "PRETENDED_HOSTS"
 
 
 def pretend() -> None:
-    """Tell this process of other hosts than its launcher has."""
+    """Give this process the identity of another host than its launcher's."""
     rank, size = int(os.environ["ENGINE_RANK"]), int(os.environ["ENGINE_SIZE"])
     hosts = min(int(os.environ[HOSTS]), size)
     if hosts < 2:

@@ -1,4 +1,4 @@
-"""Run a program on N ranks through the real launcher, and see to it that nothing of it is left.
+"""Run a program on N ranks through the real launcher, and check that it leaves nothing behind.
 
 finished = run_ranks(3, "import engine; engine.init(); print(engine.rank())")
 finished.ranks[0].stdout
@@ -40,7 +40,7 @@ DUMP = signal.SIGUSR2  # a rank that gets it writes the stacks of its threads to
 
 @dataclass(frozen=True)
 class Rank:
-    """What one rank wrote."""
+    """Output of one rank."""
 
     stdout: str
     stderr: str
@@ -48,17 +48,17 @@ class Rank:
 
 @dataclass(frozen=True)
 class Finished:
-    """What a job gave.
+    """Result of a job.
 
     Attributes
     ----------
     code : int
-        The launcher's exit code; negative if it was killed.
+        Exit code of the launcher; negative if it was killed.
     out, err : str
-        What the launcher showed.
+        Output of the launcher.
     ranks : tuple of Rank
     values : list
-        What the function returned on each rank; None where it did not return, or for a program.
+        Return values of the function by rank; None where it did not return, or for a program.
     seconds : float
     files : dict
         Text of the failure reports and flight records of all ranks, by path such as `rank.0/flight.json`.
@@ -85,7 +85,7 @@ class RanksFailed(AssertionError):
 
 
 class Job:
-    """A job that runs. As a context manager it ends, whatever happens, with the block."""
+    """A running job. As a context manager it ends the job with the block, whatever happens."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class Job:
         self.timeout = timeout
         self.mark = uuid.uuid4().hex
         self.home = Path(tempfile.mkdtemp(prefix="ranks-"))
-        self.directory = self.home / "work"  # of the ranks
+        self.directory = self.home / "work"  # working directory of the ranks
         self.output = self.home / "out"
         self.directory.mkdir()
         self._shm = _shm_entries()
@@ -123,7 +123,7 @@ class Job:
             )
 
     def _environment(self, extra: Mapping[str, str]) -> dict[str, str]:
-        """Nothing of the caller's settings or of an outer launcher reaches the job, nor its results the home."""
+        """Return the job's variables, without the caller's settings, outer launchers, or a result cache in the home."""
         foreign = ("ENGINE_", "HOROVOD_", "OMP_", "OMPI_", "PMI", "MASTER_", "TORCHELASTIC_")
         outer = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign) and name not in outer}
@@ -131,7 +131,7 @@ class Job:
         return {**kept, **own, **extra}
 
     def _prelude(self) -> str:
-        """One line, so that line numbers in tracebacks are off by one only."""
+        """Return code of one line, so that line numbers in tracebacks are off by one only."""
         hosts = "import tests.pretended_hosts; " if pretended_hosts() else ""
         return (
             f"import faulthandler, os, sys; faulthandler.register({int(DUMP)}); sys.path.append({str(ROOT)!r}); {hosts}"
@@ -151,12 +151,12 @@ class Job:
         """)
 
     def pid(self, rank: int) -> int:
-        """The process of a rank, once it runs."""
+        """Return the pid of a rank, once it runs."""
         path = self.home / f"pid.{rank}"
         return int(self._until(lambda: path.exists() and path.read_text(), f"rank {rank} started"))
 
     def wait_for(self, *names: str, timeout: float = PATIENCE) -> None:
-        """Wait until ranks have made files in their working directory."""
+        """Wait until ranks have made these files in their working directory."""
         self._until(lambda: all((self.directory / name).exists() for name in names), f"files {names}", timeout)
 
     def _until(self, condition: Callable[[], Found], what: str, timeout: float = PATIENCE) -> Found:
@@ -172,7 +172,7 @@ class Job:
             raise RanksFailed(f"{error}\n{self.result()}") from None
 
     def allow(self, seconds: float) -> None:
-        """Let it run for so long from now, instead of `timeout` from its start."""
+        """Set the time limit to this many seconds from now, instead of `timeout` from the start."""
         self.timeout = time.monotonic() - self._started + seconds
 
     def dump(self) -> None:
@@ -182,10 +182,10 @@ class Job:
                 os.kill(int(path.read_text() or 0), DUMP)
             except (ProcessLookupError, ValueError):
                 continue
-        let_pass(0.3)  # for the writing, of which no state tells
+        let_pass(0.3)  # until the stacks are written, which no state shows
 
     def result(self) -> Finished:
-        """What there is so far."""
+        """Return the result so far."""
         streams = [
             Rank(_text(self.output / f"rank.{rank}" / "stdout"), _text(self.output / f"rank.{rank}" / "stderr"))
             for rank in range(self.size)
@@ -205,12 +205,12 @@ class Job:
         return Finished(-1 if code is None else code, out, err, tuple(streams), values, seconds, files)
 
     def finish(self, check: bool = True) -> Finished:
-        """Wait for the end; then nothing of the job may be left.
+        """Wait for the job's end, and check that nothing of it is left.
 
         Raises
         ------
         RanksFailed
-            It did not end within the timeout, left something, or, with `check`, failed.
+            The job did not end within the timeout, left something behind, or, with `check`, failed.
         """
         try:
             self.process.wait(max(0.1, self._started + self.timeout - time.monotonic()))
@@ -244,7 +244,7 @@ class Job:
                     os.kill(pid, signal.SIGKILL)
             return not pids
 
-        with contextlib.suppress(NotWithin):  # what the kernel does not let go of
+        with contextlib.suppress(NotWithin):  # a process that the kernel does not release
             until(none_left, "all are dead", 10.0, pause=0.01)
         self.process.wait()
 
@@ -257,7 +257,7 @@ class Job:
 
 
 def pretended_hosts() -> bool:
-    """Whether ranks are to believe that they are on several hosts."""
+    """Return whether ranks shall take themselves for ranks of several hosts."""
     return int(os.environ.get("PRETENDED_HOSTS") or 1) > 1
 
 
@@ -276,24 +276,24 @@ def run_ranks(np: int, program: str | Callable[..., Any], *args: Any, check: boo
         Source, or a function of a module (every rank imports it: keep pytest out of it). Its working directory is
         the job's own, and `tests` can be imported.
     *args : object
-        Of the function; pickled.
+        Arguments of the function; pickled.
     check : bool
         Raise unless the exit code is 0.
     timeout : float
-        Seconds (100, for a machine that does much else); then every process is killed.
+        Seconds until every process is killed; 100 by default, for a busy machine.
     env : mapping
-        Variables beside the caller's own, from which settings of the engine are removed.
+        Variables beside the caller's, from which settings of the engine are removed.
     options : iterable of str
         Further arguments of the launcher.
     prefix : iterable of str
         A command that runs the launcher, such as one that limits it.
     python : str
-        The interpreter of the ranks; empty: the one that runs the tests.
+        Interpreter of the ranks; empty means the one that runs the tests.
 
     Raises
     ------
     RanksFailed
-        With everything that the ranks wrote.
+        The job failed; the text contains everything that the ranks wrote.
     """
     with Job(np, program, *args, **options) as job:
         return job.finish(check)
@@ -307,13 +307,13 @@ def _text(path: Path) -> str:
 
 
 def _shm_entries() -> set[str]:
-    """What is in /dev/shm, but for what an MPICH that was killed leaves there: other tests kill one."""
+    """Return the names in /dev/shm, except what a killed MPICH leaves there: other tests kill one."""
     names = os.listdir("/dev/shm") if os.path.isdir("/dev/shm") else []
     return {name for name in names if not name.startswith("mpich_shm_")}
 
 
 def ownerless(names: set[str]) -> list[str]:
-    """Names in /dev/shm that no living process has mapped: others use this directory too."""
+    """Return names in /dev/shm that no living process has mapped: others use this directory too."""
     if not names:
         return []
     used = ""
@@ -324,7 +324,7 @@ def ownerless(names: set[str]) -> list[str]:
 
 
 def report(failures: Mapping[str, str]) -> None:
-    """For functions that run many cases on a rank: fail with all that went wrong, by name."""
+    """Fail with all failures by name, for functions that run many cases on a rank."""
     if failures:
         shown = {name: text[:600] for name, text in list(failures.items())[:12]}
         raise AssertionError(f"{len(failures)} cases failed: {json.dumps(shown, indent=1, ensure_ascii=False)}")

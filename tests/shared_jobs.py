@@ -1,8 +1,8 @@
-"""pytest's side of tests on ranks (on_ranks.py): their ids, the order in which they run, and the jobs that they share.
+"""pytest plugin for tests on ranks (on_ranks.py): their ids, their order, and the jobs that they share.
 
-A job starts with its first test and is given all that were chosen. What a rank has written of a test is reported at
-once under the test's id. When a job ends too early, or one of its tests takes too long, the tests that are left fail
-and say in which one it was.
+A job starts with its first test, and gets all chosen tests at once. The outcome of a test is reported under the test's
+id as soon as all ranks have written it. When a job ends too early, or a test takes too long, the remaining tests fail
+and name that test.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from .on_ranks import BEGUN, FAILED, OUTCOMES, SKIPPED, Case, Ranks
 from .ranks import Job, RanksFailed, start_ranks
 from .waiting import NotWithin, until
 
-STALLED = {"ENGINE_STALL_LIMIT": "45"}  # a rank that is waited for in vain becomes an error, in time for the report
-START = 300  # seconds for the first test of a job, which waits for ranks that import their frameworks
+STALLED = {"ENGINE_STALL_LIMIT": "45"}  # a missing rank becomes an error, in time for the report
+START = 300  # seconds for a job's first test, during which ranks import their frameworks
 Key = tuple[str, Ranks]
 
 
 def case_of(item: pytest.Function) -> Case:
-    """What a test is on ranks."""
+    """Return the form in which a test is sent to ranks."""
     mark = item.get_closest_marker("on_ranks")
     assert mark is not None
     parameters = {name: value for name, value in item.callspec.params.items() if name != "ranks"}
@@ -31,7 +31,7 @@ def case_of(item: pytest.Function) -> Case:
 
 
 def key_of(item: pytest.Item) -> Key | None:
-    """Which tests share a job with this one; None where a test is not for ranks."""
+    """Return the key of the job that a test shares with others, or None where a test is not for ranks."""
     mark = item.get_closest_marker("on_ranks")
     if mark is None or not isinstance(item, pytest.Function):
         return None
@@ -39,13 +39,13 @@ def key_of(item: pytest.Item) -> Key | None:
 
 
 def limit_of(item: pytest.Item) -> float:
-    """Seconds that a test may take: less than pytest grants it, so that the report has what the ranks wrote."""
+    """Return the seconds that a test may take: less than pytest grants, so that ranks' output is in the report."""
     mark = item.get_closest_marker("timeout")
     return float(mark.args[0] if mark is not None else item.config.getini("timeout")) - 5.0
 
 
 class SharedJob:
-    """Ranks that go through tests, each known by its id."""
+    """A job whose ranks go through tests, each known by its id."""
 
     def __init__(self, ranks: Ranks, cases: dict[str, Case]) -> None:
         self.ids = list(cases)
@@ -59,12 +59,12 @@ class SharedJob:
         self._outcomes: list[dict[int, tuple[str, str]]] = [{} for _ in range(ranks.size)]
 
     def outcomes(self, nodeid: str, limit: float) -> list[tuple[str, str]]:
-        """What became of a test on each rank; waits for it, `limit` seconds at most.
+        """Wait for the outcomes of a test on all ranks, at most `limit` seconds, and return them by rank.
 
         Raises
         ------
         RanksFailed
-            The job has ended before.
+            The job ended before the test was over.
         """
         number = self.numbers[nodeid]
         if self.over:
@@ -92,7 +92,7 @@ class SharedJob:
         return [self._outcomes[rank][number] for rank in range(self.ranks.size)]
 
     def _told(self, number: int) -> bool:
-        """Whether all ranks have written what became of a test."""
+        """Read new outcomes, and return whether all ranks have written that of a test."""
         assert self._job is not None
         for rank, outcomes in enumerate(self._outcomes):
             if number in outcomes:
@@ -115,7 +115,7 @@ class SharedJob:
         return self._job.process.poll() is not None
 
     def _finish(self) -> None:
-        """All is told: the job must end well, and leave nothing."""
+        """Require that the job ends well and leaves nothing, after its last test."""
         assert self._job is not None
         job, self._job = self._job, None
         self.over = "the job that this test shares is over"
@@ -133,7 +133,7 @@ class SharedJob:
 
 
 def failures(outcomes: list[tuple[str, str] | None]) -> str:
-    """What has failed, by rank."""
+    """Return the failures of all ranks as one text."""
     texts = [
         f"rank {rank}: {outcome[1]}\n"
         for rank, outcome in enumerate(outcomes)
@@ -143,14 +143,14 @@ def failures(outcomes: list[tuple[str, str] | None]) -> str:
 
 
 class Jobs:
-    """All jobs of a run: a plugin."""
+    """pytest plugin that holds all jobs of a run."""
 
     def __init__(self) -> None:
         self.jobs: dict[Key, SharedJob] = {}
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Give a test on ranks its numbers of ranks."""
+        """Parametrize a test on ranks by its numbers of ranks."""
         mark = metafunc.definition.get_closest_marker("on_ranks")
         if mark is None:
             return
@@ -167,13 +167,13 @@ class Jobs:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Put tests beside each other that share a job: it does not run while others do."""
+        """Order the tests so that those of one job are adjacent: no two jobs run at once."""
         first: dict[Any, int] = {}
         places = [first.setdefault(key_of(item) or item.nodeid, at) for at, item in enumerate(items)]
         items[:] = [item for _, item in sorted(zip(places, items, strict=True), key=lambda pair: pair[0])]
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Say what each job runs: what was chosen. The first of it gets the time that the ranks take to begin, too."""
+        """Give each job the tests that were chosen; its first test also gets the time in which ranks start."""
         chosen: dict[Key, dict[str, Case]] = {}
         for item in session.items:
             if (key := key_of(item)) is not None and not statically_skipped(item):
@@ -184,7 +184,7 @@ class Jobs:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> object:
-        """Report what became of a test on ranks, instead of calling it here."""
+        """Report the outcome of a test on ranks, instead of calling the test here."""
         key = key_of(pyfuncitem)
         if key is None:
             return None
@@ -203,13 +203,13 @@ class Jobs:
         return True
 
     def pytest_unconfigure(self) -> None:
-        """End what still runs: the run was stopped."""
+        """End jobs that still run because the run was stopped."""
         for job in self.jobs.values():
             job.close("the run has ended")
 
 
 def statically_skipped(item: pytest.Item) -> bool:
-    """Whether a mark skips a test before it is called."""
+    """Return whether a mark skips a test before it is called."""
     return any(_skips(mark) for mark in item.iter_markers() if mark.name in ("skip", "skipif"))
 
 
@@ -219,20 +219,20 @@ def _skips(mark: pytest.Mark) -> bool:
 
 @pytest.fixture(autouse=True)
 def ranks(request: pytest.FixtureRequest) -> Ranks | None:
-    """The ranks of a test that runs on ranks."""
+    """Ranks of a test that runs on ranks."""
     return getattr(request, "param", None)
 
 
 @pytest.fixture
 def rank() -> None:
-    """Its own on each rank: a test gets it there."""
+    """Rank of the process; each rank provides its own value."""
 
 
 @pytest.fixture
 def size() -> None:
-    """The number of ranks: a test gets it there."""
+    """Number of ranks; provided on the rank."""
 
 
 @pytest.fixture
 def parts() -> None:
-    """Parts of a test (`on_ranks.Parts`): a test gets them there."""
+    """Parts of a test (`on_ranks.Parts`); provided on the rank."""

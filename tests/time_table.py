@@ -1,4 +1,4 @@
-"""Where the time of a whole run went, by directory, and in which long tests: what pytest shows at the end of one."""
+"""Time of a whole run by directory, and its long tests, which pytest shows at the end."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import PurePosixPath
 
 import pytest
 
-WHOLE = 1000  # tests: of fewer, `--durations` says more
-LONG = 10.0  # seconds: what takes more should be marked slow, if others see a part of it
+WHOLE = 1000  # tests; for fewer, `--durations` says more
+LONG = 10.0  # seconds; a longer test should be marked slow, if other tests cover a part of it
 
 
 def time_table(reports: Iterable[object]) -> list[str]:
-    """The lines of the table; none for a part of the tests.
+    """Return the lines of the table; none if only some of the tests ran.
 
     Parameters
     ----------
     reports : iterable
-        Of pytest, of all tests; what is no report of a test is passed over.
+        Reports of pytest about all tests; others than reports of tests are ignored.
     """
     seconds: Counter[str] = Counter()
     tests: Counter[str] = Counter()
@@ -39,7 +39,7 @@ def time_table(reports: Iterable[object]) -> list[str]:
 
 
 def long_tests(reports: Iterable[object]) -> list[str]:
-    """The tests that took more than `LONG` seconds; a first test on ranks also waits for them to begin."""
+    """Return the tests that took more than `LONG` seconds; a job's first test includes the start of its ranks."""
     seconds: Counter[str] = Counter()
     for report in reports:
         if isinstance(report, pytest.TestReport):

@@ -35,15 +35,15 @@ _KERAS_TESTS = ("tests/frameworks/test_keras_optimizers.py", "tests/frameworks/t
 
 
 class Part(NamedTuple):
-    """Some versions, and what runs with them.
+    """Package versions, and the tests that run with them.
 
     Attributes
     ----------
     environment : Environment
     package : str
-        Whose version is told.
+        Name of the package whose version is printed.
     tests : tuple of tuple of str
-        Arguments of pytest, for one run after the other.
+        Arguments of pytest for each run, in order.
     """
 
     environment: Environment
@@ -69,7 +69,7 @@ PARTS = {
 
 
 def run(part: Part, options: list[str]) -> str:
-    """Run the tests of a part; what passed. An AssertionError says what did not."""
+    """Run the tests of a part, and return what passed. Raise an AssertionError that names failures."""
     python = part.environment.make(PIP_TIMEOUT)
     version = subprocess.run(
         [python, "-c", f"from importlib.metadata import version; print(version({part.package!r}))"],

@@ -1,4 +1,4 @@
-"""Waiting for a state, in tests and in the programs of ranks; and the few ways in which they let time pass."""
+"""Waiting for a state, in tests and in programs of ranks, and the few functions that let time pass."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from typing import TypeVar
 
 Found = TypeVar("Found")
 
-MARK = "RANKS_TEST"  # the variable by which the processes of a test are found
-PATIENCE = 60.0  # seconds for a state that comes at once, unless a framework is imported first, or never
+MARK = "RANKS_TEST"  # variable by which the processes of a test are found
+PATIENCE = 60.0  # seconds for a state that comes soon, even after the import of a framework, or never
 
 
 class NotWithin(AssertionError):
-    """A state did not come in time."""
+    """A state was not reached in time."""
 
 
 def until(condition: Callable[[], Found], what: str, seconds: float = PATIENCE, pause: float = 0.002) -> Found:
-    """Look until something is so; for the last time when the time is over, however long this process stood still.
+    """Poll a condition until it holds, with a last poll after the deadline, however long this process was stopped.
 
     Parameters
     ----------
     condition : callable
-        Looks; what is awaited is a true value.
+        Function that returns a true value once the state is reached.
     what : str
-        Names the state, for the failure.
+        Name of the state, for the error text.
     seconds : float
     pause : float
-        Seconds from one look to the next. 0 leaves the processor to others, no longer.
+        Seconds between two polls. 0 only yields the processor.
 
     Returns
     -------
     object
-        What `condition` returned at last.
+        True value that `condition` returned.
 
     Raises
     ------
@@ -51,29 +51,30 @@ def until(condition: Callable[[], Found], what: str, seconds: float = PATIENCE, 
 
 
 def be_late(seconds: float) -> None:
-    """Do something else for so long, as a rank that is late: nothing is waited for."""
+    """Be a late rank for this many seconds, doing something else; nothing is awaited."""
     time.sleep(seconds)
 
 
 def linger(seconds: float = 600.0) -> None:
-    """Stay until somebody ends this process, or a signal's handler raises."""
+    """Sleep until another process ends this one, or a signal handler raises."""
     time.sleep(seconds)
 
 
 def let_pass(seconds: float) -> None:
-    """Let time pass that is looked at itself: what is used meanwhile, and what stays as it is."""
+    """Let time pass that is itself under test: resources are used meanwhile, or must stay unchanged."""
     time.sleep(seconds)
 
 
 def measured(measure: Callable[[], object], times: int = 3) -> None:
-    """Measure, and once more where what was measured is not as it should be: others use the machine, too.
+    """Measure, and repeat where the result is not as expected, because other programs use the machine, too.
 
     Parameters
     ----------
     measure : callable
-        Measures, and asserts. Only that is repeated: a job that fails, or a state that does not come, does so at once.
+        Function that measures, and asserts. Only failed assertions are repeated: a failed job, or a state that is not
+        reached, fails at once.
     times : int
-        After so many the last failure counts.
+        Number of attempts; the failure of the last one is raised.
     """
     for left in reversed(range(times)):
         try:
@@ -90,12 +91,12 @@ def until_files(*paths: Path | str, seconds: float = PATIENCE) -> None:
 
 
 def meet(where: str, rank: int, size: int) -> None:
-    """Return when all ranks have come here, without the engine: by files in their working directory.
+    """Wait for all ranks without the engine, by files in their working directory.
 
     Parameters
     ----------
     where : str
-        Has no other meeting in the job.
+        Name of the meeting, unique in the job.
     rank, size : int
     """
     Path(f"{where}.{rank}").touch()
@@ -103,7 +104,7 @@ def meet(where: str, rank: int, size: int) -> None:
 
 
 def marked(mark: str) -> list[int]:
-    """The processes that were started with `MARK=mark`, or below one that was; zombies excepted."""
+    """Return the processes that were started with `MARK=mark`, or below such a process, except zombies."""
     found = []
     needle = f"{MARK}={mark}".encode()
     for entry in Path("/proc").iterdir():
