@@ -1,1 +1,1 @@
-"""The tuner: its policy, alone and on simulated surfaces, and its search in real jobs."""
+"""Tests of the tuner: its policy, on simulated surfaces too, and its search in real jobs."""

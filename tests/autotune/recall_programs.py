@@ -1,4 +1,4 @@
-"""What ranks do in the tests of what is remembered: searches that have something to find, one after the other."""
+"""Programs of ranks for the tests of recalled results: several searches that have something to find."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .tuned_programs import native_mark, steps_until, tuner
 
 
 def searches(home: str, models: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
-    """Search to the end for each model, which has tensors of these lengths besides; the knobs that were deployed."""
+    """Search to the end for each model, given by tensors' lengths, and return the knobs that each search deployed."""
     tuned_programs.SLOW = 0.03
     ranks, found = int(os.environ["WORLD_SIZE"]), []
     for number, lengths in enumerate(models):
         engine.init(autotune_log=f"{home}/{ranks}.{number}.jsonl", autotune_warmup=3)
-        # Neither names nor their order are the model's; nor is what has no name, or is no step's.
+        # Names and their order do not identify a model, nor do unnamed tensors or tensors outside of steps.
         tensors = {f"{number}.{k}": np.ones(length, np.float32) for k, length in enumerate(lengths)}
         engine.allreduce(np.ones(99 + number), name=f"once{number}")
 

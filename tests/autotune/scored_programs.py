@@ -1,4 +1,4 @@
-"""What ranks do in the tests of scores: steps of several optimizers, tensors without any, ranks that are late."""
+"""Programs of ranks for the tests of scores: steps of several optimizers, traffic without steps, late ranks."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from engine.tuning import trial_loop as tuning
 from ..waiting import be_late, until
 from .tuned_programs import native_mark, steps_until, tuner
 
-SHORT, LONG = 0.002, 0.006  # seconds that a step of a discriminator and of a generator takes at least
+SHORT, LONG = 0.002, 0.006  # least seconds of a discriminator's and of a generator's step
 LATE = 0.03
 STEPS = 24
 
 
 def init() -> None:
-    """As a job, but it takes less to be taken for one without steps."""
+    """Start the engine as a job does, but treat it sooner as one without steps."""
     listener.ACTIVE = 5
     engine.init()
 
 
 def traffic() -> dict[str, Any]:
-    """Reduce the same tensors again and again, and never say that a step has ended."""
+    """Reduce the same tensors again and again, and never mark the end of a step."""
     init()
     steps_until(lambda: not tuner().searching, lambda: None)
     return engine.knobs()
 
 
 def unnamed_traffic() -> dict[str, Any]:
-    """Tensors without names, which lie about until the cycle ends or somebody waits for them."""
+    """Reduce tensors without names, which stay pending until the cycle ends or a caller waits for them."""
     init()
 
     def reduce() -> None:
@@ -57,14 +57,14 @@ def unnamed_traffic() -> dict[str, Any]:
 
 
 def steps_after_traffic(logs: list[str]) -> None:
-    """Steps begin when the search by traffic has begun."""
+    """Mark steps only after the search by traffic has begun."""
     init()
     steps_until(lambda: tuner()._trials >= 2, lambda: None)
     steps_until(lambda: Path(logs[1]).exists() and not tuner().searching, native_mark)
 
 
 def alternation() -> float:
-    """Two steps of a discriminator, then one of a generator, of two passes; median seconds of all that."""
+    """Alternate two steps of a discriminator and a two-pass one of a generator; return the median seconds of a turn."""
     import torch
 
     engine.init()
@@ -90,7 +90,7 @@ def alternation() -> float:
 
 
 def late_ranks() -> dict[str, tuple[list[float], list[float]]]:
-    """Seconds of steps, and shares of them spent waiting, on this rank, for who is late."""
+    """Return the seconds of this rank's steps, and their shares spent waiting, for each choice of the late rank."""
     engine.init()
     native = engine.runtime.engine()
     native.record_steps()
@@ -116,7 +116,7 @@ def late_ranks() -> dict[str, tuple[list[float], list[float]]]:
 
 
 def only_process_sets() -> list[str]:
-    """Reduce in a process set alone; what was logged."""
+    """Reduce in a process set only, and return the warnings that were logged."""
     tuning.IDLE = 1.0
     said: list[str] = []
     handler = logging.Handler(logging.WARNING)

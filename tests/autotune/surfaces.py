@@ -1,4 +1,4 @@
-"""Step times as functions of the knobs, with noise: what the tuner is tried on where nothing is trained."""
+"""Simulated step times as noisy functions of the knobs, for tests of the tuner without training."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Surface = Callable[[dict[str, Any]], float]
 
 
 def shares(knobs: dict[str, Any]) -> tuple[float, float, bool]:
-    """Where the two numbers lie in their ranges, and whether stores are streaming."""
+    """Return the positions of the two numbers in their ranges, from 0 to 1, and whether stores are streaming."""
     at = SPACE.encode(knobs)
     return float(at[0]), float(at[1]), knobs["stores"] == "streaming"
 
 
 def bowl(threshold: float, cycle: float, streaming: bool) -> Surface:
-    """One valley, whose bottom is 0.1 s."""
+    """Return a surface with one valley, whose bottom is 0.1 s."""
 
     def seconds(knobs: dict[str, Any]) -> float:
         a, b, c = shares(knobs)
@@ -37,12 +37,12 @@ def bowl(threshold: float, cycle: float, streaming: bool) -> Surface:
 
 
 def flat(knobs: dict[str, Any]) -> float:
-    """Nothing matters."""
+    """Return the same time for all knobs."""
     return 0.1
 
 
 def cliff(edge: float) -> Surface:
-    """The best is beside a cliff of two and a half times the time."""
+    """Return a surface whose best setting is beside a cliff, beyond which steps take 2.5 times as long."""
 
     def seconds(knobs: dict[str, Any]) -> float:
         a, b, _ = shares(knobs)
@@ -55,12 +55,12 @@ def cliff(edge: float) -> Surface:
 def measured(
     surface: Surface, knobs: dict[str, Any], rng: np.random.Generator, sd: float = 0.03, n: int = 30
 ) -> list[float]:
-    """Steps with normal noise of relative size `sd`."""
+    """Return the times of steps with log-normal noise of relative size `sd`."""
     return [float(each) for each in surface(knobs) * np.exp(rng.normal(0.0, sd, n))]
 
 
 def search_on(tuner: Tuner, surface: Surface, rng: np.random.Generator, sd: float = 0.03, steps: int = 20_000) -> None:
-    """Search as a job of so many steps would: a search whose trials have lost all that they may goes on later."""
+    """Search as a job of this many steps would: a search that has used up its budget resumes later."""
     search(tuner, surface, rng, sd)
     while tuner.resting and steps > 0:
         tuner.observe(measured(surface, tuner.best(), rng, sd, 20), 200)
@@ -70,7 +70,7 @@ def search_on(tuner: Tuner, surface: Surface, rng: np.random.Generator, sd: floa
 
 
 def search(tuner: Tuner, surface: Surface, rng: np.random.Generator, sd: float = 0.03) -> int:
-    """Go on until the search is over, as a job would: trials that are too slow are cut short. The number of trials."""
+    """Search to the end as a job would, cut trials short that are too slow, and return the number of trials."""
     trials = 0
     while not tuner.done:
         trial = tuner.ask()

@@ -40,7 +40,7 @@ def median_of(threshold: int, cycle: float, stores: str) -> float:
 
 
 def recording() -> dict[str, Any]:
-    """A made-up one. The samples of a cell are its median, and shares above and below that are its own."""
+    """Return an invented recording; the samples of a cell are its median, and values around it that differ by cell."""
     cells = []
     for number, knobs in enumerate(itertools.product(*AXES.values())):
         scatter = np.array([-0.02, 0.0, 0.01 + 0.001 * number])
@@ -65,15 +65,15 @@ def test_a_recording_is_what_was_measured_at_its_cells() -> None:
 
 def test_between_cells_logarithms_are_interpolated_where_the_tuner_sees_a_setting() -> None:
     found = Recording(recording(), "file")
-    # Half way on both log scales, off not being on one.
+    # Half way on both log scales; 0 is on none.
     knobs = {"fusion_threshold": 1 << 26, "cycle_time_ms": 1.0, "stores": "streaming"}
     corners = [median_of(a, b, "streaming") for a in (1 << 22, 1 << 30) for b in (0.1, 10.0)]
     assert found.seconds(knobs) == pytest.approx(np.exp(np.mean(np.log(corners))), rel=1e-12)
-    # A quarter of the way on one of them.
+    # A quarter of the way on one log scale.
     knobs |= {"fusion_threshold": 1 << 24, "cycle_time_ms": 0}
     ends = [median_of(a, 0, "streaming") for a in (1 << 22, 1 << 30)]
     assert found.seconds(knobs) == pytest.approx(ends[0] ** 0.75 * ends[1] ** 0.25, rel=1e-12)
-    # Outside it is as at the edge.
+    # Outside the recorded range the edge applies.
     outside = {"fusion_threshold": 1 << 10, "cycle_time_ms": 99.0, "stores": "cached"}
     assert found.seconds(outside) == pytest.approx(median_of(1 << 16, 10.0, "cached"), rel=1e-12)
 
@@ -127,7 +127,7 @@ def recordings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def console(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Console:
-    """A console that nobody sees; what was measured before stays."""
+    """Return a console that writes to memory, and redirect results, so that earlier measurements stay."""
     monkeypatch.setattr(paths, "OUT", tmp_path / "out")
     return Console(file=io.StringIO(), width=160)
 

@@ -1,4 +1,4 @@
-"""What trials may lose, and how a search goes on: after a terrible setting, and in the background."""
+"""Budget of a search: what trials may lose, and how a search resumes after a terrible setting and in the background."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from .surfaces import DEFAULT, SPACE, flat, measured, search, shares
 
 
 def terrible(knobs: dict[str, Any]) -> float:
-    """Long cycle times and small thresholds take thirty times the best, the default nearly twice."""
+    """Return step times: 30 times the best for long cycle times and small thresholds, nearly twice for the default."""
     a, b, _ = shares(knobs)
     return 3.0 if a < 0.25 or b > 0.8 else 0.1 * (1 + 6.0 * (a - 0.45) ** 2 + 3.0 * (b - 0.15) ** 2)
 
 
 def watched(tuner: Tuner, surface: Callable[[dict[str, Any]], float], rng: np.random.Generator, steps: int) -> int:
-    """Let a job run on for so many steps, and searches with it. How often there was something to try."""
+    """Run a job for some steps, with the searches it starts, and return how many were started."""
     found = 0
     for _ in range(steps // 50):
         if tuner.observe(measured(surface, tuner.best(), rng, 0.06, 20), 50):
@@ -50,7 +50,7 @@ def test_a_terrible_setting_costs_time_and_not_the_search(seed: int) -> None:
 
 @pytest.mark.parametrize("spent", [0.0, 30.0, 60.0])
 def test_what_earlier_searches_of_a_job_have_lost_is_not_lost_once_more(spent: float) -> None:
-    """As in the worlds of an elastic job: together they lose what one search may, but for surprises."""
+    """The worlds of an elastic job together lose at most what one search may, except for surprises."""
     rng, rows = np.random.default_rng(2), []
     tuner = Tuner(
         SPACE, DEFAULT, seed=2, max_trials=20, settings=Settings(spent=spent, background=0), journal=rows.append
@@ -60,9 +60,9 @@ def test_what_earlier_searches_of_a_job_have_lost_is_not_lost_once_more(spent: f
     assert tuner.lost == pytest.approx(sum(line.lost for line in tell(rows).lines))
     allowance = 40.0
     if spent > 1.5 * allowance - 1:
-        assert tuner.resting and len(tuner.history) <= 2  # nothing but what is in force was tried
+        assert tuner.resting and len(tuner.history) <= 2  # only the setting in force was tried
     else:
-        assert tuner.lost + spent <= allowance + 40  # one surprise of 29 times the limit in three steps, and its like
+        assert tuner.lost + spent <= allowance + 40  # surprises, such as 29 times the limit in three steps
 
 
 def test_a_search_that_rests_goes_on_when_the_steps_of_the_job_allow_it() -> None:
@@ -70,13 +70,13 @@ def test_a_search_that_rests_goes_on_when_the_steps_of_the_job_allow_it() -> Non
     tuner = Tuner(SPACE, DEFAULT, max_trials=20, journal=rows.append)
     tuner.tell(tuner.ask().id, [0.1] * 10)
     while not tuner.done:
-        tuner.tell(tuner.ask().id, [3.0] * 3, "aborted")  # each time 145 steps, those after the change included
+        tuner.tell(tuner.ask().id, [3.0] * 3, "aborted")  # loses 145 steps each time, including those after the change
     assert tuner.resting and len(tuner.history) == 2 and tuner.best() == DEFAULT
     assert (rows[-1]["decision"], "final" in rows[-1]) == ("rest", False)
     assert not tuner.observe([0.1] * 20, 1000)
     assert tuner.observe([0.1] * 20, 8000)  # by then 2 % of the job's steps are more than the 145 that were lost
     assert not tuner.resting and rows[-1]["decision"] == "resume"
-    # The rest of the design has come half way to the default.
+    # The remaining settings of the design have moved half way towards the default.
     home = shares(DEFAULT)
     for at in (shares(tuner.ask().knobs) for _ in range(2)):
         assert abs(at[0] - home[0]) < 0.5 and abs(at[1] - home[1]) < 0.5
@@ -86,21 +86,24 @@ MINUTE, STEP = 60.0, 0.05  # seconds
 
 
 def best_default(knobs: dict[str, Any]) -> float:
-    """Nothing is faster than the default: a search cannot win."""
+    """Return step times to which the default is best, so that a search cannot win."""
     (a, b, streaming), (home, there, _) = shares(knobs), shares(DEFAULT)
     return STEP * (1 + 1.5 * (a - home) ** 2 + 1.5 * (b - there) ** 2 + 0.04 * streaming)
 
 
 def busy_steps(seconds: float, n: int, rng: np.random.Generator) -> list[float]:
-    """Steps on a busy machine: a tenth of noise, and each tenth step much too slow."""
+    """Return the times of steps on a busy machine: 10 % noise, and one step in ten much too slow."""
     slow = np.abs(rng.normal(0.0, 0.4, n)) * (rng.random(n) < 0.1)
     return [float(each) for each in seconds * np.exp(rng.normal(0.0, 0.1, n) + slow)]
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_search_that_cannot_win_costs_a_job_of_a_minute_two_percent_and_says_so(seed: int) -> None:
-    """By the surface itself, without noise, so by what the job has truly lost. The constant is ten steps: for what the
-    last trial loses before it is cut short, and for the error with which a busy machine lets the default be known."""
+    """The loss is computed from the surface without noise, so it is what the job has truly lost.
+
+    The bound adds ten steps to 2 %: for the last trial's loss before it is cut short, and for the error of the
+    default's time on a busy machine.
+    """
     rng, rows, clock, lost = np.random.default_rng(seed), [], 0.0, 0.0
     tuner = Tuner(SPACE, DEFAULT, seed=seed, max_trials=53, journal=rows.append)
     while clock < MINUTE:
@@ -132,19 +135,19 @@ def test_a_search_rests_when_less_is_left_than_a_trial_may_lose_that_is_not_cut_
     assert not budget(19.0, 0.1).overdrawn  # 5 of 24 steps are left, and a trial of 22 steps may take 20 % longer
     assert budget(20.0, 0.1).overdrawn
     assert not budget(20.0, 0.02).overdrawn  # where noise is light, a trial is cut short before it loses that
-    assert budget(15.0, 0.1, doubt=5.0).overdrawn  # what it may have lost without knowing counts
+    assert budget(15.0, 0.1, doubt=5.0).overdrawn  # possible losses that are not certain count, too
     assert budget(20.0, 0.1).lacking > 0.0 and not budget(20.0, 0.1).refilled
 
 
 def test_no_chance_cuts_the_default_short() -> None:
-    """Cut short it would be three slow steps, from which on all else looked faster than it is."""
+    """Three slow steps of a default cut short would make all other settings look faster than they are."""
     tuner = Tuner(SPACE, DEFAULT, max_trials=20)
     tuner.tell(tuner.ask().id, [0.1] * 20)
     design = tuner.ask()
     assert design.limit < math.inf
     tuner.tell(design.id, [0.05] * 20)
     state = tuner._state
-    assert state.limit(DEFAULT, bounded=False) == pytest.approx(0.075)  # it is known to be slow: not worth its time
+    assert state.limit(DEFAULT, bounded=False) == pytest.approx(0.075)  # known to be slow: not worth a whole trial
     quick = Tuner(SPACE, DEFAULT, max_trials=20)
     quick.tell(quick.ask().id, [0.1] * 20)
     quick.tell(quick.ask().id, [0.09] * 20)
@@ -187,7 +190,7 @@ def test_rounds_become_rarer_and_leave_the_default_where_nothing_matters() -> No
 
 
 def test_a_round_replaces_what_is_better_than_the_default_by_what_is_better_still() -> None:
-    """Three percent on a busy machine: too little to be proven as what leaves the default must be."""
+    """Three percent are too little on a busy machine to prove a setting better, as replacing the default requires."""
     space = Space(kind=Choice(["x", "y", "z"]))
     seconds = {"x": 0.2, "y": 0.1, "z": 0.097}
 
@@ -219,7 +222,7 @@ def test_a_machine_that_becomes_slower_costs_the_trials_nothing() -> None:
     assert found == pytest.approx([0.0, 0.0, 0.0, 0.0, 0.0], abs=0.1)
     logs[3] = math.log(3.0)
     assert lost()[3] == pytest.approx(100.0, rel=0.01)
-    logs = [0.04, 0.05, -0.03, 0.05, 0.02]  # noise of the default is no slower machine
+    logs = [0.04, 0.05, -0.03, 0.05, 0.02]  # noise of the default does not mean that the machine is slower
     noisy = steps_lost(excesses(settings, ["default"] * 5, logs, [0.04] * 5), [100] * 5)
     assert noisy[1] == noisy[3] == pytest.approx(100 * math.expm1(0.04))
 

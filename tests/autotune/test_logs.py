@@ -25,7 +25,7 @@ from .surfaces import DEFAULT, SPACE, bowl, measured, search
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A search with a drift."""
+    """Return the log of a search with a drift."""
     path = tmp_path_factory.mktemp("logs") / "log.jsonl"
     rng = np.random.default_rng(0)
     with Journal(path, {"model": "a bowl"}) as rows:
@@ -275,7 +275,7 @@ def test_regret_is_by_what_is_believed_at_the_end_of_each_search(log: Path) -> N
     second = epochs.index(1)
     for first, last in ((0, second - 1), (second, -1)):
         assert regret[first] > 0.05 > 0.02 > regret[last] >= 0.0
-    # What has looked best for a while is what it is: the regret changes only with it.
+    # The regret changes only when another setting looks best.
     best = story.best_so_far()
     assert all(regret[k] == regret[k - 1] for k in range(1, second) if best[k] == best[k - 1])
     lost = story.lost_so_far()
@@ -350,7 +350,7 @@ def test_the_policy_imports_no_framework_and_no_engine() -> None:
 
 
 def with_hostile_texts(value: Any, text: str) -> Any:
-    """All texts of a log, and names that the log chooses, made hostile where the log stays one."""
+    """Return a field's value with `text` appended to every text in it."""
     if isinstance(value, dict):
         return {name: with_hostile_texts(each, text) for name, each in value.items()}
     if isinstance(value, list):
@@ -362,7 +362,7 @@ def with_hostile_texts(value: Any, text: str) -> Any:
 def test_texts_of_a_log_do_not_control_the_terminal(
     log: Path, tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each text in turn, as a log with more than one of them is often refused for the first."""
+    """Each text is replaced in turn, because a log with several hostile texts is often refused for the first."""
     places = [
         (number, name)
         for number, row in enumerate(map(json.loads, log.read_text().splitlines()))

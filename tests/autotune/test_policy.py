@@ -1,4 +1,4 @@
-"""The tuner against surfaces whose best is known."""
+"""The tuner on surfaces whose best setting is known."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_cliff_costs_little(seed: int) -> None:
 
 
 def many_hosts(total: float, backward: float, latency: float) -> Surface:
-    """2000 tensors in batches that cost `latency` seconds each: steep towards small thresholds and short cycles."""
+    """Return a surface of 2000 tensors, steep towards small thresholds and cycles; a batch costs `latency` seconds."""
 
     def seconds(knobs: dict[str, Any]) -> float:
         threshold, cycle = knobs["fusion_threshold"], 1e-3 * knobs["cycle_time_ms"]
@@ -70,7 +70,7 @@ def many_hosts(total: float, backward: float, latency: float) -> Surface:
 def test_a_search_grows_along_a_slope_where_steps_may_take_a_hundred_times_the_best(
     cycle: float, latency: float
 ) -> None:
-    """Small tensors on many hosts: corners of the space are terrible, and the best lies beside the slope."""
+    """Small tensors on many hosts: corners of the space are terrible, and the best setting is next to the slope."""
     surface, default = many_hosts(8e6, 0.2, latency), DEFAULT | {"cycle_time_ms": cycle}
     thresholds, cycles = 2.0 ** np.linspace(16, 30, 57), np.geomspace(0.05, 50.0, 121)
     settings = ({**default, "fusion_threshold": round(a), "cycle_time_ms": b} for a in thresholds for b in cycles)
@@ -82,7 +82,7 @@ def test_a_search_grows_along_a_slope_where_steps_may_take_a_hundred_times_the_b
         regrets.append(surface(tuner.best()) / least - 1.0)
         lost.append(tuner.lost)
     assert np.median(regrets) < 0.04 and max(regrets) < 0.08
-    assert max(lost) < 100  # steps, of which a terrible trial takes up to 3 x 100
+    assert max(lost) < 100  # steps; a terrible trial takes up to 3 x 100
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -95,7 +95,7 @@ def test_a_drift_opens_the_search_again_and_it_finds_the_new_best(seed: int) -> 
     assert not any(tuner.observe(measured(before, deployed, rng)) for _ in range(40))
     assert any(tuner.observe(measured(after, deployed, rng)) for _ in range(10))
     assert not tuner.done
-    assert tuner.best() == deployed  # until something else is proven
+    assert tuner.best() == deployed  # until another setting is proven better
     assert search(tuner, after, rng) <= 15
     assert after(tuner.best()) < 1.02 * 0.1
 

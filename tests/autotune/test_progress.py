@@ -1,4 +1,4 @@
-"""What the page of counters tells of the tuner."""
+"""Fields about the tuner on the counters page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engine.tuning.progress import Progress
 
 
 class Page:
-    """Fields as they were told."""
+    """Counters page that keeps the fields that it is given."""
 
     def __init__(self) -> None:
         self.fields: dict[str, int] = {}

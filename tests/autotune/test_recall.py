@@ -1,4 +1,4 @@
-"""From one search to the next: what a job is known by, what is kept of it, and what later jobs try first."""
+"""Recall of earlier searches: how a job is identified, what is stored, and what later jobs try first."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_search_begins_with_what_the_last_one_has_found(tmp_path: Path, capsys
     logs = [journal.read(tmp_path / name) for name in ("2.0.jsonl", "2.1.jsonl", "2.2.jsonl", "3.0.jsonl")]
     first, again, other, wider = (rows[0] for rows in logs)
     assert all(replay(rows).exact for rows in logs)
-    # The first has nothing to go by. Each other one tries right after the default what is nearest to it.
+    # The first job has nothing to recall. Each later one tries the nearest result right after the default.
     suggested = first["about"]["link"]["suggests"] if "link" in first["about"] else None
     assert first["first"] == [suggested] * (suggested is not None) and "nothing is known" in first["about"]["recalled"]
     kept = next(row["knobs"] for row in logs[0] if row.get("final"))
@@ -57,7 +57,7 @@ def test_a_search_begins_with_what_the_last_one_has_found(tmp_path: Path, capsys
     about = {name: first["about"][name] for name in ("model", "tensors", "bytes")}
     assert about["tensors"] == 6 and about["bytes"] == 4 * (3 + 1000 + 40_000 + 1 + 20_010)
     assert about == {name: again["about"][name] for name in about} == {name: wider["about"][name] for name in about}
-    # There is one file for each kind of job, and people can see what was recalled.
+    # There is one file for each kind of job, and the log shows what was recalled.
     results, skipped = result_cache.read(cache)
     assert len(results) == 3 and not skipped
     assert {(each.job.ranks, each.job.tensors) for each in results} == {(2, 6), (2, 5), (3, 6)}
@@ -76,7 +76,7 @@ def test_a_cache_that_cannot_be_written_is_told_once_and_tuning_goes_on() -> Non
     assert " trials" in said[1]
 
 
-# What a job is known by
+# Identity of a job
 
 
 @pytest.fixture
@@ -163,14 +163,14 @@ def told(session: Session, **message: Any) -> dict[str, Any]:
 
 
 def told_what_is_known(home: Path, about: dict[str, Any]) -> dict[str, Any]:
-    """What is recalled for a job."""
+    """Return the tuner's answer to a request to recall results for a job."""
     session = Session()
     told(session, type="prepare")
     return told(session, type="recall", job=about, cache=str(home))
 
 
 def search_with(home: Path, **changes: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What is recalled, and the end of a search that begins without it."""
+    """Return what is recalled for a job, and the end of a search that does not use it."""
     session = Session()
     assert told(session, type="prepare") == {"version": 2, "type": "ready"}
     recalled = told(session, type="recall", job=reduced(**changes), cache=str(home))
@@ -213,7 +213,7 @@ def test_a_damaged_result_is_told_once_by_its_file(tmp_path: Path) -> None:
     (warning,) = recalled["warnings"]
     assert warning.startswith(f"a result that was kept is not used: {path}: ")
     assert warning.endswith("; 1 more are not used either")
-    assert search_with(tmp_path)[0]["knobs"] == done["best"]  # a whole one has taken its place
+    assert search_with(tmp_path)[0]["knobs"] == done["best"]  # a valid file has replaced it
 
 
 def test_a_cache_that_is_no_directory_is_told_once(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_a_search_after_a_drift_that_finds_nothing_leaves_what_is_kept(tmp_path:
     answer: dict[str, Any] = {"type": "watching"}
     while answer["type"] == "watching":
         answer = told(session, type="observe", samples=slower)
-    while answer["type"] == "trial":  # all settings are alike now
+    while answer["type"] == "trial":  # all settings are equally fast now
         answer = told(session, type="told", id=answer["id"], status="ok", samples=[1.0 + 0.001 * k for k in range(5)])
     assert answer["gain"] is None and answer["best"] == done["best"] == before.knobs
     assert result_cache.read(tmp_path) == ([before], [])
@@ -271,7 +271,7 @@ DEFAULT: dict[str, Any] = {"fusion_threshold": 64 << 20, "cycle_time_ms": 5.0, "
 
 
 class Asked:
-    """An engine and a tuner's process with something to recall."""
+    """Engine and tuner process that has these knobs to recall."""
 
     size = 2
     compressible = False
@@ -303,7 +303,7 @@ class Asked:
 
 
 def first_of(recalled: Any, held: tuple[str, ...] = (), given: dict[str, Any] | None = None) -> list[dict[str, Any]]:
-    """What is tried first, without the default's knobs."""
+    """Return the settings that are tried first, without knobs that equal the default."""
     fake: Any = Asked(recalled)
     about: dict[str, Any] = {}
     search = tuning.Tuning(fake, config.Config(autotune=True), held, (), given or {}, about)
@@ -320,7 +320,7 @@ def first_of(recalled: Any, held: tuple[str, ...] = (), given: dict[str, Any] | 
         (None, (), {}, []),
         ({}, (), {}, []),
         ("nonsense", (), {}, []),
-        (DEFAULT, (), {}, []),  # it is known that nothing is better
+        (DEFAULT, (), {}, []),  # nothing better is known than the default
         ({"cycle_time_ms": 1.0, "unheard_of": 3}, (), {}, [{"cycle_time_ms": 1.0}]),
         ({"cycle_time_ms": 1.0, "stores": "cached"}, ("stores",), {}, [{"cycle_time_ms": 1.0}]),
         ({"cycle_time_ms": 99.0}, (), {}, [{"cycle_time_ms": 50.0}]),

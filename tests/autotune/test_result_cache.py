@@ -1,4 +1,4 @@
-"""What is kept of searches: what is offered to which job, and whatever may lie in the directory."""
+"""Cache of search results: which job is offered which result, and arbitrary files in its directory."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def test_a_result_is_recalled_as_it_was_and_is_private_and_can_be_read(tmp_path:
     assert len(path.read_text().splitlines()) > 20
 
 
-# What is offered
+# Results that are offered
 
 BIGGER = replace(JOB, model="b", bytes=400_000_000)
-NEARER_LAST = [  # each is offered before those above it
+NEARER_LAST = [  # each one is offered before those above it
     replace(JOB, model="c", bytes=50),
     BIGGER,
     replace(BIGGER, bytes=200_000_000, held={"stores": "auto"}),
@@ -121,7 +121,7 @@ def test_what_was_proven_is_given_up_after_three_searches_that_prove_nothing(tmp
     for k in (1, 2):
         result_cache.remember(tmp_path, nothing())
         assert recalled(tmp_path)[0] == replace(FOUND, fruitless=k)
-    result_cache.remember(tmp_path, FOUND)  # a proof begins the count anew
+    result_cache.remember(tmp_path, FOUND)  # a proof resets the count
     for _ in range(3):
         result_cache.remember(tmp_path, nothing())
     found = recalled(tmp_path)[0]
@@ -130,11 +130,11 @@ def test_what_was_proven_is_given_up_after_three_searches_that_prove_nothing(tmp
     assert recalled(tmp_path)[0] == FOUND
 
 
-# What may lie there
+# Files that may be in the directory
 
 
 def written(home: Path, changes: dict[str, Any], job: Workload = JOB) -> Path:
-    """A result with something changed in it."""
+    """Return a written result with some fields changed."""
     result_cache.remember(home, replace(FOUND, job=job))
     path = home / job.file
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
@@ -181,7 +181,7 @@ def test_a_result_that_makes_no_sense_is_skipped_with_its_reason(
     assert found is None
     assert len(skipped) == 1 and skipped[0].startswith(f"{path}: ") and says in skipped[0]
     assert len(skipped[0]) <= len(f"{path}: ") + result_cache.SHOWN
-    result_cache.remember(tmp_path, nothing())  # takes its place
+    result_cache.remember(tmp_path, nothing())  # replaces the other
     assert recalled(tmp_path)[0] == nothing()
 
 
@@ -211,7 +211,7 @@ def test_junk_of_any_kind_is_skipped_and_hides_no_result(tmp_path: Path) -> None
     (tmp_path / "other.json").write_text("not ours, and not looked at")
     found, _, skipped = result_cache.recall(tmp_path, JOB)
     assert found is not None and found.job == good
-    # A link to nowhere is as good as no file.
+    # A dangling link counts as no file.
     assert len(skipped) == len(paths) + 3 and all(os.fspath(tmp_path) in each for each in skipped)
 
 
@@ -220,7 +220,7 @@ def test_what_may_not_be_read_or_written_is_told(tmp_path: Path) -> None:
     result_cache.remember(tmp_path, FOUND)
     (tmp_path / JOB.file).chmod(0)
     assert result_cache.recall(tmp_path, JOB)[2] == [f"{tmp_path / JOB.file}: Permission denied"]
-    result_cache.remember(tmp_path, FOUND)  # another file in its place
+    result_cache.remember(tmp_path, FOUND)  # replaces the file
     assert recalled(tmp_path)[0] == FOUND
     tmp_path.chmod(0o500)
     try:
@@ -296,7 +296,7 @@ def test_jobs_that_write_at_once_leave_one_whole_result(tmp_path: Path) -> None:
 
     def written() -> bool:
         read()
-        if len(seen) > 3:  # while they were writing: they go on until then
+        if len(seen) > 3:  # read while they were writing
             end.touch()
         return all(each.poll() is not None for each in writers)
 

@@ -1,4 +1,4 @@
-"""What the tuner measures by: whose steps, which traffic, and how much of it is waiting."""
+"""Scores of the tuner: whose steps count, which traffic, and how much of it is waiting."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_of_tensors_without_names_the_busy_time_is_tuned(tmp_path: Path, capsys:
 @pytest.mark.slow
 def test_steps_that_come_later_are_tuned_in_a_search_of_their_own(tmp_path: Path) -> None:
     logs = [tmp_path / "log.jsonl", tmp_path / "log.2.jsonl"]
-    # So many trials are left when steps begin that enough of them come before the search by traffic is over.
+    # Enough trials are left when steps begin, so that they are seen before the search by traffic is over.
     finished = run_ranks(
         2, scored_programs.steps_after_traffic, [str(each) for each in logs], options=options(logs[0], 9)
     )
@@ -158,12 +158,12 @@ def test_the_tensor_that_periods_are_cut_by() -> None:
 
 
 def test_what_is_a_period() -> None:
-    assert regular([1.0] * 39 + [100.0])  # a validation
+    assert regular([1.0] * 39 + [100.0])  # such as a validation
     assert not regular(([0.1] * 4 + [10.0]) * 8)  # five tensors of one name
 
 
 class Told:
-    """An engine of which only marks are known."""
+    """Engine that only has marks."""
 
     def __init__(self) -> None:
         self.all: list[Mark] = []
@@ -184,10 +184,10 @@ def test_samples_of_each_score() -> None:
     assert steps.read() == [(2.0, 0, 0.5)]
     steps.follow(Score(source=TRAFFIC, every=4))
     told.all += [Mark(k * second, 1, TRAFFIC, 5 * k * second, 0, 0) for k in range(3, 5)]
-    assert steps.read() == [(0.25, 1, 1.0)]  # more than one thread has waited
+    assert steps.read() == [(0.25, 1, 1.0)]  # several threads waited, so the sum exceeds the time
     steps.follow(Score(source=TRAFFIC, busy=True))
     told.all += [Mark(k * second, k // 7, TRAFFIC, 0, k * second // 2, k * GIB // 4) for k in range(5, 8)]
-    told.all += [told.all[-1]._replace(time=9 * second)]  # nothing has passed
+    told.all += [told.all[-1]._replace(time=9 * second)]  # time without traffic
     assert steps.read() == [(2.0, 0, 0.0), (2.0, None, 0.0)]
 
 
@@ -223,22 +223,22 @@ def reduced(native: Any, *names: str, length: int = 256) -> None:
 def test_the_engine_marks_the_traffic(native: Any) -> None:
     native.mark_traffic("a")
     reduced(native, "a")
-    assert native.steps(0) == (0, [])  # nobody has asked for a record
+    assert native.steps(0) == (0, [])  # recording is off
     native.record_steps()
     native.mark_traffic("a", every=2)
-    for length in (256, 512, 256, 512):  # the coordinator evicts and defines it anew
+    for length in (256, 512, 256, 512):  # the coordinator evicts and redefines the name
         reduced(native, "b", "a", length=length)
     _, found = native.steps(0)
     assert [mark[2] for mark in found] == [TRAFFIC] * 2 and found[1][5] - found[0][5] == 2 * 4 * (256 + 512)
-    assert found[0][4] == 0  # nobody counts busy time
+    assert found[0][4] == 0  # busy time is not counted
     began = time.monotonic_ns()
     native.mark_traffic(window=3)
     reduced(native, *"abcdefg")
-    passed = time.monotonic_ns() - began  # a mark is of the moment at which it is made, a little after what it tells
+    passed = time.monotonic_ns() - began  # a mark's time is slightly after the work that it counts
     _, windows = native.steps(2)
     assert len(windows) == 2 and windows[1][5] - windows[0][5] == 3 * 1024
-    assert 0 < windows[1][4] - windows[0][4] <= passed  # busy, of the time
-    assert 0 < windows[1][3] - windows[0][3] <= passed  # waited
+    assert 0 < windows[1][4] - windows[0][4] <= passed  # busy nanoseconds
+    assert 0 < windows[1][3] - windows[0][3] <= passed  # waiting nanoseconds
     native.mark_traffic()
     reduced(native, *"abcdefg")
     assert native.steps(4) == (4, [])
@@ -266,7 +266,7 @@ def test_the_share_of_waiting_is_optional_in_a_log(tmp_path: Path) -> None:
 
 
 class OnGpus:
-    """An engine whose tensors, all on GPUs, recur without a period."""
+    """Engine whose tensors, all on GPUs, recur without a period."""
 
     def __init__(self) -> None:
         self.looks = self.asked = 0
@@ -274,7 +274,7 @@ class OnGpus:
         self.marking = False
 
     def record_steps(self) -> None:
-        """There are none."""
+        """Do nothing: there are no steps."""
 
     def counters(self) -> dict[str, int]:
         return {"entries": self.looks, "tensors": self.looks, "bytes": 1000, "device_bytes": 1000}

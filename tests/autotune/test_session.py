@@ -1,4 +1,4 @@
-"""Messages between rank 0 and the tuner's process: what is answered, and what junk is told."""
+"""Messages between rank 0 and the tuner's process: answers, and refusals of invalid messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Knobs, and where their settings lie."""
+"""The space of knobs and the positions of settings in it."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def made(n: int = 9, epochs: list[int] | None = None) -> Surrogate:
 
 
 def covariance(surrogate: Surrogate, draw: np.ndarray, a: np.ndarray, b: np.ndarray, kin: np.ndarray) -> np.ndarray:
-    """Matern 5/2 with a lengthscale for each knob, written out."""
+    """Return the Matern 5/2 covariance with a length scale for each knob, computed directly."""
     scales = np.exp(draw[:3])[SPACE.groups]
     out = np.empty((len(a), len(b)))
     for i, one in enumerate(a):

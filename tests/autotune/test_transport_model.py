@@ -1,4 +1,4 @@
-"""The model of the transport: found again from noisy batches, and its suggestion against an exhaustive search."""
+"""Model of the transport: recovered from noisy batches, and its suggestion compared with an exhaustive search."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.tuning.batches import traffic
 
 
 def waited(link: Link, total: float, arriving: float, batch: float) -> float:
-    """What the optimizer waits for, by the model."""
+    """Return the time for which the optimizer waits, by the model."""
     sent = total / batch * link.latency + total / link.bandwidth
     return link.latency + batch / link.bandwidth + max(0.0, sent - arriving)
 
@@ -36,7 +36,7 @@ def test_latency_and_bandwidth_are_found_among_batches_that_waited_for_late_rank
     [
         [],
         [(1e6, 1e-3)] * 7,
-        [(1e6, 1e-3), (2e6, 2e-3)] * 20,  # too alike
+        [(1e6, 1e-3), (2e6, 2e-3)] * 20,  # sizes too similar
         [(1e4, 2e-3), (1e6, 1e-3)] * 20,  # the larger ones are faster
         [(0.0, 1e-3), (1e6, 0.0)] * 20,
     ],
@@ -59,7 +59,7 @@ def test_no_other_batch_size_would_be_better_by_the_model(
     found = waited(link, total, arriving, knobs["fusion_threshold"])
     tried = np.exp(np.linspace(0.0, np.log(total), 400))
     least = min(waited(link, total, arriving, batch) for batch in tried)
-    assert found <= 1.03 * least + 2.0 / bandwidth  # a byte more, since they are whole
+    assert found <= 1.03 * least + 2.0 / bandwidth  # one byte more, because bytes are whole numbers
     assert knobs["cycle_time_ms"] == 0.0 or 0.1 < knobs["cycle_time_ms"] <= 1e3 * arriving * (1 + 1e-12)  # rounding
 
 

@@ -1,4 +1,4 @@
-"""Tuning while training: jobs of two ranks whose steps depend on the knobs, and what may happen to the tuner."""
+"""Tuning during training: jobs of two ranks whose steps depend on the knobs, and failures of the tuner."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FEW = ["--autotune", "--autotune-steps-per-sample", "4", "--autotune-warmup-samp
 
 
 def opened(default: dict[str, Any]) -> str:
-    """A log that has only begun, in a space that has this default."""
+    """Return a log that has just begun, in a space with this default."""
     space = {
         name: {"kind": "Choice", "values": [value, "x"]}
         if isinstance(value, str)
@@ -59,7 +59,7 @@ def test_a_search_finds_a_faster_setting_for_all_ranks_and_its_log_is_reproduced
     rows = journal.read(log)
     result = replay(rows)
     assert result.exact and result.proposals >= 6
-    # What the user has chosen is held; the default is what ran, and was measured first.
+    # A knob that the user has set is held; the default is the setting that ran, and is measured first.
     held = {"fusion_threshold": 1 << 20, "chunk_bytes": 1 << 16}
     assert {name: first[name] for name in held} == held
     running = {name: value for name, value in DEFAULT.items() if name not in held}
@@ -70,7 +70,7 @@ def test_a_search_finds_a_faster_setting_for_all_ranks_and_its_log_is_reproduced
     assert about["bytes"] == 4 * (3 + 1000 + 40_000 + 1 + 8) and "recalled" not in about
     assert about["score"] == "seconds per step"
     assert all(len(row["samples"]) >= 4 for row in rows_of(log, "tell") if row["status"] == "ok")
-    # What was decided is deployed, and was said in one line.
+    # The decision is deployed, and was logged in one line.
     final = next(row for row in rows_of(log, "decide") if row.get("final"))
     said = [line for line in finished.ranks[0].stderr.splitlines() if "autotune: " in line]
     assert final["knobs"]["cycle_time_ms"] <= 2.0
@@ -100,7 +100,7 @@ def test_training_goes_on_when_the_tuner_is_lost(signum: str, answering: float, 
     with start_ranks(2, tuned_programs.survive, answering, options=options) as job:
         job.wait_for("ready", timeout=90.0)
         os.kill(int((job.directory / "pid").read_text()), getattr(signal, signum))
-        finished = job.finish()  # which also looks for processes that are left
+        finished = job.finish()  # also checks that no process is left
     warnings = [line for line in finished.ranks[0].stderr.splitlines() if "autotune: " in line]
     assert len(warnings) == 1, finished
     assert says in warnings[0]
@@ -244,7 +244,7 @@ def test_a_program_that_turns_knobs_itself_ends_the_search(caplog: pytest.LogCap
 
 
 class FakeEngine:
-    """Marks as told, of which the last four are remembered."""
+    """Engine that returns the marks that it is given, and remembers the last four."""
 
     compressible = False
     sockets_per_lane = 0
@@ -289,13 +289,13 @@ def test_a_step_counts_for_the_knobs_under_which_all_of_it_ran() -> None:
     fake.mark(2.0, 1)
     assert [each[:2] for each in steps.read()] == [(0.25, 1)]
     assert steps.read() == []
-    for k in range(6):  # two are forgotten: what is between is no step
+    for k in range(6):  # two marks are forgotten: the gap is no step
         fake.mark(3.0 + k, 1)
     assert [each[:2] for each in steps.read()] == [(1.0, 1)] * 3
 
 
 class Steady(FakeEngine):
-    """One more step with every look, under the knobs that were set last."""
+    """Engine that ends one more step at each poll, under the knobs that were set last."""
 
     def __init__(self, seconds: list[float]) -> None:
         super().__init__()
@@ -384,7 +384,7 @@ def test_the_knobs_of_a_log_are_tried_first_in_a_search(tmp_path: Path) -> None:
 
 
 def test_compression_is_tuned_where_the_program_allows_it(tmp_path: Path) -> None:
-    """The search finds what is faster, every result is one of the two, and the next job begins with it."""
+    """The search finds the faster dtype, every result is exact or that of bf16, and the next job starts with it."""
     log = tmp_path / "log.jsonl"
     held = {f"ENGINE_{name.upper()}": str(value) for name, value in DEFAULT.items()}
     options = [*FEW, "--autotune-bayes-opt-max-samples", "6", "--autotune-log-file", str(log)]
@@ -430,7 +430,7 @@ def test_what_is_about_host_memory_is_not_tried_for_tensors_on_gpus() -> None:
     fake.compressible = fake.chainable = True
     fake.sockets_per_lane = 4
     on_host = set(space_of(fake, ()))  # type: ignore[arg-type]
-    fake.on_device = 880  # bytes of 1000: the others count
+    fake.on_device = 880  # of 1000 bytes: the rest counts
     assert set(space_of(fake, ())) == on_host  # type: ignore[arg-type]
     fake.on_device = 920
     on_gpus = set(space_of(fake, ()))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""After a search: what is deployed is watched, however slow the job's steps are."""
+"""Watching of what a search deployed, however slow the job's steps are."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEPLOYED = 3  # the version of the knobs
 
 
 def observed(looks: Iterator[list[Sample]], unsettled: int = 0) -> list[float]:
-    """What a look after the search brings, where each pause brings the next samples of `looks`."""
+    """Return what one observation after the search yields, if each pause brings the next samples of `looks`."""
     tuning: Any = object.__new__(Tuning)
     tuning._version, tuning._unsettled, tuning._sleep = DEPLOYED, unsettled, lambda seconds: None
     tuning._steps = SimpleNamespace(read=lambda: next(looks))

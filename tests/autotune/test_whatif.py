@@ -1,4 +1,4 @@
-"""What another policy, or other settings, would have done with what a log has measured."""
+"""Replay of a log's measurements under another policy or other settings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SURFACE = bowl(0.3, 0.3, True)
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A search, trials of which were cut short, and another one after a drift."""
+    """Return the log of a search with trials cut short, and of another one after a drift."""
     path = tmp_path_factory.mktemp("logs") / "log.jsonl"
     rng = np.random.default_rng(0)
     with Journal(path) as rows:
@@ -81,7 +81,7 @@ def test_the_model_has_the_mean_and_the_scatter_of_what_was_measured(tmp_path: P
 
 
 def logged(*trials: tuple[list[float], str, float]) -> Evidence:
-    """A log of trials of one other setting, after one of the default."""
+    """Return a log with trials of one other setting, after one of the default."""
     rows: list[dict[str, Any]] = []
     Tuner(SPACE, DEFAULT, journal=rows.append)
     tried = [(DEFAULT, ([0.1] * 10, "ok", math.inf)), *((OTHER, trial) for trial in trials)]
@@ -117,7 +117,7 @@ def test_a_trial_that_was_cut_is_drawn_out_if_it_is_not_cut_now() -> None:
 
 
 class Stubborn:
-    """Asks for settings that it is given."""
+    """Policy that asks for given settings only."""
 
     done = False
 
@@ -193,7 +193,7 @@ def test_other_settings_are_those_of_the_policy(log: Path) -> None:
     assert go(log, "tuner", "worth=0.9").best == DEFAULT
     longer = go(log, "tuner", "abort_above=100", "regret_budget=100")
     assert not any(line.status == "aborted" for line in longer.lines[:5])
-    assert "again" in longer.sources[:5]  # of a trial that was cut short there are few steps
+    assert "again" in longer.sources[:5]  # a trial that was cut short has few steps
     assert len(go(log, "default").lines) == 1
 
 

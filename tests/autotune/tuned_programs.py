@@ -1,4 +1,4 @@
-"""What ranks do in the tests of tuning: steps whose time depends on the knobs, as on every rank they were executed."""
+"""Programs of ranks for the tests of tuning: steps whose time depends on the executed knobs, equal on all ranks."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from engine.tuning import trial_loop as tuning
 
 from ..waiting import be_late, until
 
-# Seconds more for a step with a cycle time of more than 2 ms, as is the default: so many that it is found in any noise.
+# Extra seconds of a step with a cycle time above 2 ms, such as the default: enough to be found in any noise.
 SLOW = 0.02
 
 
 def knobs() -> dict[str, Any]:
-    """Those that a job has begun with, as they were executed."""
+    """Return the knobs with which a job starts, as they were executed."""
     engine.init()
     engine.allreduce(np.ones(3, np.float32))
     return engine.knobs()
 
 
 def one_step(number: int) -> None:
-    """Reduce some tensors and compare them with what they must be, bit by bit."""
+    """Reduce some tensors and compare the results with the exact ones, bit by bit."""
     rng = np.random.default_rng(number)
     parts = [rng.integers(-99, 99, (engine.size(), length)).astype(np.float32) for length in (3, 1000, 40_000)]
     handles = [
@@ -40,7 +40,7 @@ def one_step(number: int) -> None:
 
 
 def steps_until(over: Callable[[], bool], mark: Callable[[], object], seconds: float = 90.0) -> int:
-    """Steps until rank 0 says that it is over; how many."""
+    """Run steps until rank 0 says that it is over, and return their number."""
     end, number, flag = time.monotonic() + seconds, 0, np.zeros(1, np.float32)
     while not flag[0]:
         one_step(number)
@@ -64,7 +64,7 @@ def native_mark() -> None:
 
 
 def search(log: str) -> dict[str, Any]:
-    """Train with an optimizer of torch until the search is over and what it has deployed has been looked at once."""
+    """Train with an optimizer of torch until the search is over and its result has been observed once."""
     import torch
 
     tuning.WATCH = 0.3
@@ -83,7 +83,7 @@ def search(log: str) -> dict[str, Any]:
 
 
 def compressed_step(number: int) -> str:
-    """Reduce a tensor that may be compressed and one that may not; what the first has travelled as, by its bits."""
+    """Reduce a compressible and a plain tensor; return the wire dtype of the first, judged by its bits."""
     import torch
 
     rng = np.random.default_rng(number)
@@ -104,7 +104,7 @@ def compressed_step(number: int) -> str:
 
 
 def search_compression(log: str) -> set[str]:
-    """Train until the search is over; what tensors have travelled as."""
+    """Train until the search is over, and return how tensors have travelled."""
     tuning.WATCH = 0.3
     engine.init()
     number, flag, seen, end = 0, np.zeros(1, np.float32), set(), time.monotonic() + 90.0
@@ -125,12 +125,12 @@ def compressed_from_the_start() -> str:
 
 
 def survive(answering: float) -> dict[str, Any]:
-    """Let the test do something to the tuner's process in the midst of a search; train on when the tuner is gone."""
+    """Give the test the tuner's pid during a search; train on when the tuner is gone."""
     engine.init()
     told: list[int] = []
 
     def over() -> bool:
-        if tuner()._trials >= 3:  # it has started, which takes longest; what it is asked from the next trial on
+        if tuner()._trials >= 3:  # from the next trial on: the tuner's start takes longest
             tuning.ANSWERING = answering
         if not told and tuner()._trials >= 5:
             Path("pid").write_text(str(tuner().pid))
@@ -145,13 +145,13 @@ def survive(answering: float) -> dict[str, Any]:
 
 
 def until_over() -> None:
-    """Train until there is no search any more."""
+    """Train until no search is running."""
     engine.init()
     steps_until(lambda: not tuner().searching, native_mark)
 
 
 def without_steps() -> list[str]:
-    """Communicate a little, and never end a step; what was logged."""
+    """Communicate a little and never end a step; return the warnings that were logged."""
     tuning.IDLE = 0.3
     said: list[str] = []
     handler = logging.Handler(logging.WARNING)

@@ -23,7 +23,7 @@ COMMANDS = {
         "stubtest",
         *STUBBED,
         "--mypy-config-file=pyproject.toml",
-        "--ignore-missing-stub",  # a stub has what `engine` uses
+        "--ignore-missing-stub",  # stubs declare only what `engine` uses
         "--ignore-disjoint-bases",
     ],
     "stubs-of-functions": ["python", "tools/write_stubs.py", "--check"],
@@ -32,8 +32,8 @@ COMMANDS = {
 }
 
 
-# import-linter looks for directories on the path, which is not how an editable install offers a package. With its
-# loader out of the way the working directory, the root of the sources, is searched.
+# import-linter looks for directories on the path, where an editable install has none. Without that install's loader
+# it searches the working directory, the root of the sources.
 EDITABLE_BUILD = ROOT / "build" / f"cp{sys.version_info.major}{sys.version_info.minor}"
 VARIABLES = {"import-linter": {"MESONPY_EDITABLE_SKIP": str(EDITABLE_BUILD)}}
 
@@ -51,7 +51,7 @@ def test_check(name: str) -> None:
 
 
 def test_the_package_imports_itself_by_relative_names() -> None:
-    """It has two names, `engine` and `enginerun`: an import by one of them would load a part of it twice, or theirs."""
+    """The package has two names, `engine` and `enginerun`: absolute imports may load parts twice, or foreign code."""
     own = re.compile(r"^\s*(?:from|import) engine(?:\.|\s)|import_module\(f?[\"']engine\b", re.MULTILINE)
     files = {path: path.read_text() for path in (ROOT / "engine").rglob("*.py")}
     assert len(files) > 80
@@ -59,7 +59,7 @@ def test_the_package_imports_itself_by_relative_names() -> None:
 
 
 def test_no_page_and_no_message_installs_enginerun_by_its_name() -> None:
-    """The name is not ours on any index before there is a release: whoever takes it would be installed."""
+    """The name is on no index before a release: a stranger could register it, and users would install that package."""
     installs = r"(?:pip3?|uv|conda|mamba|poetry)\s+(?:\w+\s+)?(?:install|add)\b"
     by_name = re.compile(rf"{installs}[^`\n]*?[\s'\"](?:enginerun|engine)(?:[\[=<>~'\"\s`]|$)", re.MULTILINE)
     for wrong in ("pip install 'enginerun[metrics]'", "`pip install --no-deps mxnet enginerun`"):

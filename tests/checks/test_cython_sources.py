@@ -1,4 +1,4 @@
-"""Rules for the Cython sources that no linter knows."""
+"""Rules for the Cython sources that no linter checks."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ SOURCES = sorted(path for suffix in ("*.pyx", "*.pxd") for path in (ROOT / "engi
 HEADERS = sorted(path for suffix in ("*.h", "*.c") for path in (ROOT / "engine_ext").rglob(suffix))
 FORBIDDEN = {"engine", "jax", "keras", "mxnet", "numpy", "tensorflow", "torch"}
 
-# A source that uses a plane which its row of the table does not name.
+# Sources that use a plane which their row of the table does not name.
 EXCEPTIONS = {("bindings/gradients", "core")}
 
-# Where the kind of an operation is asked for.
+# Sources that depend on the kind of an operation.
 KINDS_ARE_KNOWN_TO = {
     *("shared/names.h", "shared/layout.h", "shared/layout.pxd", "operations/kinds.pyx"),
     *("core.pyx", "bindings/collectives.pyx", "bindings/failed_calls.pyx", "bindings/gradients.pyx"),  # the border
-    "bindings/xla_call.c",  # and that of compiled programs
+    "bindings/xla_call.c",  # the border of compiled programs
 }
 
-# What observers keep and do, and which sources of `control` and `bindings` look at it: the doors and the observers.
+# Names that observers keep, and the sources of `control` and `bindings` that use them: the hooks and the observers.
 OBSERVER = re.compile(
     r"[.](?:counters|counters_page|history|marks|overlap|trace)\b"
     r"|\b(?:counters|lateness|marks|overlap|trace)_\w+[(]|\btally[(]"
 )
 OBSERVERS_ARE_KNOWN_TO = {
-    *("control/observers", "control/lateness"),  # what a rank tells, and what the coordinator tells
+    *("control/observers", "control/lateness"),  # hooks of a rank and of the coordinator
     *("control/trace", "control/overlap", "control/step_marks", "control/crossing"),
-    *("bindings/counting", "bindings/marking"),  # which page is counted into, and what a step is
+    *("bindings/counting", "bindings/marking"),  # the page that counts, and the marks of steps
 }
 
 FROM = re.compile(r"^[ \t]*from[ \t]+([\w.]+)[ \t]+c?import[ \t]+(?:\(([^)]*)\)|([^\n]*))", re.MULTILINE)
@@ -38,7 +38,7 @@ PLAIN = re.compile(r"^[ \t]*c?import[ \t]+([^\n]*)", re.MULTILINE)
 
 
 def imported(path: Path) -> set[str]:
-    """Every dotted name that a source imports or cimports; for `from a cimport b` both `a` and `a.b`."""
+    """Return every dotted name that a source imports or cimports; for `from a cimport b` both `a` and `a.b`."""
     source = re.sub(r"#[^\n]*", "", path.read_text())
     package = path.relative_to(ROOT).parent.parts
     names = set()
@@ -53,21 +53,21 @@ def imported(path: Path) -> set[str]:
 
 
 def test_native_sources_import_no_framework_and_nothing_above_them() -> None:
-    """import-linter reads Python only; this holds the same contract for what it cannot see."""
+    """import-linter reads Python only; this test holds the same contract for native sources."""
     assert SOURCES
     found = {f"{path.relative_to(ROOT)}: {name}" for path in SOURCES for name in imported(path)}
     assert {line for line in found if line.split(": ")[1].partition(".")[0] in FORBIDDEN} == set()
 
 
 def planes() -> dict[str, set[str]]:
-    """What each plane uses, from the table in ARCHITECTURE.md. The last one is the border, which uses all."""
+    """Return the planes that each plane uses, from ARCHITECTURE.md's table; the last is the border, which uses all."""
     table = (ROOT / "ARCHITECTURE.md").read_text().partition("| plane |")[2].partition("\n\n")[0]
     rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]*) \|", table, re.MULTILINE)
     return {plane: set(re.findall(r"`(\w+)`", uses)) for plane, uses in rows}
 
 
 def used_planes(path: Path, border: str) -> set[str]:
-    """The planes of all that a source cimports or includes; `errors.py` is everybody's."""
+    """Return the planes of everything that a source cimports or includes; `errors.py` belongs to every plane."""
     parts = {name.split(".")[1] for name in imported(path) if name.startswith("engine_ext.")}
     parts |= set(re.findall(r'"(?:engine_ext/)?(\w+)/\w+\.h"', path.read_text()))
     top = ROOT / "engine_ext"
@@ -94,13 +94,13 @@ def test_planes_use_only_what_lies_below_them() -> None:
 
 
 def test_kinds_are_asked_for_in_the_table_and_at_the_border_alone() -> None:
-    """What else depends on the operation is in its row."""
+    """Everything else that depends on the kind of an operation is in its row."""
     asking = {str(path.relative_to(ROOT / "engine_ext")) for path in SOURCES + HEADERS if "KIND_" in path.read_text()}
     assert asking == KINDS_ARE_KNOWN_TO
 
 
 def test_threads_sleep_at_doors_alone() -> None:
-    """Another way to sleep, as for ranks that wait for sockets too, is then a change of one header."""
+    """Another way to sleep, as for ranks that also wait for sockets, is then a change of one header."""
     sleeping = re.compile(r"\bfutex_(?:wait|wake)\b|\bSYS_futex\b")
     found = {
         str(path.relative_to(ROOT / "engine_ext")) for path in SOURCES + HEADERS if sleeping.search(path.read_text())
@@ -109,7 +109,7 @@ def test_threads_sleep_at_doors_alone() -> None:
 
 
 def test_observers_are_reached_through_their_doors_alone() -> None:
-    """A new observer is a change of control/observers: the protocol around it does not know who watches."""
+    """A new observer is then a change of control/observers only: the protocol does not know who observes."""
     looking = set()
     for path in SOURCES:
         code = FROM.sub("", re.sub(r"#[^\n]*", "", path.read_text()))
@@ -120,8 +120,10 @@ def test_observers_are_reached_through_their_doors_alone() -> None:
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_build_knows_every_declaration_that_a_source_uses(source: Path) -> None:
-    """Cython's dependency scanner does not see the module in `from package cimport module`: after an edit of its .pxd
-    stale code would run. It does see `from package.module cimport name` and `cimport package.module`.
+    """Cython's dependency scanner does not see the module in `from package cimport module`: stale code would run.
+
+    An edit of the module's .pxd would not rebuild the source. The scanner does see `cimport package.module` and
+    `from package.module cimport name`.
     """
     dependencies = pytest.importorskip("Cython.Build.Dependencies")
     tracked = dependencies.create_dependency_tree(quiet=True).immediate_dependencies(str(source))
@@ -130,7 +132,7 @@ def test_build_knows_every_declaration_that_a_source_uses(source: Path) -> None:
 
 
 def test_flags_of_an_operation_are_read_by_the_accessors_alone() -> None:
-    """Whoever lets go of a handle sets one at any time (I10); the thread sanitizer sees it only if the two meet."""
+    """A thread that releases a handle sets a flag at any time (I10); the thread sanitizer rarely sees both meet."""
     plain = re.compile(r"(?<!&)\b(?:op|batch\[\w+\])\.flags[ \t]*&")
     found = [
         f"{path.name}: {line.strip()}"

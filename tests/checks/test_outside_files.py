@@ -1,4 +1,4 @@
-"""Rules about files that others wrote: one reader, with limits, reads them."""
+"""Rules about files from other programs: one reader reads them, with limits."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("engine", "autotune")
-# What else reads whole files or parses JSON, and of whom it is.
+# Other files that read whole files or parse JSON, by the origin of what they read.
 OWN = {
-    # of the kernel, of this process, or of the package itself
+    # from the kernel, this process, or the package itself
     "autotune/journal.py", "engine/gpu/plane.py", "engine/host/machine.py", "engine/host/network.py",
     "engine/host/processes.py", "engine/launch/witness.py", "engine/metrics/dashboards.py",
     "engine/metrics/export/atomic_file.py", "engine/metrics/report/find_jobs.py", "engine/ray/porter.py",
-    # of ranks of the same job, which have proven the secret; its own directory, made for it alone
+    # from ranks of the same job, which have proven the secret, or in a directory made for the job alone
     "engine/launch/remote_files.py", "engine/ray/elastic.py",
     "engine/runner/function.py", "engine/runner/job.py", "engine/runner/rank.py",
     "engine/spark/elastic.py", "engine/spark/launcher.py", "engine/spark/record.py",
     "engine/spark/writer.py", "engine/tensorflow/variables.py", "engine/tuning/journals.py",
-    # of a store, whose pickles are loaded, too; the user's own program and model
+    # from a store whose pickles are loaded, too, or the user's own program and model
     "engine/keras/models.py", "engine/launch/shadow.py", "engine/spark/estimator.py", "engine/spark/manifest.py",
 }  # fmt: skip
 
 
 def test_engine_and_tuner_have_the_same_reader() -> None:
-    """Neither may import the other."""
+    """The engine and the tuner may not import each other, so each has its copy of the reader."""
     assert (ROOT / "engine/bounded_reader.py").read_bytes() == (ROOT / "autotune/bounded_reader.py").read_bytes()
 
 
 def _reads(node: ast.AST) -> bool:
-    """Whether a call reads a whole file without a limit, or parses JSON without one."""
+    """Return whether a call reads a whole file without a limit, or parses JSON without one."""
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return False
     of_json = isinstance(node.func.value, ast.Name) and node.func.value.id == "json"
     return node.func.attr in ("read_text", "read_bytes") or (of_json and node.func.attr in ("load", "loads"))
 
 
-# Where `int` or `float` takes a field by its name, and of whom it is.
+# Files where `int` or `float` takes a field by its name, and the origin of the field.
 OWN_NUMBERS = {
     "engine/launch/job.py": "a setting, which was checked",
     "engine/ray/elastic.py": "an argument, which was checked",
@@ -46,13 +46,13 @@ OWN_NUMBERS = {
     "engine/trace/summary.py": "a row of the summary itself",
     "engine/tuning/trial_loop.py": "the engine's own knobs",
 }
-# Where a pattern captures digits without a bound, and what bounds them.
+# Files with a pattern that captures digits without a bound, and what bounds them later.
 BOUNDED_LATER = {"engine/launch/hosts.py": "`_count`, which reads any number of them as the most"}
-UNBOUNDED = re.compile(r"\((?:\?P<\w+>)?(?:\\d|\[0-9\])[+*]\)")  # digits, of any number, that a pattern captures
+UNBOUNDED = re.compile(r"\((?:\?P<\w+>)?(?:\\d|\[0-9\])[+*]\)")  # a group that captures any number of digits
 
 
 def _takes_field(node: ast.AST) -> bool:
-    """Whether a call makes a number of a field: `int(told["rank"])`, `float(told.get("age", 0))`."""
+    """Return whether a call makes a number of a field: `int(told["rank"])`, `float(told.get("age", 0))`."""
     if not isinstance(node, ast.Call) or ast.unparse(node.func) not in ("int", "float"):
         return False
     return any(
@@ -64,7 +64,7 @@ def _takes_field(node: ast.AST) -> bool:
 
 
 def test_numbers_in_messages_files_and_variables_are_read_within_limits() -> None:
-    """By `whole` and `number`, by a `Message`, or by a form: `int` and `float` take texts, `nan` and truths."""
+    """`whole`, `number`, a `Message` or a form reads them: `int` and `float` accept texts, `nan` and bools."""
     sources = {str(path.relative_to(ROOT)): path.read_text() for room in ROOMS for path in (ROOT / room).rglob("*.py")}
     found = {name for name, text in sources.items() if any(map(_takes_field, ast.walk(ast.parse(text))))}
     assert found == OWN_NUMBERS.keys()

@@ -1,4 +1,4 @@
-"""Rules about calls that some systems lack, waits without a limit on what may never end, and files that are written."""
+"""Rules about calls that some systems lack, waits without a limit on what may never end, and written files."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ SOURCES = {
     for room in ("engine", "autotune")
     for path in sorted((ROOT / room).rglob("*.py"))
 }
-# Where a process that was killed, or has ended, is waited for without a limit: nobody there keeps a lease. In
-# `discovery` and `remote` that is a thread which does nothing else, and for which nobody waits.
+# Files that wait without a limit for a process that was killed or has ended: nothing there keeps a lease. In
+# `discovery` and `remote` the waiting thread does nothing else, and nobody waits for it.
 UNLIMITED = {
     "engine/launch/discovery.py",
     "engine/launch/remote.py",
     "engine/runner/function.py",
     "engine/spark/elastic.py",
-    "engine/spark/hosting.py",  # a task whose agent ends; Spark ends both
+    "engine/spark/hosting.py",  # a task waits for its agent; Spark ends both
 }
 
 
@@ -28,12 +28,12 @@ def calls(tree: ast.AST) -> list[ast.Call]:
 
 
 def files_with(is_odd: Callable[[ast.Call], bool]) -> set[str]:
-    """The files that have such a call."""
+    """Return the files that contain such a call."""
     return {name for name, tree in SOURCES.items() if any(map(is_odd, calls(tree)))}
 
 
 def lines_with(is_odd: Callable[[ast.Call], bool], but: Collection[str] = ()) -> set[str]:
-    """The lines that have such a call, in all files `but` these."""
+    """Return the lines that contain such a call, in all files `but` these."""
     return {
         f"{name}:{call.lineno}"
         for name, tree in SOURCES.items()
@@ -57,7 +57,7 @@ def test_calls_that_some_builds_of_python_lack_go_through_host_linux() -> None:
     assert found == set()
 
 
-# Where the working directory is asked for without `machine.working_directory`: outside of the engine, or not relative.
+# Files that ask for the working directory themselves: outside of the engine, or with absolute paths only.
 DIRECTORIES = {"engine/host/machine.py", "engine/compat/startup/sitecustomize.py", "autotune/policies.py"}
 
 
@@ -67,7 +67,7 @@ def test_a_working_directory_that_was_removed_has_an_error_in_one_place() -> Non
 
 
 def test_processes_are_waited_for_with_a_limit() -> None:
-    """A process in an uninterruptible wait ends neither by SIGKILL nor by anything else."""
+    """A process in an uninterruptible wait does not end, even by SIGKILL."""
 
     def waits_without_limit(call: ast.Call) -> bool:
         return (
@@ -82,7 +82,7 @@ def test_processes_are_waited_for_with_a_limit() -> None:
 
 
 def test_commands_and_children_are_waited_for_with_a_limit() -> None:
-    """`subprocess.run` and its like have a `timeout`, and `os.waitpid` looks, and does not wait."""
+    """`subprocess.run` and similar calls have a `timeout`, and `os.waitpid` polls instead of waiting."""
 
     def waits_without_limit(call: ast.Call) -> bool:
         text = ast.unparse(call.func)
@@ -94,7 +94,7 @@ def test_commands_and_children_are_waited_for_with_a_limit() -> None:
     assert lines_with(waits_without_limit) == set()
 
 
-# Where names are looked up, for which a name server that is gone takes as long as it likes, and why no lease runs out.
+# Files that look names up, which a dead name server may block for any time, and why no lease runs out.
 LOOK_UPS = {
     "engine/host/network.py": "functions of which the others below tell",
     "engine/launch/conductor.py": "a fixed job, whose ranks are not started yet, and whose agents have no lease",
@@ -117,7 +117,7 @@ def test_names_are_looked_up_only_where_no_lease_runs_out() -> None:
     assert files_with(lambda call: ast.unparse(call.func) in _LOOKING_UP) == set(LOOK_UPS)
 
 
-# Where files are written without `engine.host.private_files`, and why.
+# Files that write without `engine.host.private_files`, and why.
 WRITERS = {
     "engine/host/private_files.py": "it is the rule",
     "autotune/journal.py": "autotune imports nothing of the engine; a new file of mode 0600",
@@ -135,11 +135,11 @@ OPENERS = frozenset({"open", "fdopen"})
 
 
 def makes_files(call: ast.Call) -> bool:
-    """Whether a call makes a file or a directory, or opens a file to write to it."""
+    """Return whether a call makes a file or a directory, or opens a file for writing."""
     text = ast.unparse(call.func)
     name = text.rpartition(".")[2]
     if name in MAKERS:
-        return text not in ("self._recorder.write_text", "self.write_text")  # a method of our own
+        return text not in ("self._recorder.write_text", "self.write_text")  # methods of this project
     modes = [*call.args[:2], *(keyword.value for keyword in call.keywords if keyword.arg == "mode")]
     if text == "os.open":
         return any("O_CREAT" in ast.unparse(argument) for argument in call.args)
@@ -174,7 +174,7 @@ BROAD = {"Exception", "BaseException"}
 
 
 def tells_exception(node: ast.AST, names: set[str]) -> bool:
-    """Whether a node makes text of one of these variables, of which `__str__` is somebody else's code."""
+    """Return whether a node makes text of one of these variables, whose `__str__` is foreign code."""
     value = None
     if isinstance(node, ast.FormattedValue):
         value = node.value
@@ -184,7 +184,7 @@ def tells_exception(node: ast.AST, names: set[str]) -> bool:
 
 
 def exceptions_of(node: ast.AST) -> set[str]:
-    """The names that a handler or a function gives to exceptions of any kind."""
+    """Return the names that a handler or a function gives to exceptions of any kind."""
     if isinstance(node, ast.ExceptHandler):
         kinds, names = [node.type], [node.name]
     elif isinstance(node, ast.FunctionDef):
@@ -200,11 +200,11 @@ def exceptions_of(node: ast.AST) -> set[str]:
 
 
 def test_exceptions_of_any_kind_are_told_by_readable() -> None:
-    """Whose text cannot be made, because `__str__` raises, is told all the same."""
+    """An exception whose `__str__` raises is reported all the same."""
     found = {
         f"{name}:{inner.lineno}"
         for name, tree in SOURCES.items()
-        if name not in ("engine/readable.py", "engine/exit_report/writer.py")  # which imports nothing
+        if name not in ("engine/readable.py", "engine/exit_report/writer.py")  # the second imports nothing
         for node in ast.walk(tree)
         if (names := exceptions_of(node))
         for inner in ast.walk(node)
@@ -213,12 +213,12 @@ def test_exceptions_of_any_kind_are_told_by_readable() -> None:
     assert found == set()
 
 
-# Connections of scrapers, who ask again; and the tuner's process, which imports nothing of the engine.
+# Connections of scrapers, which retry, and of the tuner's process, which imports nothing of the engine.
 OTHER_CONNECTIONS = {"engine/metrics/export/endpoint.py", "autotune/daemon.py"}
 
 
 def test_calls_on_connections_outlive_a_shortage_of_memory() -> None:
-    """They go through `engine.host.sockets`: ENOBUFS and ENOMEM are not the end of a connection."""
+    """Calls on connections use `engine.host.sockets`: ENOBUFS and ENOMEM do not end a connection."""
     receiving = ("recv", "recv_into", "recvmsg", "sendall", "sendmsg", "accept", "send_fds", "recv_fds")
 
     def is_direct(call: ast.Call) -> bool:
@@ -230,7 +230,7 @@ def test_calls_on_connections_outlive_a_shortage_of_memory() -> None:
     assert lines_with(is_direct, but=OTHER_CONNECTIONS) == set()
 
 
-# Where a program's own output, or rich's, goes to a terminal as it is, and why.
+# Files that write a program's output, or rich's, to a terminal unchanged, and why.
 RAW_WRITERS = {
     "engine/readable.py": "it is the rule",
     "autotune/terminal.py": "the rule for autotune, which imports nothing of the engine",
@@ -248,7 +248,7 @@ _CONSOLES = ("self._console.write", "self._out.write", "self._err.write")
 
 
 def test_texts_reach_a_terminal_through_readable_show() -> None:
-    """What files, peers and ranks say is printed by `readable.show` or `say` of autotune, which make it plain."""
+    """Texts of files, peers and ranks are printed by `readable.show` or autotune's `say`, which make them plain."""
 
     def writes(call: ast.Call) -> bool:
         text = ast.unparse(call.func)
@@ -257,7 +257,7 @@ def test_texts_reach_a_terminal_through_readable_show() -> None:
     assert files_with(writes) == set(RAW_WRITERS)
 
 
-# Every socket that listens, and by what its address is chosen: the first argument of `network.listen`.
+# Every listening socket, and the source of its address: the first argument of `network.listen`.
 PORTS = {
     "engine/elastic/worker/gate.py": ["address"],  # ENGINE_INTERFACE's; None: none is chosen
     "engine/launch/agent.py": ["address or None"],  # that of --network-interface
@@ -284,7 +284,7 @@ _BINDING = ("bind", "server_bind", "create_server", "start_server", "start_unix_
 
 
 def test_ports_are_bound_to_the_address_that_is_chosen() -> None:
-    """`tests/hosts/test_listeners.py` shows of each of them what strangers can do there."""
+    """`tests/hosts/test_listeners.py` shows for each port what strangers can do there."""
     listening: dict[str, list[str]] = {}
     binding = set()
     for name, tree in SOURCES.items():
@@ -292,7 +292,7 @@ def test_ports_are_bound_to_the_address_that_is_chosen() -> None:
             text = ast.unparse(call.func)
             if text == "network.listen":
                 listening.setdefault(name, []).append(ast.unparse(call.args[0]))
-            elif text.rpartition(".")[2] in _BINDING and not name.startswith("engine/jax/"):  # primitives have a bind
+            elif text.rpartition(".")[2] in _BINDING and not name.startswith("engine/jax/"):  # primitives' bind
                 binding.add(name)
     assert listening == PORTS
     assert binding == set(BINDERS)

@@ -9,14 +9,14 @@ import pytest
 
 TESTS = Path(__file__).parents[1]
 SOURCES = {str(path.relative_to(TESTS)): ast.parse(path.read_text()) for path in sorted(TESTS.rglob("*.py"))}
-# Where the import path may be changed: in what a test starts as another process.
+# Files that may change the import path, because tests run them as other processes.
 PATHS = {"ranks.py", "strange/uptime.py"}
-# Where time is let pass. What a test writes out as a program that has none of our modules may sleep, too.
+# Files that let time pass. Programs that tests write out, and that cannot import `waiting`, may sleep, too.
 SLEEPS = {"waiting.py", "launch/launch_jobs.py", "autotune/test_session.py"}
 
 
 def functions(name: str) -> list[str]:
-    """The modules with a function of that name at their top."""
+    """Return the modules with a top-level function of that name."""
     return [
         module
         for module, tree in SOURCES.items()
@@ -32,7 +32,7 @@ def test_what_many_tests_share_is_written_once(name: str, module: str) -> None:
 
 
 def test_no_registry_of_tests_but_one() -> None:
-    """A test is known to pytest: nothing collects functions or names of cases beside it."""
+    """Tests are known to pytest only: nothing else collects functions or names of cases."""
     found = [
         f"{module}:{node.lineno}"
         for module, tree in SOURCES.items()
@@ -55,6 +55,6 @@ def test_no_test_changes_the_import_path() -> None:
 
 
 def test_nothing_sleeps_to_wait_for_a_state() -> None:
-    """Whatever lets time pass says why, by the function of `waiting` that it calls; programs in strings as well."""
+    """A function of `waiting` lets time pass, and so names the reason; programs in strings are checked, too."""
     found = {module for module in SOURCES if "time" + ".sleep(" in (TESTS / module).read_text()}
     assert found <= SLEEPS

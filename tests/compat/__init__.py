@@ -1,1 +1,1 @@
-"""Horovod's module names over ours, and what its scripts rely on."""
+"""Horovod's module names over the engine's, and the behaviour that its scripts rely on."""

@@ -17,7 +17,7 @@ parser.add_argument("--save", default="model.{}.pt")
 args = parser.parse_args()
 
 hvd.init()
-torch.manual_seed(42 + hvd.rank())  # every rank begins with a model of its own
+torch.manual_seed(42 + hvd.rank())  # every rank starts with a different model
 if torch.cuda.is_available() and hvd.nccl_built():
     torch.cuda.set_device(hvd.local_rank())
 torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Every name that Horovod's tests and examples use is there, or docs/migration.md says what to write instead."""
+"""Every name in Horovod's tests and examples resolves, or docs/migration.md says what to write instead."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ NEEDS = {"spark": "pyspark"} | {name: name for name in ("keras", "mxnet", "ray",
 
 
 def needed(name: str) -> list[str]:
-    """Packages without which a name cannot be there."""
+    """Return packages without which a name cannot exist."""
     return [package for part, package in NEEDS.items() if part in name.split(".")]
 
 
 def documented() -> set[str]:
-    """Names of which the page says that they are not there."""
+    """Return names that the page lists as missing."""
     (section,) = [part for part in PAGE.read_text().split("\n## ") if part.startswith("Names that are not there\n")]
     rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
     return {name for row in rows for name in re.findall(r"`([^`]+)`", row)} | set(modules.ABSENT)
 
 
 def resolves(name: str) -> bool:
-    """Whether a script gets something for a name: a module, or what can be reached from one."""
+    """Return whether a script can import a name: a module, or an attribute reached from one."""
     parts = name.split(".")
     for cut in range(len(parts), 0, -1):
         try:
@@ -50,7 +50,7 @@ def resolves(name: str) -> bool:
 
 
 def lacking() -> list[str]:
-    """Names that are neither there nor on the page, or both; in a process with the switch on."""
+    """Return names that neither resolve nor are on the page, or both; in a process with the switch on."""
     install()
     page = documented()
     usable = [name for name in NAMES if all(find_spec(package) for package in needed(name))]
@@ -67,7 +67,7 @@ def test_every_name_that_horovods_tests_and_examples_use_is_there_or_on_the_page
 
 
 def test_mxnets_binding_exports_every_name_that_horovods_tests_and_examples_use() -> None:
-    """Read from the source: MXNet needs another Python."""
+    """The names are read from the source: MXNet needs another Python."""
     tree = ast.parse((PAGE.parents[1] / "engine" / "mxnet" / "__init__.py").read_text())
     (own,) = [ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.Assign)]
     used = {name.split(".")[2] for name in NAMES if name.startswith("horovod.mxnet.")}

@@ -1,4 +1,4 @@
-"""`docs/migration.md` against the code: every name that scripts may use is there, and what it says of each is so."""
+"""`docs/migration.md` against the code: every name in it exists, and what it says of each name holds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from engine.launch.options import parse
 
 PAGE = Path(__file__).parents[2] / "docs" / "migration.md"
 
-# What the page promises and this revision does not have. Names that are there must not be here.
+# Names that the page promises and this revision lacks. Existing names must not be listed here.
 PENDING: set[str] = set()
 
 FUNCTIONS = (
@@ -121,7 +121,7 @@ SHOW_AND_EXIT = ["-v", "--version", "-cb", "--check-build"]
 
 
 def table(title: str) -> dict[str, str]:
-    """The names of one section's table, and what it says of each."""
+    """Return the names in one section's table, each with its text."""
     (section,) = [part for part in PAGE.read_text().split("\n## ") if part.startswith(f"{title}\n")]
     found: dict[str, str] = {}
     for line in section.splitlines():
@@ -185,7 +185,7 @@ def test_bindings_have_what_the_table_says(title: str, package: str) -> None:
 
 @pytest.mark.parametrize("package", ["tensorflow", "keras", "ray"])
 def test_arguments_of_horovod_are_accepted_by_name_and_in_its_order(package: str) -> None:
-    """Of TensorFlow's and Keras' `DistributedOptimizer`, of the tape, and of the executor on Ray."""
+    """Covers `DistributedOptimizer` of TensorFlow and Keras, the gradient tape, and the executors on Ray."""
     pytest.importorskip(package, reason=f"needs {package}")
     binding = importlib.import_module(f"engine.{package}")
     order = {
@@ -282,7 +282,7 @@ def test_modules_are_there_or_not_as_the_table_says() -> None:
             assert finder.find_spec(name) is not None
             for source in modules.MODULES[name]:
                 lacks_spark = source.startswith("..spark.") and importlib.util.find_spec("pyspark") is None
-                if source != "..mxnet" and not lacks_spark:  # tests/mxnet has an environment for it
+                if source != "..mxnet" and not lacks_spark:  # tests/mxnet tests it in an environment of its own
                     importlib.import_module(source, "engine.compat")
 
 

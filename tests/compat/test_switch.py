@@ -1,4 +1,4 @@
-"""The compatibility switch: scripts written for Horovod, unchanged, by every way to start them."""
+"""The compatibility switch: scripts written for Horovod run unchanged, however they are started."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def start(
 
 
 def plain_lines(text: str) -> list[str]:
-    """Lines without the prefix of their rank."""
+    """Return the lines without the prefix of their rank."""
     return [line.partition(">:")[2] if line.startswith("[") else line for line in text.splitlines()]
 
 
 def in_one_process(saved: dict[str, object], world: int) -> dict[str, object]:
-    """Train from the same start with the batches of all ranks, without any communication."""
+    """Train from the same start with the batches of all ranks, without communication."""
     import torch
     from torch import nn
 
@@ -80,7 +80,7 @@ def test_a_training_script_runs_unchanged_and_trains_as_one_process_would(tmp_pa
 
 @pytest.fixture
 def programs(tmp_path: Path) -> Path:
-    """A directory with the same probe as a script, a module, a shell script, a console script and a child process."""
+    """Make a directory with one probe as script, module, shell script, console script and child process."""
     (tmp_path / "probe.py").write_text(PROBE)
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").touch()
@@ -216,7 +216,7 @@ def test_a_script_that_starts_its_own_ranks(tmp_path):
 
 
 def test_a_function_of_a_module_that_imports_horovod_runs_on_ranks(tmp_path):
-    """It is pickled by name, and so each rank imports the module."""
+    """The function is pickled by name, so each rank imports the module."""
     (tmp_path / "work.py").write_text("import horovod\ndef train(): return horovod.__version__\n")
     (tmp_path / "train.py").write_text("import work, horovod; print(horovod.run(work.train, num_proc=2))")
     done = start(sys.executable, "-m", "engine.compat", "train.py", cwd=tmp_path)
@@ -257,7 +257,7 @@ if __name__ == "__main__":
 @pytest.mark.slow
 @pytest.mark.parametrize("manual", [False, True], ids=["module", "install"])
 def test_a_main_script_that_imports_horovod_at_its_top_starts_its_own_ranks(tmp_path, manual):
-    """With a switch that the ranks inherit, and with one of this process alone."""
+    """The switch is inherited by the ranks, or is one of this process only."""
     pytest.importorskip("cloudpickle", reason="needs cloudpickle")
     pytest.importorskip("torch", reason="needs torch")
     switch = "from engine.compat import install\ninstall()\n" if manual else ""

@@ -1,1 +1,1 @@
-"""The examples, the README, the recipes and the benchmarks do what they say."""
+"""Tests that examples, README, recipes and benchmarks do what they say."""

@@ -1,4 +1,4 @@
-"""Runs recipes of the documentation on this rank, one after the other."""
+"""Run recipes of the documentation on this rank, one after the other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import engine
 
 
 def error_of(variables: dict[str, Any]) -> float:
-    """The mean error over all samples, in evaluation."""
+    """Return the mean error over all samples, in evaluation mode."""
     model, (inputs, targets) = variables["model"], variables["data"][:]
     model.eval()
     with torch.no_grad():
@@ -22,7 +22,7 @@ def error_of(variables: dict[str, Any]) -> float:
 
 
 def run(beginning: str, recipes: dict[str, str]) -> dict[str, Any]:
-    """By recipe: the error before and after it, or what went wrong, and some of its variables."""
+    """Return for each recipe the error before and after it and some of its variables, or the traceback."""
     torch.set_num_threads(1)
     found: dict[str, Any] = {}
     for name, recipe in recipes.items():

@@ -46,7 +46,7 @@ from ..netns import lacking
 
 @pytest.fixture
 def console(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Console:
-    """A console that nobody sees; what was measured before stays."""
+    """Return a console that writes to memory, and redirect results, so that earlier measurements stay."""
     monkeypatch.setattr(paths, "OUT", tmp_path)
     return Console(file=io.StringIO(), width=command.WIDTH)
 
@@ -161,7 +161,7 @@ def test_hosts_are_measured_beside_bare_sockets(console: Console) -> None:
     assert [row["contender"] for row in rows if row["part"] == "sizes"] == ["engine", "small", "sockets"]
     assert [row["case"] for row in rows if row["part"] == "compression"] == ["none", "fp16"]
     assert [row["where"] for row in rows if row["part"] == "idle"] == ["0", "1", "launcher"]
-    # Nothing is faster than the cable: there and back takes 2 ms, and each has to hear of the others.
+    # Nothing is faster than the cable: a round trip takes 2 ms, and each rank has to hear from the others.
     assert all(row["least"] > 1e-3 for row in rows if row["part"] == "sizes")
     shown = text(hosts_report.tables(content))
     assert "| small / bare sockets |" in shown and "1 ms each way" in shown and "idle job, the busier host" in shown
@@ -292,7 +292,7 @@ def test_what_is_foreseen_stands_beside_what_is_measured(console: Console) -> No
     content = json.loads(measured.run(settings, console).read_text())
     alone, two = content["results"]
     assert alone["sent"] < 1e4 and alone["foreseen_bytes"] == 0
-    # Each of two ranks on a host sends half, and then its part of the sum.
+    # Each of two ranks on a host sends half of the data, and then its part of the sum.
     assert two["foreseen_bytes"] < two["sent"] < 1.5 * two["foreseen_bytes"]
     assert two["seconds"] > alone["seconds"] and two["foreseen"] > alone["foreseen"]
     assert "| VGG-16 | 10 Gbit/s | 2 x 2 |" in text(measured.tables(content))

@@ -1,4 +1,4 @@
-"""The examples for Kubernetes and Slurm, without a cluster: programs stand for `kubectl`, `scontrol` and `srun`."""
+"""The examples for Kubernetes and Slurm without a cluster: stand-ins replace `kubectl`, `scontrol` and `srun`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ os.execvp(command[0], command)
 
 
 def stand_in(place: Path, name: str, text: str) -> None:
-    """Make a command of a program in Python."""
+    """Make a command from a Python program."""
     place.mkdir(exist_ok=True)
     path = place / name
     path.write_text(f"#!{sys.executable}\n{text}")
@@ -60,13 +60,13 @@ def stand_in(place: Path, name: str, text: str) -> None:
 
 
 def manifest() -> dict[tuple[str, str], dict[str, Any]]:
-    """The objects of the manifest, by kind and name."""
+    """Return the objects of the manifest, by kind and name."""
     documents = yaml.safe_load_all((EXAMPLES / "kubernetes" / "train.yaml").read_text())
     return {(each["kind"], each["metadata"]["name"]): each for each in documents}
 
 
 def test_what_the_manifest_names_is_there() -> None:
-    """Volumes, accounts, labels: what one object says of another holds."""
+    """Volumes, accounts and labels: every object that another one refers to exists."""
     objects = manifest()
     files = objects["ConfigMap", "train"]["data"]
     for kind, name in (("StatefulSet", "train-worker"), ("Job", "train")):
@@ -91,7 +91,7 @@ def test_what_the_manifest_names_is_there() -> None:
 
 
 class Pods:
-    """Pods whose first process is that of the manifest, each in a namespace of processes."""
+    """Pods whose first process is that of the manifest, each in a process namespace of its own."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -118,7 +118,7 @@ class Pods:
         self.tell()
 
     def tell(self, *leaving: str) -> None:
-        """Have the API say which pods there are."""
+        """Set the pods that the API lists."""
         ready = [{"type": "Ready", "status": "True"}]
         pods = [
             {"metadata": {"name": name} | ({"deletionTimestamp": "now"} if name in leaving else {}), "status": status}
@@ -131,7 +131,7 @@ class Pods:
 
 
 def waits_for_sigterm(pid: str) -> bool:
-    """Whether a pod's first process is ready for SIGTERM: it ignores SIGCHLD after that."""
+    """Return whether a pod's first process is ready for SIGTERM: it ignores SIGCHLD only after that."""
     with open(f"/proc/{pid}/status") as status:
         ignored = next(line for line in status if line.startswith("SigIgn:"))
     return bool(int(ignored.split()[1], 16) >> (signal.SIGCHLD - 1) & 1)
@@ -150,7 +150,7 @@ def pods(tmp_path: Path) -> Iterator[Pods]:
 
 
 def test_a_pod_that_is_told_to_go_lets_its_workers_leave(job: Elastic, pods: Pods) -> None:
-    """The launcher's command of the manifest: pods come from the API, agents by kubectl, and SIGTERM loses nothing."""
+    """The manifest's launcher finds pods by the API and starts agents by kubectl; a SIGTERM loses no step."""
     pods.start("train-worker-0", "train-worker-1")
     stand_in(pods.home / "bin", "kubectl", KUBECTL)
     (container,) = manifest()["Job", "train"]["spec"]["template"]["spec"]["containers"]

@@ -1,4 +1,4 @@
-"""The examples of docs/compression.md run as they stand."""
+"""The examples of docs/compression.md run as printed."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ LAUNCH = (sys.executable, "-m", "engine.launch", "-np")
 
 
 def run(command: list[Any], directory: Path, timeout: float = 100) -> str:
-    """Run to the end in a directory; what it printed."""
+    """Run a program to its end in a directory, and return its output."""
     done = subprocess.run(
         [str(part) for part in command],
         cwd=directory,
@@ -37,7 +37,7 @@ def run(command: list[Any], directory: Path, timeout: float = 100) -> str:
 
 
 def curve(prefix: list[Any], name: str, directory: Path, *options: Any, python: object = sys.executable) -> list[float]:
-    """The losses of a training."""
+    """Return the losses of a training."""
     log = directory / "log.jsonl"
     run([*prefix, python, EXAMPLES / f"{name}.py", "--log", log, *options], directory)
     return [json.loads(line)["loss"] for line in log.read_text().splitlines()]
@@ -45,7 +45,7 @@ def curve(prefix: list[Any], name: str, directory: Path, *options: Any, python: 
 
 @pytest.mark.parametrize(("name", "steps", "size"), [("digits", 40, 3), ("gpt", 3, 4)])
 def test_ranks_follow_the_curve_of_one_process(name: str, steps: int, size: int, tmp_path: Path) -> None:
-    """With gradients in shared memory; the demo does it without."""
+    """Gradients are in shared memory here; the demo covers the other case."""
     options = ["--steps", steps, "--batch", 12]
     alone = curve([], name, tmp_path, *options)
     together = curve([*LAUNCH, size, "--"], name, tmp_path, *options, "--bucket-view")

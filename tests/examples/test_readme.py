@@ -1,4 +1,4 @@
-"""What the README and the docs promise is so: the diff runs, tables agree with the code, links lead somewhere."""
+"""Promises of the README and the docs: the diff runs, tables agree with the code, and links have targets."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
 
 def block(language: str, imports: str = "") -> str:
-    """The one block of a language in the README, that begins with an import of a module if one is given."""
+    """Return the README's only block of a language, or the one that begins with an import of this module."""
     found = re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
     (text,) = [each for each in found if each.startswith(f"import {imports}" if imports else "")]
     return str(text)
 
 
 def side(dropped: str) -> str:
-    """The script that the README's diff begins with, or ends with: all lines but those that are `+`, or `-`."""
+    """Return the script before or after the README's diff: all lines except those with `+`, or with `-`."""
     lines = block("diff").splitlines()
     assert all(line[:1] in ("+", "-", " ", "") for line in lines)
     return "".join(line[1:] + "\n" for line in lines if not line.startswith(dropped))
 
 
 def run(program: str, directory: Path) -> str:
-    """Run a program in one process with one thread, away from the source tree; what it printed."""
+    """Run a program in one process with one thread, outside the source tree, and return its output."""
     (directory / "train.py").write_text(program)
     command, environment = [sys.executable, "train.py"], os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=directory, env=environment, stdout=subprocess.PIPE, text=True, timeout=100)
@@ -55,7 +55,7 @@ def test_the_keras_script_trains_on_two_ranks() -> None:
 
 @pytest.mark.parametrize(("framework", "package"), [("tensorflow", "tensorflow"), ("jax", "optax")])
 def test_scripts_of_the_frameworks_page_train_on_two_ranks(framework: str, package: str) -> None:
-    """Ranks begin with other parameters and other data, and end with equal parameters and a small loss."""
+    """Ranks start with different parameters and data, and end with equal parameters and a small loss."""
     pytest.importorskip(package, reason=f"needs {package}")
     page = (ROOT / "docs" / "frameworks.md").read_text()
     block = rf"<!-- {framework}: a test runs it -->\n```python\n(.*?)^```"
@@ -68,7 +68,7 @@ def test_scripts_of_the_frameworks_page_train_on_two_ranks(framework: str, packa
 
 
 def losses(text: str) -> list[float]:
-    """What the script printed, an epoch a line."""
+    """Return the losses that the script printed, one per epoch."""
     found = re.findall(r"epoch (\d+): loss ([0-9.]+)", text)
     assert [int(epoch) for epoch, _ in found] == list(range(20)), text
     return [float(loss) for _, loss in found]
@@ -77,7 +77,7 @@ def losses(text: str) -> list[float]:
 def test_the_diff_turns_a_script_that_runs_into_one_that_runs_on_two_ranks(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="needs torch")
     alone = losses(run(side("+"), tmp_path))
-    assert losses(run(side("-"), tmp_path)) == alone  # Without a launcher it is what it was.
+    assert losses(run(side("-"), tmp_path)) == alone  # Without a launcher the result is unchanged.
     done = run_ranks(2, side("-") + "engine.torch.check_consistency(model.state_dict())\n")
     together = losses(done.ranks[0].stdout)
     assert done.ranks[1].stdout == ""
@@ -89,7 +89,7 @@ def test_the_diff_turns_a_script_that_runs_into_one_that_runs_on_two_ranks(tmp_p
 def test_the_diff_is_as_small_as_it_claims() -> None:
     added = [line for line in block("diff").splitlines() if line.startswith("+")]
     removed = [line for line in block("diff").splitlines() if line.startswith("-")]
-    assert len(removed) == 1  # The line that prints, which is indented,
+    assert len(removed) == 1  # The line that prints, which gets indented,
     assert len(added) - len(removed) == 5 + 1  # five lines, and an import.
 
 

@@ -1,4 +1,4 @@
-"""The recipes run as they are printed, on two ranks, and do what their text says."""
+"""The recipes run as printed on two ranks, and do what their text says."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RECIPES = dict(re.findall(r"^## ([^\n]*)\n+```python\n(.*?)^```", PAGE, re.DOTAL
 
 @pytest.fixture(scope="module")
 def done() -> Any:
-    """All recipes in one job; the last one, which writes a checkpoint, a second time."""
+    """Run all recipes in one job; run the last one, which writes a checkpoint, a second time."""
     recipes = {**RECIPES, "again": RECIPES["Checkpoints"]}
     return run_ranks(2, recipe_program.run, BEGINNING, recipes, timeout=100, env={"ENGINE_STALL_LIMIT": "60"})
 
