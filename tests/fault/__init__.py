@@ -1,1 +1,1 @@
-"""Ranks that die, stop, leave or come late: who is blamed, how soon, and that nothing is left."""
+"""Tests of ranks that die, stop, leave or come late: who is blamed, how soon, and that nothing is left behind."""

@@ -1,4 +1,4 @@
-"""What tests of failures share: acting on ranks, and checking that everybody was told."""
+"""Helpers for tests of failures: acting on ranks, and checking that all ranks were told."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from typing import Any
 from ..ranks import Finished, Job
 from ..waiting import until
 
-WITHIN = 2.0  # seconds in which every rank must know
+WITHIN = 2.0  # seconds within which every rank must be told
 
 
 class LateError(AssertionError):
-    """What had to come soon came, and was late: a test that says so is repeated (conftest.py)."""
+    """An event with a deadline came, but late: conftest.py repeats a test that raises this."""
 
 
 def soon(seconds: float, limit: float, about: object = "") -> None:
-    """Check that something took less than `limit` seconds. Where it did not, the machine may have stood still."""
+    """Raise a `LateError` unless something took less than `limit` seconds: the machine may have been stopped."""
     if seconds >= limit:
         raise LateError(f"took {seconds:.2f} s, not less than {limit:g} s: {about}")
 
 
 def abstract_sockets() -> set[str]:
-    """Names of the engine's sockets on this machine, those of other jobs included."""
+    """Return the names of the engine's sockets on this machine, including those of other jobs."""
     lines = Path("/proc/net/unix").read_text().splitlines()
     return {line.split()[-1] for line in lines if "@engine-" in line}
 
@@ -37,26 +37,26 @@ def ready(job: Job, *ranks: int) -> None:
 
 
 def send(job: Job, rank: int, signum: int) -> float:
-    """Signal a rank; returns when, on the monotonic clock, which all processes of a machine share."""
+    """Signal a rank; return the time, on the monotonic clock that all processes of a machine share."""
     at = time.monotonic()
     os.kill(job.pid(rank), signum)
     return at
 
 
 def state(job: Job, rank: int) -> str:
-    """One letter, as in ps."""
+    """Return the state of a rank's process, as one letter of ps."""
     return Path(f"/proc/{job.pid(rank)}/stat").read_text().rpartition(") ")[2][0]
 
 
 def stop(job: Job, rank: int) -> float:
-    """Stop a rank, wholly; returns when."""
+    """Stop a rank with all its threads; return the time."""
     at = send(job, rank, signal.SIGSTOP)
     until(lambda: state(job, rank) == "T", f"rank {rank} stopped")
     return at
 
 
 def runs_engine_code(job: Job, rank: int, main: bool) -> bool:
-    """Whether a stopped rank's main thread, or another one, was stopped in the native engine, and not in the kernel."""
+    """Return whether a stopped rank's main thread, or another one, was in the native engine, not in the kernel."""
     process = Path(f"/proc/{job.pid(rank)}")
     counters = []
     for task in process.glob("task/*/syscall"):
@@ -71,7 +71,7 @@ def runs_engine_code(job: Job, rank: int, main: bool) -> bool:
 
 
 def stop_in_the_middle(job: Job, rank: int, main: bool = True) -> float:
-    """Stop a rank while its main thread, or another one, packs or reduces: try until it is so. Returns when."""
+    """Stop a rank while its main thread, or another one, packs or reduces, retrying until it does; return the time."""
     at = 0.0
 
     def caught() -> bool:
@@ -94,7 +94,7 @@ def named(
     since: float,
     within: float = WITHIN,
 ) -> None:
-    """Check that every rank in `values` got `kind`, naming a culprit, in time; else a `LateError`."""
+    """Check that every rank in `values` got `kind`, naming a culprit; raise a `LateError` if it came late."""
     allowed = [culprits] if isinstance(culprits, int) else list(culprits)
     items = values.items() if isinstance(values, Mapping) else enumerate(values)
     assert items
@@ -107,5 +107,5 @@ def named(
 
 
 def others(finished: Finished, *culprits: int) -> dict[int, Any]:
-    """What the other ranks returned."""
+    """Return the values of all ranks except the culprits."""
     return {rank: value for rank, value in enumerate(finished.values) if rank not in culprits}

@@ -1,4 +1,4 @@
-"""What ranks do in the tests of an `init` that fails on one of them, at each of its steps."""
+"""Programs of ranks for the tests of an `init` that fails on one rank, at each of its steps."""
 
 from __future__ import annotations
 
@@ -85,12 +85,12 @@ AFTER = {
     "log": (runtime, "_log_start"),
     "all": (runtime, "await_all"),
 }
-"""Steps of a rank that has met the others."""
+"""Steps after a rank has met the others."""
 STEPS = BEFORE | MEETING | AFTER
 
 
 class Broken(Exception):
-    """What a step raises."""
+    """Exception that a broken step raises."""
 
     def __str__(self) -> str:
         return "a step is broken"
@@ -98,7 +98,7 @@ class Broken(Exception):
 
 @contextmanager
 def broken(step: str) -> Iterator[list[str]]:
-    """Have a step raise when it is first called; gives the list to which its name is added then."""
+    """Make a step raise at its first call; yield the list to which its name is then added."""
     owner, name = STEPS[step]
     kept = vars(owner)[name]
     raised: list[str] = []
@@ -117,13 +117,13 @@ def broken(step: str) -> Iterator[list[str]]:
 
 
 def fail_at(steps: list[str], hosts: int) -> list[dict[str, Any]]:
-    """Let `init` fail at each of some steps, on each rank in turn, and call it again; what came of it."""
+    """Make `init` fail at each of these steps, on each rank in turn, call it again, and return the outcomes."""
     rank, size = int(os.environ["ENGINE_RANK"]), int(os.environ["ENGINE_SIZE"])
     if hosts > 1:
         os.environ["PRETENDED_HOSTS"] = str(hosts)
         import_module("tests.pretended_hosts")
     settings = {"timeline": Path(f"timeline.{rank}"), "metrics": True, "metrics_port": 0}
-    engine.init(**settings)  # The page of counters and the file of stacks stay open from the first world on.
+    engine.init(**settings)  # The counters page and the file of stacks stay open after the first world.
     engine.shutdown()
     seen = []
     for step in steps:
@@ -149,12 +149,12 @@ def fail_at(steps: list[str], hosts: int) -> list[dict[str, Any]]:
 
 @contextmanager
 def quiet() -> Iterator[list[str]]:
-    """Nothing is broken."""
+    """Break nothing."""
     yield []
 
 
 def attempt(call: Callable[[], Any]) -> Any:
-    """What a call returns, or its error in a line."""
+    """Return what a call returns, or its error as text."""
     try:
         return call()
     except Exception as error:
@@ -162,7 +162,7 @@ def attempt(call: Callable[[], Any]) -> Any:
 
 
 def state() -> dict[str, Any]:
-    """What this process has open, and which of the engine's threads run."""
+    """Return the number of open descriptors and the names of all threads except the main thread."""
     gc.collect()
     return {
         "descriptors": len(os.listdir("/proc/self/fd")),
@@ -171,7 +171,7 @@ def state() -> dict[str, Any]:
 
 
 def unequal_calls() -> float:
-    """Rank 0 calls `init` twice before it can start; rank 1 once."""
+    """Call `init` on rank 0 twice before it can start, and on rank 1 once."""
     if int(os.environ["ENGINE_RANK"]) == 0:
         for _ in range(2):
             attempt(lambda: engine.init(start_timeout=0.01))
@@ -180,12 +180,12 @@ def unequal_calls() -> float:
 
 
 def different_sets() -> Any:
-    """Rank 0 gives a process set, rank 1 none."""
+    """Give a process set on rank 0, and none on rank 1."""
     return attempt(lambda: engine.init([[0]] if int(os.environ["ENGINE_RANK"]) == 0 else []))
 
 
 def wrong_set() -> tuple[list[Any], bool, bool]:
-    """Sets are wrong on all ranks, of which one comes late; then they are right."""
+    """Give wrong sets on all ranks, one of which comes late, and then correct ones."""
     errors = []
     for wrong in ([[0], [0, 7]], [[0], [1, 0]], [[0], [0]], [[]]):
         if int(os.environ["ENGINE_RANK"]) == len(errors) % 2:
@@ -198,7 +198,7 @@ def wrong_set() -> tuple[list[Any], bool, bool]:
 
 
 def stuck_sets(timeout: float) -> float:
-    """Rank 0 waits in two process sets for what nobody else brings; the seconds that `shutdown` takes."""
+    """Wait on rank 0 in two process sets for what no other rank submits; return the seconds that `shutdown` takes."""
     sets = [engine.ProcessSet(ranks) for ranks in ([0, 1], [0, 2], [1, 2])]
     engine.init(sets, shutdown_timeout=timeout)
     if engine.rank() != 0:
@@ -214,14 +214,14 @@ def stuck_sets(timeout: float) -> float:
 
 
 class Unspeakable(Exception):
-    """An exception whose text is an error itself."""
+    """An exception whose `__str__` raises."""
 
     def __str__(self) -> str:
         raise RuntimeError("no text")
 
 
 def unspeakable() -> Any:
-    """Rank 1 ends by it; what rank 0 hears."""
+    """End rank 1 with `Unspeakable`; return what rank 0 is told."""
     engine.init()
     if engine.rank() == 1:
         raise Unspeakable

@@ -1,4 +1,4 @@
-"""Programs of ranks in which something fails in the middle of a program of JAX."""
+"""Programs of ranks for failures in the middle of a compiled program of JAX."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..waiting import until
 
 
 def started() -> tuple[Any, Any]:
-    """The binding, and a program that is compiled and has run: here, and on rank 0, which is looked at."""
+    """Return JAX and a compiled program that has run on this rank and on rank 0, which the test observes."""
     import jax
 
     import engine.jax as hvd
@@ -29,7 +29,7 @@ def started() -> tuple[Any, Any]:
 
 
 def failing(run: Callable[[], object]) -> tuple[str, str, str, float]:
-    """The class and the text of what a call raises, the class of the engine's that it stands for, and its seconds."""
+    """Return the class and text of a call's error, the engine's class that it stands for, and the seconds it took."""
     begun = time.monotonic()
     try:
         run()
@@ -64,7 +64,7 @@ def raise_elsewhere() -> Any:
 
 
 def eight_steps(**settings: Any) -> tuple[Any, Any]:
-    """JAX, and a program that goes on after its dispatch if it gets a large matrix; of ones it makes 2**8."""
+    """Return JAX and a program that, for a large matrix, runs on after its dispatch; it turns ones into 2**8."""
     import jax
 
     import engine.jax as hvd
@@ -83,13 +83,13 @@ def eight_steps(**settings: Any) -> tuple[Any, Any]:
 
 
 def leave_early() -> None:
-    """Dispatch a program, and end without looking at its result, which somebody still holds."""
+    """Dispatch a program, and end without reading its result, which is still referenced."""
     jax, program = eight_steps(shutdown_timeout=60.0)
     globals()["held"] = program(jax.numpy.ones((600, 600)))
 
 
 def drop_results() -> list[float] | None:
-    """Rank 0 dispatches programs and ends; the other rank does not begin them before."""
+    """Dispatch programs on rank 0 and end; the other rank does not call them before."""
     jax, program = eight_steps(shutdown_timeout=60.0)
     x = jax.numpy.ones((600, 600))
     if engine.rank() == 0:
@@ -102,7 +102,7 @@ def drop_results() -> list[float] | None:
 
 
 def give_up_on_a_program() -> None:
-    """Rank 0 dispatches a program that the other rank never calls, and ends."""
+    """Dispatch a program on rank 0 that the other rank never calls, and end."""
     jax, program = eight_steps(shutdown_timeout=0.5)
     if engine.rank() == 0:
         program(jax.numpy.ones((600, 600)))
@@ -127,7 +127,7 @@ def refuse_devices() -> list[str]:
 
 
 def run_again() -> list[Any]:
-    """A compiled program after `shutdown` and in a new world."""
+    """Run a compiled program after `shutdown`, and in a new world."""
     jax, program = started()
 
     import engine.jax as hvd

@@ -1,4 +1,4 @@
-"""Scripts for other launchers and for short memory. What a rank has to say it prints, as a line of JSON."""
+"""Scripts for other launchers and for little memory; a rank prints its results, each as a line of JSON."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from .programs import observe, ones, touch, touch_when_pending, wait_for
 
 
 def say(**what: Any) -> None:
-    """One line, in one write: several ranks may share the stream."""
+    """Print one line by one write, because several ranks may share the stream."""
     os.write(1, (json.dumps(what) + "\n").encode())
 
 
 def under_torchrun() -> None:
-    """Sums, and says who it is."""
+    """Sum a tensor, and print rank, size and sum."""
     engine.init()
     total = engine.allreduce(np.full(10, engine.rank() + 1.0), engine.Sum)
     say(rank=engine.rank(), size=engine.size(), total=float(total[0]))
 
 
 def restarted() -> None:
-    """The first attempt fails on rank 1 in the middle of the work; the second goes well."""
+    """Fail on rank 1 in the middle of the first attempt; succeed in the second."""
     attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     engine.init()
     engine.barrier()
@@ -42,7 +42,7 @@ def restarted() -> None:
 
 
 def beside_gloo(first: str) -> Any:
-    """Both in one process, made in either order, used in turns, also from two threads at once."""
+    """Use the engine and gloo in one process, started in either order, in turns and from two threads at once."""
     from concurrent.futures import ThreadPoolExecutor
 
     import torch
@@ -77,7 +77,7 @@ def beside_gloo(first: str) -> Any:
 
 
 def large_work() -> Any:
-    """More than 64 MiB through private and shared tensors."""
+    """Reduce more than 64 MiB in private and shared tensors."""
     engine.init()
     rank, size = engine.rank(), engine.size()
     values = np.full(24 << 20, rank + 1, np.float32)
@@ -94,7 +94,7 @@ def large_work() -> Any:
 
 
 def hungry(victim: int, limited: bool) -> Any:
-    """`victim` takes memory until there is no more: an exception of its own, or the kernel's killer."""
+    """Have `victim` take memory until there is none: it gets an exception, or the kernel kills it."""
     engine.init()
     rank = engine.rank()
     engine.barrier()

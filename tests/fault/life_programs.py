@@ -1,4 +1,4 @@
-"""What ranks do in the tests of forking, of many short worlds, and of other launchers."""
+"""Programs of ranks for the tests of forking, of many short worlds, and of calls without a world."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .programs import observe, ones
 
 
 def in_child(work: Callable[[], Any]) -> str:
-    """Run `work` in a forked child that ends as a process does, with its exit hooks; returns what it says."""
+    """Run `work` in a forked child that ends like a process, with its exit hooks; return its result's text."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -33,7 +33,7 @@ def in_child(work: Callable[[], Any]) -> str:
             os.write(writing, repr(work()).encode())
             code = 0
         finally:
-            # What sys.exit does, without the frames of the parent's program below this one.
+            # Do what sys.exit does, without returning through the frames of the parent's program.
             atexit._run_exitfuncs()
             os._exit(code)
     os.close(writing)
@@ -45,7 +45,7 @@ def in_child(work: Callable[[], Any]) -> str:
 
 
 def no_world() -> Any:
-    """Before `init` and after `shutdown`."""
+    """Call the engine before `init` and after `shutdown`."""
     calls = {
         "allreduce": lambda: engine.allreduce(ones()),
         "barrier": engine.barrier,
@@ -72,7 +72,7 @@ def no_world() -> Any:
 
 
 def shutdown_beside_a_waiting_thread() -> Any:
-    """The main thread shuts down while another waits for what never comes."""
+    """Shut down on the main thread while another waits for what never comes."""
     engine.init(shutdown_timeout=0.3)
     if engine.rank() == 0:
         until(lambda: os.path.exists("over"), "the other rank is through")
@@ -96,7 +96,7 @@ def shutdown_beside_a_waiting_thread() -> Any:
 
 
 def one_handle_for_many_threads(rounds: int) -> Any:
-    """Several threads wait for one operation; each gets its result."""
+    """Wait for one operation on several threads; each gets its result."""
     engine.init()
     rank, size = engine.rank(), engine.size()
     wrong: list[object] = []
@@ -120,7 +120,7 @@ def one_handle_for_many_threads(rounds: int) -> Any:
 
 
 def forked() -> Any:
-    """The engine refuses to work in a forked child, which may do all else, and ends without a trace."""
+    """Fork: the engine refuses to work in the child, which can do everything else, and ends without a trace."""
     engine.init()
     rank, size = engine.rank(), engine.size()
     native = engine.runtime.engine()
@@ -149,7 +149,7 @@ def forked() -> Any:
             native.abort("of the child")
             native.close(0.1)
             before = float(shared[0])
-            shared[:] = -1000  # its own from here on
+            shared[:] = -1000  # the child's own memory after the fork
             sys.excepthook(ValueError, ValueError("in the child"), None)
             return errors, before, float(handle.wait()[0])
 
@@ -162,7 +162,7 @@ def forked() -> Any:
 
 
 def forked_in_an_operation() -> Any:
-    """A fork while operations are in flight: the child lets go of their handles, the parent completes them."""
+    """Fork while operations are in flight: the child releases their handles, and the parent completes them."""
     engine.init()
     rank = engine.rank()
     for _ in range(10):
@@ -189,7 +189,7 @@ def _in_pool(values: np.ndarray) -> float:
 
 
 def multiprocessing_fork() -> Any:
-    """A pool of forked workers comes and goes while the engine works."""
+    """Start and end a pool of forked workers while the engine works."""
     engine.init()
     shared = np.frombuffer(engine.runtime.engine().share(4096), np.float32)
     for step in range(3):
@@ -203,7 +203,7 @@ def multiprocessing_fork() -> Any:
 
 
 def data_loader() -> Any:
-    """Training with worker processes that fork and write to the model and its shared gradients; and without."""
+    """Train with worker processes that fork and write to the model and its shared gradients, and without."""
     import torch
 
     import engine.torch as binding
@@ -218,7 +218,7 @@ def data_loader() -> Any:
         named = [(f"{workers}.{name}", parameter) for name, parameter in model.named_parameters()]
         optimizer = binding.DistributedOptimizer(optimizer, named, gradient_as_bucket_view=True)
 
-        rank = binding.rank()  # a worker process is none
+        rank = binding.rank()  # a worker process is no rank
 
         class Samples(torch.utils.data.Dataset):  # type: ignore[type-arg]
             def __len__(self) -> int:
@@ -226,7 +226,7 @@ def data_loader() -> Any:
 
             def __getitem__(self, index: int) -> Any:
                 if torch.utils.data.get_worker_info() is not None:
-                    for parameter in model.parameters():  # rude, and it happens: a dataset that refers to the model
+                    for parameter in model.parameters():  # a dataset that refers to the model, as some do
                         if parameter.grad is not None:
                             parameter.grad.fill_(1e9)
                         parameter.data.fill_(1e9)
@@ -249,7 +249,7 @@ def data_loader() -> Any:
 
 
 def many_worlds(worlds: int) -> Any:
-    """Short worlds, one after the other; what the process holds after some must be what it holds after all."""
+    """Run short worlds, and return what the process holds after a third of them and at the end."""
     libc = ctypes.CDLL(None)
 
     def threads() -> int:
@@ -257,10 +257,10 @@ def many_worlds(worlds: int) -> Any:
 
     def held() -> dict[str, int]:
         gc.collect()
-        # The kernel shows a thread for a moment after it was joined, and no state tells when it does not any more.
+        # The kernel shows a thread for a moment after it was joined, and no state tells when it is gone.
         lasting = min(threads() for _ in range(20) if not let_pass(0.005))
         libc.malloc_trim(0)
-        # Without the pages of libraries, which the kernel takes away and brings back as it likes.
+        # Without the pages of libraries, which the kernel may drop and reload at any time.
         status = dict(line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines())
         return {
             "descriptors": len(os.listdir("/proc/self/fd")),

@@ -1,4 +1,4 @@
-"""What ranks do in the tests of native calls that come to a bad end; the calls are tests/parallel/native_calls.py's.
+"""Programs of ranks for the tests of native calls that fail; tests/parallel/native_calls.py makes the calls.
 
 Times are of the monotonic clock, which all processes of a machine share.
 """
@@ -26,7 +26,7 @@ from .programs import observe, ones, touch, wait_for
 
 
 def told(calls: Sequence[Call], since: float = 0.0) -> list[dict[str, Any]]:
-    """What became of calls; `late`: seconds from `since`, or from the call if that was later."""
+    """Return the outcomes of calls; `late` is in seconds after `since`, or after the call if that was later."""
     return [
         {
             "status": call.status,
@@ -39,7 +39,7 @@ def told(calls: Sequence[Call], since: float = 0.0) -> list[dict[str, Any]]:
 
 
 def moment(name: str) -> float:
-    """The time that a rank has written to a file."""
+    """Return the time that a rank has written to a file."""
     wait_for(name)
     until(lambda: Path(name).read_text(), f"{name} is written")
     return float(Path(name).read_text())
@@ -54,10 +54,10 @@ def note(name: str) -> None:
 
 
 def leaving(cases: list[tuple[int, str, bool]]) -> list[Any]:
-    """In each world one rank leaves; the others have called, or call then; no thread waits in the engine.
+    """Have one rank leave in each world; the others submit before or after that, and no thread waits in the engine.
 
-    A case is who leaves, whether the name is known, new, or that of a call which has failed on the ranks that stay, and
-    whether it was submitted before.
+    A case is the leaving rank, the kind of name (known, new, or that of a call that failed on the ranks that stay), and
+    whether the call is submitted before.
     """
     found: list[Any] = []
     for number, (victim, name, before) in enumerate(cases):
@@ -96,7 +96,7 @@ def leaving(cases: list[tuple[int, str, bool]]) -> list[Any]:
 
 
 def disturbed(victim: int) -> Any:
-    """More calls than there is room for are in flight, and no thread waits in the engine, when a rank is disturbed."""
+    """Have more calls in flight than there is room for, with no thread in the engine, when a rank is disturbed."""
     engine.init()
     rank = engine.rank()
     driver = Driver()
@@ -117,7 +117,7 @@ def disturbed(victim: int) -> Any:
 
 
 def withheld(limit: float) -> list[Any]:
-    """Rank 1 does not submit a known name, and in a second world not a new one."""
+    """Withhold a known name on rank 1, and in a second world a new one."""
     found = []
     for number, name in enumerate(("known", "new")):
         engine.init(stall_limit=limit, stall_warning=limit / 2)
@@ -136,7 +136,7 @@ def withheld(limit: float) -> list[Any]:
 
 
 def raised() -> list[Any]:
-    """Rank 1 ends the world with words of its own."""
+    """End the world on rank 1 with a message of its own."""
     engine.init()
     driver = Driver()
     call = driver.call("allreduce", [ones()], name="x")
@@ -156,9 +156,9 @@ def raised() -> list[Any]:
 
 
 def shut_down(worlds: int) -> list[Any]:
-    """Each world ends while calls are in flight: known names, new ones, more than there is room for, unnamed, a group.
+    """End each world while calls are in flight: known, new and unnamed ones, a group, and more than there is room for.
 
-    What has become of them when shutdown returns, and what of calls between worlds.
+    Return the outcomes when shutdown returns, and those of calls between worlds.
     """
     found: list[Any] = []
     for number in range(worlds):
@@ -194,7 +194,7 @@ def shut_down(worlds: int) -> list[Any]:
 
 
 def shut_down_beside_a_done() -> Any:
-    """`done`s are at work when shutdown is called, which waits for them. One submits again, from within."""
+    """Call shutdown while `done` callbacks run, for which it waits; one of them submits another call."""
     engine.init(shutdown_timeout=5.0)
     driver = Driver()
     closing = threading.Event()
@@ -224,7 +224,7 @@ def shut_down_beside_a_done() -> Any:
 
 
 def racing(worlds: int, count: int) -> list[dict[str, int]]:
-    """Threads submit while the world is shut down. How many calls ended how; each must have, once."""
+    """Submit on threads while the world is shut down; return counts of statuses. Each call must end exactly once."""
     found = []
     for number in range(worlds):
         engine.init(shutdown_timeout=0.2)
@@ -256,7 +256,7 @@ def racing(worlds: int, count: int) -> list[dict[str, int]]:
 
 
 def forked(times: int) -> Any:
-    """Children are refused, while threads of the parent submit; the parent is not disturbed."""
+    """Fork while threads of the parent submit: calls in children are refused, and the parent's are unaffected."""
     engine.init()
     rank, size = engine.rank(), engine.size()
     driver = Driver()
@@ -288,7 +288,7 @@ def forked(times: int) -> Any:
 
 
 def interrupted() -> Any:
-    """SIGINT for the process while finishers idle and work: the main thread gets it, from whatever it waits in."""
+    """Send SIGINT to the process while finishers idle and work: the main thread gets it, wherever it waits."""
     engine.init()
     driver = Driver()
     busy = [driver.call("allreduce", [ones(3)], name=f"gate {k}").then("at_gate", 1) for k in range(8)]
@@ -321,7 +321,7 @@ def interrupted() -> Any:
 
 
 def crashing() -> None:
-    """A `done` writes to where there is no memory, on a thread of the engine."""
+    """Make a `done` callback write to unmapped memory, on a thread of the engine."""
     faulthandler.enable()
     engine.init()
     driver = Driver()
@@ -329,11 +329,11 @@ def crashing() -> None:
     linger()
 
 
-# ---- what a process cannot have
+# ---- resources that a process cannot get
 
 
 def without_threads() -> Any:
-    """Rank 0 can start no thread for its first calls, which the other ranks are told; later it can."""
+    """Prevent rank 0 from starting threads for its first calls, of which other ranks are told; later it can."""
     engine.init()
     rank = engine.rank()
     driver = Driver()
@@ -342,7 +342,7 @@ def without_threads() -> Any:
     refused = [driver.call("allreduce", [ones()], name=name) for name in ("first", None)]
     if rank == 0:
         resource.setrlimit(resource.RLIMIT_NPROC, (0, hard))
-        if superuser:  # whom no such limit holds
+        if superuser:  # not subject to the limit
             os.setresuid(65534, 65534, 0)
     for call in refused:
         driver.submit_here(call)
@@ -355,7 +355,7 @@ def without_threads() -> Any:
 
 
 def given_up(count: int) -> Any:
-    """Calls of rank 0 wait for failures of their names to be settled, and rank 1 never calls these."""
+    """Have calls of rank 0 wait until failures of their names are settled, while rank 1 never calls these."""
     engine.init()
     driver = Driver()
     engine.barrier()

@@ -1,4 +1,4 @@
-"""What ranks do in the tests of failures. Imported by every rank; `observe` is what a test gets back from each."""
+"""Programs of ranks for the tests of failures, imported by every rank; most return what `observe` records."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ import engine
 from ..waiting import be_late, let_pass, linger, until, until_files
 
 LONG = 120.0
-BUSY = 0.1  # seconds of processor in 0.3 s that a failed world does not use
+BUSY = 0.1  # limit of processor seconds in 0.3 s after a world has failed
 BIG = 4 << 20  # elements of float32: 16 MiB, many chunks
 
 
 def touch(name: str) -> None:
-    """Tell the test, or another rank, that something is so."""
+    """Signal a state to the test or to another rank, by a file."""
     Path(name).touch()
 
 
@@ -34,7 +34,7 @@ def wait_for(*names: str) -> None:
 
 
 def observe(call: Callable[[], Any]) -> dict[str, Any]:
-    """The error of the engine that `call` ends with, and when, on the monotonic clock."""
+    """Return the engine's error that `call` raises, with times on the monotonic clock."""
     begun = time.monotonic()
     try:
         call()
@@ -54,7 +54,7 @@ def ones(elements: int = 1000) -> np.ndarray:
 
 
 def touch_when_pending(name: str, operations: int = 1) -> None:
-    """Have a thread say when this rank has that many operations in flight."""
+    """Start a thread that makes a file when this rank has that many operations in flight."""
 
     def look() -> None:
         native = engine.runtime.engine()
@@ -65,7 +65,7 @@ def touch_when_pending(name: str, operations: int = 1) -> None:
 
 
 def stream(name: str, start: Callable[[int], None] = lambda step: None) -> None:
-    """Large allreduces, one after the other, for ever; says so once they flow."""
+    """Run large allreduces for ever, and make a file once they flow."""
     values = ones(BIG)
     step = 0
     while True:
@@ -77,7 +77,7 @@ def stream(name: str, start: Callable[[int], None] = lambda step: None) -> None:
 
 
 def killed(victim: int, moment: str) -> Any:
-    """`victim` is killed by the test: the others are `blocked`, or `computing`, or all are `streaming`."""
+    """Wait until the test kills `victim`: the others are `blocked` or computing, or all are `streaming`."""
     engine.init()
     rank = engine.rank()
     for _ in range(3):
@@ -93,13 +93,13 @@ def killed(victim: int, moment: str) -> Any:
         return observe(lambda: engine.allreduce(ones(), name=name))
     touch(f"ready.{rank}")
     total = 0
-    while not Path("dead").exists():  # computing, without a look at the engine
+    while not Path("dead").exists():  # computing, without calls of the engine
         total += sum(range(1000))
     return observe(lambda: engine.allreduce(ones(), name="known"))
 
 
 def killed_beside_child(victim: int) -> Any:
-    """As `killed`, but a forked child of the victim lives on, with everything the victim had open."""
+    """Wait as in `killed`, but with a forked child of the victim that lives on with all its open files."""
     engine.init()
     rank = engine.rank()
     engine.barrier()
@@ -116,7 +116,7 @@ def killed_beside_child(victim: int) -> Any:
 
 
 def killed_in_init(victim: int, last: int) -> Any:
-    """Everybody gathers but `last`, which comes only when the victim is dead."""
+    """Call `init` on all ranks except `last`, which calls it when the victim is dead."""
     rank = int(os.environ["RANK"])
     touch(f"ready.{rank}")
     if rank == last:
@@ -125,7 +125,7 @@ def killed_in_init(victim: int, last: int) -> Any:
 
 
 def many_threads(victim: int, threads: int) -> Any:
-    """Several threads of each rank wait, some of them for one handle, when the victim dies."""
+    """Wait on several threads of each rank, some of them for one handle, when the victim dies."""
     engine.init()
     rank = engine.rank()
     engine.barrier()
@@ -149,7 +149,7 @@ def many_threads(victim: int, threads: int) -> Any:
 
 
 def stopped(victim: int, moment: str) -> Any:
-    """`victim` gets SIGSTOP from the test, beyond the stall limit, and SIGCONT when the others know."""
+    """Wait while the test stops `victim` beyond the stall limit, and resumes it when the others know."""
     engine.init()
     rank = engine.rank()
     shared = np.frombuffer(engine.runtime.engine().share(BIG * 4), np.float32)
@@ -183,24 +183,24 @@ def stopped(victim: int, moment: str) -> Any:
     seen = observe(work)
     shared[:] = 7
     touch(f"failed.{rank}")
-    # Whatever the resumed rank still writes, it must not write it here.
+    # The resumed rank must not write to this memory.
     wait_for(*(f"failed.{other}" for other in range(engine.size())))
     seen["changed"] = int((shared != 7).sum())
     seen["again"] = observe(lambda: engine.barrier())["type"]
-    # What has failed may still be written down: the first look that finds nothing counts.
+    # Reports of the failure may still be being written: one idle interval is enough.
     seen["busy"] = next((used for used in map(used_in, [0.3] * 3) if used < BUSY), BUSY)
     return seen
 
 
 def used_in(seconds: float) -> float:
-    """Seconds of processor that this process uses while it lets time pass."""
+    """Return the processor seconds that this process uses in so many seconds."""
     begun = time.process_time()
     let_pass(seconds)
     return time.process_time() - begun
 
 
 def chain(limit: float) -> Any:
-    """Rank 2 stands still; rank 1 waits for it, and so withholds what rank 0 waits for. Rank 2 is to blame."""
+    """Stay away on rank 2, for which rank 1 waits and so withholds what rank 0 waits for: rank 2 is to blame."""
     engine.init(stall_limit=limit)
     rank = engine.rank()
     for name in ("first", "second"):
@@ -209,14 +209,14 @@ def chain(limit: float) -> Any:
         engine.allreduce_async(ones(), name="first")
         return observe(lambda: engine.allreduce(ones(), name="second"))
     if rank == 1:
-        be_late(limit / 4)  # so that rank 0 has waited for longer when the limit comes
+        be_late(limit / 4)  # so that rank 0 has waited longer at the limit
         return observe(lambda: engine.allreduce(ones(), name="first"))
     linger_until_failure()
     return observe(engine.barrier)
 
 
 def full_ring(limit: float) -> Any:
-    """Rank 0 is stopped and reads no requests; the ring of rank 1 fills up, and its next submission waits for room."""
+    """Fill the request ring of rank 1 while the test stops rank 0; the next submission waits for room."""
     engine.init(stall_limit=limit)
     rank = engine.rank()
     engine.barrier()
@@ -234,12 +234,12 @@ def full_ring(limit: float) -> Any:
 
 
 def linger_until_failure() -> None:
-    """Compute until the world has failed."""
+    """Wait outside of the engine until the world has failed."""
     until(lambda: engine.runtime.engine().failure is not None, "the failure", LONG)
 
 
 def leaving(victim: int, manner: str, name: str) -> Any:
-    """`victim` leaves while the others wait for it."""
+    """Have `victim` leave while the others wait for it."""
     engine.init()
     rank = engine.rank()
     engine.allreduce(ones(), name="known")
@@ -265,7 +265,7 @@ def leaving(victim: int, manner: str, name: str) -> Any:
 
 
 def differing_names(kind: str) -> Any:
-    """Ranks wait for different names: a defect of the program, which the stall report explains."""
+    """Wait for different names on different ranks: a defect of the program, which the stall report explains."""
     engine.init()
     rank = engine.rank()
     for name in ("even", "odd"):
@@ -275,14 +275,14 @@ def differing_names(kind: str) -> Any:
 
 
 def goes_on() -> Any:
-    """What is not fatal leaves a working engine."""
+    """Check that errors which are not fatal leave a working engine."""
     engine.init()
     rank, size = engine.rank(), engine.size()
     seen = []
     for step in range(20):
         seen.append(observe(lambda: engine.allreduce(ones(3 + rank % 2), name=f"shapes.{step % 3}"))["type"])  # noqa: B023
         if rank != 0:
-            engine.barrier()  # Until rank 0 is here the operation cannot be done.
+            engine.barrier()  # The operation cannot complete until rank 0 is here.
         first = engine.allreduce_async(ones(), name="twice")
         if rank == 0:
             seen.append(observe(lambda: engine.allreduce(ones(), name="twice"))["type"])
@@ -297,7 +297,7 @@ def goes_on() -> Any:
 
 
 def signalled() -> Any:
-    """Trains on while SIGUSR1 comes; every rank writes its record and nothing else happens."""
+    """Train while SIGUSR1 arrives: every rank writes its flight record, and nothing else happens."""
     engine.init()
     rank, size = engine.rank(), engine.size()
     step = 0
@@ -314,7 +314,7 @@ def signalled() -> Any:
 
 
 def blocked_for_ever() -> Any:
-    """Everybody but rank 0 waits in `synchronize` for a rank that never comes."""
+    """Wait in `synchronize` on all ranks except rank 0, which never comes."""
     engine.init()
     rank = engine.rank()
     if rank == 0:

@@ -1,7 +1,7 @@
-"""What each rank does in the hunt for lost wake-ups: random steps, one plan for all, each in its own manner and time.
+"""Programs of ranks for the hunt for lost wake-ups: random steps with one plan for all ranks, each with its own timing.
 
-Every wait comes back after 100 ms and looks again, so a lost wake-up does not hang: it shows as an operation that was
-complete only a tick after the last rank had brought it. Each rank keeps the times that tell.
+Every wait looks again after 100 ms, so a lost wake-up does not hang. It shows as an operation that completes only a
+tick after the last rank has submitted it. Each rank records the times that show this.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ POLL_LIMIT = 20.0
 
 @dataclass(frozen=True)
 class Operation:
-    """One collective of a step, as every rank plans it."""
+    """One collective of a step, with the same plan on every rank."""
 
     kind: str
     name: str
@@ -36,27 +36,27 @@ class Operation:
 
 @dataclass
 class Times:
-    """One operation on one rank, CLOCK_MONOTONIC."""
+    """One operation on one rank; times are in seconds of the monotonic clock."""
 
     brought: float
-    """When the call that brought it began."""
+    """Start of the call that submitted the operation."""
     wanted: float = 0.0
-    """When this rank began to wait for it."""
+    """Start of this rank's wait for it."""
     done: float = 0.0
 
 
 @dataclass
 class Log:
-    """What a rank reports.
+    """Report of a rank.
 
     Attributes
     ----------
     steps : list of list of Times
     delays : list of int
-        Nanoseconds that this process's threads had spent waiting for a processor, before each step and at the end.
+        Nanoseconds for which this process's threads have waited for a processor, before each step and at the end.
     manners : list of str
     late_wakes : int
-        As the engine counts them.
+        Late wake-ups that the engine has counted.
     """
 
     steps: list[list[Times]] = field(default_factory=list)
@@ -66,7 +66,7 @@ class Log:
 
 
 def plan(seed: int, step: int) -> list[Operation]:
-    """The operations of a step, equal on all ranks."""
+    """Return the operations of a step, equal on all ranks."""
     chance = random.Random(seed * 1_000_003 + step)
     operations = []
     for place in range(chance.choice((1, 1, 2, 3, 6))):
@@ -78,19 +78,19 @@ def plan(seed: int, step: int) -> list[Operation]:
 
 
 class Starvation:
-    """How long the threads of this process, those that are there now, were ready to run and did not."""
+    """Time for which this process's present threads were ready to run, but had no processor."""
 
     def __init__(self) -> None:
         tasks = os.listdir("/proc/self/task")
         self.files = [os.open(f"/proc/self/task/{task}/schedstat", os.O_RDONLY | os.O_CLOEXEC) for task in tasks]
 
     def so_far(self) -> int:
-        """Nanoseconds."""
+        """Return the nanoseconds up to now."""
         return sum(int(os.pread(file, 100, 0).split()[1]) for file in self.files)
 
 
 class Steps:
-    """One rank's run."""
+    """Steps of one rank."""
 
     def __init__(self, seed: int, cycles: tuple[float, ...]) -> None:
         self.seed = seed
@@ -148,7 +148,7 @@ class Steps:
 
     @staticmethod
     def dawdle(chance: random.Random) -> None:
-        """Be late, mostly a little, now and then by much; asleep or busy."""
+        """Be late, usually a little and sometimes much, asleep or busy."""
         draw = chance.random()
         if draw < 0.3:
             be_late(chance.random() * 0.001)
@@ -170,7 +170,7 @@ class Steps:
         return engine.allreduce_async_(values, engine.Sum, operation.name)
 
     def call(self, operation: Operation, at: Times) -> None:
-        """The blocking form."""
+        """Call the blocking form of an operation."""
         at.brought = at.wanted = time.monotonic()
         if operation.kind == "barrier":
             result: Any = engine.barrier(operation.name)
@@ -187,7 +187,7 @@ class Steps:
 
     @staticmethod
     def poll(handle: Any, operation: Operation) -> None:
-        """Nobody drives on this rank now but the engine thread: without its wake-up this lasts for ever."""
+        """Poll until an operation is done: only the engine thread drives, so without its wake-up this never ends."""
         until(lambda: handle.done, f"{operation} is done, by polling", POLL_LIMIT, pause=0.0002)
 
     def check(self, operation: Operation, result: Any) -> None:
@@ -202,7 +202,7 @@ class Steps:
 
 
 def random_steps(seed: int, steps: int, cycles: tuple[float, ...], **settings: Any) -> Log:
-    """Run on every rank."""
+    """Run the steps of one rank."""
     engine.init(**settings)
     threading.current_thread().name = f"rank {engine.rank()}"
     log = Steps(seed, cycles).run(steps)
@@ -211,10 +211,10 @@ def random_steps(seed: int, steps: int, cycles: tuple[float, ...], **settings: A
 
 
 def tight_steps(seed: int, rounds: int, limit: float) -> list[str]:
-    """Aim at one window: a rank whose wait has just ended gives the driver's role back while the next tensor arrives.
+    """Submit a tensor just when a rank whose wait has ended gives the driver's role back.
 
-    In each round one rank brings two tensors and waits for the first; the others bring the first, and the second some
-    microseconds later, at random. Nobody waits for the second, so nobody's tick can hide that a wake-up was lost.
+    In each round one rank submits two tensors and waits for the first. The others submit the first, and the second some
+    microseconds later, at random. No thread waits for the second, so no tick can hide a lost wake-up.
     """
     engine.init(cycle_time_ms=0)
     rank, size = engine.rank(), engine.size()

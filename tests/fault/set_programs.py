@@ -1,4 +1,4 @@
-"""What ranks do in the tests of failures in process sets and in joins; as `programs`."""
+"""Programs of ranks for the tests of failures in process sets and in joins; like `programs`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .programs import linger_until_failure, observe, ones, stream, touch, wait_f
 
 
 def in_a_set(victim: int, moment: str) -> Any:
-    """Ranks 1 and 2 of three have a set. One of them is killed or stopped by the test, or `withholds`."""
+    """Use a set of ranks 1 and 2 of three; the test kills or stops one of them, or it withholds a tensor."""
     engine.init()
     rank = engine.rank()
     part = engine.add_process_set([1, 2])
@@ -28,19 +28,21 @@ def in_a_set(victim: int, moment: str) -> Any:
         linger()
     if rank == 0:
         touch(f"ready.{rank}")
-        be_late(1.5 if moment == "withheld" else 0.0)  # The set is overdue first.
+        be_late(1.5 if moment == "withheld" else 0.0)  # The set's operation is overdue first.
         return observe(engine.barrier)
     waiting = engine.allreduce_async(ones(), name="known", process_set=part)
     touch(f"ready.{rank}")
-    if moment == "polled":  # by a thread that never waits
+    if moment == "polled":  # by a thread that never waits in the engine
         seen = observe(lambda: until(lambda: engine.poll(waiting), "done"))
         return {**observe(lambda: engine.synchronize(waiting)), "begun": seen["begun"]}
     return observe(lambda: engine.synchronize(waiting))
 
 
 def joining(victim: int, moment: str) -> Any:
-    """`victim` has joined and is killed or stopped by the test (`alone`: another has joined too), or the
-    others have, and it `leaves` or does nothing."""
+    """Join: `victim` has joined when the test kills or stops it (`alone`: another has too), or the others have joined.
+
+    In the latter case `victim` leaves or does nothing.
+    """
     engine.init()
     rank = engine.rank()
     engine.allreduce(ones(), name="known")
@@ -54,7 +56,7 @@ def joining(victim: int, moment: str) -> Any:
     if rank == victim or (moment == "alone" and rank == 1):
         touch_when_joined(f"ready.{rank}")
         return observe(engine.join)
-    if moment == "alone":  # Later than rank 1, whose wait is over the limit first.
+    if moment == "alone":  # Later than rank 1, whose wait exceeds the limit first.
         touch(f"ready.{rank}")
         wait_for("stopped")
         return observe(lambda: engine.allreduce(ones(), name="known"))
@@ -62,7 +64,7 @@ def joining(victim: int, moment: str) -> Any:
 
 
 def touch_when_joined(name: str) -> None:
-    """Have a thread say when this rank has joined."""
+    """Start a thread that makes a file when this rank has joined."""
     import threading
 
     def look() -> None:
@@ -73,13 +75,13 @@ def touch_when_joined(name: str) -> None:
 
 
 def without_a_thread() -> Any:
-    """Rank 1 cannot start the engine of a set; nobody has the set then, and the next has one number on all ranks."""
+    """Fail to start a set's engine on rank 1: no rank gets the set, and the next one has the same number everywhere."""
     engine.init()
     rank, superuser = engine.rank(), os.geteuid() == 0
     soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
     if rank == 1:
         resource.setrlimit(resource.RLIMIT_NPROC, (0, hard))
-        if superuser:  # whom no such limit holds
+        if superuser:  # not subject to the limit
             os.setresuid(65534, 65534, 0)
     refused = observe(lambda: engine.add_process_set([0, 1]))
     if rank == 1:

@@ -1,4 +1,4 @@
-"""What ranks do in the tests of signal handlers that shut the engine down."""
+"""Programs of ranks for the tests of signal handlers that shut the engine down."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from engine.world import detect
 from ..waiting import until
 from .programs import ones, touch, touch_when_pending, wait_for
 
-SPOKEN = 5.0  # seconds that a shutdown waits for what another rank never brings
+SPOKEN = 5.0  # seconds that a shutdown waits for what another rank never submits
 
 
 def shut_down(number: int, frame: object) -> None:
-    """A program's handler, as for preemption: `handling.N`, and `handled.N` when it is over."""
+    """Shut down in a program's handler, as for preemption; make `handling.N` before and `handled.N` after."""
     count = len(list(Path().glob("handling.*")))
     touch(f"handling.{count}")
     engine.shutdown()
@@ -27,7 +27,7 @@ def shut_down(number: int, frame: object) -> None:
 
 
 def interrupted() -> Any:
-    """The test sends SIGTERM to rank 0: in `init`, then twice in `shutdown`; rank 1 comes late, and then not at all."""
+    """Get SIGTERM on rank 0, in `init` and twice in `shutdown`; rank 1 comes late the first time, and then not at all."""
     rank = detect(environment()).rank
     if rank == 0:
         signal.signal(signal.SIGTERM, shut_down)
@@ -51,7 +51,7 @@ def interrupted() -> Any:
 
 
 def handlers() -> list[str]:
-    """The signals whose handlers are others after `init`."""
+    """Return the signals whose handlers `init` changes."""
     numbers = sorted(signal.valid_signals())
     before = {number: signal.getsignal(number) for number in numbers}
     engine.init()

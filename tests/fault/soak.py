@@ -1,4 +1,4 @@
-"""Jobs for as long as one likes: training with ranks that are late or stopped, and with ranks that go at random.
+"""Endless jobs: training with ranks that are late or stopped, and with ranks that end at random.
 
     python -m tests.fault.soak --minutes 30 --seed 7
 
@@ -27,12 +27,12 @@ ERRORS = {
     "raises": "RankRaisedError",
     "exits": "RankLeftError",
 }
-MOST_KIB = 8 << 10  # of growth: an allocator's noise
+MOST_KIB = 8 << 10  # growth that is an allocator's noise
 
 
 @dataclass
 class Tally:
-    """What has been done so far."""
+    """Counts of what has been done so far."""
 
     jobs: int = 0
     steps: int = 0
@@ -44,7 +44,7 @@ class Tally:
 
 
 def late(seed: int, size: int, seconds: float, tally: Tally) -> None:
-    """One job whose ranks are late by themselves, and stopped and resumed from outside."""
+    """Run one job whose ranks are late, and are stopped and resumed from outside."""
     dice = random.Random(seed)
     with start_ranks(size, soak_program.late, seed, seconds, timeout=seconds * 5 + 60) as job:
         ready(job)
@@ -53,7 +53,7 @@ def late(seed: int, size: int, seconds: float, tally: Tally) -> None:
             if job.process.poll() is not None:
                 break
             rank = dice.randrange(size)
-            with contextlib.suppress(ProcessLookupError):  # It has finished in this moment.
+            with contextlib.suppress(ProcessLookupError):  # It has just finished.
                 os.kill(job.pid(rank), signal.SIGSTOP)
                 let_pass(dice.choice((0.0, 0.01, 0.15, 0.4)))
                 os.kill(job.pid(rank), signal.SIGCONT)
@@ -69,7 +69,7 @@ def late(seed: int, size: int, seconds: float, tally: Tally) -> None:
 
 
 def doomed(seed: int, size: int, end: str, tally: Tally) -> None:
-    """One job in which a random rank goes in a random step."""
+    """Run one job in which a random rank ends at a random step."""
     dice = random.Random(seed)
     victim, last = dice.randrange(size), dice.choice((0, 1, dice.randrange(2, 100)))
     with start_ranks(size, soak_program.doomed, seed, victim, end, last) as job:
@@ -84,7 +84,7 @@ def doomed(seed: int, size: int, end: str, tally: Tally) -> None:
 
 
 def soak(seconds: float, seed: int, show: bool = True, late_seconds: float = 20.0) -> Tally:
-    """Run jobs until the time is over; raises at the first that is not as it should be."""
+    """Run jobs until the time is over; raise at the first failure."""
     tally = Tally()
     over = time.monotonic() + seconds
     sockets, descriptors = abstract_sockets(), len(os.listdir("/proc/self/fd"))

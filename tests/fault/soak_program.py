@@ -1,4 +1,4 @@
-"""What ranks do in the soak: a training loop without a framework, on ranks that are late, or until one of them goes."""
+"""Programs of ranks for the soak: a training loop without a framework, on late ranks, or until one rank ends."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from .programs import observe, touch
 
 SHAPES = ((1,), (17,), (300, 7), (64, 64), (5,), (40_000,), (2, 3, 4))
 STOP_EVERY = 10  # steps
-WARM = 0.25  # of the time, until memory is expected not to grow
+WARM = 0.25  # share of the time after which memory must not grow
 
 
 class Training:
-    """Gradients that every rank can foresee: after any number of steps all ranks hold the same, known parameters."""
+    """Training with predictable gradients: after any number of steps all ranks hold the same, known parameters."""
 
     def __init__(self) -> None:
         self.rank, self.size = engine.rank(), engine.size()
@@ -33,7 +33,7 @@ class Training:
 
     def step(self, dice: random.Random) -> None:
         order = list(range(len(SHAPES)))
-        dice.shuffle(order)  # each rank in its own order
+        dice.shuffle(order)  # a different order on each rank
         gradients = [np.full(shape, float(self.rank + self.steps % 97 + k)) for k, shape in enumerate(SHAPES)]
         handles = {}
         for k in order:
@@ -56,7 +56,7 @@ class Training:
 
 
 def private_kib() -> int:
-    """Memory of this process alone, without what it shares."""
+    """Return this process's memory without what it shares, in KiB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("RssAnon")).split()[1])
 
@@ -66,7 +66,7 @@ def descriptors() -> int:
 
 
 def late(seed: int, seconds: float) -> dict[str, Any]:
-    """Train for some time, with ranks late at random; what is left is compared by the test."""
+    """Train for some seconds with ranks late at random; return what the test compares."""
     engine.init()
     training = Training()
     dice = random.Random(seed * 1009 + training.rank)
@@ -98,7 +98,7 @@ def late(seed: int, seconds: float) -> dict[str, Any]:
 
 
 def doomed(seed: int, victim: int, end: str, last: int) -> dict[str, Any]:
-    """Train until `victim` goes in step `last`: `killed`, `raises`, `exits` or `vanishes`. What the others are told."""
+    """Train until `victim` is `killed`, `raises`, `exits` or `vanishes` at step `last`; return what others are told."""
     engine.init()
     training = Training()
     dice = random.Random(seed * 1009 + training.rank)

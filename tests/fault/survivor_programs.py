@@ -1,4 +1,4 @@
-"""A rank fails in the middle of a training. Imported by every rank."""
+"""Programs of ranks in which one rank fails in the middle of a training; imported by every rank."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def values(state: dict[str, torch.Tensor]) -> dict[str, Any]:
 
 
 def train(victim: int, manner: str, views: bool) -> Any:
-    """What a survivor holds after the failure, and what it held after the last step that was complete."""
+    """Train until the victim fails; return a survivor's state then, and after the last complete step."""
     engine.init()
     torch.set_num_threads(1)
     model = hvd.SyncBatchNorm.convert_sync_batchnorm(net())
@@ -55,7 +55,7 @@ def train(victim: int, manner: str, views: bool) -> Any:
 
 
 def goes_on_alone(model: nn.Module, optimizer: Any, text: str) -> dict[str, Any]:
-    """The state is saved, and loaded by a plain program; then the same optimizer trains in this process."""
+    """Save the state, load it in a plain program, and train on with the same optimizer in this process."""
     found: dict[str, Any] = {"error": text, "after": values(dict(model.named_parameters()))}
     file = io.BytesIO()
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)

@@ -1,4 +1,4 @@
-"""What ranks do while the test stops them: all of them, as when a job is suspended, or one alone."""
+"""Programs of ranks that the test stops: all of them, as when a job is suspended, or one alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .programs import BIG, LONG, observe, ones, touch, touch_when_pending, wait_
 
 
 def suspended(limit: float) -> Any:
-    """The test suspends the job when `suspend.N` is there, and makes `brought.N` a while after it has gone on."""
+    """Let the test suspend the job when `suspend.N` is there, and make `brought.N` a while after it resumes."""
     rank_alone = Path("alone")
     if detect(environment()).rank == 1:
         touch("suspend.0")
@@ -42,11 +42,11 @@ def suspended(limit: float) -> Any:
 
 
 def left_in_the_middle(leaver: int, waited: bool) -> Any:
-    """`leaver` shuts down in the middle of an entry that another rank, which the test stops, keeps from going on."""
+    """Shut down on `leaver` in the middle of an entry that another rank, which the test stops, holds up."""
     engine.init(stall_limit=0, stall_warning=0, shutdown_timeout=0.05)
     rank = engine.rank()
     native = engine.runtime.engine()
-    # So long that the end of an entry, where nobody is needed any more, is rarely met.
+    # Long, so that a rank is rarely stopped at the end of an entry, where no other rank needs it.
     long = ones(4 * BIG)
     step = 0
 

@@ -74,13 +74,13 @@ def test_death_while_the_ranks_gather(victim: int) -> None:
                     found += "pidfd" in os.readlink(f"/proc/{job.pid(rank)}/fd/{each}")
             return found
 
-        # Rank 0 holds the pidfd of rank 1, and rank 1 that of rank 0: they have met, and wait for rank 2.
+        # Ranks 0 and 1 hold each other's pidfd: they have met, and wait for rank 2.
         until(lambda: pidfds(0) >= 2 and pidfds(1) >= 1, "ranks 0 and 1 have met")
         died = send(job, victim, signal.SIGKILL)
         survivor = 1 - victim
         job.wait_for(f"ready.{survivor}")
         until(lambda: (job.home / f"value.{survivor}").exists(), "the survivor was told")
-        job.process.send_signal(signal.SIGTERM)  # rank 2 would wait for a world that is no more
+        job.process.send_signal(signal.SIGTERM)  # rank 2 would wait for a world that has ended
         finished = job.finish(check=False)
     value = finished.values[survivor]
     assert value["type"] == "RendezvousError" and f"rank {victim} (pid " in value["text"], value
@@ -88,7 +88,7 @@ def test_death_while_the_ranks_gather(victim: int) -> None:
 
 
 def test_death_before_a_rank_came_to_the_gathering() -> None:
-    """Rank 0 cannot know; the launcher does, and ends the job."""
+    """Rank 0 cannot notice the death; the launcher does, and ends the job."""
     with start_ranks(2, programs.killed_in_init, 1, 1, options=["--grace-period", "1"]) as job:
         ready(job)
         send(job, 1, signal.SIGKILL)

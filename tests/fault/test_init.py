@@ -1,4 +1,4 @@
-"""An `init` that fails on one rank, at each step: all ranks hear why, nothing is left, and a second one works."""
+"""An `init` that fails on one rank, at each step: all ranks are told why, nothing is left, and a second one works."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from . import init_programs
 
 STEPS = [*init_programs.STEPS]
 ONE_HOST = [step for step in STEPS if step != "links"]
-HOSTS = [step for step in STEPS if step not in ("hosting", "passing", "passed")]  # by then the other hosts go on
+HOSTS = [step for step in STEPS if step not in ("hosting", "passing", "passed")]  # at those steps other hosts go on
 ALONE = [step for step in HOSTS if step not in init_programs.WITHIN_HOST]
 
 
@@ -35,7 +35,7 @@ def test_init_that_fails_on_one_rank_fails_on_all_and_works_again(size: int, hos
 
 
 def test_init_works_again_on_ranks_that_have_called_it_unequally_often() -> None:
-    """Before, each process counted its calls, and ranks of different numbers never met."""
+    """Regression: each process counted its calls, and ranks with different counts never met."""
     assert run_ranks(2, init_programs.unequal_calls).values == [2.0, 2.0]
 
 
@@ -46,7 +46,7 @@ def test_ranks_that_give_different_process_sets_are_told_before_they_start() -> 
 
 
 def test_init_with_a_wrong_process_set_raises_the_same_on_all_ranks_and_can_be_corrected() -> None:
-    """Each rank finds the fault by itself: before, one that heard of another's failure first raised that."""
+    """Each rank finds the error itself. Regression: a rank that heard of another's failure first raised that one."""
     for errors, initialized, right in run_ranks(2, init_programs.wrong_set).values:
         assert all(error.startswith("ValueError: ") for error in errors) and len(errors) == 4, errors
         assert not initialized and right

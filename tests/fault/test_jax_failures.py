@@ -1,4 +1,4 @@
-"""Failures in the middle of programs of JAX: JAX's kind of error with our text, on every rank, at once."""
+"""Failures in compiled programs of JAX: JAX's kind of error with the engine's text, on every rank, at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENV = {"JAX_PLATFORMS": "cpu"}
 KINDS = (
     "JaxRuntimeError",
     "ValueError",
-)  # which of them depends on how far the program was when somebody asked for a result
+)  # depends on the progress of the program when its result was read
 
 
 def test_a_rank_dies_while_a_program_waits_for_it() -> None:
@@ -30,7 +30,7 @@ def test_a_rank_dies_while_a_program_waits_for_it() -> None:
 
 
 def test_a_rank_that_left_is_noticed_at_once() -> None:
-    """Its process goes on, and nobody sits in the engine: far below the stall limit."""
+    """The process of the rank that left lives on, and no thread waits in the engine: well below the stall limit."""
     finished = run_ranks(2, jax_programs.wait_for_who_left, env=ENV, check=False)
     kind, text, ours, seconds = finished.values[0]
     assert kind in KINDS and ours == "RankLeftError", finished
@@ -52,7 +52,7 @@ def test_a_rank_ends_while_its_program_still_runs() -> None:
 
 
 def test_a_rank_ends_while_programs_run_whose_results_it_dropped() -> None:
-    """Nobody holds a result of theirs, and the other rank needs every collective of them."""
+    """No result of the programs is referenced, and the other rank needs all their collectives."""
     finished = run_ranks(2, jax_programs.drop_results, env=ENV)
     assert finished.values == [None, [2.0**8] * 3] and "left while others" not in finished.err, finished
 
@@ -66,7 +66,7 @@ def test_a_program_that_does_not_end_is_named_with_the_rank_it_waits_for() -> No
 
 
 def test_several_local_devices_are_refused() -> None:
-    """XLA would call the handler once for each, all with one name."""
+    """XLA would call the handler once for each device, all with the same name."""
     (told,) = run_ranks(
         1, jax_programs.refuse_devices, env=ENV | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
     ).values

@@ -1,4 +1,4 @@
-"""Under torchrun, restarts included, and beside torch.distributed in the same process."""
+"""The engine under torchrun, including restarts, and beside torch.distributed in the same process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytest.importorskip("torch")
 
 
 def torchrun(tmp_path: Path, function: str, *options: str) -> tuple[int, list[dict[str, Any]], str]:
-    """Run a function of `launcher_programs` on two ranks; returns exit code, what the ranks said, and the log."""
+    """Run a function of `launcher_programs` on two ranks; return the exit code, the ranks' lines, and the log."""
     mark = uuid.uuid4().hex
     path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT)])
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -1,4 +1,4 @@
-"""A rank raises, exits or crashes while others wait: they are told who and why. Ctrl-C ends a job that waits."""
+"""A rank raises, exits or crashes while others wait: they are told who and why. Ctrl-C ends a waiting job."""
 
 from __future__ import annotations
 

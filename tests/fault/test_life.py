@@ -1,4 +1,4 @@
-"""Using the engine where it is not, in forked children, from several threads, and world after world."""
+"""Use of the engine without a world, in forked children, from several threads, and in many worlds."""
 
 from __future__ import annotations
 

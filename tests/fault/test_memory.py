@@ -1,4 +1,4 @@
-"""With little memory: 64 MiB of /dev/shm, a limit of the control group, a rank that runs out."""
+"""Little memory: 64 MiB of /dev/shm, a limit of the control group, a rank that runs out of memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MIB = 1 << 20
 
 
 def small_shm() -> list[str]:
-    """A command that runs another with a /dev/shm of 64 MiB, as in a container."""
+    """Return a command that runs another with a /dev/shm of 64 MiB, as in a container."""
     unshare = shutil.which("unshare")
     script = 'mount -t tmpfs -o size=64m none /dev/shm && exec "$@"'
     if unshare is None:
@@ -35,7 +35,7 @@ def small_shm() -> list[str]:
 
 @pytest.fixture
 def limited() -> Iterator[list[str]]:
-    """A command that runs another in a control group with 768 MiB of memory."""
+    """Yield a command that runs another in a control group with 768 MiB of memory."""
     name = f"engine-test-{uuid.uuid4().hex[:8]}"
     for root, file in (
         (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),

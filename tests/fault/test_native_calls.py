@@ -1,4 +1,4 @@
-"""Native calls that come to a bad end: each is told why, soon and once, though no thread waits in the engine."""
+"""Native calls that fail: each is told why, soon and exactly once, though no thread waits in the engine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..waiting import until
 from . import native_programs
 from .faults import WITHIN, ready, send, soon, stop
 
-SOON = 1.0  # seconds in which a call is told that a rank has left
+SOON = 1.0  # seconds within which a call is told that a rank has left
 LIMIT = 2.0  # the stall limit, where one is set
 
 
@@ -124,7 +124,7 @@ def test_signals_are_for_the_main_thread() -> None:
 
 
 def test_a_crash_in_a_done_is_shown_by_pythons_faulthandler() -> None:
-    """Faults are not blocked on the engine's threads: the kernel runs no handler then."""
+    """Fault signals are not blocked on the engine's threads: the kernel would run no handler then."""
     finished = run_ranks(1, native_programs.crashing, check=False)
     assert finished.code == 128 + signal.SIGSEGV, finished
     assert "Fatal Python error: Segmentation fault" in finished.ranks[0].stderr, finished

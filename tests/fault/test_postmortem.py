@@ -1,4 +1,4 @@
-"""The command that merges flight records, on jobs that really stand still."""
+"""The command that merges flight records, on jobs that are really stuck."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LIMIT = {"ENGINE_STALL_LIMIT": "6"}
 
 
 def told(job: Job) -> str:
-    """What the command prints on the job's directory."""
+    """Return what the command prints about the job's directory."""
     command = [sys.executable, "-m", "engine.trace", "flight", str(job.output)]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
@@ -37,16 +37,16 @@ def test_the_records_of_a_stalled_job_name_who_stands_still(size: int, victim: i
         records = [job.output / f"rank.{rank}" / "flight.json" for rank in survivors]
 
         def verdict() -> str:
-            """Once more, until the others have come to where they wait."""
+            """Have the ranks write their records again, and return the verdict."""
             for path in records:
                 path.unlink(missing_ok=True)
             os.kill(job.process.pid, signal.SIGUSR1)
             until(lambda: all(path.exists() for path in records), "the others have written their records")
-            return report(job.output)[0].splitlines()[-1]  # without a process: the limit comes nearer
+            return report(job.output)[0].splitlines()[-1]  # without a process, because the limit approaches
 
         waiting = f"rank {survivors[0]} waits" if size == 2 else f"ranks {survivors[0]}, {survivors[1]} wait"
         if moment == "streaming":
-            # Wherever it was stopped: within an entry, or before it had brought its part of the next.
+            # It was stopped within an entry, or before it had submitted the next operation.
             stopped, withheld = (
                 f"verdict: rank {victim} stopped in entry ",
                 f"verdict: rank {victim} has not submitted 'shared'",
@@ -70,7 +70,7 @@ def test_the_records_of_a_stalled_job_name_who_stands_still(size: int, victim: i
 
 @pytest.mark.parametrize("stopped", [False, True])
 def test_the_records_name_who_stands_still_in_a_process_set(stopped: bool) -> None:
-    """Rank 0 waits for both others in the world, rank 1 for rank 2 in their set, and rank 2 for nobody."""
+    """Rank 0 waits for both others in the world, rank 1 for rank 2 in their set, and rank 2 for none."""
     with start_ranks(3, set_programs.in_a_set, 2, "blocked") as job:
         ready(job)
         if stopped:

@@ -1,4 +1,4 @@
-"""Failures in process sets, and of ranks that have joined: everybody is told, by the rank's number in the world."""
+"""Failures in process sets, and of ranks that have joined: all ranks are told, by the rank's number in the world."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_who_waits_is_not_blamed_for_not_joining() -> None:
     with start_ranks(3, set_programs.joining, 0, "alone", env=STALL) as job:
         ready(job)
         stopped = stop(job, 0)
-        let_pass(LIMIT / 4)  # so that rank 1 has waited for longer when the limit comes
+        let_pass(LIMIT / 4)  # so that rank 1 has waited longer at the limit
         (job.directory / "stopped").touch()
         job.wait_for("../value.1", "../value.2")
         send(job, 0, signal.SIGKILL)

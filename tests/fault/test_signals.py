@@ -1,4 +1,4 @@
-"""A signal handler that shuts the engine down ends, wherever it finds the engine."""
+"""A signal handler that shuts the engine down ends, wherever it interrupts the engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .faults import send
 
 
 def listens(job: Job) -> bool:
-    """Whether rank 0 has opened the socket of the rendezvous, on which it waits."""
+    """Return whether rank 0 has opened the rendezvous socket, on which it waits."""
     lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
     sockets = {f"socket:[{words[6]}]" for words in lines if "@engine-" in words[-1]}
     descriptors = Path(f"/proc/{job.pid(0)}/fd").iterdir()
@@ -30,7 +30,7 @@ def test_shutdown_in_a_signal_handler_ends_in_the_middle_of_init_and_of_shutdown
         send(job, 0, signal.SIGTERM)
         job.wait_for("handling.1")
         send(job, 0, signal.SIGTERM)
-        job.wait_for("handled.2", timeout=signal_programs.SPOKEN - 1)  # while the first one still waits
+        job.wait_for("handled.2", timeout=signal_programs.SPOKEN - 1)  # while the first shutdown still waits
         assert not (job.directory / "handled.1").exists()
         finished = job.finish(check=False)
     first, second = finished.values
@@ -42,6 +42,6 @@ def test_shutdown_in_a_signal_handler_ends_in_the_middle_of_init_and_of_shutdown
 
 
 def test_a_program_finds_its_signals_as_they_were() -> None:
-    """But for two realtime signals; Lightning, for one, takes SIGUSR1 only if nobody handles it."""
+    """`init` changes only two realtime signals; Lightning, for example, uses SIGUSR1 only if it has no handler."""
     for changed in run_ranks(2, signal_programs.handlers).values:
         assert changed == ["SIGRTMIN+8", "SIGRTMIN+9"]

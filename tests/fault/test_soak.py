@@ -1,4 +1,4 @@
-"""The soak, for a few seconds; `make soak` takes its time."""
+"""The soak for a few seconds; `make soak` runs it for longer."""
 
 from __future__ import annotations
 

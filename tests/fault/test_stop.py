@@ -1,4 +1,4 @@
-"""A rank stands still, stopped or withholding a tensor: every rank that waits learns in time whose fault it is."""
+"""A rank is stopped, or withholds a tensor: every rank that waits is told in time which rank is at fault."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_stopped_rank_is_named_and_corrupts_nothing(size: int, victim: int, mo
         finished = job.finish(check=False)
     kind = "RankStalledError"
     named(finished, others(finished, victim), victim, kind, stopped, LIMIT + WITHIN)
-    # The limit is over no sooner than it should be, counted from when somebody began to wait.
+    # The limit, counted from the first wait, does not expire early.
     begun = stopped if moment == "streaming" else min(finished.values[rank]["begun"] for rank in survivors)
     for rank in survivors:
         assert finished.values[rank]["at"] - min(stopped, begun) > LIMIT / 2
@@ -94,7 +94,7 @@ def test_the_stall_report_names_tensors_and_missing_ranks(kind: str) -> None:
     log = finished.err
 
     def warned(rank: int, name: str, missing: str) -> bool:
-        """By then all have come; whoever looks may come to it late."""
+        """Return whether a rank warned of a name: all ranks have come by then, though one may print late."""
         told = rf"'{name}' \(allreduce\) has waited \d s for {missing}"
         return re.search(told, finished.ranks[rank].stderr) is not None
 
@@ -108,7 +108,7 @@ def test_the_stall_report_names_tensors_and_missing_ranks(kind: str) -> None:
         assert value["type"] == "RankStalledError", value
         soon(value["at"] - value["begun"], 3 + WITHIN, value)
         assert value["at"] - min(each["begun"] for each in finished.values) > 2, value
-        # The account is rank 0's, whoever was kept waiting for too long first.
+        # The report is rank 0's, whichever rank exceeded the limit first.
         assert "which rank" in value["text"] and "They keep each other waiting: do all ranks call" in value["text"], (
             value
         )

@@ -1,4 +1,4 @@
-"""A rank fails in the middle of a training: the others keep the state of the last step, save it and go on with it."""
+"""A rank fails in the middle of a training: the others keep the last step's state, save it and train on with it."""
 
 from __future__ import annotations
 

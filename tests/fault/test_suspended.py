@@ -1,4 +1,4 @@
-"""A job that is suspended as a whole goes on when it is resumed; who leaves in the midst of an entry is named."""
+"""A suspended job goes on when it is resumed; a rank that leaves in the middle of an entry is named."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ..waiting import until
 from . import suspend_programs
 from .faults import WITHIN, named, ready, send, stop, stop_in_the_middle
 
-LIMIT = 3.0  # beyond what a busy machine adds to the shorter time that rank 1 takes
+LIMIT = 3.0  # seconds; more than a busy machine adds to the shorter delay of rank 1
 
 
 def suspend(job: Job, ranks: tuple[int, ...]) -> None:
-    """Stop the launcher and some ranks for longer than the limit, and let them go on."""
+    """Stop the launcher and some ranks for longer than the limit, and resume them."""
     os.kill(job.process.pid, signal.SIGSTOP)
     for rank in ranks:
         stop(job, rank)
@@ -28,7 +28,7 @@ def suspend(job: Job, ranks: tuple[int, ...]) -> None:
 
 
 def passed(seconds: float) -> None:
-    """Let time pass, which is what the job is about to see or not to see."""
+    """Let time pass that the job shall see or not see."""
     end = time.monotonic() + seconds
     until(lambda: time.monotonic() >= end, "time passes", seconds + 5)
 
@@ -39,7 +39,7 @@ def test_a_job_suspended_for_longer_than_the_limit_goes_on_and_a_rank_stopped_al
         for number in range(3):
             job.wait_for(f"suspend.{number}")
             suspend(job, (0, 1))
-            passed(0.4 * LIMIT)  # rank 1 takes its time, as it may: rank 0 has seen less than the limit pass
+            passed(0.4 * LIMIT)  # rank 1 is late, but rank 0 has seen less than the limit pass
             (job.directory / f"brought.{number}").touch()
         ready(job, 1)
         stopped = stop(job, 1)

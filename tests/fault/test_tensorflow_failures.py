@@ -1,4 +1,4 @@
-"""What TensorFlow's programs see when a collective fails: TensorFlow's kind of error, with our text, on every rank."""
+"""Failed collectives in programs of TensorFlow: TensorFlow's kind of error with the engine's text, on every rank."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ENV = {
 
 
 def failure(call: Callable[[], Any]) -> tuple[str, str, float]:
-    """The class and the message of what a call raises, and the seconds that it took."""
+    """Return the class and message of a call's error, and the seconds that it took."""
     import tensorflow as tf
 
     begun = time.monotonic()
@@ -34,7 +34,7 @@ def failure(call: Callable[[], Any]) -> tuple[str, str, float]:
 
 
 def wrong_calls() -> list[tuple[str, str, float]]:
-    """Calls that fail while the engine goes on, and then one after the world has failed: rank 1 has left."""
+    """Make calls that fail without ending the world, and one after the world has failed, because rank 1 left."""
     import tensorflow as tf
 
     import engine

@@ -1,4 +1,4 @@
-"""Who waits, for what, and for whom: what nobody waits for is watched too, and what is said about it is complete."""
+"""Reports of who waits for what and for whom: operations without a waiting caller are watched too."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from . import wait_programs
 from .faults import WITHIN, named
 
 LIMIT = 3.0
-STALL = {"ENGINE_STALL_WARNING": "1.5", "ENGINE_STALL_LIMIT": str(LIMIT)}  # there is one warning: all have come by then
+STALL = {"ENGINE_STALL_WARNING": "1.5", "ENGINE_STALL_LIMIT": str(LIMIT)}  # all ranks have come before the only warning
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_what_nobody_waits_for_is_reported_and_ends_the_world(
     finished = run_ranks(size, wait_programs.unwaited, victim, name, among, env=STALL, check=False)
     members = among or list(range(size))
     brought = [rank for rank in members if rank != victim]
-    # A new name is known to the coordinator alone.
+    # Only the coordinator knows a new name.
     for rank in brought if name == "known" else members[:1]:
         text = finished.ranks[rank].stderr
         assert f"'{name}' (allreduce) has waited " in text, finished

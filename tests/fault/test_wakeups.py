@@ -10,16 +10,16 @@ from . import random_steps
 from .random_steps import Log, plan
 
 STEPS = 2000
-CYCLES = (0.0, 1.0, 20.0)  # milliseconds; they change while it runs
+CYCLES = (0.0, 1.0, 20.0)  # milliseconds; they change during the run
 TICK = 0.09  # seconds: a wait looks again after 0.1
-EXPLAINED = 0.4  # of a delay, if that much of it was spent waiting for a processor
+EXPLAINED = 0.4  # share of a delay; more time than that without a processor explains the delay
 
 
 def late_operations(logs: list[Log], seed: int) -> list[str]:
-    """Operations that were done only a tick after all had brought them, for no reason that can be seen."""
+    """Return operations that completed a tick after all ranks had submitted them, without a visible reason."""
     found = []
     for step in range(len(logs[0].steps)):
-        # Ranks whose threads were ready to run and did not: with more ranks than processors, and with other programs.
+        # Threads without a processor: there are more ranks than processors, and other programs run.
         starved = sum(log.delays[step + 1] - log.delays[step] for log in logs) / 1e9
         for place, operation in enumerate(plan(seed, step)):
             brought = max(log.steps[step][place].brought for log in logs)
@@ -46,7 +46,8 @@ def test_no_wake_up_is_lost(size: int, spin: int) -> None:
         assert late_operations(logs, seed) == []
         assert [log.late_wakes for log in logs] == [0] * size
 
-    # Who stood still between a change and its ring, with the whole machine even, has lost nothing. It is no habit.
+    # A rank may be stopped between a change and its wake-up, even with the whole machine: that loses nothing, and is
+    # unlikely twice.
     measured(measure, 2)
 
 

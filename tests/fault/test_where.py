@@ -1,4 +1,4 @@
-"""The report on a failed job says at which line of its program a rank stood still or crashed."""
+"""The report of a failed job names the line of its program at which a rank was stuck or crashed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if engine.rank() == 1:
     load_batch(HOW)
 engine.allreduce(np.ones(3), name="batch")
 """
-# The test command's own dump of stacks at a crash is not what users have.
+# Users do not have the test command's own dump of stacks at a crash.
 SETTINGS = {"ENGINE_STALL_LIMIT": "2", "PYTHONFAULTHANDLER": ""}
 OPTIONS = ["--grace-period", "2"]
 
@@ -44,14 +44,14 @@ def test_the_line_of_the_users_program_is_told(how: str, word: str, line: int) -
     assert "first failure: rank 1 " in finished.err, finished
     said = re.search(rf"enginerun: rank 1 {word} at rank.py:(\d+) in load_batch \(all threads: (.*)\)", finished.err)
     assert said is not None, finished
-    assert int(said[1]) == line + 2  # the test command's prelude, and what stands above the program
+    assert int(said[1]) == line + 2  # the test command's prelude, and the line above the program
     assert finished.code == (128 + signal.SIGSEGV if how == "crash" else 1)
     assert "rank.1/stacks.txt" in finished.files
-    assert "rank.0/stacks.txt" not in finished.files  # nobody has asked it
+    assert "rank.0/stacks.txt" not in finished.files  # it was not asked
 
 
 def test_functions_made_of_a_table_are_not_the_users_line() -> None:
-    """`engine.torch.allreduce` is compiled from text: its own file name is none of the program's."""
+    """`engine.torch.allreduce` is compiled from text: its file name is not one of the program's."""
     pytest.importorskip("torch", reason="needs torch")
     program = (
         "import torch\nimport engine.torch\nengine.init()\nengine.barrier()\n"

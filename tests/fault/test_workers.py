@@ -1,4 +1,4 @@
-"""Worker processes of a rank, started in any way, may ask who it is."""
+"""Worker processes of a rank, however they are started, can ask which rank it is."""
 
 from __future__ import annotations
 

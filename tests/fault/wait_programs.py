@@ -1,4 +1,4 @@
-"""What ranks do in the tests of who waits for whom; as `programs`."""
+"""Programs of ranks for the tests of who waits for whom; like `programs`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .programs import linger_until_failure, observe, ones, touch, wait_for
 
 
 def unwaited(victim: int, name: str, among: list[int] | None) -> Any:
-    """The others bring a tensor, compute on, and never ask for it; the victim never brings it."""
+    """Submit a tensor and never wait for it; the victim never submits it."""
     engine.init()
     rank = engine.rank()
     part = engine.add_process_set(among) if among else engine.global_process_set
@@ -30,7 +30,7 @@ def unwaited(victim: int, name: str, among: list[int] | None) -> Any:
 
 
 def early() -> Any:
-    """Rank 0 brings its tensors long before the others: all is well."""
+    """Submit tensors on rank 0 long before the others do: nothing fails."""
     engine.init()
     rank = engine.rank()
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""What ranks do in the tests of worker processes that ask who they are."""
+"""Programs of ranks for the tests of worker processes that ask for their rank."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import engine
 
 
 def tell(connection: Connection) -> None:
-    """What a worker process knows of its rank; or the error that says why it does not."""
+    """Send what a worker process knows of its rank, or the error that says why it knows nothing."""
     try:
         told: Any = (engine.rank(), engine.size(), engine.local_rank(), engine.local_size(), engine.is_initialized())
     except engine.errors.EngineError as error:
@@ -26,7 +26,7 @@ def tell(connection: Connection) -> None:
 
 
 def workers() -> Any:
-    """What workers of each start method know, after `init`; last, one of a process without a launcher."""
+    """Return what workers of each start method know after `init`, and what one without a launcher knows."""
     vars(sys.modules["__main__"]).pop("__file__", None)  # the job's script would run again in a worker
     engine.init()
     found = {}
