@@ -27,7 +27,7 @@ def shut_down(number: int, frame: object) -> None:
 
 
 def interrupted() -> Any:
-    """Get SIGTERM on rank 0, in `init` and twice in `shutdown`; rank 1 comes late the first time, and then not at all."""
+    """Get SIGTERM on rank 0, in `init` and twice in `shutdown`; rank 1 comes late, and then never."""
     rank = detect(environment()).rank
     if rank == 0:
         signal.signal(signal.SIGTERM, shut_down)
