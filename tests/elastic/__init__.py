@@ -1,1 +1,1 @@
-"""Parts of elastic training: pure modules, tried with models of what is around them."""
+"""Tests of elastic training: pure modules against models of their surroundings, and jobs of real processes."""

@@ -1,22 +1,22 @@
-"""A training under random failures, compared with an undisturbed one: `python -m tests.elastic.chaos --help`.
+"""Training under random failures, compared with an undisturbed one: `python -m tests.elastic.chaos --help`.
 
 The job runs under enginerun, on hosts that are namespaces of this machine or on this machine alone. Faults are drawn
 one after the other:
 
 | fault | what happens |
 |---|---|
-| kill | a worker is killed, any of them: also rank 0, the coordinator |
-| stop | a worker is stopped, and wakes up again some time after it was given up |
+| kill | any worker is killed, perhaps rank 0, the coordinator |
+| stop | a worker is stopped, and resumed some time after it was given up |
 | leave | a worker gets SIGTERM, as before a preemption |
 | agent | the agent of a host is killed, and with it the host is lost |
-| starter | what carries the agent's channel is killed, as an ssh might be |
+| starter | the process that carries the agent's channel is killed, like an ssh |
 | coordinator | rank 0 and the agent of its host are killed at once |
 | lost | a host is cut off from all others and from the launcher, and comes back after it was given up |
 | host | the discovery script no longer names a host, and names it again later |
-| cable | all that ranks of a host and others send each other is lost, for up to 12 s; the launcher still reaches it |
+| cable | data between a host and others is lost for up to 12 s; the launcher still reaches the host |
 
 The training is right if the final parameters are those of an undisturbed run, and each sample of each epoch has counted
-once. How long each fault has held it up is told in a table, with those that were over the limit of their kind.
+once. A table shows the delays by each kind of fault, and how many were over the kind's limit.
 """
 
 from __future__ import annotations
@@ -58,16 +58,16 @@ ALLOWED = {
     "cable": 10.0,
     "lost": 4.0,
 }
-"""Seconds from a fault to the next step in a later world; of `cable`, from its end; of `lost`, beside the lease."""
-KEPT = 20  # worlds of which flight records are kept
-LONGEST = 120.0  # seconds after which the job is taken to hang
+"""Most seconds from a fault to the next step in a later world; `cable` counts from its end, `lost` adds the lease."""
+KEPT = 20  # number of worlds whose flight records are kept
+LONGEST = 120.0  # seconds after which the job counts as hung
 WEIGHTS = dict.fromkeys(ALLOWED, 1) | {"kill": 10, "leave": 3, "agent": 2}
-HERE = ("kill", "leave")  # faults for which one host is enough; a stop costs its limit each time
+HERE = ("kill", "leave")  # faults for which one host is enough, except the slow `stop`
 
 
 @dataclass(frozen=True)
 class Step:
-    """A line of a worker's."""
+    """One line of a worker's file of steps."""
 
     time: float
     world: int
@@ -78,20 +78,20 @@ class Step:
 
 @dataclass
 class Chaos:
-    """A job, and what is done to it.
+    """A job under faults.
 
     Parameters
     ----------
     directory : Path
-        Empty; for the job's files.
+        Empty directory for the job's files.
     seed : int
     hosts : Hosts or None
-        None: all is on this machine.
+        Hosts of the job; None means this machine only.
     slots : int
-        Of each host.
+        Slots of each host.
     lease : float
     options : sequence of str
-        More of enginerun's.
+        Further options of enginerun.
     """
 
     directory: Path
@@ -107,13 +107,13 @@ class Chaos:
         self.random = random.Random(self.seed)
         self.names = ["here"] if self.hosts is None else [self.hosts.address(host) for host in range(self.hosts.count)]
         self.log = self.directory / "log"
-        self._steps: list[Step] = []  # those since the last fault
-        self._last: dict[int, Step] = {}  # by worker, the last
+        self._steps: list[Step] = []  # steps since the last fault
+        self._last: dict[int, Step] = {}  # last step by worker
         self._newest = 0
-        self._read: dict[int, int] = {}  # by worker, bytes of its file
+        self._read: dict[int, int] = {}  # bytes read of each worker's file
 
     def start(self) -> None:
-        """Start the job, and see it train."""
+        """Start the job, and wait for its first step."""
         self._name_hosts(self.names)
         (self.directory / "discover").write_text(f"#!/bin/sh\ncat {self.directory}/hosts\n")
         (self.directory / "discover").chmod(0o755)
@@ -138,15 +138,15 @@ class Chaos:
         return ",".join(f"{name}={pid}" for name, pid in zip(self.names, self.hosts.pids, strict=True))
 
     def _name_hosts(self, names: list[str]) -> None:
-        """Have the discovery script print these, from one moment to the next."""
+        """Make the discovery script print these hosts, atomically."""
         new = self.directory / "hosts.new"
         new.write_text("".join(f"{name}:{self.slots}\n" for name in names))
         new.rename(self.directory / "hosts")
 
-    # ---- what is seen
+    # ---- observation
 
     def _look(self) -> None:
-        """Read the steps that were made since the last look."""
+        """Read the steps since the last call."""
         for path in self.directory.glob("steps.*"):
             worker = int(path.suffix[1:])
             with path.open("rb") as file:
@@ -159,7 +159,7 @@ class Chaos:
                 self._steps.append(self._last[worker])
 
     def _clear(self) -> None:
-        """Forget the steps that were, and remove what is left of workers and worlds that are no more."""
+        """Forget earlier steps, and remove the files of old worlds and of workers that have ended."""
         for path in self.directory.glob("job/world.*"):
             if int(path.suffix[1:]) < self._newest - KEPT:
                 shutil.rmtree(path, ignore_errors=True)
@@ -171,13 +171,13 @@ class Chaos:
             del self._last[worker], self._read[worker]
 
     def newest(self) -> int:
-        """The newest world in which there was a step."""
+        """Return the newest world in which there was a step."""
         self._look()
         self._newest = max(self._newest, max((step.world for step in self._last.values()), default=0))
         return self._newest
 
     def await_step(self, world: int, seconds: float, after: float = 0.0) -> float:
-        """Wait for a step in a later world than that, and after that time; when the first was."""
+        """Wait for a step in a later world than this one and after this time; return the time of the first."""
 
         def first() -> float | None:
             if self.process.poll() is not None:
@@ -193,15 +193,15 @@ class Chaos:
         return found
 
     def tail(self) -> str:
-        """The end of what the job has printed."""
+        """Return the last lines that the job has printed."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-40:])
 
     def workers(self) -> dict[int, int]:
-        """The processes of workers, by their numbers, that have made a step or are about to."""
+        """Return the pids of workers, by their numbers, that have made a step or are about to."""
         return dict(self._marked("ENGINE_WORKER"))
 
     def agents(self) -> dict[int, int]:
-        """The processes of agents, by host: the oldest that is no worker's. What it has forked guards it."""
+        """Return the pids of agents by host: the oldest process that is no worker; its forked child is the guardian."""
         oldest: dict[int, int] = {}
         workers = set(self.workers().values())
         for host, pid in sorted(self._marked("CHAOS_AGENT"), key=lambda each: _began(each[1])):
@@ -218,17 +218,17 @@ class Chaos:
                 if told.get(b"CHAOS") == self.mark.encode() and variable.encode() in told and state != "Z":
                     yield int(told[variable.encode()]), int(path.name)
 
-    # ---- what is done
+    # ---- faults
 
     def fault(self, kind: str) -> None:
-        """Do something to the job, and wait until it goes on."""
+        """Inject a fault into the job, and wait until it goes on."""
         self._clear()
         world = self.newest()
         began = time.monotonic()
         undo = getattr(self, f"_{kind}")()
         if undo is None:
             return
-        if kind == "cable":  # a short cut ends no world
+        if kind == "cable":  # a short cut does not end the world
             world, began = 0, time.monotonic()
         try:
             self.seconds[kind].append(self.await_step(world, LONGEST, began) - began)
@@ -239,7 +239,7 @@ class Chaos:
             undo()
 
     def settle(self) -> None:
-        """Wait until two workers train in the newest world: some commit is to survive the next fault."""
+        """Wait until two workers train in the newest world, so that a commit survives the next fault."""
         now = time.monotonic()
 
         def trains() -> bool:
@@ -249,13 +249,13 @@ class Chaos:
         until(trains, "two workers that train", LONGEST, 0.01)
 
     def _training(self) -> list[int]:
-        """The processes of workers that train in the newest world, by their numbers."""
+        """Return the pids of workers that train in the newest world, ordered by their numbers."""
         world = self.newest()
         trains = {worker for worker, step in self._last.items() if step.world == world}
         return [pid for number, pid in sorted(self.workers().items()) if number in trains]
 
     def _any_worker(self) -> int | None:
-        """The process of some worker that trains, unless it is the only one."""
+        """Return the pid of a random worker that trains, or None if it is the only one."""
         found = self._training()
         return self.random.choice(found) if len(found) > 1 else None
 
@@ -283,7 +283,7 @@ class Chaos:
         return wake
 
     def _spared(self) -> dict[int, int]:
-        """The agents of hosts on which there are members, and not all of them, by host: some commit has to survive."""
+        """Return the agents of hosts with some but not all members, by host, so that a commit survives."""
         hosts = {host for host, pid in self._marked("CHAOS_AGENT") if pid in self._training()}
         return {host: pid for host, pid in self.agents().items() if host in hosts and hosts - {host}}
 
@@ -347,14 +347,14 @@ class Chaos:
             return None
         host = self.random.randrange(self.hosts.count)
         self.hosts.cut(host)
-        let_pass(self.random.uniform(1.0, 12.0))  # hosts that lose each other say so after about 6 s
+        let_pass(self.random.uniform(1.0, 12.0))  # hosts notice a lost connection after about 6 s
         self.hosts.restore(host)
         return lambda: None
 
     # ---- the end
 
     def finish(self) -> int:
-        """Let the training come to its end, and see that it is right; the number of its steps."""
+        """Let the training end, check its result, and return the number of its steps."""
         (self.directory / "enough").touch()
         try:
             code = self.process.wait(60)
@@ -379,7 +379,7 @@ class Chaos:
         return steps
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """End all processes of the job."""
         self.process.kill()
         self.process.wait()
         for pid in (*self.workers().values(), *self.agents().values()):
@@ -392,7 +392,7 @@ def _parent(pid: int) -> int:
 
 
 def _began(pid: int) -> int:
-    """When a process was started, in ticks of the system."""
+    """Return the start time of a process, in ticks of the system."""
     with suppress(OSError):
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     return sys.maxsize
@@ -407,7 +407,7 @@ def chaos(
     lease: float = LEASE,
     options: Sequence[str] = (),
 ) -> Iterator[Chaos]:
-    """A job that trains, and of which nothing is left behind."""
+    """Yield a job that trains, and leave nothing of it behind."""
     job = Chaos(directory, seed, hosts, slots, lease, options)
     try:
         job.start()
@@ -417,7 +417,7 @@ def chaos(
 
 
 def play(job: Chaos, count: float, minutes: float, kinds: Sequence[str], show: Callable[[str], None] = print) -> int:
-    """Draw faults of some kinds until there were so many, or the time is over; how many there were."""
+    """Inject random faults of these kinds until the count or the time is reached; return their number."""
     began, done = time.monotonic(), 0
     end = began + 60 * minutes
     while done < count and time.monotonic() < end:
@@ -461,7 +461,7 @@ def main() -> None:
 
 
 def table(seconds: dict[str, list[float]], lease: float) -> str:
-    """What each kind of fault has cost, as `benchmarks/RESULTS.md` has it."""
+    """Return the cost of each kind of fault as a table, in the form of `benchmarks/RESULTS.md`."""
     lines = [
         "| fault | times | seconds to the next step: median | longest | allowed | longer |",
         "|---|---|---|---|---|---|",

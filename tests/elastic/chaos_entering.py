@@ -1,8 +1,8 @@
-"""Stands for ssh in `tests/elastic/chaos.py`: `chaos_entering.py DIRECTORY ENTRIES HOST COMMAND` enters a host.
+"""Stand-in for ssh in `tests/elastic/chaos.py`: `chaos_entering.py DIRECTORY ENTRIES HOST COMMAND` enters a host.
 
-ENTRIES are `ADDRESS=PID` of all hosts, separated by commas: the first process of each. As ssh does, this process stays
-and carries what both sides write: killed, it cuts the agent off; stopped, it is a cable that was pulled. As long as
-there is a file `dark.NUMBER` of the host in the directory, no new connection is made.
+ENTRIES are `ADDRESS=PID` of all hosts, separated by commas, with the first process of each. Like ssh, this process
+stays and copies data both ways: killed, it cuts the agent off; stopped, it is like a pulled cable. As long as the
+directory has a file `dark.NUMBER` of the host, no new connection is made.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..waiting import until
 
 
 def carry(reading: int, writing: int) -> None:
-    """Carry bytes to the end."""
+    """Copy bytes until the end of the input."""
     try:
         while data := os.read(reading, 1 << 16):
             while data:

@@ -1,7 +1,7 @@
-"""A training for `tests/elastic/chaos.py`: `chaos_program.py DIRECTORY`, until there is a file `enough` in it.
+"""Training for `tests/elastic/chaos.py`: `chaos_program.py DIRECTORY` trains until there is a file `enough` in it.
 
-A linear model is fitted by batches of one size for any number of ranks, so that each step is that of one process alone,
-but for rounding. Each worker writes a line for each step it has made: when, in which world, and which.
+A linear model is fitted with the same batch size for any number of ranks, so each step is that of one process, except
+for rounding. Each worker writes a line for each step, with its time, world and number.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from engine.elastic.worker.run import run
 from ..waiting import let_pass
 
 SAMPLES, BATCH, FEATURES = 240, 24, 8
-EVERY = 5  # steps from one commit to the next
+EVERY = 5  # steps between commits
 RATE = 0.2
 PAUSE = 0.004  # seconds that a step computes
 
 
 def data() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """What is fitted."""
+    """Return inputs and outputs for the fit."""
     drawn = np.random.default_rng(7)
     inputs = drawn.normal(size=(SAMPLES, FEATURES))
     return inputs, inputs @ np.arange(1.0, FEATURES + 1) + 0.1 * drawn.normal(size=SAMPLES)
 
 
 def gradient(weights: npt.NDArray[np.float64], indices: list[int]) -> npt.NDArray[np.float64]:
-    """That of a part of a batch, whose loss is divided by the size of the whole batch."""
+    """Return the gradient of a part of a batch, whose loss is divided by the size of the whole batch."""
     inputs, outputs = data()
     taken = inputs[indices]
     result: npt.NDArray[np.float64] = taken.T @ (taken @ weights - outputs[indices]) / BATCH
@@ -43,7 +43,7 @@ def gradient(weights: npt.NDArray[np.float64], indices: list[int]) -> npt.NDArra
 
 
 def undisturbed(steps: int) -> npt.NDArray[np.float64]:
-    """The weights after so many steps of one process."""
+    """Return the weights after so many steps of one process."""
     sampler = ElasticBatchSampler(range(SAMPLES), BATCH, seed=3, rank=0, size=1)
     weights, made, epoch = np.zeros(FEATURES), 0, 0
     while made < steps:
@@ -58,11 +58,11 @@ def undisturbed(steps: int) -> npt.NDArray[np.float64]:
 
 @run
 def train(state: ObjectState, directory: Path) -> None:
-    """Train whole epochs until it is enough."""
+    """Train whole epochs until the file `enough` exists."""
     while True:
         state.sampler.set_epoch(state.epoch)
         for number, indices in enumerate(state.sampler):
-            # Sums of what ranks have, and which samples that were: they travel together.
+            # Sums of gradients travel together with the samples that they contain.
             sent = np.concatenate([gradient(state.weights, indices), np.bincount(indices, minlength=SAMPLES)])
             received = engine.allreduce(sent, op=engine.Sum, name="step")
             state.weights = state.weights - RATE * received[:FEATURES]

@@ -1,4 +1,4 @@
-"""Elastic jobs of real processes, for tests of the launcher's side."""
+"""Elastic jobs of real processes, for tests of the launcher."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class Elastic:
         return self.start_command([*self.launcher.command, *map(str, options), sys.executable, str(program)])
 
     def program(self, body: str = UNTIL_STOP, after: str = "") -> Path:
-        """The program of such a job."""
+        """Write the program of such a job, and return its path."""
         text = f"{PRELUDE}{body}\nt = Training()\nok = t.run(body)\n{after}\nsys.exit(0 if ok else 3)\n"
         path = self.home / "train.py"
         path.write_text(text)
         return path
 
     def start_command(self, command: list[str]) -> subprocess.Popen[bytes]:
-        """Start a job by a command of one's own."""
+        """Start a job by the given command."""
         self.errors = self.home / "errors"
         with self.errors.open("wb") as errors:
             return self.launcher.start_command(command, stderr=errors)
@@ -49,17 +49,17 @@ class Elastic:
         return self.wait(self.start(*options, body=body, after=after))
 
     def wait(self, process: subprocess.Popen[bytes]) -> Finished:
-        """Wait for the end of a job."""
+        """Wait for the end of a job, and return its result."""
         done = self.launcher.finish(process)
         done.err = self.errors.read_text()
         return done
 
     def commits(self, world: int) -> None:
-        """Wait until a world has committed, and the driver has heard of it in all likelihood."""
+        """Wait until a world has committed, and the driver has most likely received the commit."""
         until(lambda: len(list(self.home.glob(f"met.{world}.check*.0"))) > 2, f"commits in world {world}")
 
     def said(self) -> str:
-        """What the launcher has said by now."""
+        """Return the launcher's output so far."""
         return self.errors.read_text()
 
     def finish(self, process: subprocess.Popen[bytes]) -> Finished:
@@ -67,7 +67,7 @@ class Elastic:
         return self.wait(process)
 
     def pid(self, worker: int) -> int:
-        """The process of a worker that has a place."""
+        """Return the pid of the worker that has a place."""
         path = self.home / f"pid.{worker}"
         return int(until(lambda: path.exists() and path.read_text(), f"worker {worker} in a world"))
 
@@ -85,6 +85,6 @@ def job(launcher: Launcher) -> Elastic:
 
 
 def worlds(done: Finished) -> list[str]:
-    """What the launcher has said of worlds."""
+    """Return the lines that the launcher printed about worlds."""
     start = "enginerun: world "
     return [line.removeprefix(start) for line in done.err.splitlines() if line.startswith(start)]

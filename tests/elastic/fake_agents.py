@@ -1,4 +1,4 @@
-"""Agents of an elastic job that say what a test has them say, and the driver that hears them."""
+"""Scripted agents of an elastic job, and the driver that reads their messages."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ READY = {"where": "there", "address": "", "summary": "it can start workers", "hu
 
 
 def ready(**fields: Any) -> bytes:
-    """That an agent can start workers."""
+    """Return the message that an agent can start workers."""
     return pack("ready", **READY | fields)
 
 
 def job_of(home: Path, hosts: Collection[str], agent: str, *words: str) -> tuple[Options, Job]:
-    """An elastic job with one slot on each of these hosts, whose agents a command starts."""
+    """Return an elastic job with one slot on each of these hosts, whose agents a command starts."""
     reach = ("-H", ",".join(f"{host}:1" for host in hosts), "--launch-agent", agent)
     times = ("--grace-period", "0.1", "--lease", "2")
     chosen = parse(["-np", "1", "--min-np", "1", "--max-np", str(len(hosts)), *reach, *times, *words, "true"])
     return chosen, Job(size=1, name="a job of a test", secret="5e", port=1, directory=home, settings={})
 
 
-# The agent of a host: says what is in a file, and then nothing until its channel ends.
+# The agent of a host sends a file's content, and then nothing until its channel ends.
 AGENT = 'cat "$(dirname "$0")/$HOST"; while read -r line; do :; done'
 
 
 def drive(home: Path, says: Mapping[str, Iterable[bytes]], *words: str, until: str) -> tuple[Result, list[str]]:
-    """Run an elastic job until the driver has said something; what it came to, and what the driver said.
+    """Run an elastic job until the driver prints a text; return the result and the driver's lines.
 
     Parameters
     ----------
     home : Path
-        A directory of the test's.
+        Directory of the test.
     says : mapping of str to iterable of bytes
-        By host, what its agent says.
+        Messages of each host's agent.
     *words
-        More options.
+        Further options.
     until : str
-        What is in the line at which the user ends the job.
+        Text of the line at which the user ends the job.
     """
     (home / "agent").write_text(AGENT)
     for host, messages in says.items():

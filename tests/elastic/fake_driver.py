@@ -1,4 +1,4 @@
-"""A driver for tests of what stands at the gate: it says what the test has it say, and keeps what workers say."""
+"""Scripted driver for tests of workers at the gate: it sends what the test asks, and records workers' messages."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ SECRET = "5ec2e7" * 8
 
 
 class FakeDriver:
-    """A gatehouse on a thread of its own; use it in a `with`.
+    """Worker server on a thread of its own, to be used as a context manager.
 
     Parameters
     ----------
     several : bool
         Whether workers are told that they may be on several hosts.
     most : int
-        Workers that may come at once.
+        Number of workers that may connect at once.
 
     Attributes
     ----------
     heard : list of (int, dict)
-        What workers have said, in that order: number and message.
+        Worker's number and message, in order of arrival.
     said : list of str
-        Lines that a user would be shown.
+        Lines that a user would see.
     """
 
     def __init__(self, several: bool = False, most: int = 1) -> None:
@@ -55,7 +55,7 @@ class FakeDriver:
         self._selector.close()
 
     def environment(self, worker: int, slot: int = 0) -> dict[str, str]:
-        """The variables of a worker."""
+        """Return the environment variables of a worker."""
         return {
             "ENGINE_GATE": self.gatehouse.name,
             "ENGINE_SECRET": SECRET,
@@ -64,7 +64,7 @@ class FakeDriver:
         }
 
     def wait_for(self, kind: str, worker: int, times: int = 1) -> dict[str, Any]:
-        """The message of a kind that a worker has sent, the last of so many."""
+        """Wait until a worker has sent this many messages of a kind, and return the last one."""
 
         def found() -> dict[str, Any] | None:
             matching = [message for number, message in self.heard if number == worker and message["kind"] == kind]
@@ -75,7 +75,7 @@ class FakeDriver:
         return found_message
 
     def place(self, world: int, workers: Sequence[int], hosts: Mapping[int, str] | None = None, hub: str = "") -> None:
-        """Give workers at the gate places in a world: ranks in this order, unless they are on several hosts."""
+        """Give workers at the gate places in a world, with ranks in this order unless they are on several hosts."""
         host_of = dict.fromkeys(workers, "here") if hosts is None else hosts
         ages = {host: age for age, host in enumerate(dict.fromkeys(host_of[worker] for worker in workers))}
         slots = {worker: Slot(host_of[worker], number) for number, worker in enumerate(workers)}
@@ -96,7 +96,7 @@ class FakeDriver:
         self.do(lambda: self.gatehouse.send(worker, kind, **fields))
 
     def vanish(self) -> None:
-        """Be gone, as an agent that is killed."""
+        """Close everything at once, like an agent that is killed."""
 
         def close() -> None:
             self.gatehouse.close()
@@ -104,7 +104,7 @@ class FakeDriver:
 
         self.do(close)
 
-    # What the gatehouse asks of whoever listens for it.
+    # Interface that the worker server requires of its event loop.
 
     def hear(self, descriptor: int, act: Callable[[], None]) -> None:
         self._selector.register(descriptor, selectors.EVENT_READ, act)
@@ -113,7 +113,7 @@ class FakeDriver:
         self._selector.unregister(descriptor)
 
     def do(self, act: Callable[[], None]) -> None:
-        """Have something done on the thread that listens."""
+        """Run a function on the thread that serves, and wait for it."""
         done = threading.Event()
         self._asked.append(lambda: (act(), done.set()))  # type: ignore[func-returns-value,return-value]
         assert done.wait(10)

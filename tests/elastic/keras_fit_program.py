@@ -1,4 +1,4 @@
-"""Steps of `fit` that fail between commits, for `tests/elastic/test_framework_states.py`: prints what it has found."""
+"""Steps of `fit` that fail between commits, for `tests/elastic/test_framework_states.py`; prints its results."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import numpy as np
 import engine
 from engine.keras import elastic
 
-FAILS = 5  # the batch behind which a step fails
+FAILS = 5  # number of the batch after which a step fails
 
 
 class StepError(Exception):
-    """Ends a `fit` as a failed collective does."""
+    """Ends a `fit`, like a failed collective."""
 
 
 class Fail(keras.callbacks.Callback):  # type: ignore[misc]
-    """Ends the first epoch, and with it the arrays that a compiled step has used up."""
+    """Ends the first epoch, and deletes the arrays that a compiled step has consumed."""
 
     failed = False
 

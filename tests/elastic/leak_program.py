@@ -1,7 +1,7 @@
-"""A training for `tests/elastic/test_leaks.py`: `leak_program.py DIRECTORY WORLDS`, with all that a worker may hold.
+"""Training for `tests/elastic/test_leaks.py`, with all resources of a worker: `leak_program.py DIRECTORY WORLDS`.
 
-It ends in world number WORLDS. In each the ranks commit, and are held up until the test has looked at them. Then the
-world ends: by a failure that kills nobody, or by what the test does.
+It ends in world number WORLDS. In each world the ranks commit, and wait until the test has inspected them. Then the
+world ends: by a failure that kills no rank, or by an action of the test.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def train(state: Any, model: torch.nn.Module, optimizer: Any, loader: Any, place
 
 
 def look(world: int, place: Path) -> None:
-    """Be looked at by the test, when all ranks have come so far."""
+    """Wait while the test inspects the processes, once all ranks are here."""
     engine.barrier()
     if engine.rank() == 0:
         (place / f"world.{world}").touch()
@@ -50,7 +50,7 @@ def look(world: int, place: Path) -> None:
 
 
 def end(world: int, place: Path) -> None:
-    """End the world, or have rank 1 killed by the test."""
+    """End the world, or let the test kill rank 1."""
     if not (place / f"kill.{world}").exists():
         runtime.engine().abort("the test ends the world")
     elif engine.rank() == 1:

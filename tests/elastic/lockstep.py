@@ -1,6 +1,6 @@
-"""Ranks whose collectives meet in one thread: a call is run again, with the answers so far, until it needs no other.
+"""Ranks whose collectives meet in one thread: a call is repeated, with the answers so far, until it needs no more.
 
-So a call may do nothing before its last collective that it could not do twice.
+So everything that a call does before its last collective must be repeatable.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from engine.elastic.state import Peers
 
 
 class PeerGoneError(RuntimeError):
-    """What a collective raises whose world has failed."""
+    """Exception of a collective whose world has failed."""
 
 
 class _Waits(BaseException):
-    """A rank needs the answer of a collective."""
+    """Raised when a rank needs the answer of a collective."""
 
 
 class Rank(Peers):
-    """The peers of one worker, whose rank may change from world to world."""
+    """Peers of one worker, whose rank may change from world to world."""
 
     def __init__(self, rank: int = 0) -> None:
         self.number = rank
@@ -66,14 +66,14 @@ def together(
     ----------
     ranks : sequence of Rank
     calls : sequence of callable
-        Of each.
+        Calls of the ranks.
     gone : callable
-        Of a rank, and the number of a collective within the call: whether that fails there.
+        Function of a rank and of a collective's number within the call; whether the collective fails on the rank.
 
     Returns
     -------
     list of Exception or None
-        What each call has raised.
+        Exceptions that the calls raised.
     """
     outcomes: dict[int, Exception | None] = {}
     for number, rank in enumerate(ranks):
@@ -96,7 +96,7 @@ def together(
         assert len(kinds) == 1, f"the ranks are in different collectives: {kinds}"
         asked = len(ranks[waiting[0]].answers)
         for number in waiting:
-            lost = outcomes or gone(number, asked)  # who has left answers nobody
+            lost = outcomes or gone(number, asked)  # a rank that has left answers no other
             ranks[number].answers.append(PeerGoneError() if lost else _answer([each.asks for each in ranks]))
 
 

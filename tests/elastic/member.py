@@ -1,7 +1,7 @@
-"""A process that goes from world to world: what `elastic.run` does, in as few lines as tests of worlds need.
+"""A process that goes from world to world: a minimal `elastic.run` for tests of worlds.
 
-It is forked from a process that has imported what the tests need (`tests/elastic/worlds.py`), and told its places over
-a socket. What a world's members do is a function of `tests/elastic/programs.py`, or of another module.
+It is forked from a process that has imported the tests' modules (`tests/elastic/worlds.py`), and gets its places over
+a socket. The program of a world's members is a function of `tests/elastic/programs.py`, or of another module.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ LIMIT = 1 << 20
 
 
 class Member:
-    """One end of a socket of packets, at the other end of which is the test.
+    """Worker's end of a packet socket, whose other end is the test.
 
     Attributes
     ----------
     number : int
-        The worker's.
+        Number of the worker.
     worlds : int
-        How many worlds it has entered.
+        Number of worlds that the member has entered.
     """
 
     def __init__(self, number: int, connection: socket.socket) -> None:
@@ -45,7 +45,7 @@ class Member:
         self._places: list[dict[str, Any]] = []
 
     def say(self, kind: str, **told: Any) -> None:
-        """Tell the test something, with the time at which it is said."""
+        """Send the test a message, with the time."""
         self._connection.send(json.dumps({"kind": kind, "time": time.monotonic(), **told}).encode())
 
     def run(self, body: Callable[[Member], Any]) -> None:
@@ -63,7 +63,7 @@ class Member:
                 self.say("called_off", world=world.number)
             except BaseException as error:
                 failure = runtime.failure(2.0)
-                # A world that fails as it begins is none any more when its error comes.
+                # A world that fails at its start is already gone when its error is raised.
                 if failure is None and not isinstance(error, RendezvousError | WorldError):
                     self.say("raised", text=f"{type(error).__name__}: {error}")
                     raise
@@ -75,7 +75,7 @@ class Member:
             gc.collect()
 
     def _place(self) -> World | None:
-        """The next place; None: there is none."""
+        """Return the next place, or None if there is none."""
         while not self._places:
             if not self._read():
                 return None
@@ -87,7 +87,7 @@ class Member:
         return number in self._void
 
     def _read(self, flags: int = 0) -> bool:
-        """Take one packet; whether there was one."""
+        """Read one packet; return whether there was one."""
         try:
             data = self._connection.recv(LIMIT, flags)
         except BlockingIOError:
@@ -105,7 +105,7 @@ class Member:
 
 
 def main(number: int, connection: socket.socket, program: str, environ: dict[str, str]) -> None:
-    """Be a member until there are no more places."""
+    """Run a member until there are no more places."""
     os.environ.update(environ)
     module, _, function = program.rpartition(":")
     member = Member(number, connection)

@@ -1,7 +1,7 @@
-"""A model of a job around the driver's machine: hosts, agents, workers and the worlds in which they meet.
+"""Model of a job around the driver's state machine: hosts, agents, workers, and the worlds in which they meet.
 
-It knows the truth, of which the machine hears late and in part: which processes run, and what they could write. What
-happens next is drawn from bytes, so that a sequence that breaks a promise can be shown and shrunk.
+The model knows the truth, of which the machine hears late and in part: which processes run, and what they could write.
+What happens next is drawn from bytes, so that a sequence that breaks a promise can be shown and shrunk.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ LIMITS = [
     Limits(2, 1, 4, sizes=frozenset({1, 2, 4})),
 ]
 HOSTS = ("a", "b", "c")
-AGENT_LEASE = 0.8  # share of the machine's lease after which an agent that is cut off has killed its workers
+AGENT_LEASE = 0.8  # share of the machine's lease after which a cut-off agent has killed its workers
 
 
 class Bytes:
-    """Draws numbers from bytes; when they are used up it draws nothing more."""
+    """Draws numbers from bytes, and zeros when the bytes are used up."""
 
     def __init__(self, content: bytes) -> None:
         self._content = content
@@ -46,7 +46,7 @@ class Bytes:
 
 @dataclass
 class Process:
-    """A worker as it is."""
+    """True state of a worker."""
 
     number: int
     slot: Slot
@@ -55,13 +55,13 @@ class Process:
     world: int = 0
     commit: int | None = None
     updated: bool = False
-    dies_at: float | None = None  # its agent is cut off, and kills it then
-    seen: bool = False  # whether somebody looks then, and tells
-    said: deque[events.Event] = field(default_factory=deque)  # what it said, or was said of it, and nobody heard yet
+    dies_at: float | None = None  # time at which its agent, which is cut off, kills it
+    seen: bool = False  # whether its death is then observed and reported
+    said: deque[events.Event] = field(default_factory=deque)  # its messages, and those about it, that are unread
 
 
 class Job:
-    """One job; `act` lets something happen, `close_well` and `close_silently` bring it to its end."""
+    """One job; `act` makes something happen, `close_well` and `close_silently` bring the job to its end."""
 
     def __init__(self, draw: Bytes) -> None:
         self.draw = draw
@@ -70,18 +70,18 @@ class Job:
         self.machine = Machine(self.limits, self.now)
         self.processes: dict[int, Process] = {}
         self.worlds: dict[int, tuple[int, ...]] = {}
-        self.broken: set[int] = set()  # worlds of which a member has gone
+        self.broken: set[int] = set()  # worlds that have lost a member
         self.void: set[int] = set()
         self.committed: set[int] = set()
         self.barren = 0
         self.newest: int | None = None  # of what the machine heard
-        self.failed: set[str] = set()  # who failed at any time
-        self.member_failed = False  # whether a member has since the last commit, of what the machine heard
+        self.failed: set[str] = set()  # everything that has ever failed
+        self.member_failed = False  # whether a member has failed since the last commit, as the machine knows
         self.stopped = self.mute = False
-        self.cut = False  # whether a cable is cut that the machine does not need: no world of several hosts meets
+        self.cut = False  # whether the data cable is cut, so that no world of several hosts meets
         self.tell(events.Found({"a": 3, "b": 2}))
 
-    # The machine, and what it promises.
+    # The machine and its promises.
 
     def tell(self, event: events.Event) -> None:
         machine = self.machine
@@ -147,7 +147,7 @@ class Job:
                 self._over(action)
 
     def _check_worth(self, process: Process, why: str) -> None:
-        """Who is given up because its world does not meet holds no commit, if another member holds none."""
+        """Check that a world that does not meet costs no worker with a commit, if another member has none."""
         worker = self.machine.roster.get(process.number)
         if "did not meet" in why and worker is not None and worker.commit is not None:
             newcomers = [each for each in self.machine.roster.computing() if each.commit is None and not each.joined]
@@ -183,7 +183,7 @@ class Job:
             if self.member_failed and not self.stopped:
                 assert any(name in action.why for name in self.failed), f"no cause is named: {action.why}"
 
-    # What happens.
+    # Events.
 
     def end(self, process: Process, code: int, asked: bool = False, exception: str = "") -> None:
         if not process.alive:
@@ -220,7 +220,7 @@ class Job:
         process.said.append(events.Ready(process.number, process.world, why, text, culprit, process.commit))
 
     def move(self, process: Process) -> bool:
-        """Let a worker do what it does next by itself; whether it did something."""
+        """Let a worker take its next step by itself; return whether it did anything."""
         match process.at:
             case "boots":
                 self.come(process, Why.NEW)
@@ -256,13 +256,13 @@ class Job:
         return [commit for commit in held if commit is not None]
 
     def running(self) -> list[Process]:
-        """The members of a world that trains and lacks nobody."""
+        """Return the members of the newest world if it trains and is complete, else nothing."""
         members = [self.processes[number] for number in self.worlds.get(self.machine.world, ())]
         whole = all(each.alive and each.at == "trains" for each in members)
         return members if members and whole and self.machine.world not in self.broken | self.void else []
 
     def step_training(self, done: bool) -> bool:
-        """A commit of all members, or the end of the training; whether there was a world for it."""
+        """Let all members commit, or finish the training; return whether there was a world for it."""
         members = self.running()
         if not members:
             return False
@@ -283,7 +283,7 @@ class Job:
         return True
 
     def hear(self, process: Process) -> None:
-        """Let the machine hear the next word of a worker."""
+        """Let the machine hear a worker's next message."""
         event = process.said.popleft()
         worker = self.machine.roster.get(process.number)
         member = worker is not None and worker.number in self.machine.roster.members
@@ -298,7 +298,7 @@ class Job:
         self.tell(event)
 
     def act(self) -> None:
-        """One thing that is drawn."""
+        """Make one randomly drawn event happen."""
         draw = self.draw
         choice = draw.below(32)
         speaking = [each for each in self.processes.values() if each.said]
@@ -347,17 +347,17 @@ class Job:
             else:
                 self.tell(events.HostLeaves(HOSTS[draw.below(3)]))
 
-    # How it ends.
+    # The end.
 
     def flow(self) -> bool:
-        """Everything that was said is heard, and then all workers move; whether one did."""
+        """Let the machine hear all messages, and then all workers move; return whether one did."""
         for process in list(self.processes.values()):
             while process.said:
                 self.hear(process)
         return any([self.move(each) for each in self.living("boots", "meets", "trains", "returned", "ends")])
 
     def close_well(self) -> None:
-        """From now on everything works: the job completes, or is over for a reason that it told."""
+        """Check that, if everything works from now on, the job completes or ends for a stated reason."""
         self.cut = False
         if self.machine.phase is not Phase.OVER:
             self.tell(events.Found({"a": 3, "b": 2}))
@@ -371,7 +371,7 @@ class Job:
         raise AssertionError(f"the job does not end: {self.machine.phase}, {list(self.machine.roster)}")
 
     def close_silently(self) -> None:
-        """From now on nobody says or does anything, agents included: all waits of the machine end by themselves."""
+        """Check that all waits of the machine end if nobody says or does anything from now on, agents included."""
         self.mute = True
         if self.machine.phase is Phase.RUNNING and (members := self.machine.roster.computing()):
             process = self.processes[members[0].number]
@@ -380,7 +380,7 @@ class Job:
                 self.hear(process)
         for _ in range(2000):
             assert self.machine.phase is not Phase.RUNNING
-            if self.machine.phase is Phase.DRAINING:  # what a program does when it is done, has no limit
+            if self.machine.phase is Phase.DRAINING:  # a program that is done may run on without a limit
                 for process in [each for each in self.processes.values() if each.at == "returned"]:
                     self.end(process, 0)
                     while process.said:

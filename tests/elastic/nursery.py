@@ -1,7 +1,7 @@
-"""Forks members of worlds, so that a newcomer needs milliseconds, and not the seconds in which torch is imported.
+"""Fork server for members of worlds: a newcomer needs milliseconds, not the seconds in which torch is imported.
 
 Its arguments are modules that members use. Its standard input is a socket. A packet of JSON with one descriptor asks
-for a member; the answer is the number of the process.
+for a member; the answer is the pid of the process.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from tests.elastic import member, programs  # noqa: F401
 
 
 def warm_up() -> None:
-    """Have torch import what it imports when it is first used."""
+    """Make torch import what it imports at its first use."""
     optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(1))])
     torch.optim.lr_scheduler.StepLR(optimizer, 1)
     optimizer.step()
 
 
 def serve() -> None:
-    """Until the other side has gone."""
+    """Serve requests until the other side closes the socket."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     warm_up()
     for module in sys.argv[1:]:
         importlib.import_module(module)
     gc.collect()
-    gc.freeze()  # What is forked has its own objects alone to look through.
+    gc.freeze()  # The collector of a forked process scans only the process's own objects.
     with socket.socket(fileno=0) as asked:
         asked.send(b"{}")
         while True:

@@ -1,4 +1,4 @@
-"""What members of worlds do, for `tests/elastic/test_worlds.py`: functions of a `Member`."""
+"""Programs of members for `tests/elastic/test_worlds.py`: functions of a `Member`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.elastic.member import Member
 
 
 def resources() -> dict[str, int]:
-    """What this process holds: descriptors, threads, maps."""
+    """Return the numbers of descriptors, threads and memory maps of this process."""
     with open("/proc/self/maps") as maps:
         return {
             "descriptors": len(os.listdir("/proc/self/fd")),
@@ -40,13 +40,13 @@ def resources() -> dict[str, int]:
 
 
 def own_page() -> str | None:
-    """The path of this process's page of counters."""
+    """Return the path of this process's counters page."""
     found = [entry for entry in os.listdir("/proc/self/fd") if page.NAME in held_by(os.getpid()).get(entry, "")]
     return f"/proc/{os.getpid()}/fd/{found[0]}" if found else None
 
 
 def held_by(pid: int) -> dict[str, str]:
-    """What the descriptors of a process are."""
+    """Return what the descriptors of a process refer to."""
     found = {}
     for entry in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(OSError):
@@ -55,7 +55,7 @@ def held_by(pid: int) -> dict[str, str]:
 
 
 def counting(member: Member) -> None:
-    """Reduce until the world fails, under names that each world counts anew."""
+    """Reduce until the world fails, under names that each world counts from zero."""
     engine.init()
 
     def body(member: Member) -> Any:
@@ -70,7 +70,7 @@ def counting(member: Member) -> None:
 
 
 def dying(member: Member) -> None:
-    """Reduce in each world; die on the way into one at the call of a function whose number stands in a file."""
+    """Reduce in each world; on the way into one, die at the function call whose number a file contains."""
     engine.init()
     entered = runtime.enter
     place = Path(os.environ["DYING"]) / str(member.number)
@@ -105,7 +105,7 @@ def dying(member: Member) -> None:
 
 
 def compiled(member: Member) -> None:
-    """A program of JAX that was compiled in the first world, and whose shapes go by the number of ranks."""
+    """Run a JAX program that is compiled in the first world, and whose shapes depend on the number of ranks."""
     import jax
 
     import engine.jax
@@ -127,19 +127,19 @@ def compiled(member: Member) -> None:
 
 
 def alive(*kinds: str) -> dict[str, int]:
-    """How many objects of each class there are, by its name."""
+    """Return the number of objects of each class, by the class's name."""
     found = Counter(type(each).__name__ for each in gc.get_objects())
     return {kind: found[kind] for kind in kinds}
 
 
 class Training:
-    """A model, optimizers and schedulers of torch, all made before the first world, and the state that ranks share.
+    """A torch model, optimizers and schedulers, all made before the first world, and the state that ranks share.
 
     Parameters
     ----------
     member : Member
     make : callable
-        Of a model: a list of wrapped optimizers.
+        Function from a model to a list of wrapped optimizers.
     model : torch.nn.Module
     """
 
@@ -153,7 +153,7 @@ class Training:
         self.ids = [id(each) for each in self.optimizers]
 
     def sync(self) -> None:
-        """Take over the state of whoever has made the most steps: what a state of elastic training does."""
+        """Take the state of the rank with the most steps, like a state of elastic training."""
         steps = engine.allgather_object(self.steps, "steps")
         root = steps.index(max(steps))
         parts = [self.model, *self.optimizers, *self.schedulers]
@@ -163,7 +163,7 @@ class Training:
         self.steps = steps[root]
 
     def step(self, forward: Callable[[nn.Module, torch.Tensor], torch.Tensor]) -> None:
-        """One step on data of this rank's own."""
+        """Make one step on data of this rank's own."""
         generator = torch.Generator().manual_seed(1000 * self.steps + engine.rank())
         loss = forward(self.model, torch.randn(4, 8, generator=generator))
         for each in self.optimizers:
@@ -174,7 +174,7 @@ class Training:
         self.steps += 1
 
     def train(self, forward: Callable[[nn.Module, torch.Tensor], torch.Tensor] | None = None, few: int = 4) -> None:
-        """In each world a few steps after which the ranks must hold the same, and then steps until the world fails."""
+        """Make a few steps in each world, check that ranks agree, and then make steps until the world fails."""
         forward = forward or (lambda model, x: model(x).square().mean())
 
         def body(member: Member) -> None:
@@ -194,12 +194,12 @@ class Training:
 
 
 def perceptron() -> nn.Module:
-    """Of two layers, with weights that depend on the process."""
+    """Return a perceptron of two layers, with weights that depend on the process."""
     return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
 
 
 def adam(member: Member) -> None:
-    """One optimizer and its scheduler."""
+    """Train with one optimizer and its scheduler."""
 
     def make(model: nn.Module) -> list[Any]:
         return [hvd.DistributedOptimizer(torch.optim.Adam(model.parameters(), 1e-3), model.named_parameters())]
@@ -208,7 +208,7 @@ def adam(member: Member) -> None:
 
 
 def views(member: Member) -> None:
-    """Gradients side by side in shared memory."""
+    """Train with gradients side by side in shared memory."""
 
     def make(model: nn.Module) -> list[Any]:
         plain = torch.optim.Adam(model.parameters(), 1e-3)
@@ -218,7 +218,7 @@ def views(member: Member) -> None:
 
 
 def two_optimizers(member: Member) -> None:
-    """One for each layer, and a third that is dropped before the first world on some processes alone."""
+    """Train with one optimizer for each layer; some processes drop a third before the first world."""
     dropped = perceptron()
 
     def make(model: nn.Module) -> list[Any]:
@@ -232,7 +232,7 @@ def two_optimizers(member: Member) -> None:
 
 
 def powersgd(member: Member) -> None:
-    """A scheme that counts its calls and remembers factors; most reductions are compressed."""
+    """Train with a scheme that counts its calls and remembers factors; most reductions are compressed."""
 
     def make(model: nn.Module) -> list[Any]:
         scheme = hvd.PowerSGD(rank=1, start_iter=3, min_compression_rate=0.1)
@@ -242,7 +242,7 @@ def powersgd(member: Member) -> None:
 
 
 def frozen(member: Member) -> None:
-    """A layer without gradients, which is thawed in the middle."""
+    """Train with a layer that is frozen at first, and thawed in the middle."""
     model = perceptron()
     model[0].requires_grad_(False)
 
@@ -259,7 +259,7 @@ def frozen(member: Member) -> None:
 
 
 def adasum(member: Member) -> None:
-    """What steps change is combined."""
+    """Train with Adasum, which combines the changes of steps."""
 
     def make(model: nn.Module) -> list[Any]:
         return [hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 1e-3), op=hvd.Adasum)]
@@ -268,7 +268,7 @@ def adasum(member: Member) -> None:
 
 
 def sparse(member: Member) -> None:
-    """Gradients of an embedding."""
+    """Train with the sparse gradients of an embedding."""
     model = nn.Sequential(nn.Embedding(20, 8, sparse=True), nn.Linear(8, 4))
 
     def make(model: nn.Module) -> list[Any]:
@@ -278,7 +278,7 @@ def sparse(member: Member) -> None:
 
 
 def passes(member: Member) -> None:
-    """Gradients of three passes are added up; worlds end in the middle of them."""
+    """Train with gradients that three passes add up; worlds end in the middle of them."""
     model = perceptron()
 
     def make(model: nn.Module) -> list[Any]:
@@ -294,7 +294,7 @@ def passes(member: Member) -> None:
 
 
 def batch_norm(member: Member) -> None:
-    """Two layers that are normalised over all ranks; a newcomer has used none of them."""
+    """Train two layers with batch normalization over all ranks, which a newcomer has never used."""
     plain = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 4), nn.BatchNorm1d(4))
     model = hvd.SyncBatchNorm.convert_sync_batchnorm(plain)
 
@@ -305,7 +305,7 @@ def batch_norm(member: Member) -> None:
 
 
 def refused(call: Callable[[], Any]) -> str | None:
-    """The error that a call raises; None if it raises none."""
+    """Return the error that a call raises, or None if it raises none."""
     try:
         call()
     except Exception as error:
@@ -314,7 +314,7 @@ def refused(call: Callable[[], Any]) -> str | None:
 
 
 def waiting_room(member: Member) -> None:
-    """What a script does before `elastic.run`."""
+    """Make the calls that a script makes before `elastic.run`."""
     engine.init()
     model = perceptron()
     before = copy.deepcopy(model.state_dict())
@@ -346,7 +346,7 @@ def waiting_room(member: Member) -> None:
 
 
 def process_sets(member: Member) -> None:
-    """Two sets, added before the first world."""
+    """Use two process sets that are added before the first world."""
     low = ProcessSet([0, 1])
     engine.init(process_sets=[low])
     high = engine.add_process_set([2, 3])
@@ -368,7 +368,7 @@ def process_sets(member: Member) -> None:
 
 
 def late_wrapping(member: Member) -> None:
-    """An optimizer that is wrapped anew in each world, while the old one is still there."""
+    """Wrap a new optimizer in each world, while the old one still exists."""
     engine.init()
     kept: list[Any] = []
 
@@ -386,7 +386,7 @@ def late_wrapping(member: Member) -> None:
 
 
 def forking(member: Member) -> None:
-    """A child that is forked in a world, and lives."""
+    """Fork a child in a world, and report which descriptors of the engine it holds."""
     engine.init()
 
     def body(member: Member) -> None:
@@ -409,7 +409,7 @@ def forking(member: Member) -> None:
 
 
 def knobs(member: Member) -> None:
-    """The program turns a knob in the first world."""
+    """Turn a knob in the first world."""
     engine.init()
 
     def body(member: Member) -> None:
@@ -426,7 +426,7 @@ def knobs(member: Member) -> None:
 
 
 def tuned(member: Member) -> None:
-    """Steps under the tuner, whose doings rank 0 tells: with what a world begins, and each trial."""
+    """Train under the tuner, and report the knobs at the start of a world and each trial."""
     engine.init()
     model = perceptron()
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 1e-4), model.named_parameters())
@@ -456,7 +456,7 @@ def tuned(member: Member) -> None:
 
 
 def leaving(member: Member) -> None:
-    """Each world ends when all have made so many steps, without a failure."""
+    """End each world without a failure when all have made so many steps."""
     engine.init()
 
     def body(member: Member) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""A training of many kinds at once, for `tests/elastic/test_resets.py`: functions of a `Member`.
+"""Training with many kinds of optimizers at once, for `tests/elastic/test_resets.py`: functions of a `Member`.
 
-Optimizers, a scheduler and a gradient scaler are committed; with COMMITS each world begins from the commit in that
-directory, as a run does that was started again, and else from what the members hold.
+Optimizers, a scheduler and a gradient scaler are committed. With COMMITS each world begins from the commit in that
+directory, like a run that is started again; otherwise it begins from the members' states.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ from engine.torch.elastic import TorchState
 from .member import Member
 from .programs import alive
 
-STEPS = 3  # in each world, before the commit
-OVERFLOW = 7  # every so many steps a gradient is infinite, which the scaler notices
+STEPS = 3  # number of steps in each world before the commit
+OVERFLOW = 7  # number of steps between infinite gradients, which the scaler notices
 
 
 class Model(nn.Module):
-    """A layer that is frozen now and then, an embedding with sparse gradients, one whose changes are combined, and one
-    whose gradients are compressed."""
+    """Model with a layer that is sometimes frozen, sparse gradients, Adasum, and compressed gradients."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +44,7 @@ class Model(nn.Module):
 
 
 class Training:
-    """What is trained, all of it made before the first world, and committed together."""
+    """Everything that is trained; it is made before the first world, and committed together."""
 
     def __init__(self) -> None:
         engine.init()
@@ -66,7 +65,7 @@ class Training:
         self.parts = [model, *self.optimizers, self.scheme, self.scheduler, self.scaler]
 
     def step(self) -> None:
-        """One, on data of this rank's own."""
+        """Make one step on data of this rank's own."""
         steps = self.state.steps
         self.model.hidden.requires_grad_(steps % 10 < 7)
         generator = torch.Generator().manual_seed(1000 * steps + engine.rank())
@@ -87,7 +86,7 @@ class Training:
         self.state.steps += 1
 
     def digest(self) -> str:
-        """Of all that is committed."""
+        """Return a digest of everything that is committed."""
         held = hashlib.sha256()
         for value in self.parts:
             note(value.state_dict(), held)
@@ -95,7 +94,7 @@ class Training:
 
 
 def note(value: Any, held: Any) -> None:
-    """Take a state into a digest: tensors by their bits."""
+    """Add a state to a digest, with tensors by their bits."""
     if isinstance(value, torch.Tensor):
         held.update(value.detach().contiguous().view(-1).numpy().tobytes())
     elif isinstance(value, dict):
@@ -110,7 +109,7 @@ def note(value: Any, held: Any) -> None:
 
 
 def everything(member: Member) -> None:
-    """Some steps and a commit in each world, and then steps that are undone."""
+    """Make some steps and a commit in each world, and then steps that are undone."""
     training = Training()
     state, kept = training.state, os.environ.get("COMMITS")
 
@@ -129,7 +128,7 @@ def everything(member: Member) -> None:
             states = [each.state_dict() for each in training.parts]
             torch.save([state.steps, states], Path(kept) / f"{member.world.number}")
         told = {"steps": state.steps, "digest": training.digest(), "rate": training.scheduler.get_last_lr()}
-        for _ in range(2):  # which are undone: of one alone the gradients may be infinite, and not be reduced
+        for _ in range(2):  # two, because the gradients of a single one may be infinite, and not be reduced
             training.step()
         gc.collect()
         held = alive("Engine", "GradientGroup", "TorchReducer", "Deltas")
@@ -141,7 +140,7 @@ def everything(member: Member) -> None:
 
 
 def load(training: Training, commit: Path) -> None:
-    """Begin from a commit, if there is one."""
+    """Load a commit, if there is one."""
     if commit.exists():
         training.state.steps, states = torch.load(commit, weights_only=False)
         for part, state in zip(training.parts, states, strict=True):

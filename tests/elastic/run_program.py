@@ -1,6 +1,6 @@
-"""A worker's program for `tests/elastic/test_run.py`: `run_program.py TASK`; it prints what it has seen, a line each.
+"""Worker's program for `tests/elastic/test_run.py`: `run_program.py TASK`; it prints one result on each line.
 
-The directory in `RUN_TEST` has files by which the test holds workers up, or sees how far they are.
+The directory in `RUN_TEST` has files by which the test delays workers, or follows their progress.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def say(*words: object) -> None:
 
 
 def reduced(state: ObjectState) -> None:
-    """A step: each rank gives 1, so that the total tells how many ranks there were in each."""
+    """Make a step: each rank contributes 1, so the total shows how many ranks there were in each."""
     state.total += float(engine.allreduce(np.ones(4), op=engine.Sum)[0])
     state.step += 1
 
 
 def commit_or_wait(state: ObjectState) -> None:
-    """Commit in every fifth step; after the twentieth, between two commits, wait until the test has seen that."""
+    """Commit at every fifth step; after step 22, between two commits, wait for the test."""
     if state.step % 5 == 0:
         state.commit()
     if state.step == 22:
@@ -47,7 +47,7 @@ def commit_or_wait(state: ObjectState) -> None:
 
 
 def steps(state: ObjectState) -> int:
-    """All steps."""
+    """Make all steps."""
     while state.step < STEPS:
         reduced(state)
         commit_or_wait(state)
@@ -55,7 +55,7 @@ def steps(state: ObjectState) -> int:
 
 
 def endless(state: ObjectState) -> int:
-    """Step and commit until told to come."""
+    """Step and commit until an interrupt or failure."""
     while True:
         reduced(state)
         state.commit()
@@ -63,7 +63,7 @@ def endless(state: ObjectState) -> int:
 
 
 def other_exception(state: ObjectState) -> int:
-    """Have the failure of the world come as something else, without the engine's exception behind it."""
+    """Replace the world's failure by another exception, without the engine's exception as its context."""
     try:
         return steps(state)
     except WorldError:
@@ -72,7 +72,7 @@ def other_exception(state: ObjectState) -> int:
 
 
 def swallowed(state: ObjectState) -> int:
-    """Skip batches whose step raises, whatever it is."""
+    """Skip batches whose step raises anything."""
     while state.step < STEPS:
         for _ in range(5):
             try:
@@ -87,7 +87,7 @@ def swallowed(state: ObjectState) -> int:
 
 
 def from_a_loader(state: ObjectState) -> int:
-    """Have a loader of torch reduce, which turns an exception of its data set into another of the same kind."""
+    """Reduce in a data loader of torch, whose data set replaces the exception; the loader raises it anew."""
     from torch.utils.data import DataLoader, IterableDataset
 
     class Steps(IterableDataset[int]):
@@ -101,7 +101,7 @@ def from_a_loader(state: ObjectState) -> int:
 
 
 def in_a_graph(state: ObjectState, call: str) -> int:
-    """Reduce within a compiled function of TensorFlow, which makes an error of its own of what is raised there."""
+    """Reduce in a compiled function of TensorFlow, which replaces the exception by one of its own."""
     import tensorflow as tf
 
     def reduce() -> np.float64:
@@ -130,7 +130,7 @@ def numpy_function(state: ObjectState) -> int:
 
 
 def program_error(state: ObjectState) -> int:
-    """Worker 1 has an error of its own."""
+    """Raise an error of the program on worker 1."""
     reduced(state)
     state.commit()
     if WORKER == 1:
@@ -139,7 +139,7 @@ def program_error(state: ObjectState) -> int:
 
 
 def nested(state: ObjectState) -> str:
-    """Wrap a function that is called in another one."""
+    """Call a wrapped function in another one."""
     reduced(state)
     try:
         run(steps)(state)
@@ -149,7 +149,7 @@ def nested(state: ObjectState) -> str:
 
 
 def ends_late(state: ObjectState) -> int:
-    """Worker 0 returns; the others do not come to an end until the test lets them."""
+    """Return on worker 0, while the others do not end until the test lets them."""
     while state.step < 5:
         reduced(state)
         if state.step < 4:
@@ -161,13 +161,13 @@ def ends_late(state: ObjectState) -> int:
 
 
 def stay() -> None:
-    """Say that this process is there: Python forgets signals that come to a child while it is forked."""
+    """Report that this process runs: Python forgets signals that a child receives while it is forked."""
     (PLACE / "child").touch()
     linger()
 
 
 def forks(state: ObjectState) -> int | None:
-    """End a forked child by SIGTERM; how it has ended."""
+    """End a forked child by SIGTERM, and return its exit code."""
     child = multiprocessing.get_context("fork").Process(target=stay, daemon=True)
     child.start()
     until_files(PLACE / "child")

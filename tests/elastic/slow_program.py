@@ -1,6 +1,6 @@
-"""A training for `tests/elastic/test_slow_jobs.py`, in the directory `HERE`. Files there make ranks late.
+"""Training for `tests/elastic/test_slow_jobs.py`; files in the directory `HERE` make ranks late.
 
-`pause`: rank 0 saves for a while, once. `loader`: all wait, each in turn first. `slow`: worker 1 is late in each step.
+`pause`: rank 0 saves once for a while. `loader`: all wait, each in turn first. `slow`: worker 1 is late at each step.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from ..waiting import be_late
 
 HERE = Path(os.environ["HERE"])
 WORKER = int(os.environ["ENGINE_WORKER"])
-LATE = 0.05  # seconds of the slow worker, in each step
+LATE = 0.05  # seconds by which the slow worker is late at each step
 
 
 def wait_for_others(state: TorchState) -> None:
-    """Be late as the files say."""
+    """Be late as the files demand."""
     pause = HERE / "pause"
     if engine.rank() == 0 and pause.exists():
         pause.unlink()
         be_late(1.5)
     if (HERE / "loader").exists():
-        be_late(LATE)  # all of them
+        be_late(LATE)  # all ranks
     if WORKER == 1 and (HERE / "slow").exists():
         be_late(LATE)
 
 
 @run
 def train(state: TorchState, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Step until the test has had enough; a line for each step tells who has made it."""
+    """Step until the test ends it; print a line for each step with its worker."""
     while True:
         wait_for_others(state)
         optimizer.zero_grad()

@@ -1,4 +1,4 @@
-"""The agents of an elastic job: hosts that leave, are lost or stand still, and what they may not do."""
+"""Agents of an elastic job: hosts that leave, are lost or stand still, and what agents may not do."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_workers_of_two_hosts_are_told_where_rank_0_listens(job):
 
 
 def test_a_host_that_is_told_to_go_loses_nothing(job):
-    """SIGTERM at an agent: its workers leave at a commit, and the others go on."""
+    """SIGTERM to an agent makes its workers leave at a commit, and the others go on."""
     process = job.start("-np", 2, "--min-np", 1, *TWO_HOSTS)
     job.world(1, 2)
     os.kill(agent_of(job.launcher, "b"), signal.SIGTERM)
@@ -63,14 +63,14 @@ def test_a_host_that_is_told_to_go_loses_nothing(job):
     ids=["killed", "killed with its guardian", "without a guardian", "stopped"],
 )
 def test_a_host_whose_agent_is_lost_has_no_worker_when_the_others_go_on(job, signum, whom, lease):
-    """Problem 13: what the driver hears no more of is dead before the next world begins; somebody sees to that."""
+    """A worker that the driver cannot hear dies before the next world begins."""
     process = job.start("-np", 2, "--min-np", 1, "--lease", lease, *TWO_HOSTS)
     job.world(1, 2)
     agent, worker = agent_of(job.launcher, "b"), job.pid(1)
     began = time.monotonic()
     if whom != "agent":
         os.kill(guardian_of(agent), signum)
-    if whom != "guardian":  # else it ends by itself, before the lease can be over
+    if whom != "guardian":  # without its guardian the agent ends by itself, before the lease is over
         os.kill(agent, signum)
     until(lambda: list(job.home.glob("met.2.*")), "world 2 trains")
     assert time.monotonic() - began < 20  # a second or two; more where the machine is loaded
@@ -79,7 +79,7 @@ def test_a_host_whose_agent_is_lost_has_no_worker_when_the_others_go_on(job, sig
     done = job.finish(process)
     assert done.code == 0, done.err
     assert "enginerun: b was lost: its agent" in done.err
-    assert worlds(done)[1].startswith("2: 1 rank, because")  # of the agent, or of the worker that is gone with it
+    assert worlds(done)[1].startswith("2: 1 rank, because")  # the cause is the agent, or its worker
 
 
 BEATS = """
@@ -93,7 +93,7 @@ def body(t):
 
 
 def test_a_job_that_is_suspended_as_a_whole_goes_on(job):
-    """For longer than the lease, on all hosts: workers are held until the launcher is heard, and none is killed."""
+    """All hosts are suspended for longer than the lease: workers wait for the launcher, and none is killed."""
     process = job.start("-np", 2, "--min-np", 1, "--lease", 3, *TWO_HOSTS, body=BEATS)
     beats = [job.home / f"beats.{rank}" for rank in range(2)]
     until(lambda: all(path.exists() for path in beats), "both train")
@@ -104,7 +104,7 @@ def test_a_job_that_is_suspended_as_a_whole_goes_on(job):
     let_pass(5.0)
     for pid in parts:
         os.kill(pid, signal.SIGCONT)
-    let_pass(0.5)  # until guardians have looked
+    let_pass(0.5)  # until guardians have polled
     before = [path.stat().st_size for path in beats]
     until(lambda: all(path.stat().st_size > size + 50 for path, size in zip(beats, before, strict=True)), "both go on")
     done = job.finish(process)
@@ -113,7 +113,7 @@ def test_a_job_that_is_suspended_as_a_whole_goes_on(job):
 
 
 def test_a_launcher_that_stands_still_keeps_the_workers_of_its_own_machine(job):
-    """As by Ctrl-Z, for longer than the lease."""
+    """The launcher is stopped for longer than the lease, as by Ctrl-Z."""
     process = job.start("-np", 2, "--min-np", 1, "--lease", 3)
     job.world(1, 2)
     os.kill(process.pid, signal.SIGSTOP)
@@ -125,7 +125,7 @@ def test_a_launcher_that_stands_still_keeps_the_workers_of_its_own_machine(job):
 
 
 def test_only_agents_start_workers_and_they_have_one_thread(job):
-    """Problem 18: metrics are served by threads of the launcher, while workers are started."""
+    """The launcher has threads that serve metrics, so only agents start workers."""
     process = job.start("-np", 2, "--min-np", 1, "--max-np", 4, "--slots-per-host", 2, "--metrics-port", 0)
     job.world(1, 2)
     where = re.search(r"http://(\S+)/metrics", job.said())
@@ -142,14 +142,14 @@ def test_only_agents_start_workers_and_they_have_one_thread(job):
 
 
 def test_resets_leave_no_descriptor_behind(job):
-    """Problem 17: of the launcher and its agent."""
+    """The launcher and its agent are checked."""
     process = job.start("-np", 2, "--min-np", 2)
     job.world(1, 2)
     watched = (process.pid, parent_of(job.pid(0)))
     counts = []
     for world in (1, 2, 3):
         job.world(world, 2)
-        job.commits(world)  # so that the slot is not charged for what was before
+        job.commits(world)  # so that earlier failures do not count against the slot
         counts.append([len(os.listdir(f"/proc/{pid}/fd")) for pid in watched])
         os.kill(job.pid(world), signal.SIGKILL)
     job.world(4, 2)
@@ -159,7 +159,7 @@ def test_resets_leave_no_descriptor_behind(job):
 
 
 def test_a_worker_starts_though_the_word_to_start_it_has_come_with_others(tmp_path):
-    """The launcher says nothing more: whatever the agent has read with an earlier message, it acts on."""
+    """The launcher sends no more, so the agent must act on all that it read with an earlier message."""
     options, job = job_of(tmp_path, ["a"], "env")
     host = RemoteHost(0, Place("a", (), False), [sys.executable, "-m", "engine.launch.agent"])
     prepare = {
@@ -194,7 +194,7 @@ def runs(pid: int) -> bool:
 
 
 def guardian_of(agent: int) -> int:
-    """The child of an agent that is no worker."""
+    """Return the agent's child that is no worker."""
     (guardian,) = (
         each.pid for each in processes.processes() if each.parent == agent and each.name == "enginerun-guard"
     )

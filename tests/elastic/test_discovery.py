@@ -1,4 +1,4 @@
-"""The question to a host discovery script that cannot be started, or cannot be killed."""
+"""Calls of a host discovery script that cannot be started, or cannot be killed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..waiting import until
 
 
 class Descriptors:
-    """Keeps what the script wants to hear of, and calls back nothing by itself."""
+    """Selector that records callbacks, and never calls them by itself."""
 
     def __init__(self) -> None:
         self.acts: dict[int, Callable[[], None]] = {}
@@ -59,7 +59,7 @@ def test_an_answer_wakes_whoever_waits_for_it():
 
 
 def test_a_script_that_cannot_be_killed_is_not_waited_for(tmp_path):
-    """Its tracer keeps it from being reaped, as an uninterruptible wait does; nothing is asked until it has ended."""
+    """A tracer keeps the script from being reaped, like an uninterruptible wait; the next call comes after its end."""
     asked = tmp_path / "asked"
     script = [
         sys.executable,

@@ -1,4 +1,4 @@
-"""Elastic jobs of real processes, without worlds of the engine: the driver, and what it does when workers end."""
+"""Elastic jobs of real processes without the engine's worlds: how the driver reacts when workers end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_job_without_trouble_is_as_any_other(job):
 
 
 def test_the_launcher_has_descriptors_for_all_slots(job):
-    """Two files for each, and a page of counters: the soft limit of open files is raised for that."""
+    """Each slot needs two files and a counters page: the soft limit of open files is raised for that."""
     program = job.program("def body(t): t.step()\n")
     limited = ["sh", "-c", 'ulimit -Sn 32; exec "$@"', "sh", *job.launcher.command, "-np", "8", "--min-np", "8"]
     done = job.wait(job.start_command([*limited, sys.executable, str(program)]))
@@ -31,7 +31,7 @@ def test_the_launcher_has_descriptors_for_all_slots(job):
 
 
 def test_a_killed_worker_is_replaced_and_the_others_go_on(job):
-    """A survivor keeps its process, the newcomer has another number and the same slot."""
+    """The survivor keeps its process; the newcomer has another number and the same slot."""
     process = job.start("-np", 2, "--min-np", 1)
     job.world(1, 2)
     survivor = job.pid(0)
@@ -60,7 +60,7 @@ def test_output_goes_by_slot_and_is_kept_over_workers(job, tmp_path):
 
 
 def test_below_the_minimum_survivors_wait_for_the_newcomer(job):
-    """Problem 11: no world of fewer is formed; the newcomer comes, and the survivor goes on with it."""
+    """No smaller world is formed; the newcomer comes, and the survivor goes on with it."""
     process = job.start("-np", 2, "--min-np", 2, "--max-np", 3)
     job.world(1, 2)
     os.kill(job.pid(0), signal.SIGKILL)
@@ -71,7 +71,7 @@ def test_below_the_minimum_survivors_wait_for_the_newcomer(job):
 
 
 def test_below_the_minimum_for_too_long_is_the_end_with_the_first_cause(job):
-    """Problem 11: the survivor is told, and may save; the exit code is that of who failed first."""
+    """The survivor is told and may save; the exit code is that of the first failure."""
     process = job.start(
         *("-np", 2, "--min-np", 2, "--elastic-timeout", 3, "--blacklist-cooldown-range", 60, 60),
         body="if there('broken') and os.environ['ENGINE_SLOT'] == '1': sys.exit(7)\n" + UNTIL_STOP,
@@ -90,14 +90,14 @@ def test_below_the_minimum_for_too_long_is_the_end_with_the_first_cause(job):
 
 
 def test_a_script_tells_of_more_slots_and_of_fewer(job):
-    """Problem 12: a job grows, shrinks, and outlives a script that fails; the order of lines means nothing."""
+    """A job grows, shrinks, and survives a failing script; the order of the script's lines has no meaning."""
     (job.home / "hosts").write_text("localhost:1\n")
     script = "sh -c 'test -e hosts && cat hosts'"
     process = job.start("-np", 1, "--max-np", 2, "--host-discovery-script", script)
     job.world(1, 1)
     replace_text(job.home / "hosts", "127.0.0.1\nlocalhost:1\n")
     job.world(2, 2)
-    replace_text(job.home / "hosts", "\nlocalhost:1\n127.0.0.1:1\n")  # the same
+    replace_text(job.home / "hosts", "\nlocalhost:1\n127.0.0.1:1\n")  # the same slots
     (job.home / "hosts").rename(job.home / "away")
     assert until(lambda: "its last answer counts" in job.said(), "a line")
     replace_text(job.home / "hosts", "localhost:1\n")
@@ -112,7 +112,7 @@ def test_a_script_tells_of_more_slots_and_of_fewer(job):
 
 
 def test_each_change_of_the_hosts_is_told_once(job):
-    """A host that is gone while a worker of it still runs is not gone again with the next change."""
+    """A host that is gone while its worker still runs is not reported again at the next change."""
     (job.home / "hosts").write_text("a:1\n")
     reach = ("--launch-agent", "env STAND_IN={host}", "--host-discovery-script", "cat hosts")
     process = job.start("-np", 1, "--max-np", 1, *reach)
@@ -141,7 +141,7 @@ def test_a_script_that_fails_at_first_is_the_end(job, script, said):
 
 
 def test_a_slot_that_fails_again_and_again_blacklists_its_host(job):
-    """Problem 16: bad luck of a slot; who trains goes on, and nothing more is started there."""
+    """Failures of one slot do not stop the others' training, but no more workers are started on its host."""
     process = job.start(
         *("-np", 1, "--max-np", 2, "--slots-per-host", 2),
         body="if os.environ['ENGINE_SLOT'] == '1': touch(f'bad.{os.environ[\"ENGINE_WORKER\"]}'); sys.exit(5)\n"
@@ -173,7 +173,7 @@ def test_a_program_that_is_not_elastic_is_told_so(job):
     ids=["no file", "no module", "no command", "no interpreter"],
 )
 def test_a_program_that_is_not_there_is_tried_once_in_each_slot(job, command, code, said):
-    """That it is missing is no bad luck: the job ends at the first."""
+    """A missing program is a permanent error: the job ends at the first failure."""
     script = job.home / "no_interpreter"
     script.write_text("#!/nowhere/to/be/found\n")
     script.chmod(0o755)
@@ -197,7 +197,7 @@ def test_resets_have_a_limit(job):
 
 
 def test_an_error_of_the_program_ends_the_job_at_the_second_time(job):
-    """Problem 16: the same exception at the same line, without a commit between, is no bad luck."""
+    """The same exception at the same line, without a commit in between, is a permanent error."""
     done = job.run(
         *("-np", 2, "--min-np", 2),
         body="def body(t):\n    if t.rank == 1: raise ValueError('no such column')\n    while True: t.step()\n",
@@ -210,7 +210,7 @@ def test_an_error_of_the_program_ends_the_job_at_the_second_time(job):
 
 
 def test_a_death_before_the_last_barrier_costs_one_more_world(job):
-    """Problem 15: all results, after one more reset; a newcomer that is late gets no world of its own."""
+    """All results arrive after one more reset; a late newcomer gets no world of its own."""
     done = job.run(
         *("-np", 2, "--min-np", 1),
         body="def body(t):\n    if t.commit < 3:\n        while t.commit < 3: t.step()\n"
@@ -223,7 +223,7 @@ def test_a_death_before_the_last_barrier_costs_one_more_world(job):
 
 
 def test_a_failure_after_the_last_barrier_is_the_jobs(job):
-    """Problem 15: the training is complete, and a process of it still fails; the job does not look as if it had not."""
+    """The training is complete, but a process fails afterwards: the job must not hide that."""
     done = job.run(
         *("-np", 2, "--min-np", 1),
         body="def body(t):\n    t.step()\n",
@@ -234,7 +234,7 @@ def test_a_failure_after_the_last_barrier_is_the_jobs(job):
 
 
 def test_a_worker_that_is_told_to_go_loses_nothing(job):
-    """SIGTERM at a worker: the others come to the gate at a commit, it is let go, and its slot is used again."""
+    """SIGTERM to a worker: the others come to the gate at a commit, it may leave, and its slot is reused."""
     process = job.start("-np", 2, "--min-np", 1)
     job.world(1, 2)
     os.kill(job.pid(1), signal.SIGTERM)
@@ -264,7 +264,7 @@ else:
 
 
 def test_a_worker_that_stands_still_is_dead_before_the_others_go_on(job):
-    """Problem 13: it is stopped for longer than the limits, and runs no line of the program when it is woken."""
+    """It is stopped for longer than the limits, and runs no line of the program when it is resumed."""
     process = job.start("-np", 2, "--min-np", 1, "--stall-check-shutdown-time-seconds", 1)
     job.world(1, 2)
     stopped = job.pid(1)
@@ -278,7 +278,7 @@ def test_a_worker_that_stands_still_is_dead_before_the_others_go_on(job):
 
 @pytest.mark.parametrize("again", [False, True])
 def test_a_signal_to_the_launcher_ends_the_job(job, again):
-    """As in any other job: workers have the signal and a grace; what does not end is killed."""
+    """Like in any job, workers get the signal and a grace period, and are then killed."""
     process = job.start("-np", 2, "--min-np", 1, "--grace-period", 60 if again else 0.5)
     job.world(1, 2)
     process.send_signal(signal.SIGTERM)
@@ -304,7 +304,7 @@ def test_nothing_is_left_of_a_launcher_that_was_killed(job):
 
 
 def replace_text(path, text: str) -> None:
-    """Have a file hold another text, whole at any time."""
+    """Replace a file's text atomically."""
     draft = path.with_name("draft")
     draft.write_text(text)
     draft.rename(path)

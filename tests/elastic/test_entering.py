@@ -1,4 +1,4 @@
-"""A rank dies on its way into a world: at calls that are spread over all that it does from its place to joining."""
+"""A rank dies on its way into a world, at calls spread over everything between its place and joining."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.waiting import measured
 
 SIZE = 3
 POINTS = 20
-WITHIN = 1.0  # seconds from the news that a world is called off to the first result of the next
+WITHIN = 1.0  # seconds from the cancellation of a world to the first result of the next
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def nursery() -> Iterator[Nursery]:
 def test_a_rank_that_dies_anywhere_on_its_way_costs_one_world(
     nursery: Nursery, tmp_path: Path, victim: int, points: int
 ) -> None:
-    """Problem 1: whoever dies, and wherever, the others are in the next world soon."""
+    """Wherever a rank dies, the others are in the next world soon."""
     with Worlds(nursery, "dying", DYING=str(tmp_path)) as worlds:
         members = worlds.start(SIZE)
         worlds.place(members)
@@ -52,14 +52,14 @@ def test_a_rank_that_dies_anywhere_on_its_way_costs_one_world(
 def one_round(
     worlds: Worlds, members: list[Worker], victim: int, place: Path, call: int
 ) -> tuple[list[Worker], bool, float]:
-    """Have members enter a world in which one dies at a call, and the others the next.
+    """Let members enter a world in which one dies at a call, and the others the next one.
 
     Returns
     -------
     list of Worker
-        The members of a world after that.
+        Members of the world after that.
     bool
-        Whether the victim has died on its way.
+        Whether the victim died on its way.
     float
         Seconds until the others were in the next world.
     """
@@ -82,7 +82,7 @@ def one_round(
 
 
 def result_of(worker: Worker, number: int) -> float:
-    """The time at which a worker has the first result of a world."""
+    """Return the time at which a worker has the first result of a world."""
     while (said := worker.heard("called_off", "failed", "reduced")).get("world") != number or said["kind"] != "reduced":
         pass
     return float(said["time"])

@@ -1,4 +1,4 @@
-"""The example, and its twin for ranks that stay: five lines make the one of the other."""
+"""The elastic example and its twin with a fixed number of ranks differ by five lines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAGE = EXAMPLES.parent / "docs" / "elastic.md"
 
 
 def lines(name: str) -> list[str]:
-    """A program without its docstring and its imports."""
+    """Return a program's lines without its docstring and imports."""
     text = (EXAMPLES / f"{name}.py").read_text()
     return text[text.index("EPOCHS =") :].splitlines()
 
@@ -49,7 +49,7 @@ def test_it_learns_on_two_ranks(name: str, options: tuple[str, ...]) -> None:
 
 
 def test_the_user_ends_it_without_a_word_of_its_workers(tmp_path: Path) -> None:
-    """SIGTERM to the launcher: at their next commit they hear of it, long before the grace is over."""
+    """SIGTERM to the launcher: workers are told at their next commit, long before the grace period ends."""
     text = (EXAMPLES / "elastic_torch.py").read_text().replace("EPOCHS = 5", "EPOCHS = 10**9")
     trains = "        optimizer.zero_grad()\n"
     assert trains in text

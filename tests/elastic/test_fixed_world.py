@@ -1,4 +1,4 @@
-"""Samplers and states on real ranks, in a world that does not change."""
+"""Samplers and states on real ranks in a world that does not change."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LENGTH, BATCH, GLOBAL_BATCH = 23, 2, 5
 
 
 class EnginePeers:
-    """The engine's ranks, as a state sees them."""
+    """Peers of a state that are the engine's ranks."""
 
     @property
     def rank(self) -> int:

@@ -1,4 +1,4 @@
-"""The fleet: agents that start, answer late or never, and what they are told meanwhile."""
+"""The fleet: agents that start, answer late or never, and the messages that they get meanwhile."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from ..metrics.written_pages import content
 from ..waiting import until
 from .fake_agents import job_of, ready
 
-# An agent that says what is in a file, and then nothing until its channel ends.
+# An agent that sends a file's content, and then nothing until its channel ends.
 SAYING = 'cat "$(dirname "$0")/$HOST"; while read -r line; do :; done'
 WORKER = {"worker": 0, "number": 0, "slot": 0, "rank": 0, "size": 1, "local_size": 1}
 
 
 class Fleets:
-    """Fleets of one test, and what they tell.
+    """Fleets of one test, and their reports.
 
     Attributes
     ----------
     lost : list of str
-        Hosts whose agents were lost, in that order.
+        Hosts whose agents were lost, in order.
     told : list of str
-        Lines that agents had shown.
+        Lines that agents have printed.
     at_loss : callable
-        Called with each host that was lost.
+        Function that is called with each lost host.
     """
 
     def __init__(self, home: Path) -> None:
@@ -60,7 +60,7 @@ class Fleets:
         here: Collection[str] = (),
         pages: Sequence[int] = (),
     ) -> Fleet:
-        """A fleet of agents that a shell's command is."""
+        """Make a fleet whose agents run a shell's command."""
         (self.home / "agent").write_text(agent)
         options, job = job_of(self.home, hosts, f"env HOST={{host}} sh {self.home}/agent")
 
@@ -100,7 +100,7 @@ def step_until(fleet: Fleet, condition: Callable[[], object], what: str) -> None
 
 
 def test_two_hosts_may_be_late_at_once(fleets):
-    """What follows from the loss of the first may be that the second is given up."""
+    """The loss of the first host may cause the second to be given up."""
     fleet = fleets.make(["a", "b"], "exec sleep 600", seconds=0.05)
     fleets.at_loss = lambda host: fleet.disown("b" if host == "a" else "a")
     for host in ("a", "b"):
@@ -110,7 +110,7 @@ def test_two_hosts_may_be_late_at_once(fleets):
 
 
 def test_the_page_of_a_slot_is_copied_from_the_host_that_used_it_last(fleets):
-    """Both hosts tell how often the worker of slot 0 has stepped: the old one is no more heard on that."""
+    """Both hosts report steps of slot 0's worker; reports of the old host are ignored."""
     for steps, host in enumerate(("new", "old"), 1):
         clocks = {"monotonic": time.monotonic_ns(), "unix": time.time_ns()}
         body = zlib.compress(content(state=1, steps=steps))
@@ -128,7 +128,7 @@ def test_the_page_of_a_slot_is_copied_from_the_host_that_used_it_last(fleets):
 
 
 def test_the_driver_waits_for_no_name_server(fleets, monkeypatch):
-    """The address by which others reach this machine is asked for beside all else; until then its name counts."""
+    """The address by which others reach this machine is looked up in the background; until then its name is used."""
     answer = threading.Event()
     monkeypatch.setattr(network, "own_address", lambda other: answer.wait(30) and f"own address for {other}")
     monkeypatch.setattr(fleet_module, "agent_command", lambda *_: ["sh", "-c", "exec sleep 600"])
@@ -143,12 +143,12 @@ def test_the_driver_waits_for_no_name_server(fleets, monkeypatch):
 
 
 def test_a_name_that_cannot_be_looked_up_leads_nowhere():
-    """Nameservers are not asked: a label is empty."""
+    """No name server is asked, because a label is empty."""
     assert network.own_address("a..b") is None
 
 
 def test_an_agent_that_is_not_ready_is_told_of_no_signal(fleets):
-    """It would be out of turn: such an agent has no workers, and would end with a traceback."""
+    """A signal would come out of turn: such an agent has no workers, and would end with a traceback."""
     heard = fleets.home / "heard"
     fleet = fleets.make(["a"], f"cat > {heard}; true")
     fleet.launch("a", 1, WORKER)
@@ -168,7 +168,7 @@ def test_the_end_of_a_job_waits_for_no_agent_that_never_answered(fleets):
 
 
 def test_what_carried_a_channel_and_lives_on_keeps_nobody_waiting(fleets):
-    """As an ssh whose other side is gone, and that has others to serve: leases of other hosts may be 2 s long."""
+    """The process is like an ssh that lost its peer but serves others: leases of other hosts may be 2 s long."""
     fleet = fleets.make(["a"], "exec sleep 600 > /dev/null")
     fleet.launch("a", 1, WORKER)
     began = time.monotonic()

@@ -1,4 +1,4 @@
-"""States of Keras, TensorFlow and JAX: a newcomer gets what the others have committed, and values come back."""
+"""States of Keras, TensorFlow and JAX: a newcomer gets the others' commit, and values are restored."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def sync(states: list[ObjectState]) -> None:
 
 
 class Keras:
-    """A model of Keras and its optimizer; only the first rank has made steps, and so committed more."""
+    """A model of Keras and its optimizer; only the first rank has made steps, and so has committed more."""
 
     def __init__(self) -> None:
         keras = pytest.importorskip("keras")
         from engine.keras.elastic import KerasState
 
-        keras.utils.clear_session()  # as in a process of its own, which numbers its layers
+        keras.utils.clear_session()  # each process numbers its layers from the start
         self.model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.BatchNormalization()])
         self.model.compile(keras.optimizers.Adam(), loss="mse")
         self.state: Any = KerasState(self.model, epoch=0)
@@ -68,7 +68,7 @@ class TensorFlow:
 
 
 class Jax:
-    """Pytrees of JAX, with random keys, bfloat16, an array of NumPy and a function among them."""
+    """Pytrees of JAX, including random keys, bfloat16, a NumPy array and a function."""
 
     def __init__(self) -> None:
         jax = pytest.importorskip("jax")
@@ -96,7 +96,7 @@ KINDS = pytest.mark.parametrize("kind", [Keras, TensorFlow, Jax])
 
 @KINDS
 def test_a_newcomer_gets_the_newest_commit(kind: Any) -> None:
-    """Problem 10: also what an optimizer remembers that has made no step here."""
+    """The commit includes the slots of an optimizer that has made no step here."""
     made = [kind() for _ in range(RANKS)]
     for number, each in enumerate(made):
         for _ in range(2 * number):
@@ -133,7 +133,7 @@ def test_an_array_that_a_program_uses_up_comes_back() -> None:
 
 
 def test_a_pytree_that_was_nothing_before_becomes_nothing_again() -> None:
-    """And a newcomer, which has no structure for what is committed, says so instead of going on with a list."""
+    """A newcomer that has no structure for the commit raises an error, instead of going on with a list."""
     made, newcomer = Jax(), Jax()
     made.state.key = None
     made.state.save()
@@ -161,7 +161,7 @@ def test_a_model_without_variables_is_refused() -> None:
 
 
 def test_a_commit_waits_for_the_passes_of_an_optimizer_of_keras() -> None:
-    """Problem 9."""
+    """The commit is made up for at the first check after the last pass."""
     keras = pytest.importorskip("keras")
     import engine.keras
     from engine.keras.elastic import KerasState
@@ -209,7 +209,7 @@ SAMPLES, EPOCHS = 3, 2
 
 
 def _seen(interrupt_at: int) -> tuple[list[tuple[int, int]], list[int]]:
-    """What an own callback sees of epochs and batches, and the commits' batches, if hosts change at one batch."""
+    """Return the epochs and batches that a callback sees, and the commits' batches, if hosts change at one batch."""
     keras = pytest.importorskip("keras")
     from engine.keras import elastic
 
@@ -260,7 +260,7 @@ def _seen(interrupt_at: int) -> tuple[list[tuple[int, int]], list[int]]:
 
 
 def test_epochs_and_batches_are_those_of_an_undisturbed_run() -> None:
-    """Problem 10: interrupts at every batch of two epochs; the commit comes last, whatever the program's order."""
+    """Hosts change at every batch of two epochs; the commit comes last, in whatever order the program has callbacks."""
     expected = [epoch for epoch in range(EPOCHS) for _ in range(SAMPLES)]
     for interrupt_at in range(1, EPOCHS * SAMPLES + 1):
         seen, commits = _seen(interrupt_at)
@@ -269,7 +269,7 @@ def test_epochs_and_batches_are_those_of_an_undisturbed_run() -> None:
 
 
 def test_a_fit_on_jax_commits_and_comes_back_from_a_step_that_fails() -> None:
-    """Its variables have no values within an epoch, and behind a step that has failed none that can be used."""
+    """JAX's variables have no values within an epoch, and unusable ones after a failed step."""
     pytest.importorskip("keras")
     pytest.importorskip("jax")
     program = [sys.executable, "-m", "tests.elastic.keras_fit_program"]

@@ -1,4 +1,4 @@
-"""The gate of a worker, against a driver that says what a test wants."""
+"""The gate of a worker against a scripted driver."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def driver() -> Iterator[FakeDriver]:
 
 @contextmanager
 def waiting(gate: Gate, *what: object) -> Iterator[Future[Assigned]]:
-    """Have a worker wait at the gate on another thread."""
+    """Let a worker wait at the gate on another thread."""
     with ThreadPoolExecutor(1) as pool:
         yield pool.submit(gate.wait, *(what or (0, Why.NEW)))  # type: ignore[arg-type]
 
@@ -108,11 +108,11 @@ def test_end_is_the_end_of_every_call(driver, good):
         for call in (lambda: gate.updated(1), lambda: gate.joined(1), lambda: gate.wait(0, Why.NEW)):
             with pytest.raises(JobOver, match="enough is enough"):
                 call()
-        gate.leave()  # a handler of signals may say so at any time
+        gate.leave()  # a signal handler may do so at any time
 
 
 def test_a_world_is_called_off_while_its_members_gather(driver):
-    """Problem 1: who meets looks at the gate's descriptor beside the sockets of the others."""
+    """A gathering rank polls the gate's descriptor beside the other ranks' sockets."""
     with closing(Gate.open(driver.environment(1))) as gate, waiting(gate) as place:
         driver.wait_for("ready", 1)
         driver.place(5, [1, 2])
@@ -194,7 +194,7 @@ def test_a_second_process_of_one_number_is_turned_away(driver):
 
 
 def test_an_agent_without_the_secret_is_not_believed():
-    """Who listens at the name, and cannot sign, gets a greeting of the worker and nothing more."""
+    """A listener at the name that cannot sign gets the worker's greeting, and nothing more."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         name = f"engine-gate-test-{os.getpid()}"
         listener.bind(f"\0{name}")
@@ -216,7 +216,7 @@ def test_an_agent_without_the_secret_is_not_believed():
 
 
 def test_half_messages_and_strangers_leave_the_others_alone(driver):
-    """Bytes of nobody, half a greeting, more connections than may be open: a worker still comes through."""
+    """Bytes of strangers, half a greeting, more connections than allowed: a worker still comes through."""
     strangers = []
     try:
         for number in range(80):
@@ -237,7 +237,7 @@ def test_half_messages_and_strangers_leave_the_others_alone(driver):
 
 
 def test_all_workers_of_a_large_host_may_come_at_once():
-    """They have greeted, and say nothing more until their programs come to the gate: none is one too many."""
+    """They greet, and are silent until their programs come to the gate: none of them exceeds the limit."""
     with FakeDriver(most=150) as driver, ExitStack() as opened:
         gates = [opened.enter_context(closing(Gate.open(driver.environment(worker)))) for worker in range(150)]
         for gate in gates:
@@ -248,7 +248,7 @@ def test_all_workers_of_a_large_host_may_come_at_once():
 
 
 def test_what_an_ended_worker_has_said_is_told_before_its_end_and_others_wait(driver):
-    """Another worker may go on saying things, as fast as they are read."""
+    """Another worker may send messages as fast as they are read."""
     with closing(Gate.open(driver.environment(1))) as ended, closing(Gate.open(driver.environment(2))) as other:
         told: list[list[int]] = []
 
@@ -264,7 +264,7 @@ def test_what_an_ended_worker_has_said_is_told_before_its_end_and_others_wait(dr
 
 
 def test_workers_may_wait_until_their_agent_has_time():
-    """It starts others meanwhile: as many connections as there are workers wait to be accepted."""
+    """The agent is starting other workers: as many connections as there are workers may wait to be accepted."""
     with ExitStack() as opened:
         selector = opened.enter_context(selectors.DefaultSelector())
         hears = SimpleNamespace(
@@ -278,7 +278,7 @@ def test_workers_may_wait_until_their_agent_has_time():
 
 
 def test_what_was_sent_cannot_be_sent_again(driver):
-    """A message that is repeated, or sent back to who has sent it, proves nothing."""
+    """A message that is replayed, or reflected to its sender, proves nothing."""
     mine, theirs = Talk(SECRET, "worker", "agent"), Talk(SECRET, "agent", "worker")
     (hello,) = theirs.feed(mine.hello(3))
     list(mine.feed(theirs.welcome(hello, False)))
@@ -297,7 +297,7 @@ def test_a_message_may_come_in_parts():
 
 
 def test_a_handler_of_signals_may_say_that_the_worker_leaves(driver):
-    """Preemption comes at any time, also within another message; none of the two is damaged."""
+    """Preemption may come at any time, even within another message; neither message is damaged."""
     with closing(Gate.open(driver.environment(1))) as gate:
         before = signal.signal(signal.SIGUSR1, lambda *_: gate.leave())
         try:
@@ -342,12 +342,12 @@ def test_nobody_at_the_gate_is_told_at_once(driver):
 
 
 def test_a_worker_waits_for_descriptors_of_the_agent(driver):
-    """There are none left for a visitor: that is said once, and the visitor comes in when another has gone."""
+    """No descriptors are left for a connection: that is reported once, and it is accepted when another has ended."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     with closing(Gate.open(driver.environment(1))) as first, ThreadPoolExecutor(1) as pool:
         free = os.open(os.devnull, os.O_RDONLY)
         os.close(free)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, before[1]))  # the visitor's own end is the last
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, before[1]))  # the last one is the client's own end
         try:
             second = pool.submit(Gate.open, driver.environment(2))
             until(lambda: driver.said, "a line")

@@ -1,4 +1,4 @@
-"""Hosts, limits and the blacklist: who may be started where, and when again."""
+"""Hosts, limits and the blacklist: where workers may be started, and when again."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_third_failure_in_a_row_blacklists_the_host() -> None:
     known = hosts(a=2, b=1)
     assert [known.failed(Slot("a", 1), now) for now in (1.0, 2.0, 3.0)] == [False, False, True]
     assert known.free((), 1e9) == [Slot("b", 0)] and known.next_free((), 3.0) is None
-    assert known.departing(Slot("a", 0)) == ""  # who lives there goes on
+    assert known.departing(Slot("a", 0)) == ""  # its worker goes on
     assert known.blacklisted(3.0) == ["a (for good)"]
 
 
@@ -79,7 +79,7 @@ def test_a_commit_of_other_slots_starts_the_count_anew() -> None:
         assert not known.failed(Slot("a", 0), float(now))
         assert not known.failed(Slot("a", 0), now + 5.0)
         known.forgive([Slot("a", 1)])
-    assert known.next_free({Slot("a", 1)}, 86.0) == 85.0 + LONGEST_REST  # the rest goes on to grow, up to a bound
+    assert known.next_free({Slot("a", 1)}, 86.0) == 85.0 + LONGEST_REST  # the cooldown grows on, up to a bound
 
 
 def test_newcomers_that_end_by_themselves_are_not_forgiven_by_commits_of_others() -> None:
@@ -104,7 +104,7 @@ def test_a_cooldown_doubles_and_has_a_bound() -> None:
     now = 0.0
     for seconds in (10.0, 20.0, 35.0, 35.0):
         known.exclude("a", now)
-        known.exclude("a", now + 1)  # it is out already
+        known.exclude("a", now + 1)  # it is excluded already
         assert known.next_free((), now) == now + seconds
         assert known.blacklisted(now) == [f"a (for {seconds:.0f} s)"]
         now += seconds

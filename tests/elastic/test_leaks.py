@@ -1,4 +1,4 @@
-"""What jobs of many resets hold, and what they leave: of all their processes, over the whole job."""
+"""Resources that jobs with many resets hold and leave, in all their processes over the whole job."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from ..waiting import marked, until, until_files
 
 pytest.importorskip("torch")
 
-MEMORY = 4 << 20  # bytes by which a process may have more in the end: allocators keep what they like
-MAPS = 5  # the same of maps
-SETTLED = 6  # worlds after which all has been used once
-# What Python and torch make of their own, and leave when a process is killed.
+MEMORY = 4 << 20  # bytes by which a process may grow, because of its allocators
+MAPS = 5  # memory maps by which a process may grow
+SETTLED = 6  # number of worlds after which everything has been used once
+# Files of Python and torch that remain when a process is killed.
 NOT_OURS = ("pymp-", "torchinductor_")
 
 
 @dataclass(frozen=True)
 class Held:
-    """What a process holds; `name` is for people."""
+    """Resources of a process; `name` is for people."""
 
     name: str
     descriptors: int
@@ -50,7 +50,7 @@ class Held:
     ],
 )
 def test_resets_leave_nothing_in_any_process(launcher: Launcher, worlds: int, kills: set[int]) -> None:
-    """Problem 17: loaders with persistent processes, gradients side by side; worlds that end by a kill, or without."""
+    """Loaders have persistent processes, and gradients lie side by side; worlds end with and without a kill."""
     shared, home = set(os.listdir("/dev/shm")), launcher.home
     command = [sys.executable, "-m", "tests.elastic.leak_program", home, worlds]
     job = launcher.start("-np", 2, "--min-np", 2, "--metrics-port", 0, "--output-dir", home / "out", *command)

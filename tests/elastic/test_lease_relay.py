@@ -1,4 +1,4 @@
-"""What keeps leases while the driver stands still: the relay by itself, and jobs whose file system is frozen."""
+"""The relay that keeps leases while the driver is blocked: by itself, and in jobs with a frozen file system."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .test_agents import TWO_HOSTS
 
 
 class Agent:
-    """The agent's end of a relayed channel."""
+    """Agent's end of a relayed channel."""
 
     def __init__(self, relay: LeaseRelay) -> None:
         from_driver, to_agent = os.pipe()
@@ -107,7 +107,7 @@ def test_the_end_of_one_side_is_the_end_of_the_other(agent, side):
 
 
 def test_the_relay_calls_nothing_that_may_block_on_a_file_a_process_or_a_name():
-    """Of `os` it uses pipes alone, and of the launcher's modules those that read and write them."""
+    """It uses only the pipe functions of `os`, and only the launcher's modules that read and write pipes."""
     tree = ast.parse(Path(lease_relay.__file__).read_text())
     imported = {
         alias.name if isinstance(node, ast.Import) else f"{node.module or ''}.{alias.name}"
@@ -137,19 +137,19 @@ def body(t):
         let_pass(0.05)
         t.step()
 """
-# Thaws and unmounts as soon as nobody holds its input any more, also when whoever runs the tests was killed; and after
-# a while in any case, since who has touched the file system cannot be killed before it is thawed.
+# Thaws and unmounts as soon as its input is closed, even if the test run was killed. A time limit applies in any case:
+# a process that has touched the frozen file system cannot be killed.
 GUARD = 'timeout 240 cat > /dev/null; fsfreeze -u "$0" 2> /dev/null; umount -l "$0"'
 
 
 class Frozen:
-    """A file system of its own that can stand still, with the log and the output directory of a job on it."""
+    """A file system that can be frozen, with the log and the output directory of a job."""
 
     def __init__(self, place: Path) -> None:
         self.place = place
 
     def start(self, job: Elastic, *options: object) -> subprocess.Popen[bytes]:
-        """Start a job that asks a script on that file system for its hosts; return when two workers train."""
+        """Start a job whose discovery script is on that file system; return when two workers train."""
         script = job.home / "hosts.sh"
         script.write_text(f"#!/bin/sh\necho x >> {self.place}/asked\necho a:1\necho b:1\n")
         script.chmod(0o700)
@@ -200,7 +200,7 @@ def frozen(tmp_path: Path) -> Iterator[Frozen]:
 
 
 def test_what_is_written_while_a_file_system_stands_still_is_there_later(job, frozen):
-    """For two leases; the discovery script waits there, too, so that nothing can kill it."""
+    """It is frozen for two leases; the discovery script waits there, too, so that nothing can kill it."""
     process = frozen.start(job, "--lease", 2)
     frozen.freeze()
     let_pass(5.0)
@@ -231,13 +231,13 @@ def test_a_signal_ends_the_workers_of_a_job_whose_log_stands_still(job, frozen):
 
 @pytest.mark.slow
 def test_half_a_minute_without_log_and_output_directory_costs_no_worker(job, frozen):
-    """With leases as they are by default; the death of a worker is seen meanwhile, and the others go on."""
+    """Leases have their default length; a worker's death is noticed meanwhile, and the others go on."""
     process = frozen.start(job)
     frozen.freeze()
     let_pass(30.0)
     frozen.both_go_on()
     os.kill(job.pid(1), signal.SIGKILL)
-    job.world(2, 1)  # the death is seen, and the other one goes on
+    job.world(2, 1)  # the death is noticed, and the other worker goes on
     frozen.thaw()
     job.world(3, 2)
     done = job.finish(process)
@@ -261,7 +261,7 @@ sys.exit(3)
 
 
 def test_a_rank_that_waits_in_the_kernel_holds_up_no_end_of_a_fixed_job(job, frozen):
-    """A process in an uninterruptible wait ends neither by SIGKILL nor by anything else."""
+    """A process in an uninterruptible wait does not end, even by SIGKILL."""
     launcher = job.launcher
     words = ["-np", "2", "--grace-period", "1", sys.executable, launcher.script(UNKILLABLE), str(frozen.place)]
     process = launcher.start_command([*launcher.command, *words])

@@ -1,4 +1,4 @@
-"""`engine.elastic.loop` and states on real ranks: loaders with workers that live on, commits, and passes in hand."""
+"""`engine.elastic.loop` and states on real ranks: loaders with persistent workers, commits, and pending passes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LENGTH, BATCH, EPOCHS = 24, 3, 2
 
 
 class StopError(Exception):
-    """Ends a loop in the middle, as a failure does."""
+    """Ends a loop in the middle, like a failure."""
 
 
 def training() -> tuple[Any, Any, Any]:
@@ -45,7 +45,7 @@ def training() -> tuple[Any, Any, Any]:
 
 
 def run(state: Any, loader: Any, stop_at: int, **options: Any) -> int:
-    """Train until batch `stop_at` raises; how many batches there were."""
+    """Train until batch `stop_at` raises, and return the number of batches."""
     count = 0
     try:
         for batch in engine.elastic.loop(state, loader, EPOCHS, **options):
@@ -60,7 +60,7 @@ def run(state: Any, loader: Any, stop_at: int, **options: Any) -> int:
 
 @pytest.mark.parametrize("stop_at", [1, 2, 4, 5, 8])
 def test_a_loop_that_is_left_and_begun_again_gives_every_sample_once_in_an_epoch(stop_at: int) -> None:
-    """Problem 8: a real loader that reads ahead in processes that live on."""
+    """The loader is real, and reads ahead in persistent processes."""
     _, _, state = training()
     loader = DataLoader(range(LENGTH), BATCH, shuffle=True, num_workers=1, persistent_workers=True)  # type: ignore[arg-type]
     run(state, loader, stop_at, commit_every=2)
@@ -94,7 +94,7 @@ def test_arrays_and_functions_are_cut_alike(kind: str) -> None:
 
 @pytest.mark.parametrize(("every", "expected", "last"), [(1, [0] * 4 + [1] * 4, 3), (6, [0] * 8, 2)])
 def test_a_commit_waits_for_the_passes_of_a_wrapped_optimizer(every: int, expected: list[int], last: int) -> None:
-    """Problem 9: passes 4, a check after each batch; gradients behind a commit are those that a step has applied."""
+    """A step has four passes, and each batch may end with a check; commits come only after whole steps."""
     model = torch.nn.Linear(1, 1)
     plain = torch.optim.SGD(model.parameters(), lr=0.01)
     optimizer = engine.torch.DistributedOptimizer(plain, model.named_parameters(), backward_passes_per_step=4)
@@ -114,7 +114,7 @@ def test_a_commit_waits_for_the_passes_of_a_wrapped_optimizer(every: int, expect
 
 
 def test_a_loop_over_other_data_goes_on_where_the_first_has_ended() -> None:
-    """Also when both are begun again, and the first has fewer samples than are done of the second."""
+    """It also does so when both loops restart, and the first has fewer samples than the second has done."""
     _, _, state = training()
     for attempt in range(2):
         for _ in engine.elastic.loop(state, np.arange(4), 1, batch_size=1):
@@ -127,7 +127,7 @@ def test_a_loop_over_other_data_goes_on_where_the_first_has_ended() -> None:
 
 
 def test_nothing_is_read_of_an_epoch_of_which_nothing_is_left() -> None:
-    """Problem 8: a reset behind the last batch of an epoch; the function cannot make batches of no samples."""
+    """A reset comes after an epoch's last batch; the function cannot make batches of no samples."""
     _, _, state = training()
     sampler = engine.elastic.ElasticSampler(range(LENGTH))
 

@@ -1,4 +1,4 @@
-"""The driver's machine: each row of its table, and its promises over random sequences of what may happen."""
+"""The driver's state machine: each row of its table, and its promises over random sequences of events."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from engine.elastic.roster import At, Roster
 from .model import Job, run
 
 SEQUENCES = 10_000
-LENGTHS = (48, 64, 80, 96, 112)  # bytes of sequences; with 80 about 35 things happen, before those of its end
+LENGTHS = (48, 64, 80, 96, 112)  # bytes of sequences; 80 make about 35 events before those of the end
 
 A = TypeVar("A")
 UPDATE = Machine._update
 
 
 class Driver:
-    """A machine with the time, and what it wanted done since it was last asked."""
+    """A machine with the time, and its actions since the last query."""
 
     def __init__(self, limits: Limits, **slots: int) -> None:
         self.now = 0.0
@@ -59,7 +59,7 @@ class Driver:
         return self.tell(events.Tick())
 
     def train(self, *workers: int, commit: int | None = None) -> Driver:
-        """A first world of these workers."""
+        """Form a first world of these workers."""
         self.ready(*workers).join(*workers)
         assert self.machine.phase is Phase.RUNNING
         if commit is not None:
@@ -68,13 +68,13 @@ class Driver:
         return self
 
     def taken(self, kind: type[A]) -> list[A]:
-        """The actions of a kind since the last question."""
+        """Return and remove the actions of a kind."""
         found = [action for action in self.actions if isinstance(action, kind)]
         self.actions = [action for action in self.actions if not isinstance(action, kind)]
         return found
 
     def members(self) -> list[int]:
-        """Who is in the newest world, by rank, as the last `Assign` says."""
+        """Return the members of the newest world by rank, according to the last `Assign`."""
         return list(self.taken(events.Assign)[-1].places)
 
     @property
@@ -95,7 +95,7 @@ def raised(worker: int, exception: str) -> events.Ended:
     return events.Ended(worker, 1, "ended with exit code 1", exception)
 
 
-# Rows of the table, one after the other.
+# Rows of the table, in order.
 
 
 def test_the_first_world_has_the_size_that_was_asked_for() -> None:
@@ -160,13 +160,13 @@ def test_survivors_go_on_at_once_and_the_replacement_joins_later() -> None:
     driver.tell(killed(1)).ready(0, 2, world=1, why=Why.FAILURE, commit=7)
     assert driver.members() == [0, 2]
     driver.join(0, 2).at(1)
-    assert driver.taken(events.Start) == [events.Start(3, Slot("a", 1))]  # its slot rests for a second
+    assert driver.taken(events.Start) == [events.Start(3, Slot("a", 1))]  # its slot cools down for a second
     driver.ready(3).at(10)
-    assert driver.taken(events.Update) == []  # not before a commit
+    assert driver.taken(events.Update) == []  # only after a commit
     driver.tell(events.Committed(0, 2, 8))
     assert driver.taken(events.Update) == [events.Update(2, (0, 2), 1, ("there are newcomers",))]
     driver.ready(0, 2, world=2, why=Why.HOSTS, commit=9)
-    assert driver.members() == [0, 3, 2]  # by slot
+    assert driver.members() == [0, 3, 2]  # in the order of slots
 
 
 def test_newcomers_are_collected() -> None:
@@ -193,7 +193,7 @@ def test_whom_a_reset_waits_for_is_told_and_killed_in_the_end() -> None:
     )
     driver.at(50)
     assert [kill.worker for kill in driver.taken(events.Kill)] == [2]
-    assert driver.phase is Phase.RESETTING  # it may run yet
+    assert driver.phase is Phase.RESETTING  # it may still run
     assert driver.tell(killed(2)).phase is Phase.GATHERING
 
 
@@ -224,7 +224,7 @@ def test_a_slow_worker_stays_where_its_world_would_be_too_small() -> None:
 
 @pytest.mark.parametrize("slots", [{"a": 1, "b": 1}, {"a": 2}], ids=["alone on its host", "beside others"])
 def test_where_a_slow_worker_was_nobody_is_started_for_a_while(slots: dict[str, int]) -> None:
-    """Its host is to blame if it was alone there, and else its slot: the others of the host were not slow."""
+    """Its host is to blame if it was alone there, otherwise its slot: the host's other workers were not slow."""
     driver = Driver(Limits(2, 1, 2, cooldown=(5.0, 5.0)), **slots).train(0, 1, commit=1)
     driver.tell(events.Slow(0, "50 ms")).ready(0, 1, world=1, why=Why.HOSTS, commit=2)
     driver.tell(events.Ended(0, 1, "ended with exit code 1"))
@@ -265,11 +265,11 @@ def test_all_hosts_are_exchanged_without_losing_the_commit() -> None:
     driver = Driver(Limits(2, 2, 2, start_timeout=9), a=2).train(0, 1, commit=4)
     driver.tell(events.Found({"b": 2}))
     assert [start.worker for start in driver.taken(events.Start)] == [2, 3]
-    assert driver.phase is Phase.RUNNING and driver.taken(events.Update) == []  # there is nobody else yet
+    assert driver.phase is Phase.RUNNING and driver.taken(events.Update) == []  # there is no other worker yet
     driver.ready(2, 3).ready(0, 1, world=1, why=Why.HOSTS, commit=5)
     assert [end.worker for end in driver.taken(events.End)] == [1]
     driver.tell(events.Ended(1, 1, "ended with exit code 1"))
-    assert driver.members() == [0, 2]  # the old host still counts as the older one
+    assert driver.members() == [0, 2]  # the old host still ranks as the older one
     driver.join(0, 2)
     assert [update.world for update in driver.taken(events.Update)] == [1, 2]
     driver.ready(0, 2, world=2, why=Why.HOSTS, commit=6).tell(events.Ended(0, 1, "ended with exit code 1"))
@@ -316,7 +316,7 @@ def test_who_leaves_makes_room_where_the_others_are_too_few() -> None:
 
 
 def test_who_was_in_a_world_is_not_let_go_beside_the_next() -> None:
-    """There is no room for it in a world of an allowed size, and then its host leaves: its program could write."""
+    """No world of an allowed size has room for it, and then its host leaves: its program could still write."""
     driver = Driver(Limits(4, 2, 4, multiple=2), a=2, b=1, c=1).train(0, 1, 2, 3, commit=1).tell(killed(0))
     driver.ready(1, 2, 3, world=1, why=Why.FAILURE, commit=1).join(1, 2)
     assert driver.phase is Phase.RUNNING and driver.members() == [1, 2]
@@ -328,7 +328,7 @@ def test_who_was_in_a_world_is_not_let_go_beside_the_next() -> None:
 
 
 def test_no_world_begins_beside_a_worker_that_may_run() -> None:
-    """Its agent is cut off: until the lease is over it may write."""
+    """The worker's agent is cut off: the worker may write until the lease ends."""
     driver = Driver(Limits(3, 1, 3, lease=30), a=2, b=1).train(0, 1, 2)
     driver.at(10).tell(events.AgentLost("b", "no word")).ready(0, 1, world=1, why=Why.FAILURE)
     assert driver.at(39.9).phase is Phase.RESETTING
@@ -343,7 +343,7 @@ def test_a_lease_that_has_run_for_a_while_is_waited_for_as_long_as_it_lasts() ->
 
 
 def test_who_is_known_to_run_no_more_is_not_waited_for() -> None:
-    """Somebody has looked at the host of the lost agent. Another of its workers may still run."""
+    """An observer has looked at the host of the lost agent. Another worker of it may still run."""
     driver = Driver(Limits(4, 1, 4, lease=30), a=2, b=2).train(0, 1, 2, 3)
     driver.tell(events.AgentLost("b", "no word")).ready(0, 1, world=1, why=Why.FAILURE)
     assert driver.tell(events.Ended(2, 0, "ended with its agent")).phase is Phase.RESETTING
@@ -352,7 +352,7 @@ def test_who_is_known_to_run_no_more_is_not_waited_for() -> None:
 
 
 def test_who_has_stalled_is_not_waited_for_as_long_again() -> None:
-    """One that others blame for something else has its time: it may be at work."""
+    """A worker that others blame for something else gets its time: it may be at work."""
     blamed = {"world": 1, "why": Why.FAILURE, "text": "RankStalledError: rank 1", "culprit": 1}
     driver = Driver(Limits(2, 1, 2, stall_limit=50, stalled_wait=1), a=1, b=1).train(0, 1)
     assert driver.ready(0, **blamed, stalled=True).at(0.9).taken(events.Kill) == []
@@ -386,7 +386,7 @@ def test_who_does_not_come_after_its_start_is_killed_and_started_again() -> None
 
 
 def test_the_end_is_one_decision() -> None:
-    """One is done, another had died: the others have finished, too, and nobody trains again."""
+    """One worker is done, and another has died: the others are done, too, and none trains again."""
     driver = Driver(Limits(3, 1, 3), a=3).train(0, 1, 2, commit=1)
     driver.ready(2, world=1, why=Why.FAILURE, commit=1).tell(events.Done(0, 1))
     assert driver.phase is Phase.DRAINING
@@ -468,7 +468,7 @@ def test_the_same_exception_with_a_commit_between_is_bad_luck() -> None:
 
 
 def test_newcomers_that_all_fail_do_not_end_a_world_that_trains() -> None:
-    """As on a host that lacks a module; before the first world they would."""
+    """Their host may lack a module, for example; before the first world such failures would end the job."""
     error = "ModuleNotFoundError at train.py:1"
     driver = Driver(Limits(1, 1, 3), a=1, b=2).ready(0).at(2).join(0)
     assert driver.tell(raised(1, error), raised(2, error)).phase is Phase.RUNNING
@@ -476,7 +476,7 @@ def test_newcomers_that_all_fail_do_not_end_a_world_that_trains() -> None:
 
 
 def test_a_newcomer_of_another_build_is_turned_away_alone() -> None:
-    """No world is ended for it, no other is made with it, and nothing is started on its host any more."""
+    """It ends no world and joins no other, and nothing more is started on its host."""
     driver = Driver(Limits(2, 1, 4), a=2)
     for worker in (0, 1):
         driver.ready(worker, build={"protocol": 7, "ENGINE_LANES": "tcp"})
@@ -503,7 +503,7 @@ def test_before_a_world_has_met_nobody_knows_whose_build_is_the_jobs() -> None:
 
 @pytest.mark.parametrize("trained", [False, True])
 def test_what_newcomers_alone_raise_does_not_end_those_that_have_trained(trained: bool) -> None:
-    """A host that lacks what the program needs in a world ends nothing; what somebody else raises, too, does."""
+    """A host that lacks what the program needs in a world ends nothing; the same error elsewhere ends the job."""
     error = "KeyError at model.py:3"
     driver = Driver(Limits(2, 1, 4), a=2).train(0, 1, commit=1).tell(events.Found({"a": 2, "b": 2}))
     driver.ready(2, 3).at(5).ready(0, 1, world=1, why=Why.HOSTS, commit=2).join(0, 1, 2, 3)
@@ -543,7 +543,7 @@ def test_time_does_not_go_back() -> None:
         driver.machine.handle(4, events.Tick())
 
 
-# The promises, over random sequences.
+# Promises, over random sequences.
 
 
 def sequence(number: int) -> bytes:
@@ -551,7 +551,7 @@ def sequence(number: int) -> bytes:
 
 
 def play(numbers: Iterable[int]) -> list[Job]:
-    """The jobs of some sequences, every other one of which falls silent at its end."""
+    """Return the jobs of some sequences; every other one falls silent at its end."""
     jobs = []
     for number in numbers:
         try:
@@ -572,7 +572,7 @@ def test_promises_hold_over_random_sequences(part: int) -> None:
 @given(st.binary(max_size=LENGTHS[-1]), st.booleans())
 @settings(max_examples=200)
 def test_promises_hold_over_drawn_sequences(content: bytes, silent: bool) -> None:
-    """As above, for sequences that are shrunk when one breaks."""
+    """Same as over random sequences, but sequences that break a promise are shrunk."""
     run(content, silent)
 
 
@@ -588,14 +588,14 @@ def _without_deadline(self: Orders, worker: Any, why: str) -> None:
 
 
 def _forever(self: Machine, event: events.Joined) -> None:
-    """As it was once written: a late word of a member ended the wait for it, and there was no other."""
+    """Handle `Joined` as an earlier version did: a late message of a member ended the only wait for it."""
     worker = self.roster.get(event.worker)
     if worker is not None and worker.at is At.WORLD and event.world == worker.world:
         worker.joined, worker.until = True, None
 
 
 def _lets_go(self: Machine) -> None:
-    """As it was once written."""
+    """Handle an update as an earlier version did."""
     self._orders.dismiss(self.roster.at(At.GATE))
     UPDATE(self)
 
@@ -606,7 +606,7 @@ def _at_once(self: Machine, members: list[Any]) -> bool:
 
 @pytest.mark.parametrize("told", ["late", "by the holder", "by the newcomer"])
 def test_who_holds_a_commit_goes_on_without_a_host_that_cannot_be_met(told: str) -> None:
-    """The cable for data is cut for good, and the driver reaches both: the newcomer leaves, and another comes later."""
+    """The data cable is cut, but the driver reaches both: the newcomer leaves, and another comes later."""
     driver = Driver(Limits(2, 1, 2, start_timeout=20.0), a=1, b=1).train(0, 1, commit=1)
     driver.tell(events.Ended(1, -9, "killed by SIGKILL"))
     driver.ready(0, world=1, why=Why.FAILURE, commit=1)

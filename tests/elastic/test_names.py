@@ -1,4 +1,4 @@
-"""What has compiled its step goes on in the next world beside what compiles it there for the first time."""
+"""A rank with a compiled step works in the next world with a rank that compiles it there for the first time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def made() -> tuple[Any, Any]:
 
 
 def test_a_newcomer_that_compiles_its_step_goes_with_a_survivor_that_does_not() -> None:
-    """A world that ends and one that begins in one process stand for a reset; rank 1 is the newcomer."""
+    """A world that ends and one that begins in the same process stand for a reset; rank 1 is the newcomer."""
     import keras
 
     from engine.keras import wrapping

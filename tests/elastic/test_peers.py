@@ -1,4 +1,4 @@
-"""What agents say that no agent says: it costs their connection, and nobody else's."""
+"""Invalid messages of agents cost only the connection of that agent."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def said(**fields: Any) -> bytes:
 
 
 def head(text: bytes) -> bytes:
-    """A message whose head is this."""
+    """Return a message with this head."""
     return (4 + len(text)).to_bytes(4, "big") + len(text).to_bytes(4, "big") + text
 
 
@@ -65,7 +65,7 @@ def test_an_agent_that_is_ready_without_saying_where_is_lost(tmp_path):
 
 
 def test_a_text_that_nobody_asked_for_is_passed_over(tmp_path):
-    """`engine.ray`'s log in a job that Ray has not started: it says nothing against the host."""
+    """The log of `engine.ray` in a job that Ray has not started is ignored, and not counted against the host."""
     logged = pack("said", worker=0, message={"kind": "logged", "value": "x"})
     end = pack("end", worker=0, code=0, killed=True, started=True)
     _, lines = drive(
@@ -75,7 +75,7 @@ def test_a_text_that_nobody_asked_for_is_passed_over(tmp_path):
 
 
 def test_a_mistake_of_the_drivers_own_is_no_agents_fault(tmp_path, monkeypatch):
-    """It ends the job with its name; the machine, left in the middle of an event, would act on none that follows."""
+    """The job ends with the error's name: the machine, stopped in the middle of an event, could handle no other."""
     handle = Machine.handle
 
     def mistaken(machine: Machine, now: float, event: events.Event) -> list[events.Action]:
@@ -109,7 +109,7 @@ def test_a_worker_at_the_gate_is_told_to_the_machine_as_it_says_it():
     ],
 )
 def test_an_agent_passes_on_what_its_own_workers_say_as_workers_do(worker, message, text):
-    """What an ended worker has started may come with its number; another version of the engine may say other things."""
+    """An ended worker's descendant may use its number, and other versions of the engine may send other messages."""
     agent = ElasticAgent.__new__(ElasticAgent)
     agent._running = {3}
     passed: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""Places: every pattern of holes on two hosts with three slots, and what programs rely on."""
+"""Places: every pattern of holes on two hosts with three slots, and the properties that programs rely on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ AGES = {"a": 1, "b": 2}
 
 
 def filled(pattern: tuple[bool, ...]) -> dict[int, Slot]:
-    """A worker in each slot of the pattern; their numbers go against the order of slots."""
+    """Return a worker in each slot of the pattern; workers' numbers descend as slots ascend."""
     return {10 - index: slot for index, slot in enumerate(SLOTS) if pattern[index]}
 
 

@@ -1,4 +1,4 @@
-"""Records of the worlds of an elastic job: those of the newest are kept, in whatever directory."""
+"""Records of an elastic job's worlds: those of the newest are kept, in any directory."""
 
 from __future__ import annotations
 

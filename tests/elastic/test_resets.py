@@ -1,4 +1,4 @@
-"""What is trained over many resets is what a run trains that is started again from each commit."""
+"""Training over many resets equals a run that is started again from each commit."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def nursery() -> Iterator[Nursery]:
 
 
 def trained(nursery: Nursery, restarted: bool, **environ: str) -> list[tuple[int, str, float]]:
-    """After each world the steps, the digest and the learning rate; ranks agree, and no member holds more than once.
+    """Return steps, digest and learning rate after each world; ranks agree, and no member holds duplicates.
 
-    After each world a member is killed, each of the two in its turn, or both.
+    After each world a member is killed, the two in turn, or both.
     """
     found = []
     with Worlds(nursery, f"{PROGRAM}:everything", **environ) as worlds:
@@ -47,8 +47,7 @@ def trained(nursery: Nursery, restarted: bool, **environ: str) -> list[tuple[int
 
 
 def test_a_training_over_resets_is_that_of_runs_that_are_started_again(nursery: Nursery, tmp_path: Path) -> None:
-    """Problem 3: views, sparse gradients, Adasum, PowerSGD, a layer that freezes, scheduler, scaler; newcomers in each
-    world."""
+    """Views, sparse gradients, Adasum, PowerSGD, a freezing layer, scheduler and scaler; newcomers in each world."""
     over_resets = trained(nursery, restarted=False)
     again = trained(nursery, restarted=True, COMMITS=str(tmp_path))
     assert over_resets == again

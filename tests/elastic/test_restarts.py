@@ -1,4 +1,4 @@
-"""Workers that are started while threads of the launcher serve metrics: by agents alone, which have one thread."""
+"""Workers that are started while threads of the launcher serve metrics: only agents, with one thread, start them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..launch.test_launch_metrics import scrape
 from ..waiting import let_pass, until
 from .elastic_jobs import job as job
 
-PAUSE = 0.01  # seconds from one scrape to the next
+PAUSE = 0.01  # seconds between scrapes
 SIZE = 5
 BODY = """
 def body(t):
@@ -33,7 +33,7 @@ if sys.orig_argv[-1] == "engine.launch.agent":
 
 
 class Scraper(threading.Thread):
-    """Asks for metrics again and again, until there is no answer; `count` is how often there was one, `last` when."""
+    """Scrapes metrics until there is no answer; `count` is the number of answers, `last` the time of the last."""
 
     def __init__(self, where: str) -> None:
         super().__init__(daemon=True)
@@ -48,7 +48,7 @@ class Scraper(threading.Thread):
 
 @pytest.mark.parametrize("restarts", [8, pytest.param(500, marks=pytest.mark.slow)])
 def test_workers_are_started_while_metrics_are_scraped(job, restarts):
-    """Problem 18: all but one of the workers are killed at a time, and none is started by a process with threads."""
+    """All workers but one are killed at a time, and no process with threads starts a worker."""
     worlds = restarts // (SIZE - 1)
     process = job.start("-np", SIZE, "--min-np", SIZE, "--metrics-port", 0, body=BODY.format(worlds=worlds))
     where = until(lambda: re.search(r"http://(\S+)/metrics", job.said()), "metrics are served")
@@ -66,7 +66,7 @@ def test_workers_are_started_while_metrics_are_scraped(job, restarts):
 
 
 def test_an_agent_with_a_thread_starts_nobody(job):
-    """Problem 18: what a program that is started beside a thread inherits of its locks depends on the moment."""
+    """The locks that a child inherits from a process with threads depend on the moment."""
     (job.home / "sitecustomize.py").write_text(THREADED)
     path = os.pathsep.join([str(job.home), job.launcher.environment["PYTHONPATH"]])
     hosts = ("-H", "a:1", "--launch-agent", f"env PYTHONPATH={path} STAND_IN={{host}}")

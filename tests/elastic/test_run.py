@@ -1,4 +1,4 @@
-"""`elastic.run`, in real processes at the gate of a pretended driver."""
+"""`elastic.run` in real processes at the gate of a scripted driver."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STEPS = 60
 
 
 class Workers:
-    """Workers of a pretended driver, by number."""
+    """Workers of a scripted driver, by number."""
 
     def __init__(self, driver: FakeDriver, directory: Path) -> None:
         self.driver = driver
@@ -28,7 +28,7 @@ class Workers:
         self.processes: dict[int, subprocess.Popen[str]] = {}
 
     def start(self, task: str, workers: Sequence[int], size: int, *more: str) -> None:
-        """Start workers, which plan with a world of that size, and see them come to the gate."""
+        """Start workers, which plan with a world of this size, and wait until they are at the gate."""
         for worker in workers:
             place = {"RANK": worker % size, "SIZE": size, "LOCAL_RANK": worker % size, "LOCAL_SIZE": size}
             environment = os.environ | self.driver.environment(worker) | {"RUN_TEST": str(self.directory)}
@@ -57,20 +57,20 @@ class Workers:
         )
 
     def half(self, workers: Sequence[int]) -> None:
-        """Wait until workers are in the middle of what they do."""
+        """Wait until workers are in the middle of their task."""
         for worker in workers:
             until((self.directory / f"half.{worker}").exists, f"the middle of worker {worker}")
 
     def recorded(self) -> list[str]:
-        """The worlds of which somebody has left records in a temporary directory."""
+        """Return the worlds that have records in a temporary directory."""
         return sorted(path.name for path in self.directory.glob("engine-records-*/world.*"))
 
     def let_go(self) -> None:
-        """Hold nobody up any more."""
+        """Let all workers go on."""
         (self.directory / "go").touch()
 
     def end(self, worker: int, code: int = 0) -> tuple[list[str], str]:
-        """Wait for a worker's end: the words that it has printed, and its stderr."""
+        """Wait for a worker's end, and return the words that it printed and its stderr."""
         process = self.processes.pop(worker)
         out, err = process.communicate(timeout=60)
         assert process.returncode == code, err
@@ -99,15 +99,15 @@ def test_survivors_go_on_from_the_commit_and_a_newcomer_joins_them(workers: Work
         ready = workers.driver.wait_for("ready", worker, 2)
         assert (ready["why"], ready["world"], ready["culprit"], ready["commit"]) == ("FAILURE", 1, 0, 4)
     workers.start("steps", [3], 3)
-    workers.begin(2, [2, 3])  # worker 1 has no place in it: nothing depends on who was who
+    workers.begin(2, [2, 3])  # without worker 1: nothing depends on the identity of workers
     assert workers.recorded() == ["world.1"] * 2
     workers.driver.tell(1, "end", why="there is no place for it", good=False, over=False)
     assert workers.end(1)[0] == []
     for rank, worker in enumerate((2, 3)):
         words, err = workers.end(worker)
-        # 20 steps of three ranks were committed, and 40 of two follow
+        # 20 steps of three ranks are committed, and 40 steps of two ranks follow
         assert words[:7] == ["result", str(STEPS), "140.0", str(rank), "2", str(rank), "2"], err
-        assert words[7:] == ["2"]  # reset callbacks: of the survivor, and of one that has planned with three ranks
+        assert words[7:] == ["2"]  # reset callbacks of the survivor, and of a newcomer that planned with three ranks
     assert workers.driver.wait_for("done", 3)["world"] == 2
     assert not [*workers.directory.glob("engine-records-*")]
 
@@ -122,7 +122,7 @@ def test_a_change_of_hosts_loses_nothing(workers: Workers) -> None:
     workers.let_go()
     for worker in (0, 1):
         ready = workers.driver.wait_for("ready", worker, 2)
-        assert (ready["why"], ready["commit"]) == ("HOSTS", 6)  # that of step 25, and one at the interrupt
+        assert (ready["why"], ready["commit"]) == ("HOSTS", 6)  # the commit of step 25, and one at the interrupt
     workers.begin(2, [0, 1, 2])
     for worker in (0, 1, 2):
         assert workers.end(worker)[0][1:3] == [str(STEPS), str(25 * 2.0 + 35 * 3)]
@@ -139,7 +139,7 @@ def test_a_change_of_hosts_loses_nothing(workers: Workers) -> None:
     ],
 )
 def test_what_the_program_makes_of_a_failure_does_not_matter(workers: Workers, task: str, needs: str) -> None:
-    """Problem 5: the engine is asked what has happened, and not the type of an exception."""
+    """The engine is asked what happened, whatever type the exception has."""
     pytest.importorskip(needs)
     workers.start(task, [0, 1], 2)
     workers.begin(1, [0, 1])
@@ -162,7 +162,7 @@ def test_an_error_of_the_program_in_a_healthy_world_ends_the_worker(workers: Wor
 
 
 def test_a_job_has_one_training(workers: Workers) -> None:
-    """A second call, or one within the first, is refused where it stands: the driver takes neither for what it is."""
+    """A second call, or a nested one, is refused at once, because the driver could not interpret it."""
     workers.start("nested", [0], 1, "twice")
     workers.begin(1, [0])
     words, err = workers.end(0, 1)
@@ -172,7 +172,7 @@ def test_a_job_has_one_training(workers: Workers) -> None:
 
 @pytest.mark.parametrize("passed", [True, False])
 def test_one_decision_ends_the_training(workers: Workers, passed: bool) -> None:
-    """Problem 15: a rank that has returned when another dies trains on with the others, or is done if they are."""
+    """A rank that returned before another died trains on with the others, or is done if they are."""
     workers.start("ends_late", [0, 1], 2)
     workers.begin(1, [0, 1])
     workers.half([1])
@@ -180,7 +180,7 @@ def test_one_decision_ends_the_training(workers: Workers, passed: bool) -> None:
     assert workers.driver.wait_for("ready", 0, 2)["commit"] == 3
     if passed:
         workers.driver.tell(0, "end", why="the training is complete", good=True)
-        assert workers.end(0)[0][:3] == ["result", "5", "10.0"]  # what it has trained, and not what was committed
+        assert workers.end(0)[0][:3] == ["result", "5", "10.0"]  # the trained state, not the committed one
         return
     workers.start("ends_late", [2], 2)
     workers.begin(2, [0, 2])
@@ -228,7 +228,7 @@ def test_a_forked_child_has_a_worker_s_sigterm_for_itself(workers: Workers) -> N
 
 
 def test_sigterm_with_an_unread_message_is_a_wish_to_leave(workers: Workers) -> None:
-    """What the agent has said last is no sign that it has hung up."""
+    """An unread message of the agent must not be taken for a hang-up."""
     workers.start("steps", [0, 1], 2)
     workers.begin(1, [0, 1])
     workers.half([0, 1])
@@ -255,7 +255,7 @@ def test_sigterm_ends_a_worker_that_the_agent_has_given_up(workers: Workers, unr
 
 
 def test_the_hub_listens_anew_after_its_world_was_called_off(tmp_path: Path) -> None:
-    """On several hosts: the socket of a world that is called off is closed, and the next world meets at another."""
+    """The socket of a cancelled world on several hosts is closed, and the next world meets at another."""
     with FakeDriver(several=True) as driver:
         workers = Workers(driver, tmp_path)
         workers.let_go()

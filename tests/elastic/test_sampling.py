@@ -1,4 +1,4 @@
-"""Samples of an epoch: each once, whatever ranks there are, and over worlds that fail and change."""
+"""Samples of an epoch: each exactly once for any number of ranks, over worlds that fail and change."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RUNS = 400
 
 
 def test_the_order_is_the_same_everywhere() -> None:
-    """Written out: hosts with another version of NumPy, and earlier runs, must have drawn the same."""
+    """The order is written out: hosts with other versions of NumPy, and earlier runs, must draw the same."""
     assert permutation(8, 0, 0, True).tolist() == permutation(8, 0, 0, True).tolist() == ORDER
     assert permutation(8, 0, 1, True).tolist() != ORDER != permutation(8, 1, 0, True).tolist()
     assert permutation(4, 0, 3, False).tolist() == [0, 1, 2, 3]
@@ -95,7 +95,7 @@ def test_every_sample_counts_once_over_failures_and_changes() -> None:
 @given(st.binary(max_size=200))
 @settings(max_examples=100)
 def test_every_sample_counts_once_in_drawn_trainings(content: bytes) -> None:
-    """As above, for trainings that are shrunk when one is wrong."""
+    """Same as over random trainings, but trainings that fail are shrunk."""
     Training(drawn(content)).run()
 
 
@@ -143,7 +143,7 @@ def test_the_model_notices_a_rule_that_is_left_out(mutant: str, monkeypatch: pyt
         train(range(RUNS))
 
 
-# The samplers by themselves, in a world that does not change.
+# The samplers alone, in a world that does not change.
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
@@ -166,7 +166,7 @@ def test_a_new_epoch_has_another_order_and_every_sample() -> None:
 
 
 def whole_epoch(samplers: Sequence[Any], batch: int) -> list[list[int]]:
-    """The samples that each rank's loader gives in one epoch, all of them recorded as Horovod's scripts do it."""
+    """Return the samples of each rank's loader in one epoch, recorded as in Horovod's scripts."""
     parts = []
     for sampler in samplers:
         steps = list(sampler)
@@ -182,7 +182,7 @@ def whole_epoch(samplers: Sequence[Any], batch: int) -> list[list[int]]:
 def test_an_epoch_that_is_over_begins_again(
     length: int, size: int, batch: int, tail: str, together: bool, sets: bool
 ) -> None:
-    """Without `set_epoch`, and with the number of before."""
+    """The epoch restarts without `set_epoch`, and with the same number."""
     kind: Any = (lambda **more: ElasticBatchSampler(range(length), 4, **more)) if together else ElasticSampler
     more = {} if together else {"dataset": range(length)}
     ranks = [kind(tail=tail, rank=rank, size=size, **more) for rank in range(size)]
@@ -208,7 +208,7 @@ def test_an_epoch_that_was_over_before_a_failure_is_not_trained_twice(
     saved = sampler.state_dict()
     for each in (sampler, make(range(8), rank=0, size=1)):  # a survivor and a newcomer
         each.load_state_dict(saved)
-        each.set_epoch(0)  # as a program does that is called again, in the epoch that the state has
+        each.set_epoch(0)  # like a program that is called again, in the state's epoch
         assert list(each) == []
         assert "nothing is left of epoch 0: 8 of 8 samples count as trained" in caplog.text
         assert sorted(each) == sorted(steps), "the program went on, and wants another epoch"
@@ -217,7 +217,7 @@ def test_an_epoch_that_was_over_before_a_failure_is_not_trained_twice(
 
 @pytest.mark.parametrize("kind", ["samples", "batches"])
 def test_a_rank_without_a_share_of_what_is_left_does_not_warn(kind: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Two samples are left, and others have them."""
+    """Two samples are left, and other ranks have them."""
     make: Any = ElasticSampler if kind == "samples" else (lambda data, **more: ElasticBatchSampler(data, 4, **more))
     ranks = [make(range(10), tail="uneven", rank=rank, size=4) for rank in range(4)]
     for sampler in ranks:
@@ -262,14 +262,14 @@ def test_training_goes_on_with_another_size() -> None:
 
 @pytest.mark.parametrize("other", [{"seed": 9}, {"seed": 3, "shuffle": False}])
 def test_what_is_left_of_an_epoch_goes_by_the_order_in_which_it_began(other: dict[str, Any]) -> None:
-    """A later run with another seed, which a checkpoint brings into the middle of an epoch."""
+    """A checkpoint brings a run with another seed into the middle of an epoch."""
     first = ElasticSampler(range(12), seed=3, rank=0, size=1)
     trained = list(first)[:8]
     first.record_batch(1, 4)
     later = ElasticSampler(range(12), rank=0, size=1, **other)
     later.load_state_dict(first.state_dict())
     assert sorted(trained + list(later)) == list(range(12))
-    older = {name: first.state_dict()[name] for name in ("epoch", "done", "length")}  # as they were before
+    older = {name: first.state_dict()[name] for name in ("epoch", "done", "length")}  # a state of an older version
     later.load_state_dict(older)
     assert sorted(trained + list(later)) == list(range(12))
 

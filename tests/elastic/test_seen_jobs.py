@@ -1,4 +1,4 @@
-"""What is seen of an elastic job through its resets, by whoever scrapes it and in `enginerun top`."""
+"""An elastic job as scrapers and `enginerun top` see it through its resets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COUNTING = ("_total", "_count", "_sum", "_bucket")
 
 
 def scraped(address: str) -> Series:
-    """Each series by its name and its labels, but for the run."""
+    """Return each series by its name and labels, without the run's label."""
     with urllib.request.urlopen(address, timeout=20) as answer:
         families = list(text_string_to_metric_families(answer.read().decode()))
     return {
@@ -41,7 +41,7 @@ def scraped(address: str) -> Series:
 
 
 def pids(home: Path) -> dict[int, int]:
-    """Of the workers that run now, by number."""
+    """Return the pids of running workers, by number."""
     found = {}
     for entry in Path("/proc").iterdir():
         try:
@@ -54,7 +54,7 @@ def pids(home: Path) -> dict[int, int]:
 
 
 def test_a_job_is_seen_through_its_resets(launcher: Launcher) -> None:
-    """Problem 21: no counter jumps back, nobody is told of a failure of the job, and top says what has happened."""
+    """No counter jumps back, no failure of the job is reported, and top shows what happened."""
     errors, home = launcher.home / "errors", launcher.home
     command = (sys.executable, "-m", chaos_program.__name__, home)
     with errors.open("wb") as stderr:

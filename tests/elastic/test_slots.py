@@ -1,4 +1,4 @@
-"""Numbers of slots, and whose output goes by them."""
+"""Numbers of slots, and the output that belongs to them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def output(number: int, text: bytes) -> Message:
 
 
 def test_what_outlives_a_worker_may_write_when_its_slots_number_has_gone_to_another_host(slots, tmp_path):
-    """The agent tells what it reads, and does not know of the new slot: its host must not be lost for that."""
+    """The agent forwards what it reads, and knows nothing of the new slot: its host must not be lost for that."""
     assert slots.number(Slot("old", 0), set()) == 0
     slots.open(0)
     slots.show("old", output(0, b"early\n"))
@@ -44,7 +44,7 @@ def test_a_host_that_never_had_a_slot_writes_nothing_there(slots):
 
 
 def test_a_file_that_somebody_has_removed_ends_nothing(slots, tmp_path):
-    """Whoever cleans /tmp does not know of a job that runs: the next worker of the slot is started all the same."""
+    """A cleaner of /tmp does not know of a running job: the next worker of the slot is started all the same."""
     slots.number(Slot("a", 0), set())
     assert slots.open(0) == 0
     slots.show("a", Message("output", {"number": 0, "stream": "stderr"}, b"early\n"))

@@ -1,4 +1,4 @@
-"""Slow workers: one that holds up the others is found, and nobody who is late for another reason."""
+"""Detection of slow workers: one that delays the others is found, and none that is late for another reason."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from engine.metrics import names
 
 from ..metrics.fake_pages import FakePage, training
 
-LIMIT = 0.05  # seconds a step
-EVERY = 10.0  # seconds between two looks
-STEPS = 20  # of each worker between two looks
+LIMIT = 0.05  # seconds per step
+EVERY = 10.0  # seconds between two observations
+STEPS = 20  # steps of each worker between two observations
 
 
 def looks(
@@ -27,7 +27,7 @@ def looks(
     steps: Callable[[int], int] = lambda look: STEPS,
     world: Callable[[int], int] = lambda look: 1,
 ) -> list[Look]:
-    """Looks at three workers; `lag` and `crossing` say by how many seconds a step they grow before a look."""
+    """Return observations of three workers, whose `lag` and `crossing` grow by these seconds per step."""
     made, total = [], {worker: Reading(0, 0.0, 0.0) for worker in range(3)}
     for look in range(number):
         total = {
@@ -68,7 +68,7 @@ def test_one_good_interval_clears_it(look: int) -> None:
 
 
 def test_a_single_pause_is_none() -> None:
-    """Rank 0 saves for a long time, once."""
+    """Rank 0 saves once for a long time."""
     assert find(looks(7, lambda worker, look: 5.0 if (worker, look) == (0, 3) else 0.01), LIMIT, 60.0) is None
 
 
@@ -90,7 +90,7 @@ def test_a_slow_link_is_not_a_slow_worker() -> None:
 
 
 def test_time_without_a_step_proves_nothing() -> None:
-    """All wait for one loader, or for a checkpoint."""
+    """All ranks wait for one loader, or for a checkpoint."""
     assert find(looks(7, one_is_slow, steps=lambda look: 0 if look == 4 else STEPS), LIMIT, 60.0) is None
 
 
@@ -105,7 +105,7 @@ def test_limits_that_cannot_be_are_refused(limit: float, seconds: float) -> None
 
 
 def with_waits(made: list[Look], waits: tuple[float, float, float]) -> list[Look]:
-    """The same looks, with the seconds a step for which each of three workers was blocked."""
+    """Return the same observations, with each worker's blocked seconds per step."""
     return [
         replace(
             look,
@@ -119,7 +119,7 @@ def with_waits(made: list[Look], waits: tuple[float, float, float]) -> list[Look
 
 
 def test_one_delay_that_many_collectives_have_seen_counts_once() -> None:
-    """Lags of 80 ms a step are eight collectives that were 10 ms late, if the others wait no longer than that."""
+    """Lags of 80 ms per step are eight collectives that were 10 ms late, if the others wait no longer than 10 ms."""
     made = looks(7, one_is_slow)
     assert find(with_waits(made, (0.03, 0.03, 0.02)), LIMIT, 60.0) is None
     found = find(with_waits(made, (0.09, 0.08, 0.01)), LIMIT, 60.0)
@@ -136,7 +136,7 @@ def test_one_delay_that_many_collectives_have_seen_counts_once() -> None:
 def test_who_is_found_was_the_only_late_one_in_each_interval(
     lags: list[list[float]], crossing: list[float], pauses: set[int]
 ) -> None:
-    """And who was that is found: over all intervals of the time, and for nothing else that explains it."""
+    """Such a worker is always found, if it was late in all intervals and nothing else explains the lag."""
     made = looks(
         len(lags),
         lambda worker, look: lags[look][worker],
@@ -161,16 +161,16 @@ def test_who_is_found_was_the_only_late_one_in_each_interval(
 
 
 class Members:
-    """Pages of two workers, as an agent sends them, and what looks at them."""
+    """Counters pages of two workers, as an agent sends them, and their observer."""
 
     def __init__(self) -> None:
         self.pages = [FakePage(training(rank, 2)) for rank in range(2)]
         self.watch = SlowWatch(LIMIT, 60.0, [each.descriptor for each in self.pages])
-        self.numbers = {7: 0, 9: 1}  # workers, in slots 0 and 1
+        self.numbers = {7: 0, 9: 1}  # slots of the workers
         self._steps, self._late = 0, 0.0
 
     def train(self, steps: int, lag: float) -> None:
-        """Each makes steps, for which worker 9 was late."""
+        """Make steps on both workers, for which worker 9 was late."""
         self._steps += steps
         self._late += steps * lag
         for late, each in enumerate(self.pages):
@@ -197,7 +197,7 @@ def test_pages_are_looked_at_for_as_long_as_one_world_trains(members: Members) -
         world = 0 if second == 40 else 1 if second < 40 else 2  # a reset
         if (slow := members.watch.look(float(second), world, members.numbers)) is not None:
             found.append((second, slow))
-    ((second, slow),) = found  # once in a world
+    ((second, slow),) = found  # at most once in a world
     assert slow.worker == 9 and slow.lag == pytest.approx(0.08) and 41 + 60 <= second <= 41 + 60 + 13
 
 

@@ -1,4 +1,4 @@
-"""Slow workers of real jobs: one that the others wait for in each step is replaced, and nothing is lost."""
+"""Slow workers of real jobs: one for which the others wait at each step is replaced, and no step is lost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LIMIT, TIME = 0.03, 5
 
 @pytest.mark.slow
 def test_one_that_is_late_in_each_step_is_replaced_once_and_nobody_else_is(launcher: Launcher) -> None:
-    """Problem 20: neither a pause of rank 0, nor a loader that all wait for, is taken for a slow worker."""
+    """Neither a pause of rank 0 nor a loader for which all wait makes a worker slow."""
     errors = launcher.home / "errors"
     launcher.environment["OMP_NUM_THREADS"] = "1"
     options = ("-np", 2, "--min-np", 1, "--slow-limit", LIMIT, "--slow-time", TIME)
@@ -28,7 +28,7 @@ def test_one_that_is_late_in_each_step_is_replaced_once_and_nobody_else_is(launc
         process = launcher.start(*options, *command, stderr=stderr)
 
     def made(worker: int) -> list[tuple[int, int]]:
-        """Steps that a worker has made, each with the size of its world."""
+        """Return the steps that a worker has made, each with the size of its world."""
         path = launcher.home / f"steps.{worker}"
         lines = path.read_text().splitlines() if path.exists() else []
         return [(int(step), int(size)) for step, size in map(str.split, lines)]
@@ -53,7 +53,7 @@ def test_one_that_is_late_in_each_step_is_replaced_once_and_nobody_else_is(launc
     assert first == "1: 2 ranks"
     assert second.startswith(f"2: 1 rank, because {said}")
     assert third == "3: 2 ranks, because there are newcomers"
-    # Each step was made once, by whoever was there; the slow one left after a step, and its successor came after one.
+    # Each step was made once, by the members of its time; the slow worker left, and its successor came, between steps.
     steps = [step for step, _ in made(0)]
     assert steps == list(range(1, len(steps) + 1))
     together = [step for step, size in made(0) if size == 2]

@@ -1,4 +1,4 @@
-"""State: what is copied, what comes back, and half a commit or half a sync, which must leave a whole one."""
+"""States: what is copied and restored; an incomplete commit or sync must leave a complete one."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ RANKS = 3
 
 
 class BrokenError(Exception):
-    """What a value raises that cannot be taken or given now."""
+    """Exception of a value that cannot be taken or given now."""
 
 
 class Value:
-    """A value with a state, which breaks at a step if it is told to."""
+    """A value with a state, which fails at a given step."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -54,7 +54,7 @@ def shown(state: ObjectState) -> tuple[Any, ...]:
 
 
 def held(state: ObjectState) -> tuple[Any, ...]:
-    """What `restore` brings back."""
+    """Return what `restore` restores."""
     for value in (state.first, state.second):
         value.breaks = ""
     state.restore()
@@ -68,7 +68,7 @@ def call(
 
 
 def world(*numbers: int) -> list[ObjectState]:
-    """States of a world after its first sync, and a commit of these numbers."""
+    """Return the states of a world after its first sync, with commits of these numbers."""
     states = [make(0) for _ in range(RANKS)]
     assert call(states, "sync") == [None] * RANKS
     for state in states:
@@ -87,7 +87,7 @@ def test_the_newest_commit_is_elected_and_of_equal_ones_the_lowest_rank(commits:
 
 
 def test_before_any_commit_all_get_what_rank_0_has_now() -> None:
-    """Also what its program has loaded since it made the state."""
+    """This includes what rank 0's program has loaded since it made the state."""
     states = [make(number) for number in range(RANKS)]
     change(states[0], 9)
     assert call(states, "sync") == [None] * RANKS
@@ -95,7 +95,7 @@ def test_before_any_commit_all_get_what_rank_0_has_now() -> None:
     assert [state.committed for state in states] == [0] * RANKS
     for state in states:
         change(state, 5)
-    assert [held(state) for state in states] == [(9, 9, 9, (0, 9))] * RANKS  # a newcomer may be root from now on
+    assert [held(state) for state in states] == [(9, 9, 9, (0, 9))] * RANKS  # from now on a newcomer may be the root
 
 
 def test_a_list_comes_back_as_it_was() -> None:
@@ -172,7 +172,7 @@ def test_an_exception_within_a_sync_leaves_each_rank_a_whole_commit(breaks: str,
     states = [make(7), *world(1)[:2]]  # a newcomer among them
     getattr(states[rank], where).breaks = breaks
     errors = call(states, "sync")
-    broken = breaks != "take"  # who syncs takes nothing but before the first commit
+    broken = breaks != "take"  # a sync takes values only before the first commit
     assert [type(error) for error in errors] == [
         BrokenError if broken and number == rank else type(None) for number in range(RANKS)
     ]
@@ -189,9 +189,9 @@ def test_an_exception_within_a_sync_leaves_each_rank_a_whole_commit(breaks: str,
 @pytest.mark.parametrize("late", list(itertools.product([False, True], repeat=RANKS)))
 @pytest.mark.parametrize("victim", range(RANKS))
 def test_a_death_within_a_sync_leaves_one_commit_to_all(message: int, late: tuple[bool, ...], victim: int) -> None:
-    """At each of its messages, whoever dies, and whichever of the others have that message already."""
+    """Any rank dies at any message, which any of the others may already have."""
     states = world(1)
-    for state in states[:2]:  # the third has not made the next commit
+    for state in states[:2]:  # the third lacks the next commit
         change(state, 2)
         state.save()
     states = [make(9), states[0], states[2]] if victim != 1 else [states[2], states[0], make(9)]

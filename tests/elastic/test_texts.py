@@ -1,4 +1,4 @@
-"""What users of elastic jobs read when something is wrong, in jobs of real workers with the engine."""
+"""Texts for users of elastic jobs when something is wrong, in jobs of real workers with the engine."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ def run(launcher: Launcher, text: str, *options: object) -> Finished:
 
 
 def line_of(launcher: Launcher, code: str) -> int:
-    """The number of the line of the program that has this code."""
+    """Return the number of the program's line with this code."""
     lines = (launcher.home / "train.py").read_text().splitlines()
     return lines.index(code) + 1
 
 
 def of_the_engine(text: str) -> list[str]:
-    """Frames of tracebacks that are in the engine."""
+    """Return the frames of tracebacks that are in the engine."""
     package = Path(__file__).resolve().parents[2] / "engine"
     return [line for line in text.splitlines() if re.search(rf'File "({re.escape(str(package))}|engine_ext)/', line)]
 
 
 def test_an_error_of_the_program_shows_the_programs_frames(launcher: Launcher) -> None:
-    """Nothing of the engine stands between the call of the wrapped function and its own first frame."""
+    """No frame of the engine is between the call of the wrapped function and its own first frame."""
     done = run(
         launcher,
         """
@@ -77,7 +77,7 @@ def test_an_error_of_the_program_shows_the_programs_frames(launcher: Launcher) -
 
 
 def test_a_collective_outside_of_the_wrapped_function_is_named_by_the_programs_line(launcher: Launcher) -> None:
-    """The same text helps who has forgotten `elastic.run`."""
+    """The same text helps users who have forgotten `elastic.run`."""
     done = run(launcher, "import engine\nengine.init()\nengine.allreduce(np.ones(4))\n")
     assert done.code == 1
     number = line_of(launcher, "engine.allreduce(np.ones(4))")
@@ -137,7 +137,7 @@ def test_ranks_that_disagree_at_first_end_the_job_with_the_text(launcher: Launch
     ],
 )
 def test_a_newcomer_that_differs_costs_nobody_else_the_job(launcher: Launcher, change: str, told: str) -> None:
-    """Another build is turned away at the gate, and disturbs nobody; an optimizer, in the world that it joins."""
+    """A different build is turned away at the gate; a different optimizer, in the world that it joins."""
     program = launcher.home / "train.py"
     text = "late, passes = True, 1\n" + TRAINING.format(differs="worker > 0", change=change)
     program.write_text(start_text(text))
@@ -162,7 +162,7 @@ def test_a_newcomer_that_differs_costs_nobody_else_the_job(launcher: Launcher, c
     ("code", "which"), [(-9, "; before that it had written to stderr"), (-11, "; from its stderr")]
 )
 def test_what_a_killed_worker_had_written_is_not_told_as_the_cause(code: int, which: str) -> None:
-    """SIGKILL comes from outside; what a process writes that ends by a signal of its own may say why."""
+    """SIGKILL comes from outside; the output of a process that ends by its own signal may state the cause."""
     cause = Cause("worker 1: was killed", 1)
     lines = first_failure(cause, cause.text, Last(code, Path("rank.1/stderr"), ["a warning of long ago"]))
     assert lines == [f"first failure: worker 1: was killed{which} (rank.1/stderr):", "  | a warning of long ago"]

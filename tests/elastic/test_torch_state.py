@@ -1,4 +1,4 @@
-"""The state of torch: what stays where it is, what comes back, and half a sync, which must leave whole commits."""
+"""The state of torch: tensors stay in place, values are restored, and an incomplete sync leaves complete commits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RANKS = 3
 
 
 class Training:
-    """A model with tied weights, two optimizers, a scheduler, and a tensor of the program's own."""
+    """A model with tied weights, two optimizers, a scheduler, and a tensor of the program."""
 
     def __init__(self, seed: int) -> None:
         torch.manual_seed(seed)
@@ -81,7 +81,7 @@ def test_what_is_kept_shares_nothing_with_what_was_given_back() -> None:
     training = Training(0)
     training.step()
     training.state.save()
-    training.optimizer.state.clear()  # so that new tensors are made of what was kept
+    training.optimizer.state.clear()  # so that new tensors are made from the commit
     training.state.restore()
     kept = copy.deepcopy(training.shown())
     training.step()
@@ -120,14 +120,14 @@ def test_a_fresh_optimizer_gets_the_state_that_it_lacks() -> None:
 def test_a_sync_of_what_all_hold_sends_numbers_alone() -> None:
     trainings = [Training(rank) for rank in range(RANKS)]
     assert sync(trainings) == [None] * RANKS
-    assert len(trainings[0].peers.answers) == 3  # numbers, what is no tensor, the tensors
+    assert len(trainings[0].peers.answers) == 3  # the numbers, the other values, the tensors
     assert sync(trainings) == [None] * RANKS
     assert len(trainings[0].peers.answers) == 1
 
 
 @pytest.mark.parametrize("holder", range(RANKS))
 def test_a_sync_that_ends_at_any_message_leaves_whole_commits(holder: int) -> None:
-    """Problem 6: each rank dies at each message, the others hear of it at once or at the next; the rest syncs again."""
+    """Each rank dies at each message; the others notice at once or at the next one, and sync again."""
     for victim in range(RANKS):
         for at in range(3):
             for late in range(RANKS):
@@ -162,14 +162,14 @@ def test_gradients_of_a_step_that_was_not_made_are_forgotten_at_a_reset() -> Non
 
 
 class Alone(Rank):
-    """The only rank."""
+    """Peers of the only rank."""
 
     def maximum(self, values: Any) -> Any:
         return list(values)
 
 
 def test_commits_and_interrupts_wait_for_passes_in_hand() -> None:
-    """Problem 9: checks after each batch, four passes for a step."""
+    """A check follows each batch, and a step has four passes."""
     training = Training(0)
     group = SimpleNamespace(touched=False)
     training.optimizer._engine = SimpleNamespace(reducer=SimpleNamespace(group=group))  # type: ignore[attr-defined]
@@ -222,7 +222,7 @@ def test_a_module_that_makes_what_it_is_given_its_own_does_not_change_the_commit
 
 
 def test_a_step_that_ends_between_unscaling_and_update_is_forgotten() -> None:
-    """Else the scaler takes the gradients of the next step for unscaled, and the optimizer applies them as they are."""
+    """Otherwise the scaler takes the next step's gradients for unscaled, and the optimizer applies them unchanged."""
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0)

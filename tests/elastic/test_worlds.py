@@ -1,4 +1,4 @@
-"""Worlds that follow each other in one process: `runtime.enter`, and what goes from one into the next."""
+"""Consecutive worlds in one process: `runtime.enter`, and what is carried from one to the next."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def nursery() -> Iterator[Nursery]:
 
 
 def test_survivors_and_a_newcomer_meet_in_the_next_world(nursery: Nursery) -> None:
-    """Problems 1 and 2: newcomers have counted other worlds, or none."""
+    """Newcomers have counted other worlds, or none."""
     with Worlds(nursery, "counting") as worlds:
         members = worlds.start(3)
         worlds.place(members)
@@ -46,7 +46,7 @@ def test_survivors_and_a_newcomer_meet_in_the_next_world(nursery: Nursery) -> No
 
 @pytest.mark.parametrize("count", [12, pytest.param(50, marks=pytest.mark.slow)])
 def test_many_worlds_leave_nothing_behind(nursery: Nursery, count: int) -> None:
-    """Problems 2, 3 and 17: optimizer and scheduler go from world to world, with a newcomer in each."""
+    """Optimizer and scheduler go from world to world, with a newcomer in each."""
     drawn = random.Random(1)
     held = []
     with Worlds(nursery, "adam") as worlds:
@@ -70,7 +70,7 @@ def test_many_worlds_leave_nothing_behind(nursery: Nursery, count: int) -> None:
 
 
 def train_in_one_world(worlds: Worlds, members: list[Worker]) -> None:
-    """Have members enter the next world and train there: all have made equally many steps, with the same result."""
+    """Let members enter the next world and train there: all have made as many steps, with the same result."""
     worlds.place(members)
     told = [worker.heard("trained") for worker in members]
     for worker in members:
@@ -83,7 +83,7 @@ def train_in_one_world(worlds: Worlds, members: list[Worker]) -> None:
     "program", ["views", "two_optimizers", "powersgd", "frozen", "sparse", "passes", "batch_norm", "adasum"]
 )
 def test_training_goes_on_with_newcomers(nursery: Nursery, program: str) -> None:
-    """Problem 3: each kind of wrapping moves into the next world, where it meets those that newcomers have made."""
+    """Each kind of wrapping moves into the next world, where it meets those of newcomers."""
     with Worlds(nursery, program) as worlds:
         members = worlds.start(2 if program == "adasum" else 3)
         for world in range(5):
@@ -98,7 +98,7 @@ def test_training_goes_on_with_newcomers(nursery: Nursery, program: str) -> None
 
 @pytest.mark.parametrize("lacking", [0, 1, 2])
 def test_a_world_that_is_called_off_ends_at_once(nursery: Nursery, lacking: int) -> None:
-    """Problem 1: who waits for a rank that never comes is in the next world within a second."""
+    """A rank that waits for one that never comes is in the next world within a second."""
     with Worlds(nursery, "counting") as worlds:
         members = worlds.start(3)
         worlds.place(members)
@@ -113,7 +113,7 @@ def test_a_world_that_is_called_off_ends_at_once(nursery: Nursery, lacking: int)
                 worlds.place_one(members, rank)
         for worker in there:
             worker.heard("entering")
-        be_late(0.2)  # all that can come have come
+        be_late(0.2)  # until all ranks that can come have come
         called = worlds.void(there)
         worlds.place(there)
         for worker in there:
@@ -127,7 +127,7 @@ def test_a_world_that_is_called_off_ends_at_once(nursery: Nursery, lacking: int)
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("moment", [0.0, 0.002, 0.01, 0.03])
 def test_a_rank_that_dies_while_ranks_gather_costs_one_world(nursery: Nursery, victim: int, moment: float) -> None:
-    """Problem 1: at any moment between a place and the first collective, for whoever leads and whoever follows."""
+    """A leader or another rank dies at any moment between its place and the first collective."""
     with Worlds(nursery, "counting") as worlds:
         members = worlds.start(3)
         worlds.place(members)
@@ -151,7 +151,7 @@ def test_a_rank_that_dies_while_ranks_gather_costs_one_world(nursery: Nursery, v
 
 
 def test_survivors_are_in_the_next_world_soon(nursery: Nursery) -> None:
-    """The time from a kill to the first allreduce of the next world, on all survivors."""
+    """The time is from a kill to the first allreduce of the next world, on all survivors."""
 
     def reset() -> float:
         with Worlds(nursery, "counting") as worlds:
@@ -169,7 +169,7 @@ def test_survivors_are_in_the_next_world_soon(nursery: Nursery) -> None:
 
 
 def test_nothing_communicates_in_the_waiting_room(nursery: Nursery) -> None:
-    """Problem 4: collectives before `elastic.run` are refused by one text, but for those that give all a state."""
+    """Collectives before `elastic.run` are refused by one text, except those that give all ranks a state."""
     with Worlds(nursery, "waiting_room") as worlds:
         (worker,) = worlds.start()
         told = worker.heard("waited")
@@ -181,7 +181,7 @@ def test_nothing_communicates_in_the_waiting_room(nursery: Nursery) -> None:
 
 
 def test_process_sets_come_back_where_their_ranks_fit(nursery: Nursery) -> None:
-    """A set of ranks that a world lacks says since when it is gone, and is there again when they are."""
+    """A set whose ranks a world lacks says since when it is gone, and is back when they are."""
     with Worlds(nursery, "process_sets") as worlds:
         members = worlds.start(4)
         worlds.place(members)
@@ -202,7 +202,7 @@ def test_process_sets_come_back_where_their_ranks_fit(nursery: Nursery) -> None:
             worker.heard("failed")
         worlds.place(members[:2])
         for worker in members[:2]:
-            assert worker.heard("sums")["low"] == 1.0  # of all ranks, and still a set of its own
+            assert worker.heard("sums")["low"] == 1.0  # it has all ranks, and is still a separate set
         members[1].kill()
         members[0].heard("failed")
         members = [members[0], *worlds.start(3)]
@@ -212,7 +212,7 @@ def test_process_sets_come_back_where_their_ranks_fit(nursery: Nursery) -> None:
 
 
 def test_an_optimizer_that_newcomers_lack_is_left_behind(nursery: Nursery) -> None:
-    """One that was wrapped in a world does not hold up the next; who uses it is told what to do."""
+    """An optimizer wrapped in one world does not delay the next; a call of it is told what to do."""
     with Worlds(nursery, "late_wrapping") as worlds:
         members = worlds.start(2)
         worlds.place(members)
@@ -227,7 +227,7 @@ def test_an_optimizer_that_newcomers_lack_is_left_behind(nursery: Nursery) -> No
 
 
 def test_the_page_of_counters_goes_on_and_says_when_there_is_no_world(nursery: Nursery) -> None:
-    """Problem 21 in part: a survivor's counters never jump, and its page never says that the job has failed."""
+    """A survivor's counters never jump, and its page never says that the job has failed."""
     with Worlds(nursery, "counting", ENGINE_METRICS="1") as worlds:
         members = worlds.start(2)
         worlds.place(members)
@@ -247,7 +247,7 @@ def test_the_page_of_counters_goes_on_and_says_when_there_is_no_world(nursery: N
 
 
 def test_metrics_are_served_in_world_after_world(nursery: Nursery) -> None:
-    """By whoever is local rank 0, at one port: the service goes on with its process, and moves to another."""
+    """The process that is local rank 0 serves them at one port: the service stays with it, or moves to another."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     with Worlds(nursery, "counting", ENGINE_METRICS_PORT=str(port)) as worlds:
@@ -265,24 +265,24 @@ def test_metrics_are_served_in_world_after_world(nursery: Nursery) -> None:
 
 
 def served(port: int) -> str:
-    """What the endpoint of a rank says."""
+    """Return the response of a rank's endpoint."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         return str(answer.read().decode())
 
 
 def listens(pid: int, port: int) -> bool:
-    """Whether a process has the socket that listens at a port."""
+    """Return whether a process has the socket that listens at a port."""
     rows = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
     found = [f"socket:[{row[9]}]" for row in rows if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) == port]
     for entry in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(OSError):  # it may be closed meanwhile
+        with contextlib.suppress(OSError):  # it may have been closed
             if os.readlink(entry) in found:
                 return True
     return False
 
 
 def test_each_world_has_files_of_its_own(nursery: Nursery, tmp_path: Path) -> None:
-    """The next world's rank of a number overwrites nothing of the last one's; tools read the newest."""
+    """The next world's rank does not overwrite files of the last one's; tools read the newest."""
     places = {"ENGINE_OUTPUT_DIR": str(tmp_path), "ENGINE_TIMELINE": str(tmp_path)}
     with Worlds(nursery, "counting", **places) as worlds:
         members = worlds.start(3)
@@ -303,7 +303,7 @@ def test_each_world_has_files_of_its_own(nursery: Nursery, tmp_path: Path) -> No
 
 
 def test_compiled_programs_follow_the_number_of_ranks(nursery: Nursery) -> None:
-    """JAX: shapes that go by the number of ranks are those of the world, also in programs of an earlier one."""
+    """Shapes of JAX programs depend on the current world's ranks, also in programs compiled in an earlier one."""
     pytest.importorskip("jax")
     with Worlds(nursery, "compiled") as worlds:
         members = worlds.start(2)
@@ -319,7 +319,7 @@ def test_compiled_programs_follow_the_number_of_ranks(nursery: Nursery) -> None:
 
 
 def test_a_forked_child_holds_nothing_of_a_dead_world(nursery: Nursery) -> None:
-    """Problem 17: a worker that loads data, forked in the first world, keeps none of its files."""
+    """A data-loading worker that is forked in the first world keeps none of its files."""
     with Worlds(nursery, "forking") as worlds:
         members = worlds.start(2)
         worlds.place(members)
@@ -328,7 +328,7 @@ def test_a_forked_child_holds_nothing_of_a_dead_world(nursery: Nursery) -> None:
 
 
 def test_knobs_go_on_and_a_search_does_not_begin_for_ever(nursery: Nursery) -> None:
-    """Problem 19: what the program has set is in force in the next world, also if rank 0 is a newcomer."""
+    """Knobs that the program has set hold in the next world, even if rank 0 is a newcomer."""
     with Worlds(nursery, "knobs") as worlds:
         members = worlds.start(2)
         worlds.place(members)
@@ -341,7 +341,7 @@ def test_knobs_go_on_and_a_search_does_not_begin_for_ever(nursery: Nursery) -> N
 
 
 def test_worlds_that_are_over_before_the_warm_up_start_no_tuner_and_use_up_no_search(nursery: Nursery) -> None:
-    """Problem 19: a job that resets every 20 steps; the search begins in whichever world lasts."""
+    """The job resets every 20 steps; the search begins in whichever world lasts."""
     with Worlds(nursery, "tuned", ENGINE_AUTOTUNE="1", ENGINE_AUTOTUNE_WARMUP="1000") as worlds:
         veteran, other = worlds.start(2)
         for _ in range(5):
@@ -355,14 +355,14 @@ def test_worlds_that_are_over_before_the_warm_up_start_no_tuner_and_use_up_no_se
 
 
 def test_trials_are_those_of_the_job_and_not_of_each_world(nursery: Nursery) -> None:
-    """Problem 19: what was found is in force from the first entry of the next world; no tuner is left behind."""
+    """Results hold from the next world's first entry, and no tuner is left behind."""
     most = 8
     settings = {"AUTOTUNE": "1", "AUTOTUNE_STEPS": "3", "AUTOTUNE_TRIALS": str(most), "AUTOTUNE_CACHE": "off"}
     with Worlds(nursery, "tuned", **{f"ENGINE_{name}": value for name, value in settings.items()}) as worlds:
         first, second, third = worlds.start(3)
 
         def search(tuner: Worker, until_spent: int) -> dict[str, Any]:
-            """What is told when so many trials have been made, or the search is over."""
+            """Return the report after so many trials, or when the search is over."""
             told = tuner.heard("tuning")
             while told["searching"] and told["spent"] < until_spent:
                 told = tuner.heard("tuning", seconds=100.0)  # its process has a low priority
@@ -379,7 +379,7 @@ def test_trials_are_those_of_the_job_and_not_of_each_world(nursery: Nursery) -> 
         assert told["spent"] == 3 and told["children"] == []
         assert {name: told["begun"][name] for name in before["best"]} == before["best"]
         spent = search(first, 6)["spent"]
-        first.kill()  # and with it what is known of its trials, but that knobs were turned
+        first.kill()  # only its turned knobs survive, not its trials
         third.heard("failed")
         (fourth,) = worlds.start()
         worlds.place([third, fourth])
@@ -387,7 +387,7 @@ def test_trials_are_those_of_the_job_and_not_of_each_world(nursery: Nursery) -> 
 
 
 def test_a_world_ends_without_a_failure_when_hosts_change(nursery: Nursery) -> None:
-    """All leave a healthy world at one step, each in its own time; newcomers and those who stay make the next."""
+    """All leave a healthy world at one step, each at its own time; newcomers and the others form the next."""
     with Worlds(nursery, "leaving") as worlds:
         members = worlds.start(2)
         for size in range(2, 6):

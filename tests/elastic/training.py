@@ -1,4 +1,4 @@
-"""A training whose parameters are the list of samples that went into them, over worlds that fail and change."""
+"""A training whose parameters are the samples that were applied, over worlds that fail and change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EPOCHS = 2
 
 
 class Worker:
-    """A process: its sampler, its state, and the samples whose gradients no step has applied yet."""
+    """A process: its sampler, its state, and samples whose gradients no step has applied yet."""
 
     def __init__(self, sampler: Any) -> None:
         self.peers = Rank()
@@ -33,14 +33,14 @@ class Training:
     Parameters
     ----------
     below : callable
-        Draws a number below a bound.
+        Function that draws a number below a bound.
     """
 
     def __init__(self, below: Callable[[int], int]) -> None:
         self.below = below
         self.length = below(30)
         self.tail = ("pad", "uneven", "drop")[below(3)]
-        self.whole = below(3) == 0  # batches of all ranks together
+        self.whole = below(3) == 0  # whether a batch is shared by all ranks
         self.batch = 4 + below(5) if self.whole else 1 + below(4)
         self.passes = 1 + below(3)
         self.commit_every = 1 + below(3)
@@ -55,7 +55,7 @@ class Training:
         return Worker(ElasticSampler(data, seed=3, tail=self.tail, rank=0, size=1))
 
     def run(self) -> None:
-        """Train to the end, and check what went into the parameters."""
+        """Train to the end, and check which samples the parameters contain."""
         self.begin()
         while self.workers[0].state.epoch < EPOCHS:
             try:
@@ -67,7 +67,7 @@ class Training:
                 self.check(applied)
 
     def check(self, applied: list[int]) -> None:
-        """Every sample of the epoch once, but for what the tail allows."""
+        """Check that every sample of the epoch is there once, apart from the tail."""
         counts = Counter(applied)
         missing = [sample for sample in range(self.length) if not counts[sample]]
         repeats = len(applied) - len(counts)
@@ -76,7 +76,7 @@ class Training:
         assert (repeats < max(most, 1) if self.tail == "pad" else not repeats) or self.length < most, f"twice: {counts}"
 
     def begin(self) -> None:
-        """A new world: places, and one state."""
+        """Begin a new world: assign ranks, and sync the state."""
         for rank, worker in enumerate(self.workers):
             worker.peers.number = rank
             worker.sampler._given = (rank, len(self.workers))
@@ -94,7 +94,7 @@ class Training:
             assert worker.state.committed == (0 if newest is None else newest)
 
     def epoch(self) -> None:
-        """One epoch, or what is left of it."""
+        """Train one epoch, or the rest of it."""
         epoch = self.workers[0].state.epoch
         for worker in self.workers:
             worker.sampler.set_epoch(epoch)
@@ -107,7 +107,7 @@ class Training:
             if (number + 1) % self.passes == 0:
                 self.step(epoch)
             self.trouble()
-            if None not in parts:  # who has no samples left has joined, and commits nothing
+            if None not in parts:  # a rank without samples has joined, and does not commit
                 whole = (number + 1) % self.commit_every == 0
                 self.all(lambda state, whole=whole: state.commit() if whole else state.check_host_updates())
         self.step(epoch)
@@ -116,14 +116,14 @@ class Training:
         self.all(lambda state: state.commit())
 
     def loader(self, sampler: Any) -> Iterator[list[int]]:
-        """As a `DataLoader` gives batches; it has read them all before the first is trained."""
+        """Return batches like a `DataLoader` that has read all of them before the first is trained."""
         samples = list(sampler)
         if self.whole:
             return iter(samples)
         return iter([samples[start : start + self.batch] for start in range(0, len(samples), self.batch)])
 
     def backward(self, number: int, parts: list[list[int] | None]) -> None:
-        """A pass: gradients of all ranks' samples, which are reduced."""
+        """Make a pass: reduce the gradients of all ranks' samples."""
         samples = [sample for part in parts for sample in part or ()]
         for worker, part in zip(self.workers, parts, strict=True):
             worker.in_hand += samples
@@ -136,7 +136,7 @@ class Training:
             worker.in_hand.clear()
 
     def trouble(self) -> None:
-        """Perhaps somebody dies, or the hosts change."""
+        """Perhaps let a rank die, or the hosts change."""
         if self.troubles and self.below(5) == 0:
             self.troubles -= 1
             kind = self.below(3)
@@ -146,7 +146,7 @@ class Training:
                 self.workers[self.below(len(self.workers))].state.on_hosts_updated(self.resets)
 
     def all(self, call: Callable[[ObjectState], None]) -> None:
-        """A collective of all states, within which a rank may die: then some have done it, and others have not."""
+        """Call a collective of all states, in which a rank may die: some states are then through, and others not."""
         late = set()
         if self.troubles and self.below(12) == 0:
             self.troubles -= 1

@@ -1,7 +1,7 @@
-"""A worker for tests of the driver: stands at the gate, "meets" the others by files, and does what its script says.
+"""A worker for tests of the driver: it waits at the gate, meets others by files, and runs its script.
 
-It has no engine: a world fails for its members when one of their processes is gone, and what they share lies in files
-of the working directory.
+It has no engine: a world fails for its members when one of their processes is gone, and they share data by files in
+the working directory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HERE = Path(os.environ["HERE"])
 
 
 class CalledOff(Exception):
-    """The world is void."""
+    """The world was cancelled."""
 
 
 class Broken(Exception):
@@ -33,18 +33,18 @@ class Broken(Exception):
 
 
 class Updated(Exception):
-    """The members shall come to the gate."""
+    """The members have to come to the gate."""
 
 
 class Training:
-    """A worker's life.
+    """State of a worker.
 
     Attributes
     ----------
     commit : int or None
-        The newest commit that this worker holds, which is the number of steps that are done.
+        Newest commit of this worker: the number of steps that are done.
     stopped : bool
-        Whether the test wants the training to be complete.
+        Whether the test wants the training to end.
     """
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class Training:
         return self.told.place.size
 
     def run(self, body: Callable[[Training], None]) -> bool:
-        """Have `body` run in world after world until it returns on all; whether the training is complete."""
+        """Run `body` in each world until it returns on all; return whether the training is complete."""
         why, text, culprit = Why.NEW, "", None
         while True:
             try:
@@ -99,7 +99,7 @@ class Training:
                 why, text, culprit = Why.FAILURE, str(error), error.culprit
 
     def sync(self) -> None:
-        """Take the newest commit that a member holds."""
+        """Take the newest commit of all members."""
         mine = HERE / f"commit.{self.world}.{self.rank}"
         write(mine, str(-1 if self.commit is None else self.commit))
         self.meet("sync")
@@ -107,12 +107,12 @@ class Training:
         self.commit = max(0, *commits)
 
     def step(self) -> None:
-        """Do a step with the others, and commit."""
+        """Make a step with the others, and commit."""
         assert self.commit is not None
         self.meet(f"step{self.commit}")
         self.commit += 1
         self.gate.committed(self.world, self.commit)
-        # On all members at the same step, as an allreduce does it.
+        # All members see it at the same step, as with an allreduce.
         told = (self.gate.updated(self.world), (HERE / "stop").exists())
         write(HERE / f"told.{self.world}.{self.commit}.{self.rank}", "".join(str(int(each)) for each in told))
         self.meet(f"check{self.commit}")
@@ -122,7 +122,7 @@ class Training:
             raise Updated
 
     def meet(self, where: str) -> None:
-        """Return when all members have come here."""
+        """Wait until all members have come here."""
         (HERE / f"met.{self.world}.{where}.{self.rank}").touch()
 
         def met() -> bool:
@@ -131,7 +131,7 @@ class Training:
         self.until(met)
 
     def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for something as long as the world is whole."""
+        """Wait for a condition as long as the world is complete."""
         assert self.told is not None
         members = self.told.members
 
@@ -149,14 +149,14 @@ class Training:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file that is whole as soon as it is there."""
+    """Write a file atomically."""
     draft = path.with_name(f".{path.name}")
     draft.write_text(text)
     draft.rename(path)
 
 
 def gone(worker: int) -> bool:
-    """Whether the process of a worker that has been in a world has ended, or stands still."""
+    """Return whether the process of a worker that has been in a world has ended, or is stopped."""
     path = HERE / f"pid.{worker}"
     if not path.exists():
         return False

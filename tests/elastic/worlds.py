@@ -1,6 +1,6 @@
-"""A small driver, for tests of worlds that follow each other: it starts processes, tells them their places, kills them.
+"""A small driver for tests of consecutive worlds: it starts processes, gives them places, and kills them.
 
-Everything is on this host. The test decides who is in which world; `tests/elastic/member.py` is the other side.
+Everything is on this host. The test assigns processes to worlds; `tests/elastic/member.py` is the other side.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Worker:
-    """A process, and what it has said."""
+    """A process, and its messages."""
 
     def __init__(self, number: int, pid: int, connection: socket.socket) -> None:
         self.number = number
@@ -37,12 +37,12 @@ class Worker:
         self._said: list[dict[str, Any]] = []
 
     def tell(self, **message: Any) -> None:
-        """Send it a packet; one that is dead hears nothing."""
+        """Send the worker a packet; a dead one gets none."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._connection.send(json.dumps(message).encode())
 
     def heard(self, *kinds: str, seconds: float = 30.0) -> dict[str, Any]:
-        """The next thing of these kinds that it says; what it has said before of other kinds is passed over."""
+        """Wait for the next message of these kinds, and skip earlier ones of other kinds."""
         end = time.monotonic() + seconds
         while True:
             while self._said:
@@ -58,27 +58,27 @@ class Worker:
             self._said.append(json.loads(data))
 
     def kill(self) -> float:
-        """End it at once; the time at which that was done."""
+        """Kill the worker, and return the time."""
         self.alive = False
         os.kill(self.pid, signal.SIGKILL)
         return time.monotonic()
 
     def close(self) -> None:
-        """End it, if it has not ended."""
+        """Kill the worker, unless it has ended."""
         self._connection.close()
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
 
 class Nursery:
-    """A process that forks others (`tests/elastic/nursery.py`), as a context manager.
+    """Fork server (`tests/elastic/nursery.py`), as a context manager.
 
     Parameters
     ----------
     *modules : str
-        What it imports besides.
+        Further modules that it imports.
     **environ : str
-        More variables of it, and of all that it forks.
+        Further variables of it and of its forks.
     """
 
     def __init__(self, *modules: str, **environ: str) -> None:
@@ -100,7 +100,7 @@ class Nursery:
         self._process.wait(30)
 
     def fork(self, request: dict[str, Any], connection: socket.socket) -> int:
-        """Have a process forked that is given the connection; its number."""
+        """Fork a process that gets the connection, and return its pid."""
         socket.send_fds(self._socket, [json.dumps(request).encode()], [connection.fileno()])
         return int(json.loads(self._socket.recv(LIMIT))["pid"])
 
@@ -111,11 +111,11 @@ class Worlds:
     Parameters
     ----------
     nursery : Nursery
-        Forks the processes.
+        Fork server of the processes.
     program : str
-        A function that is given a `Member`: of `tests/elastic/programs.py`, or of another module, as `module:function`.
+        Function of a `Member`, in `tests/elastic/programs.py` or, as `module:function`, in another module.
     **environ : str
-        More variables of the processes.
+        Further variables of the processes.
     """
 
     def __init__(self, nursery: Nursery, program: str, **environ: str) -> None:
@@ -137,7 +137,7 @@ class Worlds:
         self._records.cleanup()
 
     def start(self, count: int = 1, **environ: str) -> list[Worker]:
-        """Start so many processes, which wait for a place."""
+        """Start processes, which wait for a place."""
         started = []
         for _ in range(count):
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -151,14 +151,14 @@ class Worlds:
         return started
 
     def place(self, members: Sequence[Worker], number: int | None = None) -> int:
-        """Tell the members of the next world their places, in the order of ranks; the world's number."""
+        """Send the members of the next world their places, in the order of ranks; return the world's number."""
         self.number = self.number + 1 if number is None else number
         for rank in range(len(members)):
             self.place_one(members, rank)
         return self.number
 
     def place_one(self, members: Sequence[Worker], rank: int) -> None:
-        """Tell one member its place in the world of the present number."""
+        """Send one member its place in the current world."""
         size = len(members)
         members[rank].tell(
             rank=rank,
@@ -173,7 +173,7 @@ class Worlds:
         )
 
     def void(self, members: Sequence[Worker], number: int | None = None) -> float:
-        """Call a world off; the time at which that was done."""
+        """Cancel a world, and return the time."""
         for worker in members:
             worker.tell(void=self.number if number is None else number)
         return time.monotonic()
