@@ -1,1 +1,1 @@
-"""The bindings, on 1 to 4 ranks."""
+"""Tests of the bindings, on 1 to 4 ranks."""

@@ -1,4 +1,4 @@
-"""Jobs for tests of Keras and of TensorFlow's ops, chosen by the environment, and imports that only ranks make."""
+"""Jobs for tests of Keras and TensorFlow's ops on a backend chosen by the environment, and imports for ranks only."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _QUIET = {
     "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
 }
 
-# Of TensorFlow's ops. One thread between ops: whatever blocks it blocks the program.
+# Variables for TensorFlow's ops. One thread between ops: anything that blocks it blocks the program.
 ENV = {
     "CUDA_VISIBLE_DEVICES": "",
     "KERAS_BACKEND": "tensorflow",
@@ -32,25 +32,25 @@ ENV = {
 
 
 def on_op_ranks(*ranks: int | Ranks) -> pytest.MarkDecorator:
-    """Mark tests of TensorFlow's ops, and those of Keras on it that need such numbers of ranks: they share jobs."""
+    """Mark tests of TensorFlow's ops, and tests of Keras on TensorFlow with these numbers of ranks: they share jobs."""
     return on_ranks(*ranks, env=ENV, job="tensorflow-ops")
 
 
 def environment(backend: str) -> dict[str, str]:
-    """Variables of a job on a backend."""
+    """Return the environment variables of a job on a backend."""
     others = EXTRAS if backend == "jax" else NAMES
     return {**_QUIET, **leaving_out(*others), "KERAS_BACKEND": backend}
 
 
 def on_backends(*sizes: int, backends: tuple[str, ...] = BACKENDS) -> pytest.MarkDecorator:
-    """As `on_ranks`, with each number of ranks on each backend."""
+    """Mark tests like `on_ranks`, with each number of ranks on each backend."""
     return on_ranks(
         *(Ranks(size, backend, tuple(environment(backend).items())) for backend in backends for size in sizes)
     )
 
 
 class Lazy:
-    """A module that is imported when it is first used: on ranks, whose environment says the backend."""
+    """A module that is imported at its first use: on ranks, whose environment chooses the backend."""
 
     def __init__(self, name: str) -> None:
         self._name = name

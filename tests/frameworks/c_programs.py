@@ -1,4 +1,4 @@
-"""C programs beside the tests that play a framework's runtime."""
+"""Runs the C programs in this directory that stand in for a framework's runtime."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def expect_all_is_well(name: str, directory: Path, *arguments: str | Path) -> None:
-    """Compile `name`.c of this directory into another, and run it: it prints that all is well, and nothing else."""
+    """Compile `name`.c of this directory into another, run it, and expect it to print only that all is well."""
     compiler = shlex.split(os.environ.get("CC", "cc"))
     if shutil.which(compiler[0]) is None:
         pytest.skip("no C compiler")

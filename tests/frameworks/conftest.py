@@ -1,4 +1,4 @@
-"""Tests that ask for `wrap` run twice: with gradients where the framework puts them, and in shared memory."""
+"""Fixture `wrap`: a test that asks for it runs with gradients where the framework puts them, and in shared memory."""
 
 from __future__ import annotations
 

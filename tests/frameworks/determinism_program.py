@@ -1,4 +1,4 @@
-"""Trainings of one model under every setting that must not change a bit of it."""
+"""Trainings of one model under all settings that must not change a bit of the result."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ KNOBS: dict[str, dict[str, Any]] = {
 
 
 class Delay(torch.autograd.Function):
-    """Does nothing; backward may take a while."""
+    """Does nothing, but its backward may take a while."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, seconds: float) -> torch.Tensor:
@@ -47,7 +47,7 @@ class Delay(torch.autograd.Function):
 
 
 class Branches(nn.Module):
-    """Branches of different sizes that depend on nothing of each other: backward takes them in any order."""
+    """Independent branches of different sizes, which backward takes in any order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,16 +58,16 @@ class Branches(nn.Module):
         self.norm = engine.torch.SyncBatchNorm(12)
 
     def forward(self, x: torch.Tensor, order: list[int], delay: Callable[[], float]) -> torch.Tensor:
-        """Autograd goes back through the branches in the reverse of `order`."""
+        """Run the branches; autograd takes them in the reverse of `order`."""
         x = self.norm(x)
-        # Gradients of x itself, added in the order in which they come, would not be the same in one process either.
+        # The gradients of x itself are added in the order of arrival, which varies in one process, too.
         hidden = {k: self.branches[k][:2](x.detach()) for k in order}
         outputs = {k: self.branches[k][2](Delay.apply(hidden[k], delay())) for k in order}
         return torch.stack([outputs[k] for k in range(BRANCHES)]).sum(0) + x
 
 
 def digest(views: bool, luck: random.Random | None, dtype: torch.dtype = torch.float32) -> str:
-    """Train a new model, by luck in another order and with delays on each rank; a digest of what comes out of it."""
+    """Train a new model, with random order and delays if `luck` is given; return a digest of the result."""
     model = Branches().to(dtype)
     optimizer = engine.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
@@ -92,7 +92,7 @@ def digest(views: bool, luck: random.Random | None, dtype: torch.dtype = torch.f
 
 
 def digests() -> dict[str, str]:
-    """By the setting and the kind of training."""
+    """Return a digest for each setting and kind of training."""
     engine.init()
     torch.set_num_threads(1)
     found = {}
@@ -109,7 +109,7 @@ def digests() -> dict[str, str]:
 
 
 def order_of_summation_matters() -> bool:
-    """Whether the gradients of such a training, added in another order of ranks, give other bits."""
+    """Return whether gradients of such a training have other bits if summed in another order of ranks."""
     generators = [torch.Generator().manual_seed(rank) for rank in range(3)]
     parts = [torch.randn(1000, generator=generator) for generator in generators]
     return not torch.equal(functools.reduce(torch.add, parts), functools.reduce(torch.add, parts[::-1]))

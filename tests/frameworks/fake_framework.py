@@ -1,7 +1,7 @@
-"""A framework of arrays, and its binding: all that a framework with gradient hooks has to bring.
+"""A framework of arrays with its binding: everything that a framework with gradient hooks has to provide.
 
-First the framework: a parameter is a NumPy array with a gradient and hooks, `backward` takes gradients from the last
-parameter to the first, and `SGD` takes steps. Then its binding, from `FakeReducer` on, as `engine.torch` is torch's.
+The framework comes first: a parameter is a NumPy array with a gradient and hooks, `backward` takes gradients from the
+last parameter to the first, and `SGD` takes steps. Its binding follows, from `FakeReducer` on, like `engine.torch`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from engine.native import gradients
 
 
 class Parameter(np.ndarray):
-    """An array that is trained."""
+    """A trainable array."""
 
     grad: np.ndarray | None
     requires_grad: bool
@@ -33,7 +33,7 @@ class Parameter(np.ndarray):
         return made
 
 
-_passes: list[list[Callable[[], None]]] = []  # those that run, each with what follows it
+_passes: list[list[Callable[[], None]]] = []  # running passes, each with its callbacks for the end
 
 
 def backward(found: Iterable[tuple[Parameter, np.ndarray]]) -> None:
@@ -52,26 +52,26 @@ def backward(found: Iterable[tuple[Parameter, np.ndarray]]) -> None:
 
 
 class SGD:
-    """Steps against the gradients."""
+    """Gradient descent."""
 
     def __init__(self, parameters: Iterable[Parameter], lr: float) -> None:
         self.parameters, self.lr = list(parameters), lr
         self.param_groups = [{"params": self.parameters}]
 
     def zero_grad(self) -> None:
-        """Forget the gradients."""
+        """Remove the gradients."""
         for parameter in self.parameters:
             parameter.grad = None
 
     def step(self) -> None:
-        """Use the gradients."""
+        """Apply the gradients."""
         for parameter in self.parameters:
             if parameter.grad is not None:
                 parameter -= self.lr * parameter.grad
 
 
 class FakeReducer(Reducer):
-    """Reduces gradients that `backward` makes."""
+    """Reducer of the gradients that `backward` makes."""
 
     kind = np.ndarray
 
@@ -138,7 +138,7 @@ class _Wrapping(Wrapping):
 
 
 def DistributedOptimizer(optimizer: SGD, named_parameters: Any = None, **options: Any) -> Any:
-    """Make an optimizer reduce its gradients over all ranks. Options as of `engine.torch.DistributedOptimizer`."""
+    """Make an optimizer reduce its gradients over all ranks; options are as in `engine.torch.DistributedOptimizer`."""
     expect_unwrapped(optimizer)
     wrapping = _Wrapping(type(optimizer), Options.checked(**options), named_parameters)
     wrapping.adopt([optimizer.parameters])

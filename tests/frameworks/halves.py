@@ -1,4 +1,4 @@
-"""Gradients that travel as float16 or bfloat16, and what torch makes of them."""
+"""Gradients that travel as float16 or bfloat16, and the expected results, computed by torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Tensors = list[torch.Tensor]
 
 
 def halved(ranks: Tensors, half: torch.dtype, average: bool = True) -> torch.Tensor:
-    """A compressed allreduce, by torch: rounded, added in float32 in rank order, divided, rounded, widened."""
+    """Compute a compressed allreduce with torch: round, add in float32 in rank order, divide, round, widen."""
     parts = [each.float().to(half).float() for each in ranks]
     total = parts[0].clone()
     for part in parts[1:]:
@@ -21,7 +21,7 @@ def halved(ranks: Tensors, half: torch.dtype, average: bool = True) -> torch.Ten
 
 
 def value(rank: int, number: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """A gradient, known to every rank: of many sizes, so that rounding shows."""
+    """Return a rank's gradient, which every rank can compute, with values of many sizes, so that rounding shows."""
     generator = torch.Generator().manual_seed(100 * number + rank)
     return (torch.randn(shape, generator=generator) * 10 ** torch.randn(shape, generator=generator)).to(dtype)
 
@@ -43,7 +43,7 @@ def parameters() -> dict[str, nn.Parameter]:
 
 
 def backward(made: dict[str, nn.Parameter], rank: int, number: int = 0, only: set[str] | None = None) -> None:
-    """A pass that gives each parameter `value` as its gradient."""
+    """Run a backward pass that gives each parameter `value` as its gradient."""
     chosen = [(k, name, each) for k, (name, each) in enumerate(made.items()) if only is None or name in only]
     terms = [(each * value(rank, 10 * number + k, *each.shape, dtype=each.dtype)).sum() for k, _, each in chosen]
     torch.stack([term.double() for term in terms]).sum().backward()

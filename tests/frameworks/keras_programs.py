@@ -1,4 +1,4 @@
-"""Ranks that fail, leave or disagree in the middle of `fit`. Imported by every rank."""
+"""Programs of ranks that fail, leave or disagree in the middle of `fit`; imported by every rank."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ import engine
 import engine.keras
 
 BATCHES = 400
-AT = 3  # the batch of the first epoch after which something happens
+AT = 3  # number of the first epoch's batch after which something happens
 
 
 class After(keras.callbacks.Callback):  # type: ignore[misc]
-    """Calls a function on rank 1 after so many batches."""
+    """Callback that calls a function on rank 1 after so many batches."""
 
     def __init__(self, what: Any) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class After(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 def model() -> Any:
-    """A small model with a wrapped optimizer."""
+    """Return a small model with a wrapped optimizer."""
     keras.utils.set_random_seed(1)
     made = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, name="layer")])
     made.compile(engine.keras.DistributedOptimizer(keras.optimizers.SGD(0.01)), loss="mse")
@@ -42,7 +42,7 @@ def model() -> Any:
 
 
 def fit(trained: Any, what: Any) -> tuple[str, float]:
-    """The class and text of what `fit` raises on this rank, and how many seconds after the event of rank 1 it does."""
+    """Return class and text of the error of `fit` on this rank, and its seconds after the event on rank 1."""
     x = np.ones((2 * BATCHES, 4), np.float32)
     engine.barrier("begin")
     try:
@@ -53,7 +53,7 @@ def fit(trained: Any, what: Any) -> tuple[str, float]:
 
 
 def event() -> None:
-    """Note when it happened, by the clock that all processes share and nobody sets."""
+    """Record the time of an event, by the monotonic clock that all processes share."""
     Path("event.part").write_text(str(time.monotonic()))
     Path("event.part").rename("event")
 
@@ -64,7 +64,7 @@ def stop(callback: Any) -> None:
 
 
 def disagree(callback: Any) -> None:
-    """Submit something else by the name of the gradients, which all ranks then refuse; end this rank's `fit`."""
+    """Submit another operation under the gradients' name, which all ranks then refuse; end this rank's `fit`."""
     prefix = f"{callback.model.optimizer._engine._prefix}."
     known = engine.runtime.engine().definitions()
     [name] = [each["name"] for each in known if re.search(rf"{re.escape(prefix)}(kernel|bias)", each["name"])]
@@ -76,14 +76,14 @@ def disagree(callback: Any) -> None:
 
 
 def renew() -> Any:
-    """A new world, and a model in it."""
+    """Start a new world, and return a model in it."""
     engine.shutdown()
     engine.init()
     return model()
 
 
 def failures() -> Any:
-    """What rank 0 sees when rank 1 sends something else, leaves, aborts, and dies, each in the middle of `fit`.
+    """Return what rank 0 sees when rank 1 disagrees, leaves, aborts and dies, each in the middle of `fit`.
 
     Before that the test interrupts rank 1.
     """
@@ -93,7 +93,7 @@ def failures() -> Any:
     trained = renew()
     found["mismatch"] = fit(trained, disagree)
     if keras.backend.backend() == "jax":
-        trained = model()  # the program that failed had been given the memory of the other one's variables
+        trained = model()  # the failed program had been donated the variables' memory
     x = np.ones((4, 4), np.float32)
     found["goes on"] = trained.fit(x, x[:, :2], batch_size=2, verbose=0).history["loss"]
     if engine.rank() == 1:
@@ -109,7 +109,7 @@ def failures() -> Any:
 
 
 class Begun(keras.callbacks.Callback):  # type: ignore[misc]
-    """Makes a file when a `fit` has done some batches."""
+    """Callback that makes a file when `fit` has done some batches."""
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if batch == AT:
@@ -117,13 +117,13 @@ class Begun(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 def fit_for_ever() -> None:
-    """Train until something ends it; files say when it has begun."""
+    """Train until something ends it; a file says when it has begun."""
     x = np.ones((2 * BATCHES, 4), np.float32)
     model().fit(x, x[:, :2], batch_size=2, epochs=10**6, verbose=0, callbacks=[Begun()])
 
 
 def interrupted() -> None:
-    """Train until the test interrupts rank 1, and say what that is here and on rank 0."""
+    """Train until the test interrupts rank 1, and return the error here and on rank 0."""
     rank = engine.rank()
     try:
         fit_for_ever()

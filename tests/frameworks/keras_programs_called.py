@@ -1,4 +1,4 @@
-"""Functions of keras_programs by name: pytest's own process, which refers to them, needs no Keras."""
+"""Names of functions of keras_programs for pytest's own process, which needs no Keras to refer to them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Any
 
 
 def failures() -> Any:
-    """See there."""
+    """Call `keras_programs.failures`."""
     from . import keras_programs
 
     return keras_programs.failures()
 
 
 def interrupted_together() -> None:
-    """See there."""
+    """Call `keras_programs.interrupted_together`."""
     from . import keras_programs
 
     keras_programs.interrupted_together()

@@ -1,4 +1,4 @@
-"""A small model of Keras, its data, and what tests of the Keras binding compare. Imported on ranks alone."""
+"""A small model of Keras with data and comparisons, for tests of the Keras binding; imported only on ranks."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ FEATURES = 6
 
 
 def dense() -> list[Any]:
-    """The layers of a small model."""
+    """Return the layers of a small model."""
     return [keras.layers.Dense(8, activation="tanh", name="first"), keras.layers.Dense(2, name="second")]
 
 
 def model(layers: Callable[[], Sequence[Any]] = dense, seed: int = 1) -> Any:
-    """A small model, of layers that `layers` makes. They have names of their own, and the seed says its weights."""
+    """Return a small model with the layers of `layers`, which have fixed names; the seed determines its weights."""
     keras.utils.set_random_seed(seed)
     return keras.Sequential([keras.Input((FEATURES,)), *layers()], name="toy")
 
 
 def whole(batches: int = 4, per_rank: int = 4) -> tuple[Array, Array]:
-    """The data of all ranks: `batches` batches, each of `per_rank` samples of each rank."""
+    """Return the data of all ranks: `batches` batches, each with `per_rank` samples of each rank."""
     random = np.random.default_rng(0)
     x = random.normal(size=(batches * per_rank * engine.size(), FEATURES)).astype(np.float32)
     return x, np.tanh(x[:, :2] * 2 + x[:, 2:4]).astype(np.float32)
 
 
 def part(data: Array, per_rank: int = 4) -> Array:
-    """This rank's samples, as many of each batch of `whole`."""
+    """Return this rank's samples, an equal share of each batch of `whole`."""
     rank, size = engine.rank(), engine.size()
     by_batch = data.reshape(-1, size, per_rank, *data.shape[1:])
     return by_batch[:, rank].reshape(-1, *data.shape[1:])
 
 
 def fit(trained: Any, together: bool, epochs: int = 2, batches: int = 4, **settings: Any) -> Any:
-    """Train a compiled model: `together` on this rank's part of each batch, else on the whole."""
+    """Train a compiled model: `together` on this rank's share of each batch, otherwise on whole batches."""
     x, y = whole(batches)
     size = 4 * engine.size()
     if together:
@@ -52,22 +52,22 @@ def fit(trained: Any, together: bool, epochs: int = 2, batches: int = 4, **setti
 
 
 def weights(trained: Any) -> list[Array]:
-    """Copies of what a model has learned."""
+    """Return copies of a model's weights."""
     return [np.array(each) for each in trained.get_weights()]
 
 
 def state(optimizer: Any) -> list[Array]:
-    """Copies of an optimizer's variables."""
+    """Return copies of an optimizer's variables."""
     return [np.array(keras.ops.convert_to_numpy(each)) for each in optimizer.variables]
 
 
 def check_same_everywhere(arrays: Sequence[Array]) -> None:
-    """Every rank has these arrays, to the last bit."""
+    """Check that every rank has these arrays, bit by bit."""
     engine.check_consistency({str(index): array for index, array in enumerate(arrays)})
 
 
 def check_close(found: Sequence[Array], expected: Sequence[Array], tolerance: float = 1e-5) -> None:
-    """The arrays are equal but for rounding."""
+    """Check that the arrays are equal up to rounding."""
     assert len(found) == len(expected)
     for index, (a, b) in enumerate(zip(found, expected, strict=True)):
         assert a.shape == b.shape, (index, a.shape, b.shape)
@@ -76,9 +76,9 @@ def check_close(found: Sequence[Array], expected: Sequence[Array], tolerance: fl
 
 
 def compare_training(make: Callable[[], Any], tolerance: float = 1e-5, **settings: Any) -> tuple[Any, Any]:
-    """Train with a wrapped optimizer of `make` on all ranks, and with a plain one on the whole batch.
+    """Train with a wrapped optimizer of `make` on all ranks, and with a plain one on whole batches; return both models.
 
-    Returns both models, which are equal.
+    Both models are equal.
     """
     compiled = settings.pop("compile", {})
     trained, alone = model(), model()
@@ -93,7 +93,7 @@ def compare_training(make: Callable[[], Any], tolerance: float = 1e-5, **setting
 
 
 class Steps:
-    """Steps of an optimizer on variables of its own, with gradients that are given."""
+    """Steps of an optimizer on its own variables, with given gradients."""
 
     def __init__(self, optimizer: Any, shapes: Sequence[tuple[int, ...]] = ((3, 4), (4,))) -> None:
         random = np.random.default_rng(5)
@@ -106,11 +106,11 @@ class Steps:
         self._step: Any = None
 
     def apply(self, gradients: Sequence[Array]) -> None:
-        """A step as a loop of one's own takes it."""
+        """Make a step as a custom training loop does."""
         self.optimizer.apply([tensor(each) for each in gradients], self.variables)
 
     def stateless(self, gradients: Sequence[Array]) -> None:
-        """A step as a compiled program of JAX takes it."""
+        """Make a step as a compiled program of JAX does."""
         import jax
 
         if self._step is None:
@@ -124,22 +124,22 @@ class Steps:
             variable.assign(value)
 
     def values(self) -> list[Array]:
-        """Copies of the variables."""
+        """Return copies of the variables."""
         return [np.array(keras.ops.convert_to_numpy(each)) for each in self.variables]
 
 
 def tensor(array: Array) -> Any:
-    """A tensor of the backend, with memory of its own."""
+    """Return a tensor of the backend, with its own memory."""
     return keras.ops.convert_to_tensor(np.array(array))
 
 
 def gradients_of(rank: int, step: int, shapes: Sequence[tuple[int, ...]] = ((3, 4), (4,))) -> list[Array]:
-    """What a rank's gradients are in a step."""
+    """Return a rank's gradients in a step."""
     random = np.random.default_rng([rank, step])
     return [random.normal(size=shape).astype(np.float32) for shape in shapes]
 
 
 def mean_gradients(step: int) -> list[Array]:
-    """The average of the gradients of all ranks, in the order in which the ranks are added."""
+    """Return the average of all ranks' gradients, added in the order of ranks."""
     by_rank = [gradients_of(rank, step) for rank in range(engine.size())]
     return [np.sum(each, axis=0, dtype=np.float32) / np.float32(engine.size()) for each in zip(*by_rank, strict=True)]

@@ -1,4 +1,4 @@
-"""A model that notices in the middle of its backward, when it is compiled too, what has been reduced by then."""
+"""A model that records in its backward, compiled too, how many tensors have been reduced by then."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import nn
 from ..waiting import NotWithin, until
 from . import toy
 
-_passed: Callable[[], object]  # what the backward of the last marked model calls
+_passed: Callable[[], object]  # function that the backward of the last marked model calls
 
 
 def _forward(x: torch.Tensor) -> torch.Tensor:
-    """Nothing, forward."""
+    """Return the input."""
     return x.clone()
 
 
@@ -26,7 +26,7 @@ def _backward(gradient: torch.Tensor) -> torch.Tensor:
 
 
 class _Function(torch.autograd.Function):
-    """For torch before 2.4, which a compiler does not see through."""
+    """Marker for torch before 2.4; a compiler does not trace into it."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -48,32 +48,32 @@ else:
 
 
 class Marked(nn.Module):
-    """An MLP; when backward has left its last layer, it waits for some reductions as only a computation would.
+    """An MLP that waits for some reductions when backward has left its last layer, as if it were computing.
 
     Parameters
     ----------
     inner : torch.nn.Sequential
-        Of five layers.
+        Model of five layers.
     wait_for : int
-        So many tensors.
+        Number of tensors to wait for.
     patience : float
-        Seconds; then it goes on without them.
+        Seconds after which it goes on without them.
     """
 
     def __init__(self, inner: nn.Sequential, wait_for: int, patience: float) -> None:
         super().__init__()
         self.inner = inner
-        self.counts: list[int] = []  # what was reduced by then, a step
+        self.counts: list[int] = []  # tensors reduced by then, for each step
         self._wait_for, self._patience = wait_for, patience
         self._before = 0
 
     def begin(self) -> None:
-        """Before a step."""
+        """Prepare a step."""
         global _passed
         _passed, self._before = self._wait, toy.reduced()
 
     def _wait(self) -> None:
-        with contextlib.suppress(NotWithin):  # `counts` says so; nothing here calls the engine to wait
+        with contextlib.suppress(NotWithin):  # `counts` shows it; nothing here waits in the engine
             until(lambda: toy.reduced() >= self._before + self._wait_for, "enough is reduced", self._patience)
         self.counts.append(toy.reduced() - self._before)
 

@@ -1,4 +1,4 @@
-"""How JAX is run in tests: what it compiles is used a few times, so compiling has to be quick."""
+"""Settings of JAX for tests, whose programs run only a few times, so that compiling has to be quick."""
 
 from __future__ import annotations
 

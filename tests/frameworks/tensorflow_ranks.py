@@ -1,4 +1,4 @@
-"""How tests of TensorFlow's ops mark their ranks, and what they count."""
+"""Marks of the ranks for tests of TensorFlow's ops, and their count of tensors."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ MODES: dict[str, Callable[[Any], Any]] = {"eager": lambda function: function, "f
 
 
 def tensors() -> int:
-    """How many tensors this rank has reduced or moved so far."""
+    """Return the number of tensors that this rank has reduced or moved so far."""
     return int(engine.counters()["tensors"])

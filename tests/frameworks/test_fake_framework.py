@@ -1,4 +1,4 @@
-"""A framework plugs into `engine.frameworks`: one that is made up here, without any that is installed."""
+"""A made-up framework plugs into `engine.frameworks`, without any installed framework."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ def test_another_framework_may_have_another_order() -> None:
 
 
 def test_the_fake_framework_is_small() -> None:
-    """It is the example that CONTRIBUTING.md points to."""
+    """It is the example that CONTRIBUTING.md refers to."""
     assert len(Path(fake_framework.__file__).read_text().splitlines()) < 150

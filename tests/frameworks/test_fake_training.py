@@ -18,7 +18,7 @@ NO_COUNTS = 2.5, float("nan"), float("inf"), "2", None
 
 
 def batches(steps: int = 5) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Inputs and wanted outputs of all ranks, by step."""
+    """Return inputs and wanted outputs of all ranks, by step."""
     for step in range(steps):
         numbers = np.random.default_rng(step)
         inputs = numbers.standard_normal((12, 3))
@@ -26,7 +26,7 @@ def batches(steps: int = 5) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
 
 def gradients_of(model: dict[str, fake.Parameter], inputs: np.ndarray, wanted: np.ndarray) -> Any:
-    """Of the mean square error of a linear model."""
+    """Return the gradients of a linear model's mean square error."""
     error = 2 * (inputs @ model["weight"] + model["bias"] - wanted) / len(inputs)
     return [
         (model["weight"], np.asarray(inputs.T @ error) + 0.0),
@@ -35,13 +35,13 @@ def gradients_of(model: dict[str, fake.Parameter], inputs: np.ndarray, wanted: n
 
 
 def model_of(seed: int = 0) -> dict[str, fake.Parameter]:
-    """Parameters by name."""
+    """Return the parameters by name."""
     numbers = np.random.default_rng(seed)
     return {"weight": fake.Parameter(numbers.standard_normal((3, 2))), "bias": fake.Parameter(np.zeros(2))}
 
 
 def trained(model: dict[str, fake.Parameter], optimizer: Any, first: int, stride: int) -> dict[str, np.ndarray]:
-    """The parameters after some steps on every `stride`-th sample."""
+    """Return the parameters after some steps on every `stride`-th sample."""
     for inputs, wanted in batches():
         optimizer.zero_grad()
         fake.backward(gradients_of(model, inputs[first::stride], wanted[first::stride]))
@@ -50,19 +50,19 @@ def trained(model: dict[str, fake.Parameter], optimizer: Any, first: int, stride
 
 
 def same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
-    """Equal up to rounding."""
+    """Check equality up to rounding."""
     for name, each in found.items():
         np.testing.assert_allclose(each, expected[name], rtol=1e-12, atol=1e-13)
 
 
 def alone() -> dict[str, np.ndarray]:
-    """What one process makes of all samples."""
+    """Return the parameters that one process makes of all samples."""
     model = model_of()
     return trained(model, fake.SGD(model.values(), lr=0.1), 0, 1)
 
 
 def test_trains_as_one_process() -> None:
-    """Each rank has its share of the samples, and a model of its own before the broadcast."""
+    """Each rank has its share of the samples, and a different model before the broadcast."""
     model = model_of(seed=engine.rank())
     for name, each in model.items():
         fake.broadcast_(each, 0, name)
@@ -73,7 +73,7 @@ def test_trains_as_one_process() -> None:
 
 
 def test_accumulates_passes() -> None:
-    """Two passes before a reduction, of which the last of a step is left over, and passes in `no_sync`."""
+    """There are two passes before a reduction, a last pass that is left over, and passes in `no_sync`."""
     model = model_of()
     optimizer = fake.DistributedOptimizer(fake.SGD(model.values(), lr=0.1), backward_passes_per_step=2)
     for inputs, wanted in batches():
@@ -82,12 +82,12 @@ def test_accumulates_passes() -> None:
             fake.backward([(each, gradient / 2) for each, gradient in gradients_of(model, *part)])
         optimizer.step()
         optimizer.zero_grad()
-    if engine.size() == 2:  # Halves of equal size: else the mean of means is another.
+    if engine.size() == 2:  # halves have equal sizes, so the mean of means is the mean
         same({name: np.asarray(each) for name, each in model.items()}, alone())
 
 
 def test_gets_the_gradients_of_others() -> None:
-    """A rank without a gradient gets the average of those that there are; a scheme in Python does the same."""
+    """A rank without a gradient gets the average of the existing ones, also with a scheme in Python."""
     for compression in (engine.Compression.none, engine.Compression.fp16, Doubled()):
         model = model_of()
         optimizer = fake.DistributedOptimizer(fake.SGD(model.values(), lr=0.1), compression=compression)
@@ -99,7 +99,7 @@ def test_gets_the_gradients_of_others() -> None:
 
 
 class Doubled(engine.Compressor):
-    """A compressor of one's own."""
+    """A compressor of the program's own."""
 
     @staticmethod
     def compress(tensor: Any) -> Any:
@@ -111,7 +111,7 @@ class Doubled(engine.Compressor):
 
 
 def test_is_refused_what_is_wrong() -> None:
-    """The checks of the neutral half, by the errors that users of torch know."""
+    """The checks of the framework-neutral half raise the same errors as for torch."""
     model = model_of()
     optimizer = fake.SGD(model.values(), lr=0.1)
     for kind, words, options in (
@@ -141,7 +141,7 @@ def test_is_refused_what_is_wrong() -> None:
 
 
 def refused(kind: type[Exception], words: str, call: Any) -> None:
-    """A call raises such an error."""
+    """Check that a call raises such an error."""
     try:
         call()
     except kind as error:

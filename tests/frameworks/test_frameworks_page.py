@@ -1,4 +1,4 @@
-"""`docs/frameworks.md` against the code: each name is there or not, each option is taken or refused, as it says."""
+"""`docs/frameworks.md` against the code: names exist or not, and options are accepted or refused, as it says."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PACKAGES = {"PyTorch": "torch", "TensorFlow": "tensorflow", "Keras": "keras", "J
 
 
 def table(title: str) -> tuple[list[str], dict[str, dict[str, str]]]:
-    """The frameworks of one section's table, and by row what it says of each."""
+    """Return the frameworks of one section's table, and each row's texts by framework."""
     (section,) = [part for part in PAGE.read_text().split("\n## ") if part.startswith(f"{title}\n")]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:1] == "|"]
     frameworks = rows[0][1:]
@@ -27,14 +27,14 @@ def table(title: str) -> tuple[list[str], dict[str, dict[str, str]]]:
 
 
 def claims(title: str, framework: str) -> dict[str, str]:
-    """What one section's table says of a framework, by name."""
+    """Return one section's claims about a framework, by name."""
     frameworks, rows = table(title)
     assert framework in frameworks
     return {name: said[framework] for row, said in rows.items() for name in re.findall(r"`([^`]+)`", row) or [row]}
 
 
 def names_that_are_told_wrongly(framework: str, package: str) -> list[str]:
-    """Names that are there and should not be, or the other way round."""
+    """Return names that exist against the page, or are missing against it."""
     binding = importlib.import_module(f"engine.{package}")
     said = claims("Names", framework)
     assert len(said) > 30 and set(said.values()) == {"yes", "no"}
@@ -43,7 +43,7 @@ def names_that_are_told_wrongly(framework: str, package: str) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def world() -> Iterator[None]:
-    """A world of one rank."""
+    """Start a world of one rank."""
     engine.init()
     yield
     engine.shutdown()
@@ -51,7 +51,7 @@ def world() -> Iterator[None]:
 
 @pytest.fixture(params=[name for name in PACKAGES if name in table("Names")[0]])
 def framework(request: pytest.FixtureRequest) -> str:
-    """Each that is installed here."""
+    """Each framework that is installed."""
     name = str(request.param)
     pytest.importorskip(PACKAGES[name], reason=f"needs {name}")
     return name
@@ -62,7 +62,7 @@ def test_names_are_there_or_not_as_the_table_says(framework: str) -> None:
 
 
 def optimizer_of(framework: str) -> Any:
-    """A plain optimizer."""
+    """Return a plain optimizer."""
     if framework == "PyTorch":
         import torch
 
@@ -86,7 +86,7 @@ def test_the_dispatcher_finds_the_binding_and_options_are_taken_or_refused(frame
     parameters = inspect.signature(
         importlib.import_module(f"engine.{PACKAGES[framework]}").DistributedOptimizer
     ).parameters
-    # The options of JAX's are those of `distributed`.
+    # JAX's options are those of `distributed`.
     known = {*parameters, *("compression", "op", "gradient_predivide_factor", "process_set")}
     if framework == "JAX":
         known |= {*inspect.signature(importlib.import_module("engine.jax").distributed).parameters}
@@ -113,7 +113,7 @@ def test_the_dispatcher_finds_the_binding_and_options_are_taken_or_refused(frame
 
 
 def scheme() -> engine.Scheme:
-    """A scheme, as `engine.torch.PowerSGD` is one."""
+    """A scheme like `engine.torch.PowerSGD`."""
     pytest.importorskip("torch", reason="needs torch")
     power_sgd: Callable[[], engine.Scheme] = importlib.import_module("engine.torch").PowerSGD
     return power_sgd()

@@ -1,7 +1,7 @@
-"""Collectives on JAX's arrays, at once and compiled, and the gradients that flow through them.
+"""Collectives on JAX's arrays, eager and compiled, and the gradients that flow through them.
 
-Gradients are held against what one process computes from all ranks' inputs. That model gives the mathematical ones.
-Those of Horovod, the default, are a known multiple of them for each kind.
+Gradients are compared with one process that has all ranks' inputs, which gives the mathematical ones. Horovod's, the
+default, are a known multiple of them for each kind.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def check(
     horovod: float = 1.0,
     compiled: bool = True,
 ) -> None:
-    """Hold the collective's result and gradient against those of `model`, which maps all ranks' inputs to all outputs.
+    """Compare the collective's result and gradient with those of `model`, which maps all ranks' inputs to all outputs.
 
-    `horovod`: by what Horovod's gradient is larger.
+    `horovod` is the factor by which Horovod's gradient is larger.
     """
     rank, everyone = hvd.rank(), [inputs(rank, *shape) for rank, shape in enumerate(shapes)]
     outputs = jax.jit(lambda xs: model([each * 2 for each in xs]))(everyone)
@@ -147,7 +147,7 @@ def test_alltoall(size: int) -> None:
     check(shapes, lambda x: hvd.alltoall(x, name="even"), lambda xs: exchanged(xs, [[2] * size] * size))
     splits = [[(rank + to) % 2 + 1 for to in range(size)] for rank in range(size)]
     check(
-        [(sum(split) + 1, 2) for split in splits],  # the last row goes nowhere
+        [(sum(split) + 1, 2) for split in splits],  # the last row is not sent
         lambda x: hvd.alltoall(x, splits[hvd.rank()])[0],
         lambda xs: exchanged(xs, splits),
         compiled=False,
@@ -265,7 +265,7 @@ def test_what_cannot_be_called_so(rank: int) -> None:
 
 
 def test_splits_and_roots_that_are_no_whole_numbers_are_refused_on_all_ranks(rank: int, size: int) -> None:
-    """A cast would cut them: 1.9 rows would be 1."""
+    """A cast would truncate them: 1.9 rows would become 1."""
     wrong = ([1.9] * size, [1.0] * size, np.ones(size, np.float32), jnp.ones(size), np.ones(size, bool), ["1"] * size)
     for number, splits in enumerate(wrong):
         given = splits if rank == size - 1 else [1] * size
@@ -278,7 +278,7 @@ def test_splits_and_roots_that_are_no_whole_numbers_are_refused_on_all_ranks(ran
 
 
 def test_programs_for_an_accelerator_are_refused() -> None:
-    """As XLA would compile them where JAX has one; and a process in which JAX has nothing else."""
+    """XLA could compile them where JAX has an accelerator. A JAX without a processor backend is refused, too."""
     program = jax.jit(lambda v: hvd.allreduce(v, name="on cuda"))
     for platforms in (("cuda",), ("cpu", "cuda"), ("tpu",)):
         with pytest.raises(
@@ -327,7 +327,7 @@ def test_numbers_and_arrays_of_numpy_become_arrays_of_jax(size: int) -> None:
 
 
 def test_results_lie_in_the_memory_that_the_engine_filled() -> None:
-    """XLA takes aligned memory as it lies: a result is not copied."""
+    """XLA uses aligned memory in place, without a copy of the result."""
     adapter = engine.adapters.adapter_of(jnp.ones(1))
     output = adapter.empty(np.ones((3, 1000), np.float32))
     assert adapter.result(jnp.ones(1), output).unsafe_buffer_pointer() == output.ctypes.data

@@ -1,4 +1,4 @@
-"""Buffers that programs of JAX share, give away and use again: what a collective reads and writes is nobody else's."""
+"""Buffers that programs of JAX share, donate and reuse: a collective reads and writes only its own."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ import engine.jax as hvd  # noqa: E402
 
 pytestmark = on_ranks(1, spare(2), 3, env=JAX, job="jax")
 
-LARGE = 200_000  # elements: more than a chunk of the engine's, and dispatched while it runs
+LARGE = 200_000  # elements; more than a chunk of the engine, and dispatched asynchronously
 
 
 def test_what_is_sent_stays_as_it_is(rank: int, size: int) -> None:
-    """A parameter of the program, a value that is used before and behind the collective, one that is sent twice."""
+    """Covers a program's parameter, a value used before and after the collective, and one that is sent twice."""
 
     @jax.jit
     def program(x: Any) -> Any:
@@ -42,7 +42,7 @@ def test_what_is_sent_stays_as_it_is(rank: int, size: int) -> None:
 
 @pytest.mark.parametrize("elements", [4, LARGE])
 def test_donated_arrays(elements: int, rank: int, size: int) -> None:
-    """A loop that gives each step the memory of the one before; some of it is sent at once, some is computed on."""
+    """Each step of a loop gets the memory of the previous one; some of it is sent at once, some is computed on."""
 
     def step(parameters: Any, momentum: Any) -> Any:
         gradients = [parameters[0] * 0 + rank + 1, parameters[1] * 0 + 2 * (rank + 1)]
@@ -63,7 +63,7 @@ def test_donated_arrays(elements: int, rank: int, size: int) -> None:
 
 
 def test_many_steps_are_under_way_with_donated_arrays(rank: int, size: int) -> None:
-    """Nobody waits for a step before the next one is dispatched, which takes the first one's memory."""
+    """The next step is dispatched before the previous one ends, and takes the first one's memory."""
 
     @jax.jit
     def begin() -> Any:
@@ -77,7 +77,7 @@ def test_many_steps_are_under_way_with_donated_arrays(rank: int, size: int) -> N
 
 
 def test_a_result_in_the_input_of_the_next_collective(size: int) -> None:
-    """Chains and branches from one value: a link may lie in the memory of the one before, no branch in another's."""
+    """Results of a chain may reuse their inputs' memory; branches from one value may not share memory."""
 
     @jax.jit
     def program(x: Any) -> Any:
@@ -108,7 +108,7 @@ def test_a_collective_of_a_loop_keeps_what_the_loop_carries(size: int) -> None:
 
 
 def test_a_program_of_a_process_set_that_is_gone_runs_in_no_other(rank: int, size: int) -> None:
-    """A later set that has the same place among the sets is not meant by it."""
+    """A later set may get the same index among the sets, but the program does not mean it."""
     if size == 1:
         return
     pair = hvd.add_process_set([0, 1]) if size > 2 else hvd.add_process_set([0])
@@ -125,7 +125,7 @@ def test_a_program_of_a_process_set_that_is_gone_runs_in_no_other(rank: int, siz
         ):
             jax.block_until_ready(program(jnp.ones(2)))
     hvd.remove_process_set(other)
-    hvd.add_process_set(pair)  # the same one is: its programs run again
+    hvd.add_process_set(pair)  # a set with the same ranks: its programs run again
     if pair.included():
         assert program(jnp.ones(2)).tolist() == [ranks] * 2
     hvd.remove_process_set(pair)

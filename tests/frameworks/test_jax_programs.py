@@ -1,4 +1,4 @@
-"""Programs of JAX with collectives in them: many, in loops and branches, mapped, beside callbacks, computed again."""
+"""Programs of JAX with collectives: many of them, in loops and branches, mapped, with callbacks, recomputed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import engine.jax as hvd  # noqa: E402
 pytestmark = on_ranks(1, spare(2), 3, env=JAX, job="jax")
 
 
-# Which of them depends on how far the program was when somebody asked for a result.
+# The class depends on the progress of the program when its result was read.
 FAILED = jax.errors.JaxRuntimeError, ValueError
 
 
@@ -31,12 +31,12 @@ def tensors() -> int:
 
 
 def test_forty_collectives_of_one_program_need_no_order(rank: int, size: int) -> None:
-    """They depend on nothing, so ranks may begin them in any order; with a thread for each they would wait for ever."""
+    """They are independent, so ranks may begin them in any order; with a thread for each they would deadlock."""
 
     @jax.jit
     def program(x: Any) -> Any:
         heavy = [x @ (x + k) for k in range(40)]
-        order = range(40) if rank % 2 == 0 else reversed(range(40))  # as a compiler may choose, for each rank
+        order = range(40) if rank % 2 == 0 else reversed(range(40))  # a compiler may choose any order on each rank
         found = {k: hvd.allreduce(heavy[k], hvd.Sum, f"many {k}") for k in order}
         return [found[k] for k in range(40)]
 
@@ -47,7 +47,7 @@ def test_forty_collectives_of_one_program_need_no_order(rank: int, size: int) ->
 
 
 def test_a_callback_calls_the_engine_in_the_middle_of_a_program(size: int) -> None:
-    """The rest of a program runs where its collective ends: never where data is moved."""
+    """The rest of a program runs on the thread that ends its collective, never on one that moves data."""
 
     def called(x: Any) -> Any:
         return np.asarray(engine.allreduce(np.array(x), engine.Sum, "in a callback"))
@@ -71,7 +71,7 @@ def test_one_collective_for_a_mapped_function(size: int) -> None:
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_mapped_rows(axis: int, rank: int, size: int) -> None:
-    """Whichever dimension is mapped, the first of what is left is gathered, scattered and exchanged."""
+    """Whichever dimension is mapped, the first remaining one is gathered, scattered and exchanged."""
     x = np.arange(2 * size * 3 * 4, dtype=np.float32).reshape(2 * size, 3, 4)
     mine = jnp.moveaxis(jnp.asarray(x) + rank, 1, axis)
     everyone = [x + other for other in range(size)]
@@ -127,7 +127,7 @@ def test_loops_and_branches(rank: int, size: int) -> None:
 
 @pytest.mark.parametrize("policy", [None, "everything_saveable", "nothing_saveable", "dots_saveable"])
 def test_what_is_computed_again(policy: str | None, size: int) -> None:
-    """`jax.checkpoint` sends a collective a second time, under another name, unless its policy keeps the result."""
+    """`jax.checkpoint` submits a collective again, under another name, unless its policy saves the result."""
 
     def layer(v: Any) -> Any:
         return jnp.sin(hvd.allreduce(jnp.sin(v), name=f"again {policy}"))
@@ -159,7 +159,7 @@ def test_equal_calls_are_neither_merged_nor_taken_out_of_a_loop(size: int) -> No
 
 
 def test_a_share_without_rows_takes_part(rank: int, size: int) -> None:
-    """Fewer rows than ranks: a rank's result has no elements, and the others need its call."""
+    """There are fewer rows than ranks: a rank's result is empty, but the others need its call."""
     program = jax.jit(lambda x: hvd.reducescatter(x, hvd.Sum, "one row"))
     assert program(jnp.ones((1, 3))).tolist() == ([[size] * 3] if rank == 0 else [])
 
@@ -189,7 +189,7 @@ def test_one_name_twice_one_after_the_other(size: int) -> None:
 
 
 def test_fifty_collectives_wait_for_no_cycle(rank: int, size: int) -> None:
-    """Nobody waits in the engine for any of them, and yet none waits for a cycle."""
+    """No thread waits in the engine for any of them, and still none waits for a cycle."""
     program = jax.jit(lambda xs: [hvd.allreduce(x, hvd.Sum, f"small {k}") for k, x in enumerate(xs)])
     arrays = [jnp.full((100,), float(k)) for k in range(50)]
     found = jax.block_until_ready(program(arrays))

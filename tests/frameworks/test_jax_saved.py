@@ -1,4 +1,4 @@
-"""Programs of JAX that were compiled in another process: from the cache on disk, and saved by hand."""
+"""Programs of JAX that another process compiled: from the cache on disk, and saved explicitly."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytest.importorskip("jax", reason="needs JAX")
 
 
 def caching(directory: str) -> tuple[Any, list[str]]:
-    """JAX with a cache on disk for every program, and a list that grows with each one that comes from there."""
+    """Return JAX with a disk cache for every program, and a list that gets an event for each program from the cache."""
     import jax
 
     events: list[str] = []
@@ -27,7 +27,7 @@ def caching(directory: str) -> tuple[Any, list[str]]:
 
 
 def run_and_save(jax: Any, directory: str) -> list[Any]:
-    """What a program gives, which is saved, too, unless it has been."""
+    """Return a program's results, and save the program unless it has been saved."""
     import engine.jax as hvd
 
     def collectives(x: Any) -> Any:
@@ -52,8 +52,10 @@ def compile_and_save(directory: str) -> list[Any]:
 
 
 def load(directory: str) -> tuple[str, list[Any], list[Any], bool]:
-    """What a saved program does without the binding, which knows its collectives, and with it; what the same program
-    gives that is compiled once more, and whether it came from the cache."""
+    """Return what a saved program does without the binding and with it, and the results of compiling it again.
+
+    The last element tells whether that program came from the cache.
+    """
     jax, events = caching(directory)
     import engine
 

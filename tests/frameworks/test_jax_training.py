@@ -1,4 +1,4 @@
-"""Training with optax: any number of ranks gives what one process gives that has the whole batch."""
+"""Training with optax on any number of ranks equals one process with the whole batch."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def loss_of(parameters: Any, batch: Any) -> Any:
 
 
 def train(parameters: Any, optimizer: Any, inputs: list[Any], compiled: bool = True) -> tuple[Any, Any]:
-    """The parameters, and the state of the optimizer, after a step for each input."""
+    """Return the parameters and the optimizer's state after a step for each input."""
     state = optimizer.init(parameters)
 
     def step(parameters: Any, state: Any, batch: Any) -> Any:
@@ -96,12 +96,12 @@ def test_training_equals_that_of_one_process(way: str, rank: int) -> None:
 
 @pytest.mark.parametrize("average", [True, False])
 def test_every_so_many_gradients(average: bool, size: int) -> None:
-    """One reduction and one step for three gradients: as `optax.MultiSteps`, whose micro steps are reduced each."""
+    """Three gradients make one reduction and one step; `optax.MultiSteps` reduces each micro step instead."""
     optimizer = hvd.distributed(optax.adam(0.01), every=3, average_aggregated_gradients=average)
     engine.barrier()
     before = engine.counters()["tensors"]
     found, state = jax.block_until_ready(train(model(0), optimizer, shards()))
-    compared = 2  # their options and their parameters, before the first reduction
+    compared = 2  # ranks compare options and parameters before the first reduction
     assert engine.counters()["tensors"] - before == STEPS // 3 + compared
     assert int(state.passes) == 0
     expected, _ = train(model(0), optax.MultiSteps(optax.adam(0.01), 3, use_grad_mean=average), batches())
@@ -118,15 +118,15 @@ def test_compressed_gradients_train_alike() -> None:
 
 def test_adasum_combines_what_the_steps_change(rank: int, size: int) -> None:
     if size == 3:
-        return  # Adasum goes with powers of two.
+        return  # Adasum needs a power of two
     optimizer = hvd.distributed(optax.sgd(0.1), op=hvd.Adasum)
-    found, _ = train(model(0), optimizer, batches()[:1])  # all ranks have one gradient, which Adasum averages
+    found, _ = train(model(0), optimizer, batches()[:1])  # all ranks have the same gradient, which Adasum averages
     expected, _ = train(model(0), optax.sgd(0.1), batches()[:1])
     check(found, expected)
 
 
 def test_a_step_is_one_call_with_a_name_and_ends_a_step(size: int) -> None:
-    """The tuner hears of steps; timeline and stall reports tell the first array of the tree."""
+    """The tuner is told of steps; timeline and stall reports name the first array of the tree."""
     optimizer = hvd.distributed(optax.sgd(0.1))
     parameters = model(0)
     state = optimizer.init(parameters)
@@ -231,7 +231,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("way", REFUSED)
 def test_what_sees_or_decides_by_one_rank_is_refused(way: str, compiled: bool, size: int) -> None:
-    """With NaN on one rank, for which conditions are made; no rank waits for another."""
+    """One rank has NaN, which such conditions test for; no rank waits for another."""
     make, text = REFUSED[way]
     optimizer = make()
     parameters = model(0)
@@ -257,7 +257,7 @@ def test_what_all_ranks_see_alike_trains_as_one_process_does(way: str) -> None:
     found, _ = train(model(0), wrap(optax.sgd(0.1)), shards())
     expected, _ = train(model(0), optax.sgd(0.1), batches())
     check(found, expected)
-    if skips:  # and a NaN on one rank, which makes the average one, changes nothing
+    if skips:  # a NaN on one rank makes the average NaN, and changes nothing
         optimizer = wrap(optax.sgd(0.1))
         odd = jnp.nan if hvd.rank() == 0 else 1.0
         gradients = jax.tree.map(lambda each: each * odd, model(0))

@@ -1,4 +1,4 @@
-"""Callbacks of the Keras binding, and collectives for values."""
+"""Callbacks of the Keras binding, and collectives on values."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ pytestmark = on_backends(2)
 
 
 def compiled(optimizer: Any, seed: int = 1) -> Any:
-    """A model, compiled with a wrapped optimizer."""
+    """Return a model, compiled with a wrapped optimizer."""
     model = toy.model(seed=seed)
     model.compile(hvd.DistributedOptimizer(optimizer), loss="mse", metrics=["mae"])
     return model
 
 
 def shift(optimizer: Any, trained: Any, by: float) -> None:
-    """Make an optimizer remember something else than nothing."""
+    """Make an optimizer's state nonzero."""
     optimizer.build(trained)
     for each in optimizer.variables:
         if each.shape:
@@ -35,7 +35,7 @@ def shift(optimizer: Any, trained: Any, by: float) -> None:
 
 
 def test_all_ranks_begin_as_one_of_them() -> None:
-    """Also with what the optimizer remembers, as when one rank alone has loaded a file."""
+    """The optimizer's state is broadcast, too, as when only one rank has loaded a file."""
     alone = toy.model(seed=12)
     alone.compile(keras.optimizers.Adam(0.05), loss="mse")
     shift(alone.optimizer, alone.trainable_variables, 1.0)
@@ -48,7 +48,7 @@ def test_all_ranks_begin_as_one_of_them() -> None:
 
 
 def test_the_first_step_has_the_broadcast_weights() -> None:
-    """Also where Keras leaves the optimizer's variables to the first step."""
+    """Keras may create the optimizer's variables only in the first step."""
     alone = toy.model(seed=12)
     alone.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss="mse")
     model = compiled(keras.optimizers.SGD(0.1, momentum=0.9), seed=11 + engine.rank())
@@ -81,7 +81,7 @@ def test_a_model_is_broadcast_outside_of_fit() -> None:
 
 
 def noting(seen: list[Any], change: Any = None) -> Any:
-    """A callback that notes metrics, and can set some before."""
+    """Return a callback that records metrics, and can set some before."""
 
     class Noting(keras.callbacks.Callback):  # type: ignore[misc]
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -93,7 +93,7 @@ def noting(seen: list[Any], change: Any = None) -> Any:
 
 
 def test_metrics_are_averaged_and_ranks_stop_together() -> None:
-    """Rank 0 sees no progress, rank 1 great progress, and on the average there is some until the third epoch."""
+    """Rank 0 sees no progress and rank 1 much; their average improves until the third epoch."""
     own: list[Any] = []
     seen: list[Any] = []
 
@@ -164,7 +164,7 @@ def test_the_warm_up_reaches_the_learning_rate() -> None:
 
 
 def test_momentum_is_corrected_when_the_learning_rate_changes() -> None:
-    """The velocity of Keras' SGD contains the learning rate, and becomes what it would be with the new one."""
+    """The velocity of Keras' SGD contains the learning rate, and is rescaled to the new one."""
     made = []
     for correction in (True, False):
         model = compiled(keras.optimizers.SGD(0.1, momentum=0.9))
@@ -230,14 +230,14 @@ def test_different_numbers_of_steps_are_told_before_the_first() -> None:
     with pytest.raises(engine.errors.MismatchError, match="rank 0: 2 batches, 1 epochs, rank 1: 2 batches, 2 epochs"):
         model.fit(x[:8], y[:8], batch_size=4, epochs=1 + engine.rank(), verbose=0, callbacks=[average()])
     toy.check_close(toy.weights(model), before, 0.0)
-    # Equal numbers of steps do, though the last batch is smaller on one rank; so does a model that trains alone.
+    # Equal numbers of steps are accepted, even with a smaller last batch on one rank; so is a model that trains alone.
     model.fit(x[: 8 - engine.rank()], y[: 8 - engine.rank()], batch_size=4, verbose=0, callbacks=[average()])
     model.compile(keras.optimizers.SGD(0.1), loss="mse")
     model.fit(x[:own], y[:own], batch_size=4, verbose=0, callbacks=[average()])
 
 
 def test_different_first_epochs_are_told_before_the_first_step() -> None:
-    """Also by a rank that has no epoch left to train."""
+    """A rank without remaining epochs reports it, too."""
     broadcast, average = hvd.callbacks.BroadcastGlobalVariablesCallback, hvd.callbacks.MetricAverageCallback
     rank = engine.rank()
     for first, callbacks, text in (
@@ -251,12 +251,12 @@ def test_different_first_epochs_are_told_before_the_first_step() -> None:
             toy.fit(model, together=True, epochs=3, initial_epoch=first, callbacks=callbacks)
         toy.check_close(toy.weights(model), before, 0.0)
     model = compiled(keras.optimizers.SGD(0.1))
-    for each in ([average()], [broadcast(0), average()]):  # equal numbers are none of these
+    for each in ([average()], [broadcast(0), average()]):  # except equal numbers of steps
         toy.fit(model, together=True, epochs=3, initial_epoch=1, callbacks=each)
 
 
 def test_backups_of_different_epochs_are_told() -> None:
-    """Each rank has a backup, as after a preemption between two of them."""
+    """Each rank has its own backup, as after a preemption between two of them."""
     alone = toy.model()
     alone.compile(keras.optimizers.SGD(0.1), loss="mse")
     backup = keras.callbacks.BackupAndRestore(f"backup-{engine.rank()}", delete_checkpoint=False)
@@ -284,7 +284,7 @@ def test_files_that_several_ranks_would_write_are_told() -> None:
         toy.fit(model, together=True, callbacks=[average, every("same.keras")])
     for callbacks in ([every(f"own-{engine.rank()}.keras")], [best("loss", filepath="best.keras")]):
         toy.fit(model, together=True, epochs=1, callbacks=[average, *callbacks])
-    engine.barrier("written")  # Rank 0 still writes the best model when rank 1 is done.
+    engine.barrier("written")  # rank 0 still writes the best model when rank 1 is done
     found = [each.name for each in Path().glob("*.keras")]
     engine.barrier("seen")
     if engine.rank() == 0:

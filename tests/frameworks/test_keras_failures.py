@@ -1,4 +1,4 @@
-"""What goes wrong on one rank in the middle of `fit` is told on the others, at once and in the engine's words."""
+"""Failures of one rank in the middle of `fit` are reported on the others, at once and in the engine's words."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..ranks import start_ranks
 from . import keras_programs_called
 from .backends import BACKENDS, environment
 
-pytestmark = pytest.mark.timeout(240)  # jobs with several worlds, in which Keras compiles anew
+pytestmark = pytest.mark.timeout(240)  # jobs with several worlds, in each of which Keras compiles
 
 TEXTS = {
     "mismatch": "MismatchError: ",
@@ -41,11 +41,11 @@ def test_each_failure_is_told_at_once_and_an_interrupt_ends_fit(backend: str) ->
     for kind, expected in TEXTS.items():
         text, seconds = found[kind]
         assert expected in text, (kind, text)
-        assert seconds < 30.0, (kind, seconds, text)  # 0.1 s; who is not told waits for ever
+        assert seconds < 30.0, (kind, seconds, text)  # usually 0.1 s; a rank that is not told waits for ever
 
 
 def test_an_interrupt_of_the_whole_job_ends_fit() -> None:
-    """As Ctrl-C does; nothing of it is left. On JAX, whose programs run on threads that know nothing of signals."""
+    """Ctrl-C leaves nothing running. With JAX, programs run on threads that know nothing of signals."""
     program, env = keras_programs_called.interrupted_together, environment("jax")
     with start_ranks(2, program, env=env, options=PATIENT, timeout=200) as job:
         job.wait_for("begun.0", "begun.1", timeout=100)

@@ -1,4 +1,4 @@
-"""Every optimizer of Keras takes, on each backend, the step that one process takes with the mean of all gradients."""
+"""Every optimizer of Keras makes, on each backend, the step of one process with the mean of all gradients."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = on_backends(2)
 
 
 def optimizers() -> dict[str, Any]:
-    """A maker of each optimizer that Keras has, and of some settings."""
+    """Return a factory for each optimizer of Keras, and for some settings."""
     given = keras.optimizers
     found = {
         name: kind
@@ -48,7 +48,7 @@ def optimizers() -> dict[str, Any]:
 def test_every_optimizer_takes_the_step_of_one_process(parts: Parts) -> None:
     for name, make in optimizers().items():
         if toy.BACKEND == "jax" and "LossScale" in name:
-            continue  # Keras' own has stateless_apply alone there: see the next test.
+            continue  # there Keras' own optimizer has only stateless_apply: see the next test
         with parts.part(name):
             trained, alone = toy.Steps(hvd.DistributedOptimizer(make())), toy.Steps(make())
             for step in range(4):

@@ -1,4 +1,4 @@
-"""`fit` on N ranks is `fit` on the whole batch in one process, on each backend of Keras."""
+"""`fit` on N ranks equals `fit` on the whole batch in one process, on each backend of Keras."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_train_on_batch() -> None:
 
 @pytest.mark.parametrize("ours", [False, True])
 def test_accumulated_gradients(ours: bool) -> None:
-    """Batches that are added up, by Keras after the reduction or by us before it, are a batch as large as all."""
+    """Batches that are accumulated, by Keras after the reduction or by the engine before it, equal one large batch."""
     if ours:
         options = {"backward_passes_per_step": 2, "average_aggregated_gradients": True}
         optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.05), **options)
@@ -86,12 +86,12 @@ def test_accumulated_gradients(ours: bool) -> None:
     alone.fit(x, y, batch_size=8 * engine.size(), epochs=2, verbose=0, shuffle=False)
     toy.check_same_everywhere(toy.weights(trained))
     toy.check_close(toy.weights(trained), toy.weights(alone))
-    assert tensors < (24 if ours else 40), tensors  # of 4 gradients in 4 steps, and in 8
+    assert tensors < (24 if ours else 40), tensors  # 4 gradients in 4 steps, or in 8
     assert len(optimizer.variables) == len(toy.state(optimizer))
 
 
 def test_a_train_step_of_ones_own() -> None:
-    """A model that computes its gradients itself, and hands them to the optimizer."""
+    """The model computes its gradients itself, and hands them to the optimizer."""
     kind: Any = {"torch": _torch_model, "tensorflow": _tensorflow_model, "jax": _jax_model}[toy.BACKEND]()
     made = []
     for together in (True, False):
@@ -166,7 +166,7 @@ def _jax_model() -> Any:
 
 
 def test_mixed_precision() -> None:
-    """float16 layers under a loss scale, which `compile` would put around a wrapped optimizer: that is refused."""
+    """`compile` would put the loss scale of float16 layers around a wrapped optimizer, which is refused."""
     keras.config.set_dtype_policy("mixed_float16")
     try:
         inner = toy.model()
@@ -181,7 +181,7 @@ def test_mixed_precision() -> None:
 
 
 def test_gradients_of_an_embedding() -> None:
-    """On TensorFlow they are sparse, and stay so."""
+    """TensorFlow makes them sparse, and they stay sparse."""
 
     def layers() -> list[Any]:
         words, flat = keras.layers.Embedding(20, 3, name="words"), keras.layers.Flatten(name="flat")
@@ -229,7 +229,7 @@ def test_torch_compile() -> None:
 
 
 def test_files_know_nothing_of_the_engine(parts: Parts) -> None:
-    """A model that was trained with a wrapped optimizer is saved, loads plain, loads wrapped, and goes on."""
+    """A model trained with a wrapped optimizer is saved, loaded plain, loaded wrapped, and trained on."""
     for name, make in MAKERS.items():
         model = toy.model()
         model.compile(hvd.DistributedOptimizer(make(), backward_passes_per_step=2), loss="mse")
@@ -253,7 +253,7 @@ def test_files_know_nothing_of_the_engine(parts: Parts) -> None:
 
 @on_backends(2, backends=("torch",))
 def test_a_model_that_horovod_has_saved_is_loaded(rank: int) -> None:
-    """Its file names the class that Horovod made of Keras' own; a class of that name from elsewhere stays unknown."""
+    """Its file names Horovod's subclass of a Keras class; a class of the same name from elsewhere stays unknown."""
     model = toy.model()
     model.compile(keras.optimizers.Adam(0.25), loss="mse")
     model.optimizer.build(model.trainable_variables)
@@ -278,7 +278,7 @@ def test_a_model_that_horovod_has_saved_is_loaded(rank: int) -> None:
 
 
 def test_one_rank_alone_may_load_the_model(rank: int) -> None:
-    """As scripts of Horovod resume. The paths of a Sequential model that was loaded lack the name of the model."""
+    """Horovod's scripts resume this way. Paths of a loaded Sequential model lack the model's name."""
     model = toy.model()
     model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.25)), "mse", jit_compile=False)
     model.optimizer.build(model.trainable_variables)

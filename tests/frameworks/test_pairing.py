@@ -1,7 +1,7 @@
-"""Whatever pairs things over ranks pairs them by name: drawn orders, dtypes, missing and renamed parts on one rank.
+"""Everything that is paired over ranks is paired by name: random orders, dtypes, missing and renamed parts on one rank.
 
-Each case accepts the right value, or an error that names what differs. Shapes are equal, so that a wrong partner would
-not be noticed by its shape.
+Each case accepts the right value, or an error that names the difference. Shapes are equal, so that no shape reveals a
+wrong partner.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ Things = dict[str, np.ndarray[Any, Any]]
 
 
 def value(name: str, rank: int) -> np.ndarray[Any, Any]:
-    """What a rank has under a name: unlike any other, and exact in float16."""
+    """Return a rank's value for a name: different from all others, and exact in float16."""
     return np.full(2, 4 * (ord(name[0]) - ord("a")) + rank, np.float32)
 
 
 class Trial:
-    """One drawn program: the same names on all ranks, but for one change on one of them.
+    """A random program with the same names on all ranks, except for one change on one of them.
 
     Attributes
     ----------
     change : str
         One of `CHANGES`.
     mine : dict
-        What this rank has, in its own order.
+        Values of this rank, in its own order.
     named : set of str
-        One of these has to be in the error, if there is one.
+        Names of which an error must contain one.
     """
 
     def __init__(self, number: int) -> None:
@@ -68,7 +68,7 @@ class Trial:
             self.mine = {f"z{number}" if name == victim else name: each for name, each in self.mine.items()}
 
     def run(self, case: Callable[[Things], Things], expected: Callable[[str], Any]) -> None:
-        """Run a case, which returns what it has made of the things of this rank, by their names."""
+        """Run a case, which returns its results by the names of this rank's things."""
         raised: Exception | None = None
         found: Things = {}
         try:
@@ -83,7 +83,7 @@ class Trial:
             return
         assert set(found) == set(self.mine)
         for name, each in found.items():
-            # A state gives what the root has without asking the others: the root keeps its own.
+            # A state sends the root's values without checking other ranks: the root keeps its own.
             right = self.mine[name] if expected is from_root and engine.rank() == 0 else expected(name)
             assert np.array_equal(each, right), f"{name}: {each} for {right} after {self.change}"
 
@@ -111,7 +111,7 @@ def broadcast_variables(things: Things) -> Things:
 
 
 def model_of(things: Things) -> Any:
-    """A model with a bias for each thing, whose layers are made in the order of the things."""
+    """Return a model with a bias for each thing, whose layers are made in the order of the things."""
     entry = keras.Input((1,))
     layers = {name: keras.layers.Dense(2, name=name, dtype=each.dtype.name) for name, each in things.items()}
     outputs = {name: layer(entry) for name, layer in layers.items()}
@@ -132,7 +132,7 @@ def broadcast_model(things: Things) -> Things:
 
 
 def broadcast_moments(things: Things) -> Things:
-    """What an optimizer remembers of each variable."""
+    """Broadcast the momentum of each variable, and return it."""
     model = model_of(things)
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9)))
     model.optimizer.build(model.trainable_variables)
@@ -147,7 +147,7 @@ def broadcast_moments(things: Things) -> Things:
 
 
 def keras_gradients(things: Things) -> Things:
-    """A step of SGD from zeros, with the things as gradients."""
+    """Make a step of SGD from zeros, with the things as gradients, and return the changes."""
     made = keras_variables({name: 0 * each for name, each in things.items()})
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
     gradients = [keras.ops.convert_to_tensor(each) for each in things.values()]
@@ -156,7 +156,7 @@ def keras_gradients(things: Things) -> Things:
 
 
 def synced(state: Any) -> Any:
-    """Give all ranks the commit of rank 0, which alone has one."""
+    """Give all ranks the commit of rank 0, the only one that has one."""
     if engine.rank() == 0:
         state.save()
     state.sync()
@@ -170,7 +170,7 @@ def keras_state(things: Things) -> Things:
 
 
 def state_values(things: Things) -> Things:
-    """Values of a state by name, as numbers."""
+    """Return values of a state by name, as numbers."""
     from engine.elastic import ObjectState
 
     state = synced(ObjectState(**{name: each.astype(np.float32) for name, each in things.items()}))
@@ -226,12 +226,12 @@ def tensorflow_state(things: Things) -> Things:
 
 
 def tree_of(things: Things) -> Any:
-    """A pytree that keeps the order in which it was made."""
+    """Return a pytree that keeps its insertion order."""
     return OrderedDict((name, jax.numpy.asarray(each)) for name, each in things.items())
 
 
 class Held(dict[str, Any]):
-    """A pytree whose class tells JAX no keys: it keeps them beside its children."""
+    """A pytree whose class gives JAX no keys, but keeps them beside its children."""
 
 
 @cache
@@ -300,7 +300,7 @@ def test_what_ranks_pair_they_pair_by_name(name: str) -> None:
     case, expected, backend = CASES[name]
     if backend not in ("", keras.backend.backend()):
         return
-    first = 1000 * list(CASES).index(name)  # no trial has the names of another
+    first = 1000 * list(CASES).index(name)  # no two trials share names
     for number in range(first, first + TRIALS):
         try:
             Trial(number).run(case, expected)
@@ -309,14 +309,14 @@ def test_what_ranks_pair_they_pair_by_name(name: str) -> None:
 
 
 def gradients_in(names: list[str], case: Callable[[dict[str, float]], Things]) -> None:
-    """Reduce gradients in an order of this rank's own; of each name it is another."""
+    """Reduce gradients in this rank's own order, with a different value for each name, and check the results."""
     given = {name: 4.0 * (ord(name) - ord("a")) + engine.rank() for name in names}
     for name, found in case(given).items():
         assert np.all(found == given[name] - engine.rank() + 0.5), f"{name}: {found} in the order {names}"
 
 
 def of_optimizer(variables: dict[str, Any], given: dict[str, float], **options: Any) -> Things:
-    """What one step of a wrapped optimizer of Keras, which is kept with the variables, subtracts."""
+    """Return the changes of one step of a wrapped Keras optimizer, which is kept with the variables."""
     optimizer = variables.setdefault("", hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), **options))
     before = {name: np.array(keras.ops.convert_to_numpy(variables[name].value)) for name in given}
     gradients = [keras.ops.full((2,), each, "float32") for each in given.values()]
@@ -325,7 +325,7 @@ def of_optimizer(variables: dict[str, Any], given: dict[str, float], **options: 
 
 
 def of_tape(variables: dict[str, Any], given: dict[str, float], **options: Any) -> Things:
-    """What a tape gives in a function that is traced anew."""
+    """Return the gradients of a tape in a newly traced function."""
 
     @tf.function
     def step() -> Any:
@@ -362,7 +362,7 @@ def test_orders_may_change_from_step_to_step_on_one_rank(number: int) -> None:
 @pytest.mark.parametrize("number", range(4))
 def test_groups_may_be_in_another_order_on_one_rank(number: int) -> None:
     if keras.backend.backend() != "tensorflow":
-        return  # elsewhere all gradients travel in one group
+        return  # on other backends all gradients travel in one group
     draw = random.Random(10 * number + engine.rank())
     variables = {name: tf.Variable(tf.zeros(2), name=f"{name}{number}of_groups") for name in "abcde"}
     groups = [list("abc"), list("de")]
@@ -414,7 +414,7 @@ def test_leaves_of_jax_that_the_engine_does_not_take_are_given_all_the_same() ->
 
 
 def nested(path: list[str]) -> Any:
-    """A layer, and one within it for each further part of a path."""
+    """Return a layer, with a nested layer for each further part of a path."""
     if len(path) == 1:
         return keras.layers.Dense(2, use_bias=False, name=path[0])
 
@@ -435,7 +435,7 @@ def test_moments_of_variables_that_are_alike_with_underscores_are_told_apart(ela
 
     paths = [["a_b", "c"], ["a", "b_c"], ["a_b_c"]]
     if engine.rank():
-        paths = [paths[1], paths[0], paths[2]]  # the last one is the same: the first two would change places
+        paths = [paths[1], paths[0], paths[2]]  # the last one is equal, and the first two would swap
     entry = keras.Input((2,))
     model = keras.Model(entry, [nested(path)(entry) for path in paths])
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9)))

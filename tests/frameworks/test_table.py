@@ -1,4 +1,4 @@
-"""The table of frameworks: whose an object is, and that one framework's binding leaves the others alone."""
+"""The table of frameworks: which one an object belongs to, and that a framework's binding leaves the others alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.frameworks import table
 
 INSTALLED = [each for each in table.BOUND.values() if importlib.util.find_spec(each.package) is not None]
 
-# What a binding's import brings beyond its framework's own, of frameworks and of other bindings.
+# Frameworks and bindings that importing a binding loads beyond its framework's own.
 IMPORTS = """
 import sys
 from importlib import import_module
@@ -40,7 +40,7 @@ def test_a_binding_imports_no_framework_but_its_own(framework: table.Framework) 
 
 
 def named(module: str, *bases: type) -> type:
-    """A class that was defined in a module of that name."""
+    """Return a class that was defined in a module of this name."""
     return type("Adam", bases, {"__module__": module})
 
 
@@ -63,7 +63,7 @@ def named(module: str, *bases: type) -> type:
 def test_an_object_belongs_to_the_framework_of_its_classes(
     bases: list[str], package: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Keras goes before its backends, and a class of the program's own belongs to its bases."""
+    """Keras precedes its backends, and a class of the program belongs to its bases."""
     rows = {each.package: each for each in table.FRAMEWORKS}
     packages = {name: each for each in rows.values() for name in (each.package, *each.others.split())}
     monkeypatch.setattr(table, "BOUND", rows)

@@ -1,4 +1,4 @@
-"""`SyncBatchNormalization` of TensorFlow: what Keras' layer does with the batches of all ranks as one."""
+"""`SyncBatchNormalization` of TensorFlow does what Keras' layer does with all ranks' batches as one."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ SHAPES = {"rows": (4,), "images": (3, 5, 4), "scaled": (4,)}
 
 
 def inputs_of(step: int, shape: tuple[int, ...], rows: list[int], dtype: str = "float64") -> list[Any]:
-    """What each rank has in a step: so many rows, around a mean that is not small."""
+    """Return each rank's input in a step, with these numbers of rows, around a mean that is not small."""
     random = np.random.default_rng(step)
     return [tf.constant(random.normal(size=(count, *shape)) * 2 + 7, dtype) for count in rows]
 
 
 def both(shape: tuple[int, ...], **options: Any) -> tuple[Any, Any]:
-    """The layer that is synchronised, and Keras' own."""
+    """Return the synchronized layer, and Keras' own."""
     made = hvd.SyncBatchNormalization(**options), keras.layers.BatchNormalization(**options)
     for layer in made:
         layer.build((None, *shape))
@@ -37,7 +37,7 @@ def both(shape: tuple[int, ...], **options: Any) -> tuple[Any, Any]:
 
 
 def passed(layer: Any, inputs: Any, weights: Any, mask: Any = None) -> tuple[Any, Any, list[Any]]:
-    """Output, gradient of the input and gradients of the parameters of a loss that differs by element."""
+    """Return output, input gradient and parameter gradients of a loss that differs by element."""
     with tf.GradientTape() as tape:
         tape.watch(inputs)
         output = layer(inputs, training=True, mask=mask)
@@ -80,7 +80,7 @@ def test_a_rank_without_rows_and_masked_rows(rank: int, size: int) -> None:
     part = slice(sum(rows[:rank]), sum(rows[: rank + 1]))
     toy.check_close([output, by_input], [expected[part], expected_by_input[part]], 1e-9)
 
-    sequences = inputs_of(2, (6, 4), [3] * size)  # of other lengths on each rank
+    sequences = inputs_of(2, (6, 4), [3] * size)  # different lengths on each rank
     masks = [np.arange(6) < [[2 + each], [6], [1]] for each in range(size)]
     mine, whole = both((6, 4), dtype="float64")[0], both((4,), dtype="float64")[1]
     mine(sequences[rank], training=True, mask=tf.constant(masks[rank]))

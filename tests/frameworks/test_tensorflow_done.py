@@ -1,4 +1,4 @@
-"""The callbacks of TensorFlow's kernels, from a program that plays TensorFlow: each runs once, forged ones do not."""
+"""Callbacks of TensorFlow's kernels, in a program that stands in for TensorFlow: each runs once, forged ones never."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Gradients through TensorFlow's collectives, held against what one process computes from all ranks' inputs.
+"""Gradients through TensorFlow's collectives, compared with one process that has all ranks' inputs.
 
-That model gives the mathematical gradients. Those of Horovod, the default, are a known multiple of them for each kind.
+That process gives the mathematical gradients. Horovod's, the default, are a known multiple of them for each kind.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def inputs(rank: int, *shape: int) -> Any:
 
 
 def weights(rank: int, *shape: int) -> Any:
-    """What a rank's loss weighs its output with: known to all."""
+    """Return the weights of a rank's loss, which every rank can compute."""
     return drawn(100 + rank, *shape)
 
 
@@ -50,9 +50,9 @@ def check(
     model: Callable[[list[Any]], list[Any]],
     horovod: float = 1.0,
 ) -> None:
-    """Hold the collective's gradient against that of `model`, which maps all ranks' inputs to all ranks' outputs.
+    """Compare the collective's gradient with that of `model`, which maps all ranks' inputs to all ranks' outputs.
 
-    `horovod`: by what Horovod's gradient is larger. With the tape outside of the traced function and inside of it.
+    `horovod` is the factor by which Horovod's gradient is larger. The tape is inside or outside of the traced function.
     """
     me = engine.rank()
     everyone = [inputs(rank, *shape) for rank, shape in enumerate(shapes)]
@@ -167,7 +167,7 @@ def _second(function: Callable[[Any], Any], x: Any) -> Any:
 
 
 def test_calls_without_a_name_keep_their_order_in_the_graph_of_a_gradient(size: int) -> None:
-    """TensorFlow orders nothing there, and their gradients do not depend on each other."""
+    """TensorFlow does not order them, and their gradients do not depend on each other."""
 
     @tf.function
     def program(x: Any) -> Any:
@@ -180,7 +180,7 @@ def test_calls_without_a_name_keep_their_order_in_the_graph_of_a_gradient(size: 
 
 @pytest.mark.parametrize("name", ["called four times", None])
 def test_each_call_of_a_function_gets_its_own_gradient(name: str | None, rank: int, size: int) -> None:
-    """TensorFlow runs these gradients in any order, here in another one on each rank."""
+    """TensorFlow runs these gradients in any order, here in a different one on each rank."""
 
     @tf.custom_gradient
     def late(x: Any) -> Any:
@@ -268,7 +268,7 @@ COLLECTIVES: dict[str, Callable[[list[Any]], list[Any]]] = {
 
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_gradients_of_one_collective_may_be_taken_several_times_in_a_session(name: str, rank: int, size: int) -> None:
-    """One for each of its results, and a second one for a second loss, all in one run of the session."""
+    """There is one gradient for each result, and a second loss, all in one run of the session."""
     if not op.native:
         pytest.skip("calls of Python hold a thread each, and a session has no order for them")
 
@@ -282,7 +282,7 @@ def test_gradients_of_one_collective_may_be_taken_several_times_in_a_session(nam
 
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         found = grads(session)
-    # The rows of each rank are asked for by all, once each; Horovod averages what all ranks ask.
+    # All ranks' losses depend once on each rank's rows; Horovod averages their gradients.
     factor = {"grouped_allreduce": size, "grouped_reducescatter": size, "broadcast": 1.0 if rank == 0 else 0.0}
     for each in found:
         np.testing.assert_allclose(each, np.full([2 * size, 3], factor.get(name, 1.0)))

@@ -1,6 +1,6 @@
-"""Collectives on TensorFlow's tensors: values, dtypes, shapes, and that each runs once on every rank.
+"""Collectives on TensorFlow's tensors: values, dtypes, shapes, and exactly one call on every rank.
 
-On two ranks also by Python, which takes over where native ops cannot be.
+Two ranks also run the Python implementation, which replaces native ops where these cannot be built.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def test_slices_are_added_up(mode: str, rank: int, size: int) -> None:
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "int32", "int64"])
 def test_an_average_of_integers_in_slices_is_exact_and_of_floats(dtype: str, rank: int, size: int) -> None:
-    """Rows that would wrap or be cut off if they were added up, or divided, in their own dtype."""
+    """The rows would overflow or be truncated if they were added, or divided, in their own dtype."""
     values = tf.constant([[100, 3], [100, 2 * rank], [7 + rank, 1]], dtype)
     slices = tf.IndexedSlices(values, tf.constant([5, 5, rank]), tf.constant([6, 2]))
     want = np.zeros([6, 2])
@@ -159,7 +159,7 @@ def test_a_factor_on_integers_in_slices_truncates_the_product(size: int) -> None
 
 @pytest.mark.parametrize("op", ["Min", "Max", "Product", "Adasum"])
 def test_an_operation_that_slices_have_not_is_refused(op: str) -> None:
-    """With an exception that those who expect Horovod's catch, too."""
+    """It is a NotImplementedError, as Horovod raises, and the engine's ArgumentError, too."""
     slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]))
     for call in (lambda op: hvd.allreduce(slices, op=op), lambda op: hvd.grouped_allreduce([slices], op=op)):
         with pytest.raises(NotImplementedError, match=f"not {op}") as raised:
@@ -182,8 +182,8 @@ def test_shapes_that_are_known_while_tracing() -> None:
 
 
 def test_without_an_engine_the_text_says_where_an_elastic_job_has_one() -> None:
-    """What a compiled program raises, whether it communicates or asks for the rank."""
-    absent = 12345  # the number of no process set
+    """A compiled program raises it, whether it communicates or asks for the rank."""
+    absent = 12345  # not the number of a process set
     call = Call("allreduce", None, absent)
     programs: list[Any] = [lambda: op.place(absent), lambda: op.reduce(call, [tf.ones([1])])]
     told = r"NotInitializedError: .*that elastic\.run wraps"
@@ -194,7 +194,7 @@ def test_without_an_engine_the_text_says_where_an_elastic_job_has_one() -> None:
 
 
 def test_none_is_folded_merged_or_dropped() -> None:
-    """A constant input, two equal calls, a result times zero, one of which only the shape is used, and one of none."""
+    """Covers a constant input, equal calls, a result times zero, an unused result, and one used only for its shape."""
 
     @tf.function
     def program() -> Any:
@@ -246,7 +246,7 @@ def test_named_calls_have_no_order_and_unnamed_ones_do() -> None:
 
 
 def test_many_calls_in_any_order_on_one_thread() -> None:
-    """Ranks take independent calls in different orders; none waits for another."""
+    """Ranks make independent calls in different orders; none waits for another."""
 
     @tf.function
     def program(x: Any) -> Any:
@@ -261,7 +261,7 @@ def test_many_calls_in_any_order_on_one_thread() -> None:
 
 
 class Memory(ctypes.Structure):
-    """What the C library tells of its heap: `struct mallinfo2`."""
+    """Heap statistics of the C library: `struct mallinfo2`."""
 
     _fields_ = [
         (name, ctypes.c_size_t)
@@ -270,7 +270,7 @@ class Memory(ctypes.Structure):
 
 
 def bytes_in_use() -> int:
-    """Of the heap."""
+    """Return the bytes of the heap that are in use."""
     mallinfo = ctypes.CDLL(None).mallinfo2
     mallinfo.restype = Memory
     return int(mallinfo().uordblks)
@@ -278,7 +278,7 @@ def bytes_in_use() -> int:
 
 @on_op_ranks(3)
 def test_ten_thousand_calls_that_end_after_their_kernels_have_returned(size: int) -> None:
-    """All but the first of a step are submitted without waiting: another thread ends them. None is lost or leaks."""
+    """All calls but a step's first are submitted without waiting, and end on another thread. None is lost or leaks."""
     calls, runs, rounds = 100, 25, 4
 
     @tf.function(autograph=False)
@@ -293,13 +293,13 @@ def test_ten_thousand_calls_that_end_after_their_kernels_have_returned(size: int
         np.testing.assert_array_equal(found, want)
         used.append(bytes_in_use())
     assert tensors() - before == rounds * runs * calls
-    # What leaks does so in every round; in one of them TensorFlow may have made something that it keeps.
+    # A leak shows in every round; in one round TensorFlow may allocate something that it keeps.
     least = min(later - earlier for earlier, later in pairwise(used))
     assert least < runs * calls * 16, ("as much as the smallest piece of memory for each call", used)
 
 
 def test_a_name_that_is_used_again(size: int) -> None:
-    """In one graph and by its gradient, and in a function that is called twice."""
+    """The name occurs again in one graph and in its gradient, and in a function that is called twice."""
 
     @tf.function
     def direct(x: Any) -> Any:
@@ -355,7 +355,7 @@ def test_a_call_without_a_name_is_refused_while_another_run_of_its_function_has_
         thread.start()
     refused = ended.get(timeout=60) if rank == 0 else ""
     engine.barrier("one run was refused")
-    if rank > 0:  # whose runs follow each other, and meet the one that is in flight and the one that was refused
+    if rank > 0:  # their runs follow each other, and match both the one in flight and the refused one
         run()
         run()
         one, other = ended.get(), ended.get()
@@ -422,7 +422,7 @@ def test_xla_is_refused_while_tracing() -> None:
 
 
 def test_results_lie_in_their_inputs_memory_where_nobody_else_needs_it() -> None:
-    """And an input that somebody else reads stays as it was."""
+    """An input that is still read elsewhere stays unchanged."""
 
     @tf.function
     def program(x: Any) -> Any:
@@ -438,7 +438,7 @@ def test_results_lie_in_their_inputs_memory_where_nobody_else_needs_it() -> None
 
 
 def test_numbers_of_rows_that_do_not_fit_are_refused() -> None:
-    """They are told as int32: three thousand million rows of nothing would be a negative number."""
+    """Row counts are sent as int32: three billion rows of nothing would be a negative number."""
     if op.native:
         with pytest.raises(tf.errors.InvalidArgumentError, match="numbers of rows as int32"):
             hvd.allgather(tf.zeros([3_000_000_000, 0]))
@@ -453,7 +453,7 @@ def test_what_one_rank_cannot_submit_is_told_to_the_others_in_its_words(rank: in
 
 
 def test_splits_and_roots_that_are_no_whole_numbers_are_refused_on_all_ranks(rank: int, size: int) -> None:
-    """A cast would cut them: 1.9 rows would be 1."""
+    """A cast would truncate them: 1.9 rows would become 1."""
     wrong = ([1.9] * size, [1.0] * size, np.ones(size), tf.ones([size]), [True] * size, ["1"] * size, [])
     failures = (tf.errors.OpError, engine.errors.EngineError)
     for number, splits in enumerate(wrong):

@@ -29,7 +29,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
 
 
 def trained(optimizer: Any, batches: Sequence[Any], traced: bool) -> list[np.ndarray]:
-    """A model after so many steps of an optimizer."""
+    """Return a model after an optimizer's steps on these batches."""
     variables = toy.model()
 
     def step(batch: Any) -> None:
@@ -42,7 +42,7 @@ def trained(optimizer: Any, batches: Sequence[Any], traced: bool) -> list[np.nda
 
 
 def trained_in_session(optimizer: Any, batches: Sequence[Any]) -> list[np.ndarray]:
-    """As `trained`, in a graph and a session."""
+    """Train like `trained`, in a graph and a session."""
     arrays = [batch.numpy() for batch in batches]
     with tf.Graph().as_default(), v1.Session() as session:
         variables = toy.model()
@@ -71,7 +71,7 @@ def test_shards_train_as_the_whole_batch_does(kind: str, mode: str) -> None:
 @pytest.mark.parametrize("average", [False, True], ids=["sum", "average"])
 @pytest.mark.parametrize("mode", ["eager", "function", "session"])
 def test_several_passes_make_a_step(mode: str, average: bool) -> None:
-    # Four passes of two each, and one that is left over and makes no step.
+    # Four steps of two passes each, and one left-over pass without a step.
     wholes = [toy.whole_batch(step) for step in range(5)]
     plain, alone = v1.train.MomentumOptimizer(0.1, 0.9), toy.model()
     for first in (0, 2):

@@ -1,4 +1,4 @@
-"""Sessions of TensorFlow 1, with its behaviour: the hook that broadcasts, and a training loop of its time."""
+"""Sessions of TensorFlow 1, with its behaviour: the broadcasting hook, and a training loop of that time."""
 
 from __future__ import annotations
 

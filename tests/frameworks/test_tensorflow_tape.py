@@ -1,4 +1,4 @@
-"""Gradient tapes of TensorFlow whose gradients are reduced, in eager mode and in `tf.function`."""
+"""Gradient tapes of TensorFlow with reduced gradients, in eager mode and in `tf.function`."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from .tensorflow_ranks import PYTHON, SIZES, on_op_ranks
 
 pytestmark = on_op_ranks(*SIZES, PYTHON)
 traced = pytest.mark.parametrize("traced", [False, True], ids=["eager", "function"])
-FAILED = EngineError, tf.errors.OpError  # as it is raised in eager mode, and by a graph
+FAILED = EngineError, tf.errors.OpError  # raised in eager mode and by a graph, respectively
 
 
 def gradients_of(variables: Sequence[Any], batch: Any, **options: Any) -> list[Any]:
-    """Reduced gradients of this rank's part of a batch."""
+    """Return reduced gradients of this rank's part of a batch."""
     with tf.GradientTape() as tape:
         loss = toy.loss_of(variables, toy.shard(batch))
     return hvd.DistributedGradientTape(tape, **options).gradient(loss, variables)
 
 
 def local_gradients(variables: Sequence[Any], batch: Any) -> list[np.ndarray]:
-    """Those of this rank alone."""
+    """Return the gradients of this rank only."""
     with tf.GradientTape() as tape:
         loss = toy.loss_of(variables, toy.shard(batch))
     return [each.numpy() for each in tape.gradient(loss, variables)]
@@ -83,7 +83,7 @@ def test_adasum_combines_gradients(size: int, traced: bool) -> None:
 
 
 class Negated(hvd.Compressor):
-    """A compressor of one's own: -x in float32."""
+    """A compressor of the program's own: -x in float32."""
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
@@ -187,7 +187,7 @@ def test_a_gradient_that_one_rank_lacks_is_named_at_once(rank: int, size: int, t
 
 @traced
 def test_gradients_that_other_ranks_lack_later_on_are_no_partners_of_others(size: int, rank: int, traced: bool) -> None:
-    """Ranks have equally many gradients, of equal shapes, of different variables."""
+    """Ranks have as many gradients, of equal shapes, but of different variables."""
     three = [tf.Variable([1.0, 2.0], name=f"{name} {traced}") for name in ("first", "second", "third")]
 
     def step(chosen: Sequence[int]) -> Any:
@@ -250,7 +250,7 @@ def test_a_rank_that_traces_once_more_goes_on_with_the_others() -> None:
     for number in range(4):
         batch = toy.shard(toy.whole_batch(number))
         if number in (1, 2) and engine.rank() == engine.size() - 1:
-            batch = batch[: 1 + number]  # another shape, for which this rank alone traces anew
+            batch = batch[: 1 + number]  # another shape, for which only this rank retraces
         mine = (
             local_gradients(variables, toy.whole_batch(number)) if len(batch) == 4 else own_gradients(variables, batch)
         )

@@ -1,4 +1,4 @@
-"""Variables and objects of one rank for all, with TensorFlow: eager, in `tf.function`, in a graph of TensorFlow 1."""
+"""Broadcasts of variables and objects with TensorFlow: eager, in `tf.function`, in a graph of TensorFlow 1."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DTYPES = ["float32", "float16", "bfloat16", "float64", "int8", "uint8", "int32",
 
 
 def own_variables(rank: int) -> list[Any]:
-    """Of many dtypes and shapes, an empty one and two of one name among them."""
+    """Return variables of many dtypes and shapes, including an empty one and two with the same name."""
     made = [tf.Variable(tf.cast(tf.reshape(tf.range(6) + rank, [2, 3]) % 3, dtype), name=dtype) for dtype in DTYPES]
     made += [
         tf.Variable(float(rank), name="same"),

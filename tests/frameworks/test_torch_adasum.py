@@ -1,4 +1,4 @@
-"""Adasum in torch: `DistributedOptimizer`, gradients through it, and what ranks without a gradient bring."""
+"""Adasum in torch: `DistributedOptimizer`, gradients through it, and ranks without a gradient."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Test = Callable[[], None]
 
 
 def pairs(function: Test) -> Test:
-    """A test for ranks in pairs of pairs; among three, wrapping is refused."""
+    """Run a test on ranks in pairs of pairs; with three ranks, check that wrapping is refused."""
 
     @functools.wraps(function)
     def run() -> None:
@@ -52,7 +52,7 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
 
 
 def combined(ranks: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Each tensor over the ranks, by the paper's formula."""
+    """Combine each tensor over the ranks by the paper's formula."""
     return {name: torch.from_numpy(adasum([rank[name].numpy() for rank in ranks])) for name in ranks[0]}
 
 
@@ -68,7 +68,10 @@ def expected(
     ranks: Sequence[int] | None = None,
     joins: Callable[[int], int] | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Every rank's optimizer in one process: own state, own step, changes combined. `joins`: by rank, its steps."""
+    """Compute all ranks' optimizers in one process: own state, own step, changes combined.
+
+    `joins` is the function from a rank to its number of steps.
+    """
     ranks = range(engine.size()) if ranks is None else ranks
     models = [toy.mlp() for _ in ranks]
     optimizers = [make(model.parameters()) for model in models]
@@ -101,7 +104,7 @@ def test_steps_are_those_of_the_formula() -> None:
 
 @pairs
 def test_ranks_with_fewer_batches_join() -> None:
-    """They change nothing; who joins last has the parameters that all go on with."""
+    """Joined ranks change nothing; the last to join has the parameters with which all go on."""
     size = engine.size()
     for turn in range(2):  # Rank 0 is the first to join, then the last.
         steps = [2 + (rank + turn) % size for rank in range(size)]
@@ -161,7 +164,7 @@ def test_a_closure_is_run_by_every_rank_for_itself() -> None:
 
     losses = [float(optimizer.step(closure)) for _ in range(3)]
     toy.check_same_everywhere(toy.parameters_of(model))
-    assert losses[0] == first != losses[1], losses  # The first is of the parameters before the step.
+    assert losses[0] == first != losses[1], losses  # the first is that of the parameters before the step
     assert len(calls) == 3 * (1 + engine.rank())
 
 
@@ -188,7 +191,7 @@ def test_schedulers_and_state() -> None:
     toy.train(model, optimizer, [batch(2, engine.rank())])
     after = toy.parameters_of(model)
     other = toy.mlp()
-    restored = wrap(sgd(other.parameters()), check_parameters=False)  # or it is counted, late
+    restored = wrap(sgd(other.parameters()), check_parameters=False)  # the check would be counted late
     other.load_state_dict(saved[0])
     restored.load_state_dict(saved[1])
     toy.train(other, restored, [batch(2, engine.rank())])
@@ -295,7 +298,7 @@ def test_ranks_that_freeze_different_parameters() -> None:
 
 @pairs
 def test_a_rank_that_has_frozen_everything() -> None:
-    """The others hear of it; where all ranks have, a step changes nothing."""
+    """The others are told; if all ranks have frozen everything, a step changes nothing."""
     weight = nn.Parameter(torch.ones(3))
     optimizer = wrap(torch.optim.SGD([weight], lr=0.5))
     for frozen in (range(0), range(1, engine.size()), range(engine.size()), range(0)):
@@ -429,7 +432,7 @@ def test_the_four_forms() -> None:
 
 @pairs
 def test_a_rank_that_brings_nothing() -> None:
-    """As a gradient hook says it: no tensor at all, rather than zeros. In private and in shared memory."""
+    """A gradient hook passes no tensor at all, rather than zeros; in private and in shared memory."""
     for views in (False, True):
         parts = nn.ModuleList([nn.Linear(300, 200), nn.Linear(300, 200), nn.Linear(3, 2)]).double()
         reducer = TorchReducer(Options(engine.Adasum, prescale=2.0, views=views))
@@ -453,7 +456,7 @@ def test_a_rank_that_brings_nothing() -> None:
 
 @pairs
 def test_a_step_that_a_signal_ends_puts_the_parameters_back() -> None:
-    """What this rank has brought is what it had changed, and nothing writes to its parameters after that."""
+    """This rank has contributed its change, and nothing writes to its parameters afterwards."""
     if engine.size() == 1:
         return
     weight = torch.nn.Parameter(torch.full((5,), 10.0, dtype=torch.float64))

@@ -1,4 +1,4 @@
-"""Gradients to which autograd gives the same memory, and memory that the user shares out."""
+"""Gradients to which autograd gives the same memory, and memory that the user shares between gradients."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_shared_memory_is_reduced_once_for_each(wrap: Wrap) -> None:
 
 
 class Added(torch.autograd.Function):
-    """A sum whose gradients have memory of their own, or share it; the hooks fire in the same order."""
+    """A sum whose gradients have their own memory, or share it; the hooks fire in the same order."""
 
     share = False
 
@@ -189,7 +189,7 @@ def test_gradients_tied_before_backward_are_reduced_once(wrap: Wrap) -> None:
             (a, b), optimizer = make_tied(wrap, **options)
             for step in range(4):
                 optimizer.zero_grad(set_to_none=False)
-                if not step or wrap.views:  # Shared memory has a place for each, so it unties them.
+                if not step or wrap.views:  # Shared memory has a place for each gradient, so they no longer alias.
                     a.grad = torch.zeros_like(a)
                     tie(a, b)
                 backward(a)
@@ -201,7 +201,7 @@ def test_gradients_tied_before_backward_are_reduced_once(wrap: Wrap) -> None:
 
 def test_gradients_tied_in_a_window_are_reduced_once(wrap: Wrap) -> None:
     for tie in (whole, view):
-        for passes in (1, 2, 3):  # the window's passes: with 3 the step reduces what two have left
+        for passes in (1, 2, 3):  # passes of the window; with 3 the step reduces what two have left
             (a, b), optimizer = make_tied(wrap, op=hvd.Sum, backward_passes_per_step=passes)
             for step in range(3):
                 optimizer.zero_grad()
@@ -247,7 +247,7 @@ def test_late_gradients_beside_reduced_ones_in_one_buffer_are_reduced(wrap: Wrap
             optimizer.zero_grad()
             backward(a)
             mine, theirs = cut(torch.full((12, 4), float(engine.rank() + 1)))
-            a.grad = mine.copy_(a.grad)  # as a program does that flattens gradients
+            a.grad = mine.copy_(a.grad)  # like a program that flattens gradients
             b.grad = theirs
             optimizer.step()
             check_values(step, [a, b], expected("sum"))

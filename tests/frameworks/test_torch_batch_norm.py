@@ -1,4 +1,4 @@
-"""`SyncBatchNorm` on N ranks is `BatchNorm` on the batches of all ranks in one process."""
+"""`SyncBatchNorm` on N ranks equals `BatchNorm` on all ranks' batches in one process."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from . import toy
 
 pytestmark = on_ranks(*toy.SIZES)
 
-# By the dimensions of the input: the layer in one process, and what follows N and C.
+# By the dimensions of the input: the layer in one process, and the shape after N and C.
 PLAIN = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
 TAILS = {2: (), 3: (5,), 4: (4, 3), 5: (2, 3, 2)}
 CHANNELS = 3
 
 
 def batches(rows: list[int], dims: int, step: int, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
-    """The input of every rank, with so many rows, known to all; each rank's has another mean and variance."""
+    """Return every rank's input with these rows, which all ranks can compute; means and variances differ by rank."""
     generator = torch.Generator().manual_seed(100 * step + dims)
     return [
         (torch.randn(n, CHANNELS, *TAILS[dims], generator=generator, dtype=torch.float64) * (rank + 1) - 2 * rank).to(
@@ -40,7 +40,7 @@ def batches(rows: list[int], dims: int, step: int, dtype: torch.dtype = torch.fl
 
 
 def uneven() -> Iterator[list[int]]:
-    """Rows by rank: equal ones, different ones, and none on the first rank or on the last."""
+    """Return rows by rank: equal ones, different ones, and none on the first or the last rank."""
     size = engine.size()
     yield [4] * size
     yield [2 + rank for rank in range(size)]
@@ -51,7 +51,7 @@ def uneven() -> Iterator[list[int]]:
 
 
 def same_as_alone(layer: SyncBatchNorm, alone: nn.Module, rows: list[int], dims: int, steps: int = 3) -> None:
-    """Forward, backward and statistics of a few steps against those of one process; `rows` by rank of the set."""
+    """Compare forward, backward and statistics of some steps with one process; `rows` are by rank of the set."""
     members = layer.process_set
     rank, found, expected = members.rank(), [], []
     assert rank is not None
@@ -80,7 +80,7 @@ def same_as_alone(layer: SyncBatchNorm, alone: nn.Module, rows: list[int], dims:
 
 
 def test_the_ranks_of_a_set() -> None:
-    """Sets beside and across each other, and all ranks, in one model; a rank has layers of sets that it is not in."""
+    """Disjoint and overlapping sets, and all ranks, in one model; a rank also has layers of sets without it."""
     size, rank = engine.size(), engine.rank()
     if size == 1:
         return
@@ -125,7 +125,7 @@ def test_who_is_not_in_the_set_normalises_alone() -> None:
     first = engine.add_process_set([0])
     layer, alone = SyncBatchNorm(CHANNELS, process_set=first).double(), nn.BatchNorm2d(CHANNELS).double()
     before = toy.reduced()
-    for step in range(rank + 1):  # Another number of batches on each rank.
+    for step in range(rank + 1):  # a different number of batches on each rank
         x = batches([4] * size, 4, step)[rank]
         mine, other = x.clone().requires_grad_(), x.clone().requires_grad_()
         output, wanted = layer(mine), alone(other)
@@ -172,7 +172,7 @@ def test_evaluation_is_that_of_torch_and_calls_nobody() -> None:
         layer.eval()
         alone.eval()
         before = toy.reduced()
-        if engine.rank() == 0:  # A collective here would wait for the others.
+        if engine.rank() == 0:  # a collective here would wait for the others
             x = batches([3], 4, 7)[0]
             assert torch.equal(layer(x), alone(x))
             assert toy.reduced() == before
@@ -181,7 +181,7 @@ def test_evaluation_is_that_of_torch_and_calls_nobody() -> None:
 def test_an_mlp_trains_as_in_one_process() -> None:
     def model() -> nn.Module:
         torch.manual_seed(2)
-        norm = nn.BatchNorm1d(8)  # Used twice in a pass.
+        norm = nn.BatchNorm1d(8)  # used twice in a pass
         layers = nn.Linear(8, 8), norm, nn.Tanh(), nn.Linear(8, 8), norm, nn.Tanh(), nn.Linear(8, 3), nn.BatchNorm1d(3)
         return nn.Sequential(*layers).double()
 
@@ -240,7 +240,7 @@ def test_channels_last_is_kept() -> None:
 
 
 def test_large_means_leave_the_variance_right() -> None:
-    """E[x^2] - E[x]^2 in float32 would have an error larger than the variance itself."""
+    """E[x^2] - E[x]^2 in float32 would have an error larger than the variance."""
     rank, size = engine.rank(), engine.size()
     generator = torch.Generator().manual_seed(8)
     inputs = [torch.randn(64, CHANNELS, generator=generator) + 10_000 + rank for rank in range(size)]
@@ -266,7 +266,7 @@ def test_threads_change_no_bit_of_the_statistics() -> None:
 
 
 class Net(nn.Module):
-    """Layers to convert: nested, shared, frozen in evaluation, without parameters."""
+    """Layers to convert: nested, shared, frozen in evaluation mode, without parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -319,7 +319,7 @@ def test_what_cannot_be_normalised() -> None:
     toy.raises(ValueError, lambda: layer(torch.ones(4)))
     if size > 1:
         assert "[N, 3, ...]" in toy.raises(ValueError, lambda: layer(torch.ones(4, CHANNELS + 1)))
-    # All ranks know that there is one value, also the one that has it.
+    # All ranks know that there is only one value, even the rank that has it.
     text = toy.raises(ValueError, lambda: layer(torch.ones(int(engine.rank() == 0), CHANNELS)))
     assert size == 1 or "there are 1" in text, text
     if size > 1:

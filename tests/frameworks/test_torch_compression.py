@@ -1,4 +1,4 @@
-"""Compression with torch: gradients that travel as halves, compressors of one's own, PowerSGD."""
+"""Compression with torch: gradients that travel as halves, compressors of the program, PowerSGD."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_sparse_gradients_made_dense_are_compressed(wrap: Wrap) -> None:
 
 
 def test_sparse_gradients_travel_as_they_are(wrap: Wrap) -> None:
-    """With a narrower dtype they stay sparse and exact, whoever has none; what Python compresses must be dense."""
+    """A narrower dtype leaves them sparse and exact, even if a rank has none; Python's compressors need dense ones."""
     size, rank = engine.size(), engine.rank()
     for step in range(3):
         tables = [nn.Embedding(10, 4, sparse=True) for _ in range(2)]
@@ -102,7 +102,7 @@ def test_sparse_gradients_travel_as_they_are(wrap: Wrap) -> None:
         )
         factor = 1.0 + 2.0**-20  # lost in float16
         loss = tables[0](torch.tensor([rank, 9])).sum() * factor
-        if rank == step % size:  # the others have no gradient, and do not know that this one is sparse
+        if rank == step % size:  # the other ranks have no gradient, and do not know that this one is sparse
             loss = loss + tables[1](torch.tensor([3])).sum() * factor
         loss.backward()
         optimizer.step()
@@ -124,7 +124,7 @@ def test_sparse_gradients_travel_as_they_are(wrap: Wrap) -> None:
 
 
 def test_compression_in_a_process_set() -> None:
-    """By the engine, by a compressor and by a scheme: the set's ranks alone, and a rank outside trains by itself."""
+    """The engine, a compressor or a scheme compresses among the set's ranks only; a rank outside trains alone."""
     size, rank = engine.size(), engine.rank()
     part = engine.add_process_set(range(size - 1)) if size > 1 else hvd.global_process_set
     inside = [value(each, 3, 30, 20) for each in part.ranks]
@@ -175,7 +175,7 @@ def test_adasum_does_not_compress() -> None:
 
 
 class Half:
-    """A compressor as scripts for Horovod have them."""
+    """A compressor in the style of scripts for Horovod."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
@@ -187,7 +187,7 @@ class Half:
 
 
 class Counting(Half):
-    """With methods of an object."""
+    """A compressor whose methods need an object."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -275,7 +275,7 @@ def test_ranks_that_compress_differently_are_told_so(wrap: Wrap) -> None:
 
 
 class Two(hvd.Scheme):
-    """Averages a gradient in two halves; refuses biases."""
+    """A scheme that averages a gradient in two halves, and refuses biases."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []
@@ -317,9 +317,9 @@ def test_full_rank_is_the_plain_average(wrap: Wrap) -> None:
 
 
 def test_low_rank_keeps_equal_bits_and_remembers_what_it_left_out(wrap: Wrap) -> None:
-    """Over many reductions of one gradient, what is received adds up to what was sent."""
+    """Over many reductions of one gradient, the sum received equals the sum sent."""
     rows, columns, rank = 40, 30, 2
-    generator = torch.Generator().manual_seed(3)  # Noise: nothing that two columns could tell well.
+    generator = torch.Generator().manual_seed(3)  # Noise, which two columns cannot represent well.
     mine = list(torch.randn(engine.size(), rows, columns, generator=generator, dtype=torch.float64))
     mean = torch.stack(mine).mean(dim=0)
     weight = nn.Parameter(torch.zeros(rows, columns, dtype=torch.float64))
@@ -373,7 +373,7 @@ def test_powersgd_forgets_overflow(wrap: Wrap) -> None:
 
 
 def test_powersgd_of_singular_gradients() -> None:
-    """Of rank 0 and 1, and of a higher rank again: no column of the factors stays lost."""
+    """Gradients of rank 0 and 1, and then of a higher rank: no column of the factors stays lost."""
     scheme = hvd.PowerSGD(rank=3, start_iter=0, min_compression_rate=0)
     ones = torch.ones(6, 5, dtype=torch.float64)
     full = value(0, 1, 6, 5, dtype=torch.float64)
@@ -404,7 +404,7 @@ def test_what_schemes_refuse(wrap: Wrap) -> None:
 
 
 class Bad(hvd.Scheme):
-    """Returns something of another shape."""
+    """A scheme that returns another shape."""
 
     def reduce(self, name: str, gradient: torch.Tensor) -> Generator[torch.Tensor, torch.Tensor, torch.Tensor]:
         return (yield gradient)[:1, :1].reshape(-1) if gradient.dim() > 1 else (yield gradient)

@@ -1,4 +1,4 @@
-"""Two trainings give the same bits, whatever the fusion, the timing and the order in which gradients become ready."""
+"""Two trainings give the same bits, whatever the fusion, the timing and the order of ready gradients."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ pytest.importorskip("torch", reason="needs torch")
 from ..ranks import run_ranks
 from . import determinism_program
 
-# Two jobs, with other settings from the beginning.
+# Two jobs, with different settings from the start.
 JOBS = ({}, {"ENGINE_FUSION_THRESHOLD": "0", "ENGINE_CYCLE_TIME_MS": "0", "ENGINE_SPIN_US": "0"})
 
 

@@ -1,6 +1,6 @@
-"""Gradients that flow through collectives, held against what one process computes from all ranks' inputs.
+"""Gradients that flow through collectives, compared with one process that has all ranks' inputs.
 
-That model gives the mathematical gradients. Those of Horovod, the default, are a known multiple of them for each kind.
+That process gives the mathematical gradients. Horovod's, the default, are a known multiple of them for each kind.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ pytestmark = on_ranks(*toy.SIZES)
 
 
 def weights(rank: int, *shape: int) -> torch.Tensor:
-    """What a rank's loss weighs its output with: known to all."""
+    """Return the weights of a rank's loss, which every rank can compute."""
     return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(100 + rank))
 
 
@@ -40,9 +40,9 @@ def check(
     model: Callable[[list[torch.Tensor]], list[torch.Tensor]],
     horovod: float = 1.0,
 ) -> None:
-    """Hold the collective's gradient against that of `model`, which maps all ranks' inputs to all ranks' outputs.
+    """Compare the collective's gradient with that of `model`, which maps all ranks' inputs to all ranks' outputs.
 
-    `horovod`: by what Horovod's gradient is larger. The choice is made in the forward pass, not around `backward`.
+    `horovod` is the factor by which Horovod's gradient is larger. The forward pass chooses it, not `backward`.
     """
     everyone = [inputs(rank, *shape) for rank, shape in enumerate(shapes)]
     outputs = model([each * 2 for each in everyone])
@@ -194,12 +194,12 @@ def test_a_group_with_members_that_have_no_gradient() -> None:
         results[1].sum().backward()
         assert x.grad is not None
         assert (x.grad == (1 if call is hvd.grouped_allgather else x.grad[0, 0])).all()
-    moved = hvd.grouped_allgather([torch.ones(1, dtype=torch.bool), x])  # bool has no average, and no gradient either
+    moved = hvd.grouped_allgather([torch.ones(1, dtype=torch.bool), x])  # bool has neither an average nor a gradient
     moved[1].sum().backward()
 
 
 def test_horovods_gradients_in_numbers() -> None:
-    """As the documentation has them, with a loss of rank + 1 times the sum of the output."""
+    """The numbers are those of the documentation, for a loss of rank + 1 times the sum of the output."""
     size, rank = hvd.size(), hvd.rank()
     mean = sum(range(1, size + 1)) / size
     cases = (
@@ -243,7 +243,7 @@ def test_the_choice_of_gradients_belongs_to_a_thread_and_a_block() -> None:
 
 
 def test_gradients_of_gradients() -> None:
-    """What a gradient penalty needs; each collective beside what stands for it in one process."""
+    """A gradient penalty needs these; each collective is compared with its equivalent in one process."""
     size = hvd.size()
     cases = (
         (hvd.allreduce, 1.0),

@@ -1,4 +1,4 @@
-"""Which gradients are reduced, when, and how often: the unusual backward passes."""
+"""Unusual backward passes: which gradients are reduced, when, and how often."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ pytestmark = on_ranks(*toy.SIZES, toy.BY_METHOD)
 
 
 def sgd(module: nn.Module) -> torch.optim.SGD:
-    """An optimizer without a memory."""
+    """Return an optimizer without state."""
     return torch.optim.SGD(module.parameters(), lr=0.1)
 
 
 class Pause(torch.autograd.Function):
-    """Does nothing forward; calls a function when backward comes by."""
+    """Does nothing in forward, and calls a function in backward."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, action: Callable[[], object]) -> torch.Tensor:
@@ -41,7 +41,7 @@ class Pause(torch.autograd.Function):
 
 
 class Interrupted(nn.Module):
-    """An MLP whose backward pass, halfway, with the last layer's gradients done, calls a function."""
+    """An MLP that calls a function halfway through backward, after the last layer's gradients."""
 
     def __init__(self, action: Callable[[], object]) -> None:
         super().__init__()
@@ -58,8 +58,8 @@ def test_reduces_while_backward_runs(wrap: Wrap) -> None:
     before = 0
 
     def wait_for_the_last_layer() -> None:
-        with contextlib.suppress(NotWithin):  # what is compared below says so
-            # Computes, as far as the engine can tell: nothing here calls it to wait.
+        with contextlib.suppress(NotWithin):  # the comparison below shows it
+            # To the engine this is computation: nothing here waits in it.
             until(lambda: toy.reduced() >= before + 2, "the last layer is reduced", 40)
         counts.append(toy.reduced() - before)
         seen.append(toy.gradients_of(model))
@@ -94,7 +94,7 @@ def test_two_backwards_before_a_step(wrap: Wrap) -> None:
 
 
 def test_a_second_backward_with_factors_is_refused_unless_they_cancel(wrap: Wrap) -> None:
-    """A result that is reduced again is multiplied again: by 1 alone that changes nothing."""
+    """A result that is reduced again is multiplied again, which changes nothing only for a factor of 1."""
     for factors in (
         {"prescale_factor": 2.0},
         {"postscale_factor": 0.5},
@@ -124,7 +124,7 @@ def test_a_second_backward_with_factors_is_refused_unless_they_cancel(wrap: Wrap
 
 
 def test_a_second_backward_of_a_part(wrap: Wrap) -> None:
-    """The second pass touches, on each rank, other parameters than the first."""
+    """The second pass touches other parameters than the first, different ones on each rank."""
     model = nn.ModuleList(toy.mlp() for _ in range(3))
     optimizer = wrap(sgd(model), model.named_parameters())
     rank, size = engine.rank(), engine.size()
@@ -233,7 +233,7 @@ def test_no_gradient_on_some_ranks_counts_as_zero(wrap: Wrap) -> None:
 
 
 def test_a_rank_without_any_gradient(wrap: Wrap) -> None:
-    """It makes a backward pass that touches none of the parameters but one."""
+    """Its backward pass touches only one of the parameters."""
     model = nn.ModuleDict({"big": toy.mlp(), "small": nn.Linear(8, 3).double()})
     engine.torch.broadcast_parameters(model.state_dict(), 0)
     optimizer = wrap(sgd(model), model.named_parameters())
@@ -264,7 +264,7 @@ def test_autograd_grad_reduces_nothing(wrap: Wrap) -> None:
 
 
 def test_a_penalty_on_gradients(wrap: Wrap) -> None:
-    """Backward through a backward."""
+    """The backward pass goes through another backward pass."""
     model, alone = toy.mlp(), toy.mlp()
     optimizer = wrap(sgd(model), model.named_parameters())
     other = sgd(alone)
@@ -286,7 +286,7 @@ def test_a_penalty_on_gradients(wrap: Wrap) -> None:
 
 
 class Checkpointed(nn.Module):
-    """The hidden layers are computed again in backward."""
+    """A model that recomputes its hidden layers in backward."""
 
     def __init__(self, reentrant: bool, first: bool) -> None:
         super().__init__()
@@ -295,7 +295,7 @@ class Checkpointed(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         inner, options = self.inner, {"use_reentrant": self.reentrant}
         if self.first:
-            # The outer pass meets no parameter before the inner ones.
+            # The outer pass reaches no parameter before the inner ones do.
             x = checkpoint(inner[:2], x.clone().requires_grad_(), **options)
             return checkpoint(inner[2:], x, **options)
         x = checkpoint(inner[2:4], inner[:2](x), **options)
@@ -322,7 +322,7 @@ def test_activation_checkpointing(wrap: Wrap) -> None:
 
 
 def test_a_layer_in_two_checkpointed_segments(wrap: Wrap) -> None:
-    """With reentrant passes autograd would add to what is being reduced: refused on every rank, and one can go on."""
+    """Reentrant passes would add to a gradient in reduction: all ranks refuse them, and can go on."""
     model, alone = toy.mlp(width=8), toy.mlp(width=8)
     optimizer = wrap(sgd(model), model.named_parameters())
     other = sgd(alone)
@@ -356,7 +356,7 @@ def test_shared_weights(wrap: Wrap) -> None:
 
 
 class Odd(nn.Module):
-    """Parameters of no dimension, without elements, and one that an expanded gradient comes to."""
+    """Parameters without dimensions, without elements, and one that gets an expanded gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -380,7 +380,7 @@ def test_odd_parameters(wrap: Wrap) -> None:
 def test_two_optimizers_that_play_against_each_other(wrap: Wrap) -> None:
     def play(generator: nn.Module, judge: nn.Module, first: Any, second: Any, batch: torch.Tensor) -> None:
         first.zero_grad()
-        toy.loss_of(lambda x: judge(generator(x)), batch).backward()  # Gives the judge gradients, too.
+        toy.loss_of(lambda x: judge(generator(x)), batch).backward()  # gives the judge gradients, too
         first.step()
         second.zero_grad()
         toy.loss_of(lambda x: judge(generator(x).detach()), batch).mul(-1).backward()
@@ -401,7 +401,7 @@ def test_two_optimizers_that_play_against_each_other(wrap: Wrap) -> None:
 
 
 def test_two_models_of_one_kind(wrap: Wrap) -> None:
-    """With the same names, or none; one backward fills both, and each is zeroed and stepped by itself."""
+    """Names are equal, or absent; one backward fills both models, and each is zeroed and stepped separately."""
     for named in (True, False):
         mine, alone = [toy.mlp(), toy.mlp()], [toy.mlp(), toy.mlp()]
         optimizers = [wrap(sgd(model), model.named_parameters() if named else None) for model in mine]
@@ -415,7 +415,7 @@ def test_two_models_of_one_kind(wrap: Wrap) -> None:
                 pair[1].zero_grad()
                 (toy.loss_of(models[0], batch) + 2 * toy.loss_of(models[1], batch)).backward()
                 pair[0].step()
-                pair[0].zero_grad(set_to_none=step == 0)  # While the other's gradients still wait for their step.
+                pair[0].zero_grad(set_to_none=step == 0)  # while the other's gradients still wait for their step
                 toy.loss_of(lambda x, models=models: models[0](x) + models[1](x).detach(), batch).backward()
                 pair[1].step()
                 pair[0].step()
@@ -426,7 +426,7 @@ def test_two_models_of_one_kind(wrap: Wrap) -> None:
 
 
 def test_gradients_zeroed_between_backward_and_step(wrap: Wrap) -> None:
-    """As by the other player of two; what is zeroed is not brought again, and the pass after it is complete."""
+    """The other of two players zeroes them; they are not reduced again, and the next pass is complete."""
     model, alone = toy.mlp(), toy.mlp()
     optimizer, other = wrap(sgd(model), model.named_parameters()), sgd(alone)
     for step in range(3):
@@ -477,7 +477,7 @@ def test_parameters_added_later(wrap: Wrap) -> None:
 
 
 def test_an_exception_in_backward_on_one_rank(wrap: Wrap) -> None:
-    """It goes on with `zero_grad`; meanwhile the others wait in their `backward`, and get what it had."""
+    """The rank goes on with `zero_grad`; the others wait in `backward` until then, and get the gradients it had."""
 
     def fail() -> None:
         if failing and engine.rank() == engine.size() - 1:
@@ -527,7 +527,7 @@ def test_an_exception_in_backward_on_all_ranks(wrap: Wrap) -> None:
 
 
 def test_many_passes_leave_nothing_behind(wrap: Wrap) -> None:
-    """What is wrapped, trained and dropped takes no name, no hook and no operation along."""
+    """A model that was wrapped, trained and dropped keeps no name, hook or operation."""
     for turn in range(12):
         model = toy.mlp()
         optimizer = wrap(sgd(model), model.named_parameters())

@@ -1,4 +1,4 @@
-"""Parts of engine.torch.libraries that need none of the libraries; `make recipes` tries the rest."""
+"""Parts of engine.torch.libraries that need none of the libraries; `make recipes` tests the rest."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = on_ranks(*toy.SIZES)
 
 
 def tokens_of(rank: int) -> torch.Tensor:
-    """Unequally many items by rank, and none on rank 2."""
+    """Return a rank's items: different numbers by rank, and none on rank 2."""
     count = 0 if rank == 2 else 3 * rank + 1
     return torch.arange(count, dtype=torch.float32) + 10 * rank
 
@@ -75,7 +75,7 @@ def test_export_place_sets_what_libraries_read(stale: bool) -> None:
 
 
 def expect_exported_place() -> None:
-    """Export this rank's place, twice."""
+    """Export this rank's place twice, and check the variables."""
     libraries.export_place()
     own = (engine.rank(), engine.local_rank(), engine.size(), engine.local_size())
     assert tuple(int(os.environ[name]) for name in TORCHRUN_PLACE[:4]) == own
@@ -115,7 +115,7 @@ def test_step_warns_once_of_library_that_takes_itself_for_alone(library: str) ->
 
 
 def loss_of(module: Any, weight: nn.Parameter) -> torch.Tensor:
-    """Run a backward; Lightning gives closures its module along."""
+    """Run a backward; Lightning's closures refer to their module in this way."""
     loss = weight.sum()
     loss.backward()
     return loss

@@ -1,4 +1,4 @@
-"""Tensors without memory where their elements would be: refused everywhere with a text, never taken for absent."""
+"""Tensors without memory for their elements: refused everywhere with a text, never taken for absent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = on_ranks(*toy.SIZES, toy.BY_METHOD)
 
 
 def freed(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor whose storage is given back, as FSDP does between steps."""
+    """Return a tensor whose storage is freed, as FSDP does between steps."""
     tensor.untyped_storage().resize_(0)
     return tensor
 
@@ -35,7 +35,7 @@ def fake() -> torch.Tensor:
 
 
 def refusal(text: str) -> str:
-    """What a refusal says: our own words, or those of a torch that lends memory by `__dlpack__` alone."""
+    """Return the expected text: the engine's, or that of a torch that lends memory only by `__dlpack__`."""
     return text if hasattr(torch.Tensor, "__dlpack_c_exchange_api__") else "cannot be communicated"
 
 
@@ -65,7 +65,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 
 
 def refuses_in_every_call(made: Callable[[], torch.Tensor], text: str) -> None:
-    """Each call raises on every rank, and the next one of its kind works."""
+    """Check that each call raises on every rank, and that the next call of its kind works."""
     for name, call in CALLS.items():
         said = toy.raises(UnsupportedTensorError, lambda call=call: call(made()))  # type: ignore[misc]
         call(torch.ones(4, 4))
@@ -119,7 +119,7 @@ def test_test_a_gradient_without_memory_is_an_error_of_its_rank(wrap: Wrap) -> N
     else:
         loss.backward()
     handle.remove()
-    optimizer.zero_grad()  # The rank that failed brings what it still owes.
+    optimizer.zero_grad()  # The rank that failed submits what it still owes.
     model(torch.ones(2, 8, dtype=torch.float64)).sum().backward()
     optimizer.step()
     engine.check_consistency(model.state_dict())
@@ -175,7 +175,7 @@ def load_by_swapping(model: nn.Module) -> None:
 
 @contextmanager
 def swapping() -> Iterator[None]:
-    """A block in which torch swaps tensors where it converts or loads a module."""
+    """Make torch swap tensors when it converts or loads a module in this block."""
     torch.__future__.set_swap_module_params_on_conversion(True)
     try:
         yield
@@ -195,7 +195,7 @@ def clone_gradients(model: nn.Module) -> None:
 
 
 def share(model: nn.Module) -> None:
-    """Move the storages themselves, at which several tensors look."""
+    """Move the storages themselves, which several tensors may view."""
     model.share_memory()
 
 
@@ -211,7 +211,7 @@ MOMENTS = "before zero_grad", "after zero_grad", "between two backwards", "befor
 
 
 def check_moved(wrap: Wrap, how: str, when: str, here: bool, op: Any) -> None:
-    """Gradients are reduced, in steps that keep them and in steps that do not, whenever memory was moved."""
+    """Check that gradients are reduced, in steps that keep them or not, whenever memory was moved."""
     ranks = range(1, engine.size() + 1)
     reduced = float(sum(ranks)) if op is hvd.Sum else sum(ranks) / engine.size()
     model = nn.Linear(1, 1, bias=False)
@@ -246,7 +246,7 @@ def check_moved(wrap: Wrap, how: str, when: str, here: bool, op: Any) -> None:
 
 @pytest.mark.parametrize("how", MOVES)
 def test_test_gradients_are_reduced_after_memory_was_moved(how: str, wrap: Wrap) -> None:
-    # What torch loads by swapping has no gradient any more, in one process, too.
+    # Parameters that torch loads by swapping lose their gradient, in one process, too.
     for when in MOMENTS[:2] if how == "loaded by swapping" else MOMENTS:
         for here in (True, engine.rank() == 0):
             check_moved(wrap, how, when, here, hvd.Average)
@@ -335,7 +335,7 @@ def test_test_parameters_that_were_replaced_are_named(replace: Callable[[Any], N
 
 
 def test_test_a_parameter_that_is_not_used_is_no_replaced_one(wrap: Wrap) -> None:
-    """Beside a model of equal shapes that trains on this rank alone, as one process does."""
+    """A model of equal shapes trains beside it, on this rank only."""
     model, alone = toy.mlp(), toy.mlp()
     unused = nn.Parameter(torch.ones(3, 2))
     named = [*model.named_parameters(), ("unused", unused)]
@@ -351,7 +351,7 @@ def test_test_a_parameter_that_is_not_used_is_no_replaced_one(wrap: Wrap) -> Non
 
 
 def test_test_parameters_that_a_step_reduces_are_no_replaced_ones(wrap: Wrap) -> None:
-    """Of no module, and beside a layer of equal shape that trains on this rank alone, as one process does."""
+    """The parameters are in no module, and a layer of equal shape trains beside them, on this rank only."""
     alone, mine = nn.Linear(2, 1, bias=False), float(engine.rank() + 1)
     alone(torch.ones(1, 2)).sum().backward()
     average = (engine.size() + 1) / 2
@@ -379,7 +379,7 @@ def test_test_parameters_that_a_step_reduces_are_no_replaced_ones(wrap: Wrap) ->
 
 
 def only_on(rank: int, parameter: nn.Parameter, dtype: torch.dtype | None = None) -> None:
-    """A backward pass that makes a gradient on one rank alone."""
+    """Run a backward pass that makes a gradient on one rank only."""
     beside = torch.zeros((), requires_grad=True)
     mine = (parameter.to(dtype) if dtype else parameter).sum() * 2 if engine.rank() == rank else beside.sum()
     mine.backward()

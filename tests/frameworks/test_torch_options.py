@@ -1,4 +1,4 @@
-"""What `DistributedOptimizer` takes besides an optimizer, held against one process that sees all ranks' batches."""
+"""Options of `DistributedOptimizer`, compared with one process that sees all ranks' batches."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def loss(model: nn.Module, rank: int, number: int) -> torch.Tensor:
 
 
 def expected(numbers: list[int], average: bool = True) -> list[torch.Tensor]:
-    """The gradients of the sum over passes, averaged or added up over ranks."""
+    """Return the gradients of the sum over passes, averaged or added over ranks."""
     model = toy.mlp()
     for rank in range(engine.size()):
         for number in numbers:
@@ -199,7 +199,7 @@ def test_numbers_that_make_no_sense_are_refused(wrap: Wrap) -> None:
 
 
 class Unhooked(torch.optim.SGD):
-    """Of a class from whose `step` torch has taken the hooks, as torch 2.2 does when something is compiled."""
+    """Optimizer from whose `step` torch has removed the hooks, as torch 2.2 does when something is compiled."""
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -218,7 +218,7 @@ def test_step_hooks_that_torch_has_removed_are_put_back(wrap: Wrap) -> None:
     assert "make the scheduler after DistributedOptimizer" in said
     optimizer = wrap(Unhooked(model.parameters(), lr=0.1), model.named_parameters(), op=engine.Sum)
     torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    for number in range(3):  # What has been reduced may be added to again behind a step only.
+    for number in range(3):  # Reduced gradients may be added to only after a step.
         loss(model, engine.rank(), number).backward()
         optimizer.step()
     engine.check_consistency(model.state_dict())

@@ -1,7 +1,7 @@
-"""What torch pairs over ranks it pairs by name, in whatever order ranks have it, and with the root's dtypes.
+"""Everything that torch pairs over ranks is paired by name, in any order of the ranks, and with the root's dtypes.
 
 Each test draws an order, a dtype or a missing part on one rank, and accepts only the right value or an error that names
-it. All tensors have equal shapes, so that no shape tells a wrong partner.
+it. All tensors have equal shapes, so that no shape reveals a wrong partner.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TRIALS = range(6)
 
 
 def own_order(number: int) -> list[str]:
-    """Names in another order on each rank, as those of a `set` have with other hash seeds."""
+    """Return names in a different order on each rank, like those of a `set` with other hash seeds."""
     names = list(NAMES)
     random.Random(10 * number + engine.rank()).shuffle(names)
     return names
@@ -49,7 +49,7 @@ def model_of(names: list[str], dtype: torch.dtype = torch.float32) -> Any:
 
 
 def adam(model: Any, state_dtype: torch.dtype = torch.float32) -> torch.optim.Optimizer:
-    """An optimizer with state, of which each parameter's moments tell its name and its rank."""
+    """Return an optimizer with state, in which each parameter's moments identify its name and rank."""
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     for name, parameter in model.named_parameters():
         moment = torch.full((4, 4), value_of(name[0], engine.rank()), dtype=state_dtype)
@@ -149,7 +149,7 @@ def test_gradients_are_reduced_with_those_of_their_names(number: int, kind: str)
 
 
 def test_a_scheme_whose_state_one_rank_alone_has_loaded_is_named() -> None:
-    """The factors of these gradients have their shape, so that no shape tells that rounds do not meet."""
+    """The factors of these gradients have equal shapes, so shapes do not reveal that rounds are mismatched."""
     model = model_of(own_order(1))
     scheme = hvd.PowerSGD(rank=4, start_iter=1, min_compression_rate=0.0)
     optimizer = hvd.DistributedOptimizer(
@@ -216,7 +216,7 @@ def test_state_of_parameters_without_names_leaves_the_others_theirs(number: int)
 
 
 def test_state_of_other_kinds_is_the_roots() -> None:
-    """`load_state_dict` of torch makes a text of a string, and casts what lies in a deque."""
+    """torch's `load_state_dict` makes a text of a string, and casts the content of a deque."""
     model = model_of(own_order(1))
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
     right = {
@@ -232,7 +232,7 @@ def test_state_of_other_kinds_is_the_roots() -> None:
     hvd.broadcast_optimizer_state(optimizer, 0, model)
     found = optimizer.state[model["b"].weight]
     assert list(optimizer.state) == [model["b"].weight]
-    assert repr(found) == repr(right)  # which tells dtypes, too
+    assert repr(found) == repr(right)  # also compares dtypes
 
 
 def test_state_that_goes_by_the_order_of_parameters_is_refused_in_another_order() -> None:
@@ -298,7 +298,7 @@ def test_gradients_are_paired_by_the_names_that_the_optimizer_was_given(number: 
 
 
 def test_another_order_of_parameters_without_names_is_refused() -> None:
-    """By the first steps, and before the state of an optimizer is broadcast: the parameters are the same, elsewhere."""
+    """The first steps detect it, and the broadcast of an optimizer's state does: the parameters are in other places."""
     names = list(NAMES) if engine.rank() == 0 else list(reversed(NAMES))
     model = model_of(names)
     hvd.broadcast_parameters(model.state_dict(), 0)
@@ -310,7 +310,7 @@ def test_another_order_of_parameters_without_names_is_refused() -> None:
         loss: Any = torch.stack([each.weight.sum() for each in model.values()]).sum()
         loss.backward()
         optimizer.step()
-        optimizer._engine._first.finish()  # as later steps do when the checksums are there
+        optimizer._engine._first.finish()  # later steps do this when the checksums have arrived
 
     said = toy.raises(MismatchError, step)
     assert "in another order" in said and "group0.param0" in said, said
@@ -381,7 +381,7 @@ def test_parameters_taken_out_of_groups_are_no_error() -> None:
 
 
 def test_names_are_those_of_their_parameters_when_others_are_gone() -> None:
-    """The id of a parameter that was given a name, and is gone, may be that of a new one."""
+    """A new parameter may have the id of a named one that was deleted."""
     kept = nn.Parameter(torch.zeros(1))
     names = Names([(f"gone{number}", nn.Parameter(torch.zeros(1))) for number in range(100)] + [("kept", kept)])
     new = [nn.Parameter(torch.zeros(1)) for _ in range(1000)]

@@ -1,4 +1,4 @@
-"""Learning rates for larger batches, and where to split a model that is compiled."""
+"""Learning rates for larger batches, and the place to split a compiled model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def optimizer(*rates: float) -> Any:
 
 
 def rates(owner: Any, scheduler: Any, steps: int) -> list[tuple[float, ...]]:
-    """The learning rates of each group in each of the steps."""
+    """Return the learning rates of each group in each step."""
     found = []
     for _ in range(steps):
         found.append(tuple(group["lr"] for group in owner.param_groups))
@@ -48,7 +48,7 @@ def test_a_warm_up_combines_with_the_schedulers_of_torch(way: str) -> None:
     owner = optimizer(0.8)
     warmup = hvd.gradual_warmup(owner, 4, 4)
     if way == "together":
-        # As in the paper: the schedule goes on meanwhile, here in steps of three.
+        # The schedule goes on meanwhile, as in the paper, here in steps of three.
         scheduler: Any = lr_scheduler.ChainedScheduler([warmup, lr_scheduler.StepLR(owner, 3, 0.1)])
         expected = [(0.2 + 0.6 * min(step, 4) / 4) * 0.1 ** (step // 3) for step in range(8)]
     else:

@@ -1,4 +1,4 @@
-"""Process sets and join with torch: optimizers of a part of the ranks, gradients through sets, uneven data."""
+"""Process sets and join with torch: optimizers of some ranks, gradients through sets, uneven data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = on_ranks(1, spare(2), 3, 4)
 
 
 def halves() -> list[hvd.ProcessSet]:
-    """The even ranks and the odd ones, as far as these are not all."""
+    """Yield sets of the even and the odd ranks, unless these are all ranks."""
     size = engine.size()
     return [engine.add_process_set(range(start, size, 2)) for start in (0, 1) if size > 1]
 
@@ -31,7 +31,7 @@ def test_each_half_trains_a_model_of_its_own() -> None:
     mine = next((each for each in sets if each.included()), hvd.global_process_set)
     if engine.size() > 2:
         sets.append(engine.add_process_set([0]))
-        if rank == 0:  # One optimizer more than the other ranks of its half.
+        if rank == 0:  # one optimizer more than the other ranks of its half
             hvd.DistributedOptimizer(torch.optim.SGD(toy.mlp().parameters(), lr=0.1), process_set=sets[-1]).unwrap()
     model, alone = toy.mlp(), toy.mlp()
     optimizer = hvd.DistributedOptimizer(
@@ -88,11 +88,11 @@ def test_gradients_flow_through_the_ranks_of_a_set() -> None:
             (grouped,) = hvd.grouped_allreduce([x], op=hvd.Sum, process_set=part)
         factor = place + 1.0
         sum((factor * each).sum() for each in (total, rows, root, sent, kept, grouped)).backward()
-        asked = sum(range(1, count + 1))  # the ranks' factors
-        of_all = asked if mathematical else asked / count  # Horovod's: the average over the ranks of the set
+        asked = sum(range(1, count + 1))  # sum of the ranks' factors
+        of_all = asked if mathematical else asked / count  # Horovod's gradient is the average over the set's ranks
         expected = torch.full((3,), asked / count + of_all + asked, dtype=torch.float64)
-        expected += of_all if place == count - 1 else 0.0  # of the broadcast
-        # Of what went to each rank, by the all-to-all and by the reduce-scatter.
+        expected += of_all if place == count - 1 else 0.0  # gradient of the broadcast
+        # Gradient of what went to each rank, by the all-to-all and by the reduce-scatter.
         expected[:count] += (2 if mathematical else 1 + count) * torch.arange(1.0, count + 1)
         assert torch.equal(x.grad, expected), (x.grad, expected)
     if part is not hvd.global_process_set:

@@ -1,4 +1,4 @@
-"""Sparse tensors and sparse gradients over all ranks, held against dense ones and against one process."""
+"""Sparse tensors and sparse gradients over all ranks, compared with dense ones and with one process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int
 
 
 def entries(rank: int, dtype: torch.dtype, shape: tuple[int, ...], sparse: int, nnz: int) -> torch.Tensor:
-    """What a rank brings, known to all: indices come several times."""
+    """Return a rank's sparse tensor, which every rank can compute; indices occur several times."""
     rng = np.random.default_rng([rank, sparse, nnz, *shape])
     indices = np.stack([rng.integers(0, length, nnz) for length in shape[:sparse]])
     values = torch.from_numpy(rng.integers(-9, 9, (nnz, *shape[sparse:])) * 0.37).to(dtype)
@@ -32,7 +32,7 @@ def entries(rank: int, dtype: torch.dtype, shape: tuple[int, ...], sparse: int, 
 
 
 def dense(tensor: torch.Tensor) -> Any:
-    """In NumPy, added up in the order of the entries."""
+    """Return the dense NumPy array, added up in the order of the entries."""
     total = np.zeros(tensor.shape)
     np.add.at(total, tuple(tensor._indices().numpy()), tensor._values().double().numpy())
     return total
@@ -43,7 +43,7 @@ def bits(tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
 
 
 def test_sums_of_what_is_stored() -> None:
-    """Equal to NumPy's up to rounding, to the dense allreduce bit by bit, and on all ranks."""
+    """Sums equal NumPy's up to rounding, and those of the dense allreduce and of all ranks bit by bit."""
     found = []
     for number, (shape, sparse) in enumerate((((7,), 1), ((9, 4), 1), ((9, 4), 2), ((3, 4, 2, 5), 2), ((6, 0), 1))):
         for dtype in DTYPES:
@@ -52,7 +52,7 @@ def test_sums_of_what_is_stored() -> None:
                 mine = ranks[hvd.rank()]
                 got = hvd.sparse_allreduce(mine, f"sum {number} {dtype} {op}", op)
                 assert mine._nnz() == 4 * number + hvd.rank(), "the input was changed"
-                # What a rank has twice is added up in float32, for half precision.
+                # In half precision, duplicates on a rank are added up in float32.
                 wide = mine.to(torch.float32) if dtype.itemsize == 2 else mine
                 found.append((dtype, op, sparse, ranks, got, hvd.allreduce(wide.to_dense().to(dtype), op=op)))
     toy.check_same_everywhere(
@@ -71,7 +71,7 @@ def test_sums_of_what_is_stored() -> None:
 
 
 def test_the_order_of_addition_is_that_of_the_ranks() -> None:
-    """Values whose sum depends on the order, to the last bit."""
+    """The sum of the values depends on the order, to the last bit."""
     values = [np.random.default_rng(rank).standard_normal((50, 3)).astype(np.float32) for rank in range(hvd.size())]
     places = [np.random.default_rng(100 + rank).permutation(80)[:50] for rank in range(hvd.size())]
     mine = torch.sparse_coo_tensor(places[hvd.rank()][None], torch.from_numpy(values[hvd.rank()]), (80, 3))
@@ -85,7 +85,7 @@ def test_the_order_of_addition_is_that_of_the_ranks() -> None:
 
 
 def test_nothing_stored() -> None:
-    """On some ranks, or on all."""
+    """No elements are stored on some ranks, or on all."""
     for name, count in {"some": hvd.rank(), "none": 0}.items():
         mine = torch.sparse_coo_tensor(torch.full((2, count), 1), torch.ones(count, 3), (4, 5, 3))
         got = hvd.sparse_allreduce(mine, name, hvd.Sum)
@@ -98,7 +98,7 @@ def test_nothing_stored() -> None:
 
 
 def test_handles_of_sparse_sums() -> None:
-    """Asynchronous, waited for in another order on each rank, among others."""
+    """They are asynchronous, and waited for among others, in a different order on each rank."""
     handles = {}
     for k in range(60):
         mine = torch.sparse_coo_tensor([[hvd.rank(), k % 7]], torch.full((2, 2), float(k)), (10, 2))
@@ -153,13 +153,13 @@ def test_disagreements_about_sparse_tensors() -> None:
     handle = hvd.sparse_allreduce_async(good, f"twice {hvd.rank()}")
     if hvd.size() > 1:
         toy.raises(DuplicateNameError, lambda: hvd.sparse_allreduce_async(good, f"twice {hvd.rank()}"))
-    hvd.barrier()  # Else another rank may have completed the first one by then.
+    hvd.barrier()  # otherwise another rank may have completed the first one by then
     others = [hvd.sparse_allreduce_async(good, f"twice {k}") for k in range(hvd.size()) if k != hvd.rank()]
     assert all(hvd.synchronize(each).to_dense()[0, 0] == 1 for each in [handle, *others])
 
 
 def unchecked(indices: Any, rows: int = 6, coalesced: bool = False) -> torch.Tensor:
-    """Ones at any places of a tensor of shape [rows, 4, 2], or [rows, 2] with one row of indices."""
+    """Return ones at any positions of a tensor of shape [rows, 4, 2], or [rows, 2] with one row of indices."""
     places = torch.tensor(indices)
     shape = (rows, 4, 2)[: len(places)] + (2,) * (len(places) == 1)
     values = torch.ones(places.shape[1], *shape[len(places) :], dtype=torch.float64)
@@ -177,7 +177,7 @@ FAULTS: dict[str, tuple[Any, bool, str]] = {
 
 
 def test_malformed_sparse_tensors() -> None:
-    """Every rank hears which rank brought it and what is wrong, at once, and the name can be used again."""
+    """Every rank is told at once which rank sent it and what is wrong; the name can be used again."""
     for number, (label, (indices, coalesced, what)) in enumerate(FAULTS.items()):
         good = unchecked([[0]] * len(indices))
         bad = unchecked(indices, coalesced=coalesced)
@@ -200,7 +200,7 @@ def test_malformed_sparse_tensors() -> None:
 
 
 def test_what_arrives_is_looked_at_once_more() -> None:
-    """A rank that sends what is not in the shape after all, past its own look: all ranks refuse it."""
+    """A rank sends indices outside of the shape, despite its own check: all ranks refuse them."""
     good = unchecked([[0, 3]])
     for number, bad in enumerate((-1, 6, 2**62)):
         name = f"past the look {number}"
@@ -221,7 +221,7 @@ def test_what_arrives_is_looked_at_once_more() -> None:
 
 
 def start_unseen(tensor: torch.Tensor, bad: int, name: str) -> Any:
-    """Bring a tensor whose indices change after this rank has looked at them."""
+    """Submit a tensor whose indices change after this rank has checked them."""
     look = module.fault_of
 
     def looked(tensor: torch.Tensor) -> Any:
@@ -245,7 +245,7 @@ def tables(count: int = 2, rows: int = 30) -> nn.ModuleList:
 
 
 def looked_up(rank: int, step: int) -> torch.Tensor:
-    """12 places in a table of 30 rows, some of them several times."""
+    """Return 12 positions in a table of 30 rows, some of them several times."""
     return torch.randint(0, 30, (12,), generator=torch.Generator().manual_seed(31 * step + rank))
 
 
@@ -264,7 +264,7 @@ def optimizers(parameters: list[nn.Parameter]) -> list[torch.optim.Optimizer]:
 
 @pytest.mark.parametrize("as_dense", [False, True])
 def test_training_with_sparse_gradients(as_dense: bool, wrap: Wrap) -> None:
-    """As one process on all ranks' batches; gradients stay sparse, for SparseAdam with `sparse_as_dense`, too."""
+    """Equals one process on all ranks' batches; gradients stay sparse, for SparseAdam even with `sparse_as_dense`."""
     for number in (1,) if as_dense else range(3):
         (model,), (alone,) = tables(1), tables(1)
         optimizer = wrap(
@@ -289,7 +289,7 @@ def test_a_table_that_some_ranks_do_not_use(wrap: Wrap) -> None:
     model, alone = tables(), tables()
     optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.5), model.named_parameters())
     single = torch.optim.SGD(alone.parameters(), lr=0.5)
-    # By step: which ranks use the second table. Rank 0 first does not, nobody does, all do.
+    # Ranks that use the second table, by step: all but rank 0 at first, none, all.
     plans: list[set[int]] = [{hvd.size() - 1}, set(), {0}, set(range(hvd.size())), set(), {hvd.size() - 1}]
     kinds = []
     for step, users in enumerate(plans):
@@ -311,7 +311,7 @@ def test_a_table_that_some_ranks_do_not_use(wrap: Wrap) -> None:
 
 
 def test_sparse_gradients_of_several_passes(wrap: Wrap) -> None:
-    """Added up on their rank first, with an incomplete window, and by two backwards before a step."""
+    """They are first added up on their rank, with an incomplete window, and by two backwards before a step."""
     for options in ({"backward_passes_per_step": 3}, {"backward_passes_per_step": 3, "op": hvd.Sum}, {}):
         (model,), (alone,) = tables(1), tables(1)
         optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.0), model.named_parameters(), **options)
@@ -357,7 +357,7 @@ def test_sparse_gradients_are_scaled(wrap: Wrap) -> None:
 
 
 def test_dense_here_and_sparse_there(wrap: Wrap) -> None:
-    """Every rank hears of it, by the parameter's name, and the next step works."""
+    """Every rank is told the parameter's name, and the next step works."""
     (model,) = tables(1)
     optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
     for step in range(3):
@@ -376,7 +376,7 @@ def test_dense_here_and_sparse_there(wrap: Wrap) -> None:
 
 
 def test_operations_that_sparse_gradients_do_not_have(wrap: Wrap) -> None:
-    """Refused by the parameter's name; dense gradients beside it go on, and so does sparse_as_dense."""
+    """They are refused by the parameter's name; dense gradients beside them work, and so does sparse_as_dense."""
     table, other = tables(1)[0], nn.Linear(5, 2).double()
     model = nn.ModuleDict({"table": table, "other": other})
     optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), op=hvd.Max)
@@ -390,7 +390,7 @@ def test_operations_that_sparse_gradients_do_not_have(wrap: Wrap) -> None:
 
 
 class Picked(torch.autograd.Function):
-    """Rows of a table; the gradient has other indices than these, which nobody checks."""
+    """Rows of a table; the gradient has other, unchecked indices."""
 
     @staticmethod
     def forward(ctx: Any, weight: torch.Tensor, places: torch.Tensor, wrong: list[int]) -> torch.Tensor:
@@ -404,7 +404,7 @@ class Picked(torch.autograd.Function):
 
 
 def test_malformed_sparse_gradients(wrap: Wrap) -> None:
-    """Every rank hears of it by the parameter's name, nobody waits, and the next step works; made dense as well."""
+    """Every rank is told the parameter's name, none waits, and the next step works; also with gradients made dense."""
     for options in ({}, {"sparse_as_dense": True}, {"backward_passes_per_step": 2}):
         (model,) = tables(1)
         optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), **options)
@@ -444,14 +444,14 @@ def test_a_table_that_is_unfrozen(wrap: Wrap) -> None:
 
 
 def test_only_distinct_rows_are_sent(wrap: Wrap) -> None:
-    """50,000 look-ups of 1,000 rows in a table of 100,000 count as a thousand rows of each rank."""
+    """50,000 look-ups of 1,000 rows in a table of 100,000 count as a thousand rows on each rank."""
     table = nn.Embedding(100_000, 64, sparse=True)
     optimizer = wrap(torch.optim.SGD(table.parameters(), lr=0.1), [("table", table.weight)])
     rows = torch.randperm(100_000, generator=torch.Generator().manual_seed(hvd.rank()))[:1000]
     before = engine.counters()["bytes"]
     table(rows[torch.randint(0, 1000, (50_000,))]).sum().backward()
     distinct = 1000 * (64 * 4 + 8)
-    engine.barrier()  # An entry is counted when its operations are done already.
+    engine.barrier()  # an entry is counted after its operations are done
     sent = engine.counters()["bytes"] - before
     optimizer.step()
     gradient = table.weight.grad

@@ -1,4 +1,4 @@
-"""Ranks that go apart in training with torch: who is named, and with what."""
+"""Ranks that diverge in training with torch: which rank is named, and for which operation."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_rank_that_normalises_alone_is_named_with_the_layer() -> None:
             told = "rank 1 stalled: ranks 0, 2 wait for 'sync_batch_norm.0.body.1', which rank 1 has not submitted"
             assert told in text, done
 
-    measured(named)  # A rank whose turn on a processor does not come for so long is one that is late.
+    measured(named)  # a rank without a processor for that long counts as late
 
 
 UNEVEN_STEPS = """
@@ -85,4 +85,4 @@ def test_ranks_with_different_numbers_of_steps_are_told_both_halves(
         for rank in done.ranks:
             assert re.search("stalled: " + story, rank.stderr), done
 
-    measured(told)  # Who has waited for less than the limit when the first one has may be missing from the story.
+    measured(told)  # the report may omit ranks that have waited for less than the limit

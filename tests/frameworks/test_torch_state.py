@@ -1,4 +1,4 @@
-"""Equal beginnings: names, parameters, optimizer state, and the check that ranks hold the same."""
+"""Equal starting points: names, parameters, optimizer state, and the check that ranks hold the same."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = on_ranks(*toy.SIZES, toy.BY_METHOD)
 
 
 def own_model() -> nn.Module:
-    """Another one on every rank, with buffers: an integer of no dimension among them."""
+    """Return a model that differs by rank, with buffers, including an integer without dimensions."""
     torch.manual_seed(100 + engine.rank())
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 2))
     model(torch.randn(8 + engine.rank(), 1, 4, 4))
@@ -44,7 +44,7 @@ def test_parameters_and_buffers_come_from_the_root() -> None:
 
 
 def test_state_of_dtypes_that_nothing_reduces() -> None:
-    # torch 2.2 has no uint32, and tells nobody where the memory of a float8 tensor is.
+    # torch 2.2 has no uint32, and does not export a float8 tensor's memory.
     unsigned, small = (torch.uint32, torch.float8_e5m2) if hasattr(torch, "uint32") else (torch.int64, torch.float16)
 
     def state(rank: int) -> dict[str, torch.Tensor]:
@@ -137,7 +137,7 @@ def test_optimizer_state_that_only_the_root_has() -> None:
 
 
 def test_optimizer_state_of_other_kinds() -> None:
-    """Momentum that is None, state that is nowhere, a mutable learning rate, a state left behind by training."""
+    """Momentum that is None, missing state, a mutable learning rate, state left over from training."""
     for make in (
         lambda m: torch.optim.SGD(m.parameters(), lr=0.1 * (engine.rank() + 1)),
         lambda m: torch.optim.SGD(m.parameters(), lr=0.1 * (engine.rank() + 1), momentum=0.9),
@@ -168,7 +168,7 @@ def test_optimizers_of_different_parameters() -> None:
 
 
 def test_a_checkpoint_goes_on_where_training_stopped(wrap: Wrap) -> None:
-    """Wrapped to plain, plain to wrapped, through a file."""
+    """A file carries it from a wrapped to a plain optimizer, and back."""
     model, alone = toy.mlp(), toy.mlp()
     optimizer = wrap(torch.optim.Adam(model.parameters(), lr=0.01), model.named_parameters())
     toy.train(model, optimizer, toy.shards(2))
@@ -193,7 +193,7 @@ def test_a_checkpoint_goes_on_where_training_stopped(wrap: Wrap) -> None:
 
 
 class Normalised(nn.Sequential):
-    """A model with buffers, another one on each rank."""
+    """A model with buffers, different on each rank."""
 
     def __init__(self) -> None:
         torch.manual_seed(40 + engine.rank())
@@ -203,7 +203,7 @@ class Normalised(nn.Sequential):
 
 
 def test_a_checkpoint_of_the_first_rank_goes_on_to_the_bit(wrap: Wrap) -> None:
-    """As if the training had not been interrupted; only the first rank has the file."""
+    """The result equals uninterrupted training; only the first rank has the file."""
 
     def begin() -> tuple[nn.Module, Any, Any]:
         model = Normalised()
@@ -274,7 +274,7 @@ def test_names_that_differ_are_refused(wrap: Wrap) -> None:
     assert "requires_grad=False" in text, text
     fewer = list(toy.mlp().parameters())[: 5 if odd else 6]
     toy.raises(MismatchError, lambda: wrap(torch.optim.SGD(fewer, lr=0.1)))
-    # After all of that the same optimizer can be wrapped, and trains.
+    # After all these errors the same optimizer can be wrapped, and trains.
     wrap(optimizer, model.named_parameters())
     alone = toy.mlp()
     toy.train(model, optimizer, toy.shards(2))
@@ -306,7 +306,7 @@ def test_what_cannot_be_wrapped(wrap: Wrap) -> None:
 
 
 def test_a_new_optimizer_takes_the_place_of_one_that_was_dropped(wrap: Wrap) -> None:
-    """The old one lives on in a cycle with its scheduler until the collector comes."""
+    """The old one lives on in a cycle with its scheduler until it is garbage-collected."""
     model, alone = toy.mlp(), toy.mlp()
     optimizer = wrap(torch.optim.Adam(model.parameters(), lr=0.01), model.named_parameters())
     optimizer.scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
@@ -326,8 +326,8 @@ def test_objects_and_settings() -> None:
         found = engine.torch.broadcast_object(thing, root)
         assert found["rank"] == root and torch.equal(found["tensor"], thing["tensor"])
     assert [each["rank"] for each in engine.torch.allgather_object(thing)] == list(range(engine.size()))
-    engine.torch.init()  # Once more does nothing,
-    toy.raises(ConfigError, lambda: engine.torch.init(cycle_time_ms=1))  # unless it would have to do something.
+    engine.torch.init()  # A second call does nothing,
+    toy.raises(ConfigError, lambda: engine.torch.init(cycle_time_ms=1))  # unless its settings differ.
     assert engine.torch.size() == engine.size() and engine.torch.is_initialized()
 
 
@@ -344,7 +344,7 @@ def test_equal_shards_of_different_models_still_agree_after_a_broadcast() -> Non
 
 
 def test_tensors_of_the_host_stay_there_with_another_default_device() -> None:
-    """As after `torch.set_default_device("cuda")`: what the engine makes itself is not on that device."""
+    """The default device is set, as by `torch.set_default_device("cuda")`: the engine's own tensors are not on it."""
     model, size = toy.mlp(torch.float32), engine.size()
     rows = torch.arange(2.0 * size).view(size, 2)
     batches = list(toy.shards(2))

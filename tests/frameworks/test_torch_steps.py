@@ -1,4 +1,4 @@
-"""What `step()` reduces that backward has not: closures, ranks without a backward, gradients set by hand."""
+"""Gradients that backward leaves to `step()`: closures, ranks without a backward, gradients set by hand."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ pytestmark = on_ranks(*toy.SIZES)
 
 
 def sgd(module: nn.Module) -> torch.optim.SGD:
-    """An optimizer without a memory."""
+    """Return an optimizer without state."""
     return torch.optim.SGD(module.parameters(), lr=0.1)
 
 
 def add_up(module: nn.Module, batches: list[torch.Tensor]) -> None:
-    """A backward for each batch."""
+    """Run a backward for each batch."""
     for batch in batches:
         toy.loss_of(module, batch).backward()
 
 
 def closure_of(owner: Any, module: nn.Module, batches: list[torch.Tensor], zero: bool) -> Callable[[], torch.Tensor]:
-    """What an optimizer calls: a backward for each batch, on zeroed gradients or added to what there is."""
+    """Return a closure with a backward for each batch, on zeroed gradients or added to existing ones."""
 
     def closure() -> torch.Tensor:
         if zero:
@@ -48,11 +48,11 @@ def closure_of(owner: Any, module: nn.Module, batches: list[torch.Tensor], zero:
     return closure
 
 
-mine: dict[str, Any] = {}  # The optimizer of a case whose closures must return the same loss on all ranks.
+mine: dict[str, Any] = {}  # the optimizer of a case whose closures must return the same loss on all ranks
 
 
 def test_a_closure_completes_a_window(wrap: Wrap) -> None:
-    """As Lightning does: passes before the step, and the last one in its closure."""
+    """Lightning runs passes before the step, and the last one in its closure."""
     for passes, before in ((2, 1), (3, 2), (3, 1), (3, 0), (2, 2)):  # complete, complete, incomplete, incomplete, more
         model, alone = toy.mlp(), toy.mlp()
         optimizer = wrap(sgd(model), model.named_parameters(), backward_passes_per_step=passes)
@@ -85,7 +85,7 @@ def test_closures_in_no_sync_are_reduced_by_the_step(wrap: Wrap) -> None:
 
 
 def test_a_closure_that_is_called_several_times_in_windows(wrap: Wrap) -> None:
-    """LBFGS: one pass in each call leaves every window short, two complete it, in each call anew."""
+    """LBFGS: with one pass in each call every window is short; two passes complete it in each call."""
     for number in (1, 2, 3):
         model, alone = toy.mlp(), toy.mlp()
         optimizer = mine["optimizer"] = wrap(
@@ -103,7 +103,7 @@ def test_a_closure_that_is_called_several_times_in_windows(wrap: Wrap) -> None:
 
 
 class Deaf(torch.optim.SGD):
-    """Takes a closure and does not call it."""
+    """An optimizer that takes a closure and does not call it."""
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
@@ -121,11 +121,11 @@ def test_a_closure_that_is_never_called_is_an_error(wrap: Wrap) -> None:
     optimizer.step()
     optimizer.zero_grad()
     add_up(model, [toy.shard(toy.whole_batch(step)) for step in range(2)])
-    optimizer.step(lambda: None)  # The window was complete before it.
+    optimizer.step(lambda: None)  # The window is complete before it.
 
 
 def test_a_rank_that_leaves_backward_out(wrap: Wrap) -> None:
-    """It contributes zeros to that step and not to the next one, as often as it happens, in both modes of zero_grad."""
+    """It contributes zeros to that step only, however often it happens, in both modes of zero_grad."""
     for to_none in (True, False):
         for passes in (1, 2):
             model, alone = toy.mlp(), toy.mlp()
@@ -150,7 +150,7 @@ def test_a_rank_that_leaves_backward_out(wrap: Wrap) -> None:
 
 
 def test_an_optimizer_for_each_head(wrap: Wrap) -> None:
-    """One backward fills those of the heads that a rank's batch touches, in part, in an order of the rank's own."""
+    """One backward fills some gradients of the heads that a rank's batch touches, in the rank's own order."""
     heads = [nn.ModuleList([toy.mlp(), toy.mlp()]) for _ in range(2)]
     optimizers = [wrap(sgd(head), head.named_parameters()) for head in heads]
     for step in range(4):
@@ -226,7 +226,7 @@ def test_a_rank_without_a_backward_in_a_process_set_and_with_adasum() -> None:
 
 
 def test_steps_without_a_backward_change_nothing_else(wrap: Wrap) -> None:
-    """Two steps on the same gradients, and steps on none, are what they are in one process."""
+    """Two steps on the same gradients, and steps without any, equal those of one process."""
     for op in (engine.Average, engine.Sum):
         model, alone = toy.mlp(), toy.mlp()
         momentum = {"lr": 0.01, "momentum": 0.9}
@@ -248,7 +248,7 @@ def test_steps_without_a_backward_change_nothing_else(wrap: Wrap) -> None:
 
 
 def test_a_scaler_on_a_rank_without_a_backward() -> None:
-    """`synchronize` before `unscale_` gives it what the others have; an infinity of theirs skips its step, too."""
+    """`synchronize` before `unscale_` gives the rank the others' gradients; their infinity skips its step, too."""
     model = toy.mlp(torch.float32)
     optimizer = engine.DistributedOptimizer(sgd(model), model.named_parameters())
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
@@ -270,14 +270,14 @@ def test_a_scaler_on_a_rank_without_a_backward() -> None:
 
 
 def autograd_grad(model: nn.Module, batch: torch.Tensor) -> None:
-    """Gradients as tensors, assigned."""
+    """Assign the tensors that autograd returns as gradients."""
     found = torch.autograd.grad(toy.loss_of(model, batch), list(model.parameters()), create_graph=True)
     for parameter, gradient in zip(model.parameters(), found, strict=True):
         parameter.grad = gradient
 
 
 def func_grad(model: nn.Module, batch: torch.Tensor) -> None:
-    """`torch.func.grad`, and copies into what is there."""
+    """Copy the gradients of `torch.func.grad` into existing ones."""
     values = dict(model.named_parameters())
     found = torch.func.grad(lambda p: toy.loss_of(lambda x: torch.func.functional_call(model, p, (x,)), batch))(values)
     for name, parameter in model.named_parameters():
@@ -288,7 +288,7 @@ def func_grad(model: nn.Module, batch: torch.Tensor) -> None:
 
 
 def by_sample(model: nn.Module, batch: torch.Tensor) -> None:
-    """As with differential privacy: each sample's gradient is clipped, and the sum is views of one vector."""
+    """Clip each sample's gradient, as in differential privacy; the sum consists of views of one vector."""
     total = [torch.zeros_like(each) for each in model.parameters()]
     for sample in batch:
         gradients = torch.autograd.grad(toy.loss_of(model, sample[None]), list(model.parameters()))
@@ -302,7 +302,7 @@ def by_sample(model: nn.Module, batch: torch.Tensor) -> None:
 
 
 def expanded(model: nn.Module, batch: torch.Tensor) -> None:
-    """One number for all elements of a parameter, which lies in memory once."""
+    """Set gradients whose elements all share one number in memory."""
     for parameter in model.parameters():
         parameter.grad = batch.mean().expand(parameter.shape)
 
@@ -321,7 +321,7 @@ def test_gradients_set_by_hand(wrap: Wrap) -> None:
                     for parameter in alone.parameters():
                         assert parameter.grad is not None
                         parameter.grad = parameter.grad.detach() * engine.size()
-                if step % 2 and fill is not expanded:  # as scripts for Horovod do, to clip
+                if step % 2 and fill is not expanded:  # to clip, like scripts for Horovod
                     optimizer.synchronize()
                     for module in (model, alone):
                         torch.nn.utils.clip_grad_norm_(module.parameters(), 0.1)
@@ -335,7 +335,7 @@ def test_gradients_set_by_hand(wrap: Wrap) -> None:
 
 
 def test_what_was_reduced_belongs_to_the_program(wrap: Wrap) -> None:
-    """Gradients that are changed or replaced after backward are not reduced again; nor where a rank had none."""
+    """Gradients that are changed or replaced after backward are not reduced again, even if a rank had none."""
     for op in (engine.Average, engine.Sum):
         model = nn.ModuleList([toy.mlp(), toy.mlp()])
         optimizer = wrap(sgd(model), model.named_parameters(), op=op)
@@ -379,7 +379,7 @@ def test_gradients_set_by_hand_after_a_backward_that_leaves_them_alone(wrap: Wra
 
 
 def test_what_no_sync_gathered_is_reduced_by_step(wrap: Wrap) -> None:
-    """Also after a reduction, where another operation than Average would count twice, and says so."""
+    """This also holds after a reduction; operations other than Average would count twice, and raise an error."""
     model, alone = toy.mlp(), toy.mlp()
     optimizer, other = wrap(sgd(model), model.named_parameters()), sgd(alone)
     for early in (False, True):
@@ -407,7 +407,7 @@ def test_what_no_sync_gathered_is_reduced_by_step(wrap: Wrap) -> None:
 
 
 def bring_late(parameter: nn.Parameter, how: str) -> None:
-    """Give a parameter a gradient when the backward pass is over."""
+    """Give a parameter a gradient after the backward pass."""
     if how == "unfrozen":
         parameter.requires_grad_(True)
     parameter.grad = torch.full_like(parameter, engine.rank() + 1)
@@ -418,9 +418,9 @@ def bring_late(parameter: nn.Parameter, how: str) -> None:
 def test_late_gradients_of_one_rank_do_not_meet_the_next_pass_of_others(
     how: str, compression: str | None, wrap: Wrap
 ) -> None:
-    """They are an error on all ranks, which go on with the next step; those of all ranks are reduced."""
+    """They are an error on all ranks, which go on with the next step; late gradients of all ranks are reduced."""
     size = engine.size()
-    # Others do not know what one rank alone has unfrozen: it stalls, with the name of that.
+    # Other ranks do not know what a single rank has unfrozen: that stalls, with the parameter's name.
     for lone in (False, True) if how == "set by hand" else (False,):
         early, late = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3), requires_grad=how != "unfrozen")
         options = {} if compression is None else {"compression": Halved}
@@ -454,7 +454,7 @@ def test_late_gradients_of_one_rank_do_not_meet_the_next_pass_of_others(
 
 
 class Halved:
-    """A compressor of the program's own, whose rounds Python makes."""
+    """A compressor of the program, whose rounds run in Python."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> Any:
@@ -510,7 +510,7 @@ def test_thawed_before_a_step_whose_closure_has_no_backward(wrap: Wrap) -> None:
 def test_a_wait_that_a_signal_ends_goes_on_in_the_step(wrap: Wrap) -> None:
     if engine.size() == 1:
         return
-    weight = nn.Parameter(torch.zeros(5, 3).t())  # Its gradient is reduced in a copy.
+    weight = nn.Parameter(torch.zeros(5, 3).t())  # its gradient is reduced in a copy
     bias = nn.Parameter(torch.zeros(3))
     optimizer = wrap(torch.optim.SGD([weight, bias], lr=1.0))
     mine = engine.rank() + 1.0
@@ -523,7 +523,7 @@ def test_a_wait_that_a_signal_ends_goes_on_in_the_step(wrap: Wrap) -> None:
 
 @contextmanager
 def warnings_of_the_engine() -> Iterator[list[str]]:
-    """What the engine's logger warns of on this rank."""
+    """Collect the warnings of the engine's logger on this rank."""
     texts: list[str] = []
 
     class Keep(logging.Handler):
@@ -600,7 +600,7 @@ def test_a_model_in_another_library_is_refused() -> None:
         texts.append(toy.raises(EngineError, lambda: engine.DistributedOptimizer(sgd(model), model.named_parameters())))
         del wrapped
         optimizer = engine.DistributedOptimizer(sgd(model), model.named_parameters())
-        toy.train(model, optimizer, toy.shards(1))  # It is forgotten with the module that wrapped it.
+        toy.train(model, optimizer, toy.shards(1))  # the parameter is forgotten with the module that wrapped it
         optimizer.unwrap()
         optimizer = engine.DistributedOptimizer(sgd(model), model.named_parameters())
         wrapped = nn.parallel.DistributedDataParallel(model)
@@ -610,7 +610,7 @@ def test_a_model_in_another_library_is_refused() -> None:
             assert "'0.weight' belongs to a model in DistributedDataParallel" in text, text
             assert "docs/libraries.md" in text, text
         group = dist.new_group([engine.rank()], use_local_synchronization=True)
-        alone = nn.parallel.DistributedDataParallel(toy.mlp(), process_group=group)  # over this rank alone
+        alone = nn.parallel.DistributedDataParallel(toy.mlp(), process_group=group)  # over this rank only
         toy.raises(EngineError, lambda: engine.DistributedOptimizer(sgd(alone), alone.named_parameters()))
     finally:
         dist.destroy_process_group()
@@ -622,7 +622,7 @@ def test_compiled_autograd_is_refused(wrap: Wrap) -> None:
     model = toy.mlp()
     optimizer = wrap(sgd(model), model.named_parameters())
     texts = []
-    enable = getattr(compiled_autograd, "_enable", None) or compiled_autograd.enable  # as torch 2.2 calls it
+    enable = getattr(compiled_autograd, "_enable", None) or compiled_autograd.enable  # its name in torch 2.2
     for compiler in (lambda graph: graph, torch.compile(backend="eager")):
         loss = toy.loss_of(model, toy.shard(toy.whole_batch(0)))
         with enable(compiler):

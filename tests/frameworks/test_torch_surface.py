@@ -1,4 +1,4 @@
-"""The names and parameters that scripts written for Horovod rely on, as far as they exist."""
+"""Names and parameters that scripts written for Horovod rely on."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_errors_are_caught_by_the_clauses_that_scripts_have() -> None:
 
 
 def test_the_setting_of_gradients_holds_where_no_block_chooses() -> None:
-    """What follows from the choice is tried among ranks; alone, both gradients are the same."""
+    """Other tests check its effect among ranks; on a single rank both gradients are the same."""
     for wanted in (True, False):
         hvd.init(mathematical_gradients=wanted)
         try:

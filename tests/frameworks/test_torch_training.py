@@ -1,4 +1,4 @@
-"""Training on N ranks is training on the whole batch in one process."""
+"""Training on N ranks equals training on the whole batch in one process."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_half_precision_trains(wrap: Wrap) -> None:
 
 
 class Pictures(nn.Sequential):
-    """Convolutions in two and three dimensions."""
+    """A model with convolutions in two and three dimensions."""
 
     def __init__(self) -> None:
         torch.manual_seed(3)
@@ -113,7 +113,7 @@ def test_channels_last_gradients(wrap: Wrap) -> None:
 
 
 def test_mixed_memory_formats(wrap: Wrap) -> None:
-    """Gradients come in another layout than their parameters."""
+    """Gradients have another layout than their parameters."""
     model, alone = Pictures(), Pictures()
     for module in (model, alone):
         module[0].weight.data = module[0].weight.data.transpose(0, 1).contiguous().transpose(0, 1)
@@ -214,7 +214,7 @@ def test_what_horovod_scripts_say_around_clipping(wrap: Wrap) -> None:
 
 
 def test_what_horovod_scripts_say_around_gradient_scaling(wrap: Wrap) -> None:
-    """With clipping, for a window of two passes; an infinity skips the step on all ranks."""
+    """The script also clips, and has a window of two passes; an infinity skips the step on all ranks."""
     model, alone = toy.mlp(torch.float32), toy.mlp(torch.float32)
     optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), backward_passes_per_step=2)
     other = torch.optim.SGD(alone.parameters(), lr=0.1)
@@ -294,7 +294,7 @@ def test_closures(wrap: Wrap) -> None:
 
 
 def test_lbfgs(wrap: Wrap) -> None:
-    """Several backwards in one step; the closure gives all ranks the same loss to decide by."""
+    """One step has several backwards; the closure returns the same loss on all ranks, by which they decide."""
     model, alone = toy.mlp(), toy.mlp()
     optimizer = wrap(torch.optim.LBFGS(model.parameters(), max_iter=5), model.named_parameters())
     other = torch.optim.LBFGS(alone.parameters(), max_iter=5)
@@ -327,14 +327,14 @@ def test_compiled_models(wrap: Wrap) -> None:
 
 @pytest.mark.slow
 def test_compiled_models_keep_the_overlap() -> None:
-    """Halfway through backward the last layer's gradients are reduced; compiled in one piece they would not be."""
+    """Halfway through backward the last layer's gradients are reduced; in one compiled graph they would not be."""
     alone = toy.mlp()
     toy.train(alone, torch.optim.SGD(alone.parameters(), lr=0.1), toy.wholes(2))
     in_pieces = engine.torch.compile_backend("aot_eager", bucket_bytes=256)
     for backend, patience, expected in ((in_pieces, 40.0, 2), ("aot_eager", 0.2, 0)):
         model = Marked(toy.mlp(), wait_for=2, patience=patience)
         sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-        # Operations are counted: those of the check would be among them.
+        # The count of operations would include those of the check.
         optimizer = engine.DistributedOptimizer(sgd, model.named_parameters(), check_parameters=False)
         fast = torch.compile(model, backend=backend)
         for step in range(2):
@@ -346,7 +346,7 @@ def test_compiled_models_keep_the_overlap() -> None:
 
 
 class Stored(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
-    """Samples that say which process read them."""
+    """Samples that contain the process that read them."""
 
     def __init__(self, steps: int) -> None:
         self.samples = torch.cat(list(toy.shards(steps)))

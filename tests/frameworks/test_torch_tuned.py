@@ -1,4 +1,4 @@
-"""Gradients whose compression is a knob."""
+"""Gradients whose compression is a tuned knob."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ TUNED = hvd.Compression.tuned
 
 
 def turn(knob: str) -> None:
-    """Set the knob; it holds for all that comes after."""
+    """Set the knob, which applies to all later operations."""
     if engine.rank() == 0:
         engine.set_knobs(compression=knob)
     engine.barrier()
 
 
 def reduced(knob: str, ranks: Tensors, average: bool = True) -> torch.Tensor:
-    """An allreduce under a knob, by torch."""
+    """Compute an allreduce under a knob with torch."""
     if knob != "none":
         return halved(ranks, HALVES[knob], average)
     total = ranks[0].clone()
@@ -94,7 +94,7 @@ def test_sparse_gradients_are_not_tuned(wrap: Wrap) -> None:
 
 
 def test_views_are_reduced_in_place_when_they_travel_as_they_are() -> None:
-    """Shared gradients cost nothing more for the permission, and are compressed through the slots."""
+    """The permission to compress costs nothing extra for shared gradients; compressed ones travel through the slots."""
     weight = nn.Parameter(torch.zeros(100, 100))
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD([weight], lr=0.0), [("weight", weight)], TUNED, gradient_as_bucket_view=True
@@ -113,7 +113,7 @@ def test_views_are_reduced_in_place_when_they_travel_as_they_are() -> None:
 
 
 def test_training_is_the_same_as_with_what_the_knob_stands_for(wrap: Wrap) -> None:
-    """Also with the knob turned between steps all ranks have the same parameters."""
+    """All ranks have the same parameters even if the knob is turned between steps."""
 
     def trained(compression: Any, knobs: tuple[str, ...]) -> dict[str, torch.Tensor]:
         model = toy.mlp()

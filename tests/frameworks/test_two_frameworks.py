@@ -1,4 +1,4 @@
-"""Two frameworks in one process: imported in any order, with optimizers of both in flight."""
+"""Two frameworks in one process: imported in any order, with operations of both in flight."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ print("fine")
 @pytest.mark.slow
 @pytest.mark.parametrize("order", ["torch tensorflow jax", "jax tensorflow torch"])
 def test_bindings_work_beside_each_other_in_any_order(order: str) -> None:
-    """Their libraries bring runtimes of their own: symbols and threads must not meet."""
+    """Their libraries have runtimes of their own, whose symbols and threads must not clash."""
     for name in order.split():
         pytest.importorskip(name, reason=f"needs {name}")
     done = subprocess.run([sys.executable, "-c", IMPORTS, *order.split()], capture_output=True, text=True, timeout=110)
@@ -41,7 +41,7 @@ def test_bindings_work_beside_each_other_in_any_order(order: str) -> None:
 
 @on_backends(2, backends=("tensorflow",))
 def test_optimizers_of_two_frameworks_take_no_name_of_each_other(rank: int, size: int) -> None:
-    """Both have gradients in flight in one step; their parameters have equal names, and other shapes."""
+    """Both have gradients in flight in one step; their parameters have equal names and different shapes."""
     import keras
     import torch
 

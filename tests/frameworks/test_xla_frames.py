@@ -1,4 +1,4 @@
-"""The handler of compiled programs, called by a runtime that is made up: also by an older one, which has no futures."""
+"""The handler of compiled programs, called by a made-up runtime, and by an older one without futures."""
 
 from __future__ import annotations
 

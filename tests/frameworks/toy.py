@@ -1,4 +1,4 @@
-"""A small model, its data, and what tests of the torch binding compare."""
+"""A small model with data and comparisons, for tests of the torch binding."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from engine import runtime
 from ..on_ranks import Ranks, spare
 from ..waiting import let_pass, until
 
-# Numbers of ranks: two and four in `make slow` alone, but for what goes by pairs of pairs or by process sets.
+# Numbers of ranks: two and four only in `make slow`, except for tests of pairs of pairs or process sets.
 SIZES = (1, spare(2), 3, spare(4))
 
-# Ranks on which tensors lend their memory as those of torch 2.2 to 2.9 do: by `__dlpack__` alone, which refuses what
-# requires a gradient.
+# Ranks on which tensors lend their memory only by `__dlpack__`, like those of torch 2.2 to 2.9. It refuses tensors
+# that require a gradient.
 BY_METHOD = Ranks(2, "by a method", (("DLPACK_BY_METHOD", "1"),))
 
 if "ENGINE_RANK" in os.environ:
@@ -31,13 +31,13 @@ if "ENGINE_RANK" in os.environ:
 
 
 class Interrupted(Exception):
-    """What a signal handler of a case raises."""
+    """Exception that a test's signal handler raises."""
 
 
 def leave_waiting(call: Callable[[], object], operations: int = 1) -> None:
-    """On rank 0 a signal handler's exception ends the wait in `call`, as Ctrl-C does; the others call it after that.
+    """Interrupt the wait in `call` on rank 0 by an exception of a signal handler; the others call it after that.
 
-    `operations`: so many are in flight when it waits.
+    `operations` is the number of operations in flight when rank 0 waits.
     """
 
     def leave(*_: Any) -> None:
@@ -45,7 +45,7 @@ def leave_waiting(call: Callable[[], object], operations: int = 1) -> None:
 
     def interrupt() -> None:
         until(lambda: len(in_flight()) >= operations, "what is waited for is in flight", pause=0.01)
-        let_pass(0.2)  # for the few lines between the last submission and the wait
+        let_pass(0.2)  # until the last submission is followed by the wait
         os.kill(os.getpid(), signal.SIGALRM)
 
     if engine.rank() != 0:
@@ -64,42 +64,42 @@ def leave_waiting(call: Callable[[], object], operations: int = 1) -> None:
 
 
 def mlp(dtype: torch.dtype = torch.float64, width: int = 16) -> nn.Sequential:
-    """A small model, the same on every rank. float64 leaves no doubt whether a difference is rounding."""
+    """Return a small model, the same on every rank, in float64, so that rounding cannot hide other differences."""
     torch.manual_seed(1)
     layers = nn.Linear(8, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 3)
     return nn.Sequential(*layers).to(dtype)
 
 
 def whole_batch(step: int, features: int = 8, per_rank: int = 4) -> torch.Tensor:
-    """The input of all ranks in a step, [per_rank * size, features]."""
+    """Return the input of all ranks in a step, of shape [per_rank * size, features]."""
     generator = torch.Generator().manual_seed(1000 + step)
     return torch.randn(per_rank * engine.size(), features, generator=generator, dtype=torch.float64)
 
 
 def shard(batch: torch.Tensor) -> torch.Tensor:
-    """What this rank has of it."""
+    """Return this rank's shard of a batch."""
     return batch[engine.rank() :: engine.size()]
 
 
 def loss_of(model: Callable[[torch.Tensor], torch.Tensor], batch: torch.Tensor) -> torch.Tensor:
-    """The mean over samples, so that the mean over equal shards is that of the whole."""
+    """Return the mean over samples, so that the mean over equal shards equals that of the whole."""
     output = model(batch)
     wanted = batch.flatten(1)[:, : output.shape[1]].sin()
     return ((output - wanted) ** 2).sum(dim=1).mean()
 
 
 def parameters_of(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Copies, by name."""
+    """Return copies of the parameters, by name."""
     return {name: each.detach().clone() for name, each in module.named_parameters()}
 
 
 def gradients_of(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Copies of those there are, by name."""
+    """Return copies of existing gradients, by name."""
     return {name: each.grad.detach().clone() for name, each in module.named_parameters() if each.grad is not None}
 
 
 def local_gradients(loss: torch.Tensor, module: nn.Module) -> dict[str, torch.Tensor]:
-    """Of this rank alone; reduces nothing."""
+    """Return the gradients of this rank only, without any reduction."""
     named = dict(module.named_parameters())
     found = torch.autograd.grad(loss, list(named.values()), retain_graph=True, allow_unused=True)
     return {name: each for name, each in zip(named, found, strict=True) if each is not None}
@@ -108,19 +108,19 @@ def local_gradients(loss: torch.Tensor, module: nn.Module) -> dict[str, torch.Te
 def check_close(
     found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], rtol: float = 1e-11, atol: float = 1e-12
 ) -> None:
-    """Equal names, and values up to the rounding of float64."""
+    """Check equality of names, and of values up to the rounding of float64."""
     assert found.keys() == expected.keys(), f"{sorted(found)} instead of {sorted(expected)}"
     for name, each in found.items():
         torch.testing.assert_close(each, expected[name], rtol=rtol, atol=atol, msg=lambda text, n=name: f"{n}: {text}")
 
 
 def check_same_everywhere(tensors: dict[str, torch.Tensor]) -> None:
-    """All ranks hold the same bits. Collective."""
+    """Check that all ranks hold the same bits; collective."""
     engine.check_consistency(tensors)
 
 
 def averaged(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Mean over ranks by means that are not under test: gathered, added here in rank order. Collective."""
+    """Return the mean over ranks without the code under test: gather, and add in rank order; collective."""
     gathered = engine.allgather_object({name: each.tolist() for name, each in tensors.items()})
     return {
         name: sum(torch.tensor(rank[name], dtype=each.dtype) for rank in gathered) / len(gathered)
@@ -129,17 +129,17 @@ def averaged(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def reduced() -> int:
-    """How many tensors this rank has seen reduced."""
+    """Return the number of tensors whose reduction this rank has seen."""
     return engine.counters()["tensors"]
 
 
 def in_flight() -> list[str]:
-    """Names of the operations that have not finished."""
+    """Return the names of unfinished operations."""
     return [each["name"] for each in runtime.engine().pending()]
 
 
 def raises(kind: type[BaseException] | tuple[type[BaseException], ...], function: Callable[[], object]) -> str:
-    """The text of the error that a call must raise, of one kind or of several."""
+    """Return the text of the error that a call must raise, of one kind or of several."""
     try:
         function()
     except kind as error:
@@ -150,7 +150,7 @@ def raises(kind: type[BaseException] | tuple[type[BaseException], ...], function
 def train(
     model: nn.Module, optimizer: Any, batches: Iterable[torch.Tensor], after: Callable[[], object] | None = None
 ) -> list[float]:
-    """Plain steps; the losses."""
+    """Make plain training steps, and return the losses."""
     losses = []
     for batch in batches:
         optimizer.zero_grad()
@@ -164,10 +164,10 @@ def train(
 
 
 def shards(steps: int = 4, **shape: int) -> Iterator[torch.Tensor]:
-    """This rank's input of each step."""
+    """Return this rank's input of each step."""
     return (shard(whole_batch(step, **shape)) for step in range(steps))
 
 
 def wholes(steps: int = 4, **shape: int) -> Iterator[torch.Tensor]:
-    """The input of all ranks of each step."""
+    """Return the input of all ranks of each step."""
     return (whole_batch(step, **shape) for step in range(steps))

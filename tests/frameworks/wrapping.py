@@ -1,4 +1,4 @@
-"""The two ways in which a test wraps an optimizer. Imports no framework."""
+"""The two ways in which a test wraps an optimizer; imports no framework."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Wrap:
-    """Makes an optimizer distributed: with gradients where torch puts them, or in shared memory."""
+    """Make an optimizer distributed, with gradients where torch puts them, or in shared memory."""
 
     views: bool
 
     def __call__(self, optimizer: Any, named: Any = None, **options: Any) -> Any:
         import engine
 
-        # One more operation beside the first step, which tests that count would see; it has tests of its own.
+        # The check adds an operation to the first step, which tests would count; it has tests of its own.
         options.setdefault("check_parameters", False)
         return engine.DistributedOptimizer(optimizer, named, gradient_as_bucket_view=self.views, **options)
