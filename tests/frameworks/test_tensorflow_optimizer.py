@@ -71,7 +71,7 @@ def test_shards_train_as_the_whole_batch_does(kind: str, mode: str) -> None:
 @pytest.mark.parametrize("average", [False, True], ids=["sum", "average"])
 @pytest.mark.parametrize("mode", ["eager", "function", "session"])
 def test_several_passes_make_a_step(mode: str, average: bool) -> None:
-    # Four steps of two passes each, and one left-over pass without a step.
+    # Two steps of two passes each, and one left-over pass without a step.
     wholes = [toy.whole_batch(step) for step in range(5)]
     plain, alone = v1.train.MomentumOptimizer(0.1, 0.9), toy.model()
     for first in (0, 2):

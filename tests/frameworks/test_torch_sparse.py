@@ -289,7 +289,7 @@ def test_a_table_that_some_ranks_do_not_use(wrap: Wrap) -> None:
     model, alone = tables(), tables()
     optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.5), model.named_parameters())
     single = torch.optim.SGD(alone.parameters(), lr=0.5)
-    # Ranks that use the second table, by step: all but rank 0 at first, none, all.
+    # Ranks that use the second table, by step: at first the last one, then none, one, and all.
     plans: list[set[int]] = [{hvd.size() - 1}, set(), {0}, set(range(hvd.size())), set(), {hvd.size() - 1}]
     kinds = []
     for step, users in enumerate(plans):

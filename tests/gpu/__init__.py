@@ -1,1 +1,1 @@
-"""The GPU plane, on stand-ins for libcuda and libnccl."""
+"""Tests of the GPU plane, on stand-ins for libcuda and libnccl."""

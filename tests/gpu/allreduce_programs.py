@@ -1,4 +1,4 @@
-"""What ranks do in tests of allreduce on GPUs, which are the stand-ins: `plane_programs.Rank` has worlds.
+"""Programs of ranks for tests of allreduce on GPUs, which are stand-ins; `plane_programs.Rank` has worlds.
 
 python -m tests.gpu.allreduce_programs NAME RANK SIZE KERNELS ...
 """
@@ -33,17 +33,17 @@ DTYPES = ("float16", "float32", "float64", "int8", "uint8", "int16", "uint16", "
 OPS = {"sum": 0, "average": 1, "min": 2, "max": 3, "product": 4}
 
 
-_within: list[Any] = []  # engines of process sets, the one in which operations are submitted at the moment behind
+_within: list[Any] = []  # engines of process sets; operations go to the last one
 
 
 def core() -> Any:
-    """The native engine of the world that there is, or of a process set."""
+    """Return the native engine of the current world, or of a process set."""
     return _within[-1] if _within else runtime.engine()
 
 
 @contextlib.contextmanager
 def within(process_set: Any) -> Iterator[SimpleNamespace]:
-    """Submit operations in a process set: this process's place in it."""
+    """Submit operations in a process set; yield this process's rank in it and its size."""
     _within.append(process_set.engine)
     try:
         yield SimpleNamespace(rank=process_set.rank(), size=process_set.size())
@@ -52,7 +52,7 @@ def within(process_set: Any) -> Iterator[SimpleNamespace]:
 
 
 def allreduce(tensor: Any, output: Any, name: str | None = None, op: str = "sum", **more: Any) -> Any:
-    """Submit a tensor; its handle."""
+    """Submit a tensor, and return its handle."""
     given = {"prescale": 1.0, "postscale": 1.0, "blocking": False, "wire": None} | more
     return core().allreduce(
         tensor, output, name, OPS[op], given["prescale"], given["postscale"], given["blocking"], given["wire"]
@@ -60,12 +60,12 @@ def allreduce(tensor: Any, output: Any, name: str | None = None, op: str = "sum"
 
 
 def broadcast(tensor: Any, output: Any, root: int, name: str | None = None) -> Any:
-    """Submit a tensor; its handle."""
+    """Submit a tensor, and return its handle."""
     return core().broadcast(tensor, output, name, root)
 
 
 def values(rank: int, count: int, dtype: str) -> np.ndarray:
-    """Numbers of which floats' sums and products are exact, and integers' wrap."""
+    """Return numbers for which sums and products of floats are exact, and those of integers overflow."""
     drawn = np.random.default_rng([rank, count]).integers(-100, 100, count)
     if dtype == "bool":
         return drawn > 50
@@ -73,14 +73,14 @@ def values(rank: int, count: int, dtype: str) -> np.ndarray:
 
 
 def on_host(mine: np.ndarray, **how: Any) -> np.ndarray:
-    """What the plane of host memory makes of this rank's values and the others'."""
+    """Return what the host-memory plane computes from this rank's values and the others'."""
     wanted = np.empty_like(mine)
     allreduce(mine, wanted, blocking=True, **how).wait()
     return wanted
 
 
 def compare(got: np.ndarray, wanted: np.ndarray, what: str, op: str = "sum", wire: str | None = None) -> None:
-    """Equal bits; but an average of halves is divided before it is summed, and so rounded more often."""
+    """Check that bits are equal; an average of halves is divided before it is summed, so rounding may differ."""
     if op == "average" and "float16" in (str(got.dtype), wire):
         np.testing.assert_allclose(got, wanted, rtol=4e-3, atol=4e-3, err_msg=what)
     else:
@@ -88,7 +88,7 @@ def compare(got: np.ndarray, wanted: np.ndarray, what: str, op: str = "sum", wir
 
 
 def numbers(me: Rank) -> None:
-    """Every dtype and operation."""
+    """Reduce with every dtype and operation."""
     with me.world("numbers"):
         for dtype in DTYPES:
             for op in OPS:
@@ -102,7 +102,7 @@ def numbers(me: Rank) -> None:
 
 
 def factors(me: Rank) -> None:
-    """Factors and compression, apart and in place."""
+    """Reduce with factors and compression, out of place and in place."""
     with me.world("factors"):
         for dtype, op in itertools.product(("int8", "uint8", "int32", "int64"), ("sum", "average", "product")):
             how = {"op": op, "prescale": 1.5, "postscale": 0.3}
@@ -119,7 +119,7 @@ def factors(me: Rank) -> None:
 
 
 def fused(me: Rank) -> None:
-    """Many tensors travel together, also with those of host memory between them, and groups of several dtypes."""
+    """Fuse many tensors, also with tensors in host memory between them, and with groups of several dtypes."""
     with me.world("fused", cycle_time_ms=20.0):
         for turn in range(3):
             counts = [1, 17, 1000, 0, 5, 3000] * 10
@@ -142,7 +142,7 @@ def fused(me: Rank) -> None:
 
 
 def pieces(me: Rank) -> None:
-    """What is larger than the slab, and more rows than the tables hold, goes in pieces."""
+    """Reduce in pieces what is larger than the slab, or has more rows than the tables hold."""
     planes.SLAB, planes.TABLES = 1 << 16, 1 << 12
     with me.world("pieces", cycle_time_ms=20.0):
         for op in ("sum", "max"):
@@ -153,11 +153,11 @@ def pieces(me: Rank) -> None:
                 handle.wait()
             for count, tensor in zip(counts, given, strict=True):
                 compare(tensor.numpy(), on_host(values(me.rank, count, "float32"), op=op), f"{op} {count}")
-        alone = DeviceTensor(values(me.rank, 40000, "float32"))  # which is its own slab, and is divided
+        alone = DeviceTensor(values(me.rank, 40000, "float32"))  # it is its own slab, and is divided
         allreduce(alone, alone, "alone", "average").wait()
         compare(alone.numpy(), on_host(values(me.rank, 40000, "float32"), op="average"), "alone")
         group = [values(me.rank, 300 + k, "float64") for k in range(300)]
-        # Nothing is packed for a while, in which the lane comes to more pieces than the tables hold rows of.
+        # Packing is delayed, while the lane reaches more pieces than the tables have rows for.
         tensors = [DeviceTensor(each, late=100.0 if k == 299 else 0.0) for k, each in enumerate(group)]
         core().allreduce_group(tensors, tensors, "group", OPS["sum"], 1.0, 1.0).wait()
         for tensor, each in zip(tensors, group, strict=True):
@@ -165,17 +165,17 @@ def pieces(me: Rank) -> None:
 
 
 def many(me: Rank) -> None:
-    """More entries than events, with nobody waiting for a while; what is done can be read on any stream."""
+    """Submit more entries than there are events, without a waiting thread; read finished results on any stream."""
     me.cuda.stand_hosts_are_one(1)
     with me.world("many", cycle_time_ms=0.0, fusion_threshold=0):
-        counts = range(1, 201)  # all different: NCCL would hang if ranks called in different orders
+        counts = range(1, 201)  # all different, so that NCCL would hang if ranks called it in different orders
         tensors = [DeviceTensor(values(me.rank, count, "float32"), late=0.5) for count in counts[:-1]]
         handles = [allreduce(tensor, tensor, f"tensor {k}") for k, tensor in enumerate(tensors)]
         until(lambda: all(handle.done for handle in handles), "the device has passed them")
         tensors.append(DeviceTensor(values(me.rank, counts[-1], "float32"), late=300.0))
         handles.append(allreduce(tensors[-1], tensors[-1], "the last"))
         until(lambda: handles[-1].done, "the device has passed the last one")
-        ours, Framework.stream = Framework.stream, Framework.device.new_stream()  # which waits for nothing
+        ours, Framework.stream = Framework.stream, Framework.device.new_stream()  # a stream that waits for nothing
         wanted = {count: sum(values(rank, count, "float32") for rank in range(me.size)) for count in counts}
         compare(tensors[-1].numpy(), wanted[counts[-1]], "passed")
         Framework.stream = ours
@@ -186,10 +186,8 @@ def many(me: Rank) -> None:
 
 
 def forgotten(me: Rank) -> None:
-    """Problem 10: nobody holds tensors or handles, and their memory is given out again; or another stream waits."""
-    me.cuda.stand_hosts_are_one(
-        1
-    )  # that the lane has seen the device pass is told by a word that the stand-in does not see
+    """Drop tensors and handles so that their memory is reused, or wait on another stream (problem 10)."""
+    me.cuda.stand_hosts_are_one(1)  # the lane reports the device's progress by a word that the stand-in does not see
     with me.world("forgotten"):
         for turn in range(30):
             tensor = DeviceTensor(values(me.rank, 1000, "float32"), late=10.0 if turn % 3 == 0 else 1.0)
@@ -199,7 +197,7 @@ def forgotten(me: Rank) -> None:
                 handle.wait()
                 Framework.stream = ours
                 del tensor, handle
-                for _ in range(3):  # the engine is called, and the lane looks what the device has passed
+                for _ in range(3):  # calls the engine, and the lane checks the device's progress
                     tensor = DeviceTensor(values(me.rank, 10, "float32"))
                     handle = allreduce(tensor, tensor, "another")
                     for _ in range(3):
@@ -214,14 +212,14 @@ def forgotten(me: Rank) -> None:
 
 
 def freed(me: Rank) -> bool:
-    """Whether no tensor but one is alive, after another call of the engine, which lets go of what it can."""
+    """Return whether at most one tensor is alive, after a call of the engine, which frees what it can."""
     host = np.zeros(1, np.float32)
     allreduce(host, host, None).wait()
     return sum(isinstance(each, DeviceTensor) for each in gc.get_objects()) <= 1
 
 
 def joins(me: Rank) -> None:
-    """A rank that has joined contributes nothing, to groups neither."""
+    """Join on a rank, which then contributes nothing, not even to groups."""
     with me.world("joins"):
         for turn in range(3):
             for name in ("a", "b"):
@@ -246,15 +244,15 @@ def joins(me: Rank) -> None:
                 compare(tensors[k].numpy(), np.add.reduce(every, dtype=dtype), dtype)
             tensors = [DeviceTensor(values(me.rank, 100, "float32")) for _ in range(8)]
             for tensor in tensors:
-                allreduce(tensor, tensor, "a").wait()  # the next entry comes while a lane has the last
+                allreduce(tensor, tensor, "a").wait()  # the next entry comes while the lane has this one
             core().join()
             tensor = DeviceTensor(values(me.rank, 100, "float32"))
             allreduce(tensor, tensor, "a").wait()
 
 
 def broadcasts(me: Rank) -> None:
-    """Of every dtype, from every root, in place and apart, alone, fused and in pieces, with a rank that has joined."""
-    me.cuda.stand_hosts_are_one(1)  # who waits for what the lane has seen done learns of it in memory
+    """Broadcast every dtype from every root, in place or not, alone, fused and in pieces, with a joined rank."""
+    me.cuda.stand_hosts_are_one(1)  # waiters learn from memory what the lane has seen done
     planes.SLAB, planes.TABLES = 1 << 16, 1 << 12
     with me.world("broadcasts", cycle_time_ms=20.0):
         for dtype, root in itertools.product((*DTYPES, "uint32", "uint64", "complex64"), range(me.size)):
@@ -289,7 +287,7 @@ def broadcasts(me: Rank) -> None:
 
 
 class Parameter:
-    """Has a gradient, or none."""
+    """A parameter, which may have a gradient."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -298,7 +296,7 @@ class Parameter:
 
 
 class Binding:
-    """What `gradients.GradientGroup` asks of a framework."""
+    """Binding with everything that `gradients.GradientGroup` needs of a framework."""
 
     def __init__(self, parameters: list[Parameter]) -> None:
         self.parameters = parameters
@@ -323,7 +321,7 @@ class Binding:
 
 
 def hooks(me: Rank) -> None:
-    """Gradients are submitted by hooks, on several streams; some ranks have none, and one parameter never has."""
+    """Submit gradients by hooks on several streams; some ranks lack gradients, and one parameter never has one."""
     with me.world("hooks"):
         parameters = [Parameter(10 * k + 1) for k in range(12)]
         group = gradients.GradientGroup(core(), Binding(parameters), OPS["average"])
@@ -351,7 +349,7 @@ def hooks(me: Rank) -> None:
 
 
 def moved(me: Rank) -> None:
-    """Parameters are moved to the GPU, and back, after the optimizer has been made."""
+    """Move parameters to the GPU and back after the optimizer was made."""
     with me.world("moved"):
         for begins in ("host", "device"):
             parameters = [Parameter(10 * k + 1) for k in range(6)]
@@ -373,7 +371,7 @@ def moved(me: Rank) -> None:
 
 
 def refusals(me: Rank) -> None:
-    """What cannot be done is refused, and the world goes on."""
+    """Check that impossible operations are refused, and that the world goes on."""
     with me.world("refusals"):
         tensor, host = DeviceTensor(values(me.rank, 4, "float32")), values(me.rank, 4, "float32")
         allreduce(tensor, tensor, "first").wait()
@@ -408,7 +406,7 @@ def refusals(me: Rank) -> None:
 
 
 def streams(me: Rank) -> None:
-    """Problems 7 and 14: on the legacy stream and on one that is destroyed at once, in threads without a context."""
+    """Use the legacy stream, and one that is destroyed at once, in threads without a context (problems 7 and 14)."""
     with me.world("streams"):
         for turn in range(6):
             ours = Framework.stream
@@ -426,7 +424,7 @@ def streams(me: Rank) -> None:
                 except BaseException as error:
                     failures.append(error)
 
-            thread = threading.Thread(target=submit)  # which has no context
+            thread = threading.Thread(target=submit)  # a thread without a context
             thread.start()
             thread.join()
             assert not failures, failures
@@ -439,7 +437,7 @@ def streams(me: Rank) -> None:
 
 
 def captures(me: Rank) -> None:
-    """Problem 15: another thread captures a graph all the time, and forbids what spoils it."""
+    """Reduce while another thread captures a graph, which forbids calls that would spoil it (problem 15)."""
     with me.world("captures"):
         tensor = DeviceTensor(values(me.rank, 100, "float32"), late=2.0)
         allreduce(tensor, tensor, "first").wait()
@@ -466,7 +464,7 @@ def captures(me: Rank) -> None:
 
 
 def lost(me: Rank, how: str) -> None:
-    """The last rank goes in the middle of it all, in each of several ways."""
+    """Lose the last rank in the middle of operations, in one of several ways."""
     last = me.rank == me.size - 1
     told = None
     try:
@@ -491,7 +489,7 @@ def lost(me: Rank, how: str) -> None:
 
 
 def fails(me: Rank, call: str) -> None:
-    """A call of rank 1's lane fails."""
+    """Make a call of rank 1's lane fail."""
     try:
         with me.world("fails"):
             tensors = [DeviceTensor(values(me.rank, 100, "float32")) for _ in range(2)]
@@ -509,7 +507,7 @@ def fails(me: Rank, call: str) -> None:
 
 
 def hangs(me: Rank) -> None:
-    """NCCL never comes back to rank 1 from a call; rank 0's device waits for it."""
+    """Make a call of NCCL hang on rank 1; rank 0's device waits for it."""
     try:
         with me.world("hangs", stall_limit=2.0):
             tensor = DeviceTensor(values(me.rank, 100, "float32"))
@@ -525,7 +523,7 @@ def hangs(me: Rank) -> None:
 
 
 def endless(me: Rank, what: str) -> None:
-    """What the program computes on rank 1's GPU does not end, or a kernel of the engine's there does not."""
+    """Run a computation on rank 1's GPU that never ends, of the program or of the engine's kernels."""
     try:
         with me.world("endless", stall_limit=2.0, stall_warning=1.0, cycle_time_ms=0.0, fusion_threshold=0):
             tensor = DeviceTensor(values(me.rank, 100, "float32"))
@@ -538,7 +536,7 @@ def endless(me: Rank, what: str) -> None:
             crowd = [DeviceTensor(values(me.rank, 10, "float32")) for _ in range(100 if what == "crowd" else 0)]
             tensor.compute(values(me.rank, 100, "float32"), late)
             handle = allreduce(tensor, tensor, "second", prescale=2.0)
-            for k, each in enumerate(crowd):  # more than are enqueued at a time: the lane waits for the device, too
+            for k, each in enumerate(crowd):  # more than are enqueued at a time, so the lane waits for the device, too
                 allreduce(each, each, f"another {k}")
             handle.wait()
             until(lambda: core().failure is not None, "somebody is named", 30)
@@ -548,7 +546,7 @@ def endless(me: Rank, what: str) -> None:
 
 
 def elsewhere(me: Rank) -> None:
-    """One rank's first tensor is on a GPU, the other's is not."""
+    """Submit a first tensor that is on a GPU on one rank, and in host memory on the other."""
     with me.world("elsewhere", stall_limit=5.0):
         host = values(me.rank, 4, "float32")
         given = host if me.rank else DeviceTensor(host)
@@ -582,7 +580,7 @@ PROGRAMS = {
 
 
 def main(programs: dict[str, Any]) -> None:
-    """Run the programs that the command line names, joined by `+`, one after the other."""
+    """Run the programs that the command line names, joined by `+`, in order."""
     faulthandler.enable()
     name, rank, size, kernels, *rest = sys.argv[1:]
     Framework.start()
@@ -590,10 +588,10 @@ def main(programs: dict[str, Any]) -> None:
     ctypes.CDLL(kernels)
     for each in name.split("+"):
         if each != name:
-            print(f"{each}:", file=sys.stderr, flush=True)  # the last one is that which has failed
+            print(f"{each}:", file=sys.stderr, flush=True)  # the last name printed is that of the failed one
         programs[each](me, *rest)
     if name in ("fails", "hangs", "endless"):
-        os._exit(0)  # what has failed, or hangs, is not looked at
+        os._exit(0)  # reports after a failure or hang are not checked
     assert me.reports() == [], me.reports()
 
 

@@ -1,4 +1,4 @@
-"""The stand-ins, and programs that run on them."""
+"""Fixtures: the stand-ins, and programs that run on them."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ SECONDS = 60
 
 @pytest.fixture(scope="session")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with both stand-ins."""
+    """Directory with both stand-ins."""
     return build(tmp_path_factory.mktemp("standins"))
 
 
 @pytest.fixture(scope="session")
 def registered(libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The shipped kernels, for the stand-in."""
+    """Library with the shipped kernels, for the stand-in."""
     return kernels.build(tmp_path_factory.mktemp("registered"), libraries)
 
 
 @pytest.fixture(scope="session")
 def litmus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The litmus programs."""
+    """Executable with the litmus programs."""
     return build_program(tmp_path_factory.mktemp("litmus") / "litmus", *sorted(LITMUS.glob("*.c")))
 
 
 @pytest.fixture(scope="session")
 def checks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of checks.c."""
+    """Executable with the programs of checks.c."""
     return build_program(
         tmp_path_factory.mktemp("checks") / "checks", Path(__file__).parent / "checks.c", LITMUS / "main.c"
     )
@@ -41,7 +41,7 @@ def checks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def program(libraries: Path) -> Callable[..., tuple[int, str]]:
-    """Runs a program to its end: its status, and what it wrote to stderr."""
+    """Function that runs a program to its end, and returns its status and stderr."""
 
     def run(
         binary: Path, name: str, patience: int = 5000, more: Mapping[str, str] | None = None, **settings: object

@@ -1,6 +1,6 @@
-"""Tensors in the memory of the stand-in's device, with a framework that works on streams.
+"""Tensors in the memory of the stand-in's device, with a framework that uses streams.
 
-They offer what torch's do: DLPack's exchange table, with the current stream. Memory that is freed is given out again.
+They offer DLPack's exchange table with the current stream, like torch's. Freed memory is reused.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Table(ctypes.Structure):
 
 
 class Framework:
-    """What works on the device: the stream that it works on, and its ordinal."""
+    """State of the framework on the device: its stream, and the device's ordinal."""
 
     device: ClassVar[Device]
     stream: ClassVar[ctypes.c_void_p | None] = None
@@ -60,7 +60,7 @@ class Framework:
 
     @classmethod
     def start(cls) -> None:
-        """Use the device."""
+        """Start using the device."""
         cls.device = Device()
         cls.stream = cls.device.stream
 
@@ -69,10 +69,10 @@ class DeviceTensor:
     """An array on the device."""
 
     __dlpack_c_exchange_api__: ClassVar[Any]
-    whole: DeviceTensor | None = None  # whose memory it is
+    whole: DeviceTensor | None = None  # the tensor that owns the memory
 
     def __init__(self, values: np.ndarray, late: float = 0.0) -> None:
-        """The values are there when the framework's stream has come so far: after `late` milliseconds."""
+        """Make a tensor whose values arrive on the framework's stream after `late` milliseconds."""
         self.like = np.ascontiguousarray(values)
         self.shape = (ctypes.c_int64 * max(self.like.ndim, 1))(*self.like.shape)
         self.device = f"cuda:{Framework.ordinal}"
@@ -82,18 +82,18 @@ class DeviceTensor:
             self.compute(self.like, late)
 
     def compute(self, values: np.ndarray, late: float) -> None:
-        """Have the framework's stream bring other values, after so many milliseconds; until then there is rubbish."""
+        """Write other values on the framework's stream after `late` milliseconds; until then the content is garbage."""
         self.source = Framework.device.put(np.ascontiguousarray(values))
         self.compute_again(late)
 
     def compute_again(self, late: float) -> None:
-        """The same once more."""
+        """Write the values again."""
         work = (Access * 2)(Access(self.source.value, self.like.nbytes, 0), Access(self.at.value, self.like.nbytes, 1))
         code = Framework.device.cuda.stand_compute(Framework.stream, work, 2, ctypes.c_double(late), b"compute")
         assert code == 0, code
 
     def numpy(self) -> np.ndarray:
-        """The values, after all that the framework's stream was given."""
+        """Return the values, after all work on the framework's stream."""
         target = np.empty_like(self.like)
         cuda = Framework.device.cuda
         at = ctypes.c_void_p(target.ctypes.data)
@@ -103,7 +103,7 @@ class DeviceTensor:
         return target
 
     def slice(self, first: int, last: int) -> DeviceTensor:
-        """Rows of a tensor, in its memory."""
+        """Return rows of the tensor, in its memory."""
         part = object.__new__(DeviceTensor)
         part.like, part.stream, part.device, part.whole = self.like[first:last], self.stream, self.device, self
         part.shape = (ctypes.c_int64 * part.like.ndim)(*part.like.shape)
@@ -113,15 +113,15 @@ class DeviceTensor:
     def __del__(self) -> None:
         if self.whole is not None:
             return
-        # As a caching allocator does: whoever gets the memory next uses it on the stream that it was allocated on.
+        # Like a caching allocator: the next owner uses the memory on the stream on which it was allocated.
         work = (Access * 1)(Access(self.at.value, self.like.nbytes, 1))
         Framework.device.cuda.stand_compute(self.stream, work, 1, ctypes.c_double(0), b"whoever gets the memory next")
 
 
 class Room:
-    """Makes tensors of so many bytes each, as a caching allocator does on the stream that is current now.
+    """Allocates tensors of these sizes in bytes, like a caching allocator on the stream that was current.
 
-    Whoever had the memory before is still at work there for `late` milliseconds.
+    The previous owner still uses the memory for `late` milliseconds.
     """
 
     def __init__(self, late: float = 0.5) -> None:
@@ -165,7 +165,7 @@ def _current_stream(_type: int, _ordinal: int, out: Any) -> int:
 
 
 def capsule(table: Table) -> Any:
-    """What a type offers as its exchange table, which stays where it is."""
+    """Return a capsule with a type's exchange table, which must not move."""
     return _capsule(ctypes.addressof(table), _NAME, None)
 
 

@@ -1,6 +1,6 @@
-"""What members of the worlds of an elastic job do that have GPUs, which are the stand-ins: functions of a `Member`.
+"""Programs of members of an elastic job's worlds with GPUs, which are stand-ins: functions of a `Member`.
 
-A member that is started with KILLED_IN is killed within that call of CUDA or NCCL, once its world has trained.
+A member that is started with KILLED_IN is killed in that call of CUDA or NCCL, once its world has trained.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from .frozen_optimizer_programs import Model
 from .plane_programs import MADE, Rank
 from .views_programs import Optimizer
 
-KILL = -2  # what `stand_fail` takes for a call in which the process is killed
+KILL = -2  # code by which `stand_fail` kills the process in a call
 COUNT = 1000
-WAITS = ("cuCtxSynchronize", "cuStreamSynchronize", "cuEventSynchronize")  # for the device, however long it takes
+WAITS = ("cuCtxSynchronize", "cuStreamSynchronize", "cuEventSynchronize")  # wait for the device without a limit
 
 
 class Trainer(Rank):
@@ -38,9 +38,9 @@ class Trainer(Rank):
     Attributes
     ----------
     weights : DeviceTensor
-        Made once. What is in it is what `truth` has, on the host.
+        Weights on the device, made once, with the values of `truth` on the host.
     steps : int
-        How many have been made.
+        Number of steps made.
     """
 
     def __init__(self, member: Member) -> None:
@@ -55,7 +55,7 @@ class Trainer(Rank):
         self.note()
 
     def enter(self) -> None:
-        """Say what of the last world is left, and take over the state of whoever has made the most steps."""
+        """Report what is left of the last world, and take the state of the rank with the most steps."""
         self.rank, self.size = engine.rank(), engine.size()
         waits = sum(map(self.calls, WAITS)) - self.waited
         left = {made: self.calls(made) - self.calls(ended) for made, ended in MADE.items()}
@@ -70,7 +70,7 @@ class Trainer(Rank):
         self.truth, self.steps = self.weights.numpy(), steps[root]
 
     def step(self) -> None:
-        """A sum over all ranks is added to the weights."""
+        """Make a step: add a sum over all ranks to the weights."""
         drawn = [values(rank + self.steps, COUNT, "float32") for rank in range(self.size)]
         gradient = DeviceTensor(drawn[self.rank], late=0.2)
         allreduce(gradient, gradient, "gradient", prescale=2.0).wait()
@@ -81,14 +81,14 @@ class Trainer(Rank):
         self.steps += 1
 
     def arm(self) -> None:
-        """Be killed within the call."""
+        """Arrange to be killed within the call."""
         call = os.environ.get("KILLED_IN")
         self.member.say("armed")
         if call:
             self.fail(call, 1, KILL)
 
     def trained(self, **told: Any) -> None:
-        """Say that all is well, and be ready for the end."""
+        """Report success, and prepare for the end."""
         reports = self.reports()
         assert reports == [], reports
         self.member.say("trained", steps=self.steps, **told)
@@ -96,12 +96,12 @@ class Trainer(Rank):
         self.arm()
 
     def note(self) -> None:
-        """Count the calls that have waited for the device, before the world that comes next."""
+        """Count the calls that have waited for the device, before the next world."""
         self.waited = sum(map(self.calls, WAITS))
 
 
 def training(member: Member) -> None:
-    """Tensors alone, in frozen batches side by side, and in a process set, until the world fails."""
+    """Reduce tensors alone, in frozen batches side by side, and in a process set, until the world fails."""
     me = Trainer(member)
     pair = engine.add_process_set([0, 1])
 
@@ -132,7 +132,7 @@ def training(member: Member) -> None:
 
 
 def frozen(member: Member) -> None:
-    """An optimizer that is frozen and captured in each world, and comes into the next one as one that is not."""
+    """Freeze and capture an optimizer in each world; it enters the next one unfrozen."""
     me = Trainer(member)
     model = Model(me)
     passes: list[Any] = []
@@ -166,7 +166,7 @@ def frozen(member: Member) -> None:
 
 
 def freeze_anew(model: Model) -> None:
-    """Freeze an optimizer that has moved into this world: not before a step, and with no hook of the world before."""
+    """Freeze an optimizer that has moved into this world: only after a step, and without the last world's hooks."""
     optimizer = model.optimizer
     with torch.no_grad():
         for name, parameter in model.layers.named_parameters():

@@ -1,4 +1,4 @@
-"""What ranks do in tests of frozen passes, on the stand-ins.
+"""Programs of ranks for tests of frozen passes, on the stand-ins.
 
 python -m tests.gpu.freeze_programs NAME RANK SIZE KERNELS ...
 """
@@ -28,7 +28,7 @@ COUNTS = (1, 5, 1000, 70_000)
 
 
 def exact(rank: int, count: int, step: int) -> np.ndarray:
-    """Numbers whose sums over few ranks are exact in float16, too."""
+    """Return numbers whose sums over few ranks are exact, even in float16."""
     return np.random.default_rng([rank, count, step]).integers(-8, 8, count).astype(np.float64)
 
 
@@ -46,23 +46,23 @@ class Gradients:
         self.frozen = runtime.device().freeze(0, frozen, Reduction(OPS[op], prescale, 1.0, wire))
 
     def mine(self, step: int, rank: int | None = None) -> list[np.ndarray]:
-        """A rank's gradients of a step."""
+        """Return a rank's gradients of a step."""
         return [
             exact(self.me.rank if rank is None else rank, each.size + k, step)[: each.size].astype(each.dtype)
             for k, each in enumerate(self.like)
         ]
 
     def compute(self, step: int, late: float = 1.0) -> None:
-        """The framework's stream brings them, in a while."""
+        """Write the gradients on the framework's stream, after a while."""
         for tensor, values in zip(self.tensors, self.mine(step), strict=True):
             tensor.compute(values, late)
 
     def put(self, step: int) -> None:
-        """Copy them there at once."""
+        """Copy the gradients to the device at once."""
         self.compute(step, 0.0)
 
     def check(self, step: int) -> None:
-        """They are what float64 makes of all ranks'."""
+        """Check the gradients against those that float64 gives for all ranks."""
         each_rank = [self.mine(step, rank) for rank in range(self.me.size)]
         for k, tensor in enumerate(self.tensors):
             wanted = sum(theirs[k].astype(np.float64) for theirs in each_rank) * self.prescale
@@ -73,12 +73,12 @@ class Gradients:
             )
 
     def repeat(self) -> None:
-        """Enqueue it on the framework's stream."""
+        """Enqueue the pass on the framework's stream."""
         self.frozen.repeat(Framework.stream.value)
 
 
 class Graph:
-    """A graph of what is enqueued within."""
+    """Graph of the work that is enqueued in its block."""
 
     def __init__(self, me: Rank) -> None:
         self.cuda, self.run = me.cuda, ctypes.c_void_p()
@@ -94,16 +94,16 @@ class Graph:
         assert self.cuda.cuGraphDestroy(graph) == 0
 
     def launch(self) -> None:
-        """Run it on the framework's stream."""
+        """Launch the graph on the framework's stream."""
         assert self.cuda.cuGraphLaunch(self.run, Framework.stream) == 0
 
     def destroy(self) -> None:
-        """Let it go, as a program that ends its world should."""
+        """Destroy the graph, as a program should before its world ends."""
         assert self.cuda.cuGraphExecDestroy(self.run) == 0
 
 
 def eager(me: Rank) -> None:
-    """Passes that are repeated bring what an allreduce brings, whatever the operation and the type that travels."""
+    """Check that repeated passes equal an allreduce, for every operation and wire dtype."""
     with me.world("eager"):
         for op, wire, prescale in (("average", None, 1.0), ("sum", None, 0.5), ("average", "float16", 1.0)):
             gradients = Gradients(me, op, wire, prescale)
@@ -113,14 +113,14 @@ def eager(me: Rank) -> None:
                 gradients.check(step)
             gradients.put(9)
             for tensor in gradients.tensors[:2]:
-                allreduce(tensor, tensor, op=op, prescale=prescale).wait()  # others go on, before and behind
+                allreduce(tensor, tensor, op=op, prescale=prescale).wait()  # other operations work, before and after
             gradients.put(10)
             gradients.repeat()
             gradients.check(10)
 
 
 def graphs(me: Rank) -> None:
-    """A pass is captured, with nothing run meanwhile, and launched again and again."""
+    """Capture a pass, during which nothing runs, and launch it repeatedly."""
     with me.world("graphs"):
         gradients = Gradients(me)
         gradients.put(0)
@@ -144,7 +144,7 @@ def graphs(me: Rank) -> None:
 
 
 def streams(me: Rank) -> None:
-    """A pass on another stream waits until the slab is free; nothing else orders the two."""
+    """Run a pass on another stream, which waits until the slab is free; nothing else orders the two."""
     with me.world("streams"):
         gradients = Gradients(me)
         first, other = Framework.stream, Framework.device.new_stream()
@@ -158,7 +158,7 @@ def streams(me: Rank) -> None:
 
 
 def differ(me: Rank) -> None:
-    """What one rank freezes otherwise is told, on all of them; afterwards it goes on."""
+    """Check that a difference in what ranks freeze is reported on all of them, and that they go on."""
     with me.world("differ"):
         tensor = DeviceTensor(np.ones(8, np.float32))
         sizes = (8, 7 if me.rank == 1 else 8)
@@ -180,7 +180,7 @@ def differ(me: Rank) -> None:
 
 
 def shuts_down(me: Rank) -> None:
-    """A world ends while passes are on the device, which are whole; and another one begins."""
+    """End a world while passes are on the device, which complete; another world begins."""
     for turn in range(2):
         with me.world(f"turn {turn}"):
             gradients, graph = Gradients(me), Graph(me)
@@ -197,7 +197,7 @@ def shuts_down(me: Rank) -> None:
 
 
 def dies(me: Rank) -> None:
-    """The last rank dies: what waits for it on the others' devices ends, and the world says who it was."""
+    """Kill the last rank: waits for it on other devices end, and the world names it."""
     with me.world("dies", stall_limit=20.0):
         gradients = Gradients(me)
         gradients.put(0)
@@ -212,16 +212,16 @@ def dies(me: Rank) -> None:
         with pytest.raises(WorldError) as told:
             gradients.repeat()
         assert isinstance(told.value, RankDiedError) and told.value.rank == me.size - 1
-        Framework.device.synchronize()  # which would not return otherwise
+        Framework.device.synchronize()  # it would hang if a wait were left
         lane = gradients.frozen._plane.lane
-        both = ("ncclCommRevoke", "ncclCommAbort")  # of two communicators
+        both = ("ncclCommRevoke", "ncclCommAbort")  # calls for each of two communicators
         until(lambda: sum(map(me.calls, both)) >= 2 and lane.call is None, "the lane has ended them")
         graph.launch()
         Framework.device.synchronize()
 
 
 def outlived(me: Rank) -> None:
-    """A graph that outlives its world holds up neither its end nor the next; what it reads is freed when it goes."""
+    """Keep a graph longer than its world: neither the end nor the next world waits, and its memory is freed with it."""
     with me.world("first"):
         gradients = Gradients(me)
         gradients.put(0)
@@ -244,7 +244,7 @@ def outlived(me: Rank) -> None:
 
 
 def lacks_memory(me: Rank) -> None:
-    """A rank that has no memory for a pass is named on all ranks, of which none waits for it; then it goes on."""
+    """Run out of memory for a pass on one rank: all ranks name it, none waits for it, and all go on."""
     with me.world("lacks memory"):
         framework = Gradients(me)
         for call in ("cuMemAlloc", "cuMemHostAlloc"):
@@ -262,9 +262,9 @@ def lacks_memory(me: Rank) -> None:
 
 
 def leaves(me: Rank) -> None:
-    """A rank says that it has left when frozen passes, and launches of graphs, are over on its device.
+    """Leave after frozen passes and launched graphs are over on the device.
 
-    Also while somebody captures, when the device does not tell.
+    This also holds during a capture, when the device's state cannot be queried.
     """
     other = Framework.device.new_stream()
 
@@ -291,7 +291,7 @@ def leaves(me: Rank) -> None:
             me.slow(0.5 if turn == 2 else 0.2)
             graph.launch() if turn else gradients.repeat()
             if turn == 2:
-                assert me.cuda.cuStreamBeginCapture_v2(other, 2) == 0  # which another thread may end
+                assert me.cuda.cuStreamBeginCapture_v2(other, 2) == 0  # another thread may end this capture
                 threading.Thread(target=end_capture, args=(me.calls("cuCtxSynchronize"),)).start()
         me.slow(0.0)
         graph.destroy()
@@ -299,7 +299,7 @@ def leaves(me: Rank) -> None:
 
 
 def nothing(me: Rank) -> None:
-    """A pass over no elements at all is frozen, repeated and captured like any other."""
+    """Freeze, repeat and capture a pass over no elements."""
     with me.world("nothing"):
         allocate = me.calls("cuMemAlloc")
         empty = runtime.device().freeze(0, [], Reduction(OPS["sum"], 1.0, 1.0, None))
@@ -313,7 +313,7 @@ def nothing(me: Rank) -> None:
 
 
 def under_way(me: Rank) -> None:
-    """What is under way on any rank is refused, with its name; when it has ended, passes are frozen."""
+    """Check that freezing is refused while an operation is in flight on any rank, and works after it."""
     with me.world("under way"):
         tensor, first = DeviceTensor(np.ones(8, np.float32)), me.rank == 0
         allreduce(tensor, tensor, "opened").wait()
@@ -328,7 +328,7 @@ def under_way(me: Rank) -> None:
 
 
 def meanwhile(me: Rank) -> None:
-    """What another thread submits while a pass is frozen waits for that, and so comes at one place on all ranks."""
+    """Submit on another thread while a pass is frozen: the operation waits, and has one place on all ranks."""
     me.cuda.stand_hosts_are_one(1)
     unite = FrozenPass._unite
     with me.world("meanwhile"):
@@ -344,9 +344,7 @@ def meanwhile(me: Rank) -> None:
         def unites(self: FrozenPass, its: str, seconds: float) -> str:
             thread.start()
             if me.rank == 0:
-                let_pass(
-                    1.0
-                )  # The other rank's lane has come to it before the tensor, and this one's would come behind.
+                let_pass(1.0)  # The other rank's lane reaches it before the tensor, and this one's would after it.
             return unite(self, its, seconds)
 
         FrozenPass._unite = unites  # type: ignore[method-assign]
@@ -361,7 +359,7 @@ def meanwhile(me: Rank) -> None:
 
 
 def clocks(me: Rank) -> None:
-    """The device's clock is compared with the host's as ever when passes are frozen."""
+    """Check that the device's clock is still compared with the host's when passes are frozen."""
     with me.world("clocks"):
         Gradients(me)
         before = me.calls("cuEventRecord")
@@ -369,7 +367,7 @@ def clocks(me: Rank) -> None:
 
 
 class Interrupted:
-    """A lane; the first wait for what is enqueued is interrupted before the lane has ended it."""
+    """A lane whose first wait for enqueued work is interrupted before the lane has ended it."""
 
     def __init__(self, lane: Any) -> None:
         self.lane, self.interrupted, self.busy = lane, False, False
@@ -378,13 +376,13 @@ class Interrupted:
         return getattr(self.lane, name)
 
     def repeat(self, at: int, stream: int) -> None:
-        """Take an item, if there is none."""
+        """Take an item; the lane must have none."""
         assert not self.busy, "the lane has the item still"
         self.busy = True
         self.lane.repeat(at, stream)
 
     def pass_ended(self, at: int, seconds: float) -> str | None:
-        """Be interrupted, or wait."""
+        """Raise an interrupt, or wait."""
         if self.busy and not self.interrupted:
             self.interrupted = True
             raise KeyboardInterrupt
@@ -394,7 +392,7 @@ class Interrupted:
 
 
 def interrupted(me: Rank) -> None:
-    """What an interrupt has left in the lane is waited for before the pass is repeated."""
+    """Check that work which an interrupt left in the lane is awaited before the pass is repeated."""
     with me.world("interrupted"):
         gradients = Gradients(me)
         gradients.frozen._plane.lane = Interrupted(gradients.frozen._plane.lane)  # type: ignore[assignment]
@@ -406,7 +404,7 @@ def interrupted(me: Rank) -> None:
 
 
 def ended(me: Rank) -> None:
-    """A pass whose world has ended is refused, and so it is in a forked child: nobody would enqueue it."""
+    """Check that a pass is refused after its world, and in a forked child, where no thread would enqueue it."""
     with me.world("ended"):
         gradients = Gradients(me)
         gradients.put(0)

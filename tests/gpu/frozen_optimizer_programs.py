@@ -1,4 +1,4 @@
-"""What ranks do in tests of frozen optimizers of torch, on the stand-ins.
+"""Programs of ranks for tests of frozen optimizers of torch, on the stand-ins.
 
 python -m tests.gpu.frozen_optimizer_programs NAME RANK SIZE KERNELS ...
 """
@@ -24,10 +24,10 @@ from .plane_programs import Rank
 
 
 class Model:
-    """A model of torch whose gradients lie on the stand-ins' device, which computes nothing: the host does, at once."""
+    """Model of torch whose gradients lie on the stand-ins' device; the host computes them at once."""
 
     def __init__(self, me: Rank, extra: bool | None = None, op: Any = engine.torch.Average) -> None:
-        """`extra`: the optimizer has one more parameter, and whether that requires a gradient from the beginning."""
+        """Make the model; `extra` adds a parameter, and says whether it requires a gradient from the start."""
         self.me = me
         me.cuda.stand_pointer.restype, me.cuda.stand_pointer.argtypes = ctypes.c_void_p, [ctypes.c_uint64]
         self.addresses: dict[int, int] = {}
@@ -42,32 +42,32 @@ class Model:
         parameters = [*self.layers.parameters(), *([] if extra is None else [self.extra])]
         named = [*self.layers.named_parameters(), ("extra", self.extra)]
         self.optimizer = engine.torch.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.125), named, op=op)
-        # It is on the host that a step is computed.
+        # A step is computed on the host.
         self.optimizer.register_step_pre_hook(lambda *_: Framework.device.synchronize())
 
     def place(self) -> None:
-        """Have the gradients on the device."""
+        """Move the gradients to the device."""
         for parameter in self.layers.parameters():
             self.put_on_device(parameter)
 
     def put_on_device(self, parameter: torch.nn.Parameter) -> None:
-        """Have a gradient there."""
+        """Move a gradient to the device."""
         at = Framework.device.put(np.zeros(parameter.shape, np.float32)).value
         memory = (ctypes.c_char * (4 * parameter.numel())).from_address(self.me.cuda.stand_pointer(at))
         parameter.grad = torch.frombuffer(memory, dtype=torch.float32).view(parameter.shape)
         self.addresses[parameter.grad.data_ptr()] = at
 
     def loss(self, step: int, rank: int) -> torch.Tensor:
-        """Of a rank's samples."""
+        """Return the loss of a rank's samples."""
         return (self.layers(torch.full((2, 3), float(step + rank))) ** 2).sum() / 64
 
     def backward(self, step: int) -> None:
-        """This rank's pass."""
+        """Run this rank's backward pass."""
         Framework.device.synchronize()
         self.loss(step, self.me.rank).backward()
 
     def wanted(self, steps: list[int], everywhere: bool = True) -> list[np.ndarray]:
-        """The gradients of some steps, over all ranks or of this one alone."""
+        """Return the gradients of some steps, over all ranks or of this one only."""
         ranks = range(self.me.size) if everywhere else [self.me.rank]
         parts = [
             torch.autograd.grad(self.loss(step, rank), list(self.layers.parameters()))
@@ -77,17 +77,17 @@ class Model:
         return [sum(part.double().numpy() for part in each) / len(ranks) for each in zip(*parts, strict=True)]
 
     def check(self, *steps: int, everywhere: bool = True) -> None:
-        """The gradients are those."""
+        """Check that the gradients are those of these steps."""
         self.compare(self.wanted(list(steps), everywhere))
 
     def compare(self, gradients: list[np.ndarray]) -> None:
-        """The gradients are these."""
+        """Compare the gradients with these."""
         Framework.device.synchronize()
         for parameter, wanted in zip(self.layers.parameters(), gradients, strict=True):
             np.testing.assert_allclose(parameter.grad.numpy(), wanted, rtol=1e-5)
 
     def step(self, *steps: int, everywhere: bool = True, closure: Any = None) -> None:
-        """Make a step, which has the gradients of some passes."""
+        """Make a step with the gradients of some passes."""
         wanted = self.wanted(list(steps), everywhere)
         self.optimizer.step(closure)
         self.compare(wanted)
@@ -101,7 +101,7 @@ class Model:
 
 
 def optimizer(me: Rank) -> None:
-    """An optimizer is frozen, steps, is captured, accumulates, is unfrozen, and told of a gradient that has moved."""
+    """Freeze an optimizer, step, capture, accumulate, unfreeze, and report a gradient that has moved."""
     with me.world("optimizer"):
         model = Model(me)
         with pytest.raises(EngineError, match="run a step first"):
@@ -138,7 +138,7 @@ def optimizer(me: Rank) -> None:
         model.check(7)
 
         def move() -> None:
-            """The rank that notices it last may still be in the first of these."""
+            """Raise in one of these calls; the last rank to notice may still be in the first."""
             model.optimizer.freeze()
             model.optimizer.zero_grad()
             parameter = next(iter(model.layers.parameters()))
@@ -150,7 +150,7 @@ def optimizer(me: Rank) -> None:
 
 
 def no_sync(me: Rank) -> None:
-    """What has been accumulated within no_sync() is reduced before a step uses it, and nothing is frozen there."""
+    """Check that gradients accumulated in no_sync() are reduced before a step, and that freezing there is refused."""
     with me.world("no_sync"):
         model = Model(me)
         optimizer = model.optimizer
@@ -203,7 +203,7 @@ def no_sync(me: Rank) -> None:
 
 
 def new_gradients(me: Rank) -> None:
-    """A parameter that had no gradient when the optimizer was frozen ends the job by its first one, with its name."""
+    """End the job by the first gradient of a parameter that had none when the optimizer was frozen, naming it."""
 
     def added(model: Model) -> None:
         model.optimizer.add_param_group({"params": [model.extra]})
@@ -228,7 +228,7 @@ def new_gradients(me: Rank) -> None:
             model = Model(me, extra)
 
             def come(model: Model = model, act: Any = act) -> None:
-                """The rank that notices it last may still be in the first of these."""
+                """Raise in one of these calls; the last rank to notice may still be in the first."""
                 model.freeze()
                 act(model)
 
@@ -237,7 +237,7 @@ def new_gradients(me: Rank) -> None:
 
 
 def replaced(me: Rank) -> None:
-    """Hooks stay when torch swaps what is behind the parameters; others in their place are named."""
+    """Check that hooks stay when torch swaps the parameters' tensors; other parameters in their place are named."""
     with me.world("replaced"):
         model = Model(me)
         model.freeze()
@@ -259,7 +259,7 @@ def replaced(me: Rank) -> None:
 
 
 def homeless(me: Rank) -> None:
-    """An optimizer that is in no world says why when it is to be frozen."""
+    """Check that freezing an optimizer outside of a world says why it is refused."""
     with me.world("homeless"):
         optimizer = Model(me).optimizer
         optimizer._engine.leave_behind()
@@ -268,7 +268,7 @@ def homeless(me: Rank) -> None:
 
 
 def in_hand(me: Rank) -> None:
-    """What no_sync() has left is reduced; a sum in hand and several passes for a step are refused."""
+    """Check that gradients of no_sync() are reduced, and that a pending sum and several passes per step are refused."""
     with me.world("in hand"):
         model = Model(me, True)
         optimizer = model.optimizer
@@ -303,7 +303,7 @@ def in_hand(me: Rank) -> None:
 
 
 def apart(me: Rank) -> None:
-    """What the last rank alone refuses is raised on all at once, with its number and its reason; then they freeze."""
+    """Check that a refusal on the last rank is raised on all, with its number and reason; then all freeze."""
     last = me.rank == me.size - 1
     with me.world("apart"):
         model = Model(me)
@@ -336,14 +336,14 @@ def apart(me: Rank) -> None:
 
 
 def two(me: Rank) -> None:
-    """A frozen optimizer and another one in one backward end the job, and do not wait for each other for ever."""
+    """End the job by one backward with a frozen optimizer and another one, instead of a deadlock."""
     for both in (False, True):
         with me.world(f"two {both}"):
             model, other = Model(me), torch.nn.Linear(3, 5)
             reducing = engine.torch.DistributedOptimizer(torch.optim.SGD(other.parameters(), lr=0.1))
 
             def meet(model: Model = model, other: Any = other, reducing: Any = reducing, both: bool = both) -> None:
-                """The rank that notices it last may still be in the first of these."""
+                """Raise in one of these calls; the last rank to notice may still be in the first."""
                 other(torch.ones(2, 3)).sum().backward()
                 reducing.step()
                 if both:

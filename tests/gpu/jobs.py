@@ -1,4 +1,4 @@
-"""Programs on ranks that the tests start themselves, with the stand-ins."""
+"""Programs on ranks that tests start themselves, with the stand-ins."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SECONDS = 60
 
 
 def chosen(libraries: Path) -> dict[str, str]:
-    """The engine's settings by which it takes the stand-ins, whatever else is installed."""
+    """Return the settings by which the engine uses the stand-ins, whatever else is installed."""
     return {
         "ENGINE_CUDA_LIBRARY": str(libraries / "libcuda.so.1"),
         "ENGINE_NCCL_LIBRARY": str(libraries / "libnccl.so.2"),
@@ -21,9 +21,9 @@ def chosen(libraries: Path) -> dict[str, str]:
 
 
 class Job:
-    """Ranks of a program of nccl_programs.py, or of another module, each with a device of its own.
+    """Ranks of a program of nccl_programs.py, or of another module, each with its own device.
 
-    Settings are those of the stand-ins; `more` are other variables.
+    Settings are those of the stand-ins; `more` has further variables.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Job:
                 each[rank],
                 {
                     "PYTHONPATH": str(ROOT),
-                    "PYTHONUNBUFFERED": "1",  # programs end at once, whatever hangs
+                    "PYTHONUNBUFFERED": "1",  # programs end at once, even if a thread hangs
                     "CUDA_VISIBLE_DEVICES": str(devices[rank] if devices else rank),
                     **chosen(each[rank]),
                     **(more or {}),
@@ -58,7 +58,7 @@ class Job:
         ]
 
     def end(self, seconds: float = SECONDS) -> tuple[list[int], list[str]]:
-        """Wait for all: their statuses, and what they wrote."""
+        """Wait for all ranks; return their statuses, and what they wrote."""
         try:
             texts = ["".join(rank.communicate(timeout=seconds)) for rank in self.ranks]
         finally:
@@ -67,13 +67,13 @@ class Job:
         return [rank.returncode for rank in self.ranks], texts
 
     def succeeds(self, seconds: float = SECONDS) -> list[str]:
-        """Wait for all, which find all right."""
+        """Wait for all ranks, and expect that none finds an error."""
         statuses, texts = self.end(seconds)
         assert statuses == [0] * len(statuses), f"{statuses}\n" + "\n".join(texts)
         return texts
 
     def goes_wrong(self, seconds: float) -> None:
-        """Wait for all, of which one finds something wrong, or which do not end in time."""
+        """Wait for all ranks, and expect that one finds an error, or that they do not end in time."""
         try:
             statuses, texts = self.end(seconds)
         except subprocess.TimeoutExpired:

@@ -1,9 +1,9 @@
-"""What ranks do in tests of what is counted and timed on GPUs, which are the stand-ins.
+"""Programs of ranks for tests of counters and times on GPUs, which are stand-ins.
 
 python -m tests.gpu.metrics_programs NAME RANK SIZE KERNELS ...
 
-Delays of computing and of kernels are declared, so that durations have bounds that are known. The first tensor that is
-submitted is a sample, and of as many as follow here one is.
+The durations of computation and kernels are declared, so measured durations have known bounds. The first submitted
+tensor is a sample, and after it one in MANY is.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from .allreduce_programs import OPS, Binding, Parameter, allreduce, compare, cor
 from .device_tensors import DeviceTensor, Framework
 from .plane_programs import Rank, planes
 
-KERNEL = 0.02  # seconds that a kernel takes
-LATE = 0.3  # seconds for which what is computed on rank 1 is late
-MANY = 32  # tensors of which one is a sample: they are 31 apart at most
+KERNEL = 0.02  # seconds of a kernel
+LATE = 0.3  # seconds by which a computation on rank 1 is late
+MANY = 32  # number of tensors that contain at least one sample: samples are at most 31 apart
 STEPS = 4
 
 
 def counted() -> page.Snapshot:
-    """This process's page."""
+    """Return the counters page of this process."""
     snapshot = page.read(own_page.open_page(os.environ))
     assert snapshot is not None
     return snapshot
@@ -46,7 +46,7 @@ def device_fields() -> dict[str, Any]:
 
 
 def stages(me: Rank) -> None:
-    """One tensor, packed and unpacked by kernels, and late on rank 1; then many, one behind the other in the queue."""
+    """Reduce a tensor that kernels pack and unpack, and that is late on rank 1; then queue many tensors."""
     with me.world("stages", metrics=True, cycle_time_ms=0.0, fusion_threshold=0):
         open_gpu()
         me.slow(KERNEL)
@@ -68,12 +68,12 @@ def stages(me: Rank) -> None:
 
 
 def open_gpu() -> None:
-    """Open the GPU, which takes kernels of its own, before they are slow. That submits no tensor of the program's."""
+    """Open the GPU, which runs its own kernels, before kernels are slow; no tensor of the program is submitted."""
     core().opener(0)
 
 
 def device_fields_after(passed: int) -> dict[str, Any]:
-    """As soon as the lane has seen the device pass so many, and has read a sample of them."""
+    """Wait until the lane has seen the device pass so many entries, and has read a sample; return the fields."""
 
     def is_read() -> bool:
         found = device_fields()
@@ -84,7 +84,7 @@ def device_fields_after(passed: int) -> dict[str, Any]:
 
 
 def steps(me: Rank) -> None:
-    """The stream of a step stands for what kernels take, and not where the program computes meanwhile."""
+    """Check that a step's stream waits for the kernels' time, unless the program computes meanwhile."""
     with me.world("steps", metrics=True):
         parameters = [Parameter(100 * k + 1) for k in range(3)]
         group = gradients.GradientGroup(core(), Binding(parameters), OPS["average"])
@@ -119,12 +119,12 @@ def steps(me: Rank) -> None:
 
 
 def until_read(stands: int) -> None:
-    """The lane looks ten times a second as long as something is not read."""
+    """Wait until the lane has read all waits; it polls ten times a second while one is unread."""
     until(lambda: device_fields()["stages"]["exposed"][0] >= stands, "the lane has read how long streams stood")
 
 
 def pieces(me: Rank) -> None:
-    """What is larger than the slab: all pieces count; of too many there is no sample, and nothing is lost."""
+    """Reduce in pieces: all pieces count, too many give no sample, and no mark is lost."""
     planes.SLAB = 1 << 16
     with me.world("pieces", metrics=True, cycle_time_ms=0.0, fusion_threshold=0):
         told = []
@@ -138,7 +138,7 @@ def pieces(me: Rank) -> None:
 
 
 def timeline(me: Rank, where: str) -> None:
-    """Slices lie where the host saw the work."""
+    """Check that slices of the timeline lie where the host saw the work."""
     with me.world("timeline", timeline=where, cycle_time_ms=0.0, fusion_threshold=0):
         open_gpu()
         me.slow(KERNEL)

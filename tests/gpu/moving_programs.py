@@ -1,4 +1,4 @@
-"""What ranks do in tests of allgather, alltoall and reducescatter on GPUs, which are the stand-ins.
+"""Programs of ranks for tests of allgather, alltoall and reducescatter on GPUs, which are stand-ins.
 
 python -m tests.gpu.moving_programs NAME+NAME+... RANK SIZE KERNELS ...
 """
@@ -34,7 +34,7 @@ MOVED = ("float16", "bool", "float32", "complex64")
 
 
 def numbers(me: Rank) -> None:
-    """Of everything, they are those of host memory."""
+    """Compare all operations with those in host memory."""
     with me.world("numbers"):
         gathers(me)
         exchanges(me)
@@ -42,7 +42,7 @@ def numbers(me: Rank) -> None:
 
 
 def gathers(me: Rank) -> None:
-    """Equal and uneven rows, none on some ranks or on all, alone and in groups."""
+    """Gather equal and uneven rows, none on some ranks or on all, alone and in groups."""
     for dtype, more in zip(MOVED, ((), (3,), (2, 2), (0,)), strict=True):
         for k, rows in enumerate((5, 1 + 2 * me.rank, 4 * (me.rank == me.size - 1), 0)):
             gather(f"{dtype} {more} {k}", drawn(me.rank, rows, dtype, *more)).check()
@@ -59,7 +59,7 @@ def gathers(me: Rank) -> None:
 
 
 def exchanges(me: Rank) -> None:
-    """Equal and uneven parts, none for some ranks, rows that go nowhere."""
+    """Exchange equal and uneven parts, none for some ranks, and rows that are not sent."""
     for k, dtype in enumerate(("float32", "bool", "complex64", "int16", "float16")):
         splits = np.random.default_rng([me.rank, k]).integers(0, 4, me.size)
         splits = [[2] * me.size, splits, [0] * me.size, [me.rank] * me.size, splits * (np.arange(me.size) == 0)][k]
@@ -69,7 +69,7 @@ def exchanges(me: Rank) -> None:
 
 
 def scatters(me: Rank) -> None:
-    """Every dtype and reduction, with rows that divide and rows that do not, and groups; factors and compression."""
+    """Scatter every dtype and reduction, with and without even rows, in groups, with factors and compression."""
     for dtype, op in itertools.product(DTYPES, OPS):
         if op != "average" or dtype != "bool":
             scatter(me, f"{dtype} {op}", [drawn(me.rank, 7, dtype, 2)], op).check(op)
@@ -86,7 +86,7 @@ def scatters(me: Rank) -> None:
 
 
 def slabs(me: Rank) -> None:
-    """What is larger than the slab goes in pieces."""
+    """Move data larger than the slab, in pieces."""
     planes.SLAB, planes.TABLES = 1 << 16, 1 << 12
     with me.world("slabs"):
         for op in ("sum", "max"):
@@ -101,7 +101,7 @@ def slabs(me: Rank) -> None:
 
 
 def joins(me: Rank) -> None:
-    """A rank that has joined gives nothing and gets nothing, whatever the others send it."""
+    """Join on a rank, which then sends and receives nothing."""
     planes.SLAB, planes.TABLES = 1 << 16, 1 << 12
     with me.world("joins"):
         for turn in range(2):
@@ -123,7 +123,7 @@ def joins(me: Rank) -> None:
 
 
 class Sparse:
-    """A sparse gradient: numbers of rows, and the rows, in either memory."""
+    """A sparse gradient: its row numbers and rows, in either memory."""
 
     def __init__(self, me: Rank, k: int, place: Any) -> None:
         count = (me.rank + k) % 4
@@ -132,14 +132,14 @@ class Sparse:
 
 
 class SparseBinding(Binding):
-    """What is sparse is replaced by its parts."""
+    """Binding that replaces a sparse gradient by its parts."""
 
     def replace(self, _index: int, _parameter: Parameter, gradient: Any) -> Any:
         return (gradient.indices, gradient.values, [10, 3], None) if isinstance(gradient, Sparse) else gradient
 
 
 def sparse(me: Rank) -> None:
-    """Gradients that are sparse, on some ranks absent, and dense in the next pass; and sparse tensors by themselves."""
+    """Reduce gradients that are sparse, absent on some ranks, and dense in the next pass; and sparse tensors."""
     with me.world("sparse"):
         parameters = [Parameter(30) for _ in range(4)]
         for parameter in parameters:
@@ -149,7 +149,7 @@ def sparse(me: Rank) -> None:
         for step in range(4):
             for k, parameter in enumerate(parameters):
                 parameter.grad = None
-                if k == 3 and me.rank == step % me.size:  # which lacks it
+                if k == 3 and me.rank == step % me.size:  # this rank lacks it
                     continue
                 dense = k == 1 or (k == 2 and step % 2)
                 mine = drawn(me.rank, 10, "float32", 3)
@@ -169,21 +169,19 @@ def sparse(me: Rank) -> None:
             compare(parameters[1].grad.numpy(), total / np.float32(me.size), f"step {step}")
 
 
-# ---- order, memory, and who waits ------------------------------------------------------------------------------------
+# ---- order, memory and waits -----------------------------------------------------------------------------------------
 
 
 def released() -> bool:
-    """Whether no tensor is alive, after the engine has let go of what it can."""
+    """Return whether no tensor is alive, after the engine has freed what it can."""
     core().bury()
     return not any(isinstance(each, DeviceTensor) for each in gc.get_objects())
 
 
 def mixed(me: Rank) -> None:
-    """Drawn operations, many under way at once, waited for in any order; some are given up."""
+    """Run random operations with many in flight, waited for in any order; some are dropped."""
     draw, own = np.random.default_rng(7), np.random.default_rng([8, me.rank])
-    me.cuda.stand_hosts_are_one(
-        1
-    )  # that the lane has seen the device pass is told by a word that the stand-in does not see
+    me.cuda.stand_hosts_are_one(1)  # the lane reports the device's progress by a word that the stand-in does not see
     with me.world("mixed", cycle_time_ms=1.0):
         for turn in range(4):
             pending = []
@@ -216,7 +214,7 @@ def mixed(me: Rank) -> None:
 
 
 def forgotten(me: Rank) -> None:
-    """Problem 10: results and handles go before the device has come so far, or another stream has waited."""
+    """Drop results and handles before the device is done, or another stream has waited (problem 10)."""
     me.cuda.stand_hosts_are_one(1)
     with me.world("forgotten"):
         for turn in range(12):
@@ -234,7 +232,7 @@ def forgotten(me: Rank) -> None:
 
 
 def alone(me: Rank) -> None:
-    """Nobody waits and nobody calls: what was submitted goes on, and the other ranks' GPUs do not wait for it."""
+    """Submit without any further call: operations go on, and other ranks' GPUs do not wait."""
     with me.world("alone"):
         handle = core().allgather(DeviceTensor(drawn(me.rank, 3 + me.rank, "float32")), "rows", False, Room())
         if me.rank == 0:
@@ -247,10 +245,10 @@ def alone(me: Rank) -> None:
 
 
 def prompt(me: Rank) -> None:
-    """Whoever has waited for room goes on when it is there, and not with its next look."""
+    """Check that an operation that has waited for a result's memory goes on at once, not at the next poll."""
 
     def late(sizes: list[int]) -> list[DeviceTensor]:
-        let_pass(0.05)  # in which the lane has come, and sleeps
+        let_pass(0.05)  # until the lane has come, and sleeps
         return Room(0.0)(sizes)
 
     with me.world("prompt"):
@@ -259,11 +257,11 @@ def prompt(me: Rank) -> None:
             tensor, begun = DeviceTensor(drawn(me.rank, 3, "float32")), time.monotonic()
             core().allgather(tensor, f"rows {turn}", True, late).wait()
             took.append(time.monotonic() - begun)
-        assert min(took) < 0.09, took  # it looks every 0.1 s
+        assert min(took) < 0.09, took  # it polls every 0.1 s
 
 
 def captures(me: Rank) -> None:
-    """Problem 15: a thread captures a graph, and forbids others to allocate; results are given room nevertheless."""
+    """Get memory for results while a thread captures a graph and forbids others to allocate (problem 15)."""
     with me.world("captures"):
         gather("first", drawn(me.rank, 3, "float32")).check()
         tensor = DeviceTensor(drawn(me.rank, 3 + me.rank, "float32"))
@@ -281,7 +279,7 @@ def captures(me: Rank) -> None:
 
 
 def refusals(me: Rank) -> None:
-    """What cannot be done is refused, and the world goes on."""
+    """Check that impossible operations are refused, and that the world goes on."""
     with me.world("refusals"):
         tensor, host = DeviceTensor(drawn(me.rank, 4, "float32")), drawn(me.rank, 4, "float32")
         gather("first", host).check()
@@ -298,7 +296,7 @@ def refusals(me: Rank) -> None:
 
 
 def noroom(me: Rank) -> None:
-    """The framework of one rank has no memory for a result: all ranks are told."""
+    """Run out of memory for a result on one rank: all ranks are told."""
 
     def none(sizes: list[int]) -> list[DeviceTensor]:
         raise MemoryError(f"the GPU is full, and {sum(sizes)} bytes are wanted")
@@ -317,7 +315,7 @@ def noroom(me: Rank) -> None:
 
 
 def slowroom(me: Rank) -> None:
-    """While rank 1's lane waits for the framework's memory, it sees that NCCL has failed."""
+    """Let NCCL fail while rank 1's lane waits for the framework's memory."""
 
     def late(sizes: list[int]) -> list[DeviceTensor]:
         me.fail("ncclCommGetAsyncError", 1, 2)
@@ -338,7 +336,7 @@ def slowroom(me: Rank) -> None:
 
 
 def fails(me: Rank, call: str) -> None:
-    """A call of rank 1's lane fails."""
+    """Make a call of rank 1's lane fail."""
     try:
         with me.world("fails"):
             gather("first", drawn(me.rank, 3, "float32")).check()
@@ -360,7 +358,7 @@ def fails(me: Rank, call: str) -> None:
 
 
 def lost(me: Rank) -> None:
-    """The last rank is killed while an operation is under way."""
+    """Kill the last rank while an operation is in flight."""
     told, last = None, me.rank == me.size - 1
     try:
         with me.world("lost", stall_limit=2.0):
@@ -396,5 +394,5 @@ if __name__ == "__main__":
     for each in name.split("+"):
         PROGRAMS[each](me, *rest)
     if name in ("fails", "noroom", "slowroom"):
-        os._exit(0)  # what has failed is not looked at
+        os._exit(0)  # reports after a failure are not checked
     assert me.reports() == [], me.reports()

@@ -1,8 +1,8 @@
-"""The sources of the GPU plane with one thing wrong, and how a process of the tests comes to run them.
+"""Faulty variants of the GPU plane's sources, and how a process of the tests comes to run them.
 
 Each has a test that fails with it (test_plane.py, test_allreduce.py, test_sums.py, tests/parallel/test_frozen_runs.py).
-In a process with LANE_LIBRARY the lane is that of this library, of which one source was changed; with PLANE_SOURCE the
-module `engine.gpu.plane` is this file; with NATIVE_MODULE a module of `engine_ext` is that library.
+A process with LANE_LIBRARY uses the lane of that library, of which one source was changed. PLANE_SOURCE names the file
+of the module `engine.gpu.plane`, and NATIVE_MODULE a module of `engine_ext` and its library.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CONTROL = ROOT / "engine_ext/control"
 FROZEN, COORDINATOR, HANDOVER = (CONTROL / f"{name}.pyx" for name in ("frozen", "coordinator", "handover"))
 HOOKS = ROOT / "engine_ext/bindings/gradients.pyx"
 
-# By name: the file, what stands there, what it is replaced by.
+# By name: the file, the text in it, and its replacement.
 MUTANTS: dict[str, tuple[Path, str, str]] = {
     "init_not_polled": (LANE, "if (state != ncclInProgress) return", "return"),
     "poll_not_given_up": (
@@ -255,7 +255,7 @@ MUTANTS: dict[str, tuple[Path, str, str]] = {
 }
 
 
-# The same for what is as good, and shows more.
+# Equivalent variants that show more.
 VARIANTS: dict[str, tuple[Path, str, str]] = {
     "calls_of_4_kib_in_threes": (
         MOVING,
@@ -267,9 +267,9 @@ VARIANTS: dict[str, tuple[Path, str, str]] = {
 
 
 def changed(mutant: str, where: Path, source: Path = LANE, told: Path | None = None) -> dict[str, str]:
-    """Make a mutant, or with `none` a source as it should be: the variables of a process that is to run it.
+    """Make a mutant, or with `none` an unchanged source; return the variables of a process that runs it.
 
-    With `told`, where the stand-ins are, these see what threads tell each other by the lane's words (told.h).
+    `told` is the directory of the stand-ins, which then see how threads synchronize by the lane's words (told.h).
     """
     path, old, new = {**MUTANTS, **VARIANTS}.get(mutant, (source, "", ""))
     text = path.read_text()
@@ -291,7 +291,7 @@ def changed(mutant: str, where: Path, source: Path = LANE, told: Path | None = N
 
 
 def _native(path: Path, directory: Path) -> dict[str, str]:
-    """Compile a Cython source that is at `path` in the sources, and in `directory` with a change."""
+    """Compile a Cython source at `path` in the sources, of which `directory` has a changed copy."""
     module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
     library = directory / f"{path.stem}.so"
     options = [
@@ -312,7 +312,7 @@ def _native(path: Path, directory: Path) -> dict[str, str]:
 
 
 def take_native_place() -> None:
-    """In a process that is to run a mutant of a Cython source, before anything of the engine is imported."""
+    """Load the mutant of a Cython source, if there is one, before anything of the engine is imported."""
     if "NATIVE_MODULE" not in os.environ:
         return
     name, _, library = os.environ["NATIVE_MODULE"].partition("=")
@@ -324,7 +324,7 @@ def take_native_place() -> None:
 
 
 def take_place() -> None:
-    """In a process that is to run a mutant: put it in the place of the source."""
+    """Load the mutant in place of the source, if there is one."""
     if library := os.environ.get("LANE_LIBRARY"):
         import engine_ext.gpu.lane
 
@@ -383,7 +383,7 @@ def _glue(library: str) -> ctypes.CDLL:
 
 
 def _numbers(kernels: list[bytes]) -> Any:
-    """`lane_kernels`: which kernel has which number."""
+    """Return the number of each kernel: `lane_kernels`."""
     dtypes = "float16 bfloat16 float32 float64 int8 uint8 int16 uint16 int32 int64 bool".split()
     names = [f"{way}_{tensor}_{wire}" for way in ("pack", "unpack") for tensor in dtypes for wire in dtypes]
     names += ["pack_bytes", "unpack_bytes", *(f"reduce_{dtype}" for dtype in dtypes)]
@@ -392,7 +392,7 @@ def _numbers(kernels: list[bytes]) -> Any:
 
 
 class Lane:
-    """`engine_ext.gpu.lane.Lane`, of another library."""
+    """`engine_ext.gpu.lane.Lane` on top of another library."""
 
     glue: ctypes.CDLL
     sets = 0
@@ -509,7 +509,7 @@ class Lane:
         return bool(self.glue.glue_left(self.state))
 
     def mark(self, stream: ctypes.c_void_p) -> str:
-        """Mark a stream in this thread, as a submission does: "", or why that failed."""
+        """Mark a stream in this thread, like a submission; return "", or why that failed."""
         why = ctypes.create_string_buffer(512)
         self.glue.glue_mark(self.state, stream, why)
         return why.value.decode()

@@ -1,4 +1,4 @@
-"""What ranks do in tests of the stand-in for libnccl.
+"""Programs of ranks for tests of the stand-in for libnccl.
 
 python -m tests.gpu.nccl_programs NAME RANK SIZE    # in a directory of the job
 """
@@ -31,11 +31,11 @@ class Rank:
         self.met = itertools.count()
 
     def meet(self) -> None:
-        """Return when all ranks are here."""
+        """Wait until all ranks are here."""
         meet(f"meeting{next(self.met)}", self.rank, self.size)
 
     def name(self) -> bytes:
-        """The next id, which rank 0 asks for."""
+        """Return the next id, which rank 0 requests."""
         file = Path(f"id{next(self.met)}")
         if self.rank == 0:
             file.with_suffix(".part").write_bytes(self.nccl.id())
@@ -53,14 +53,14 @@ class Rank:
         self.nccl.call(*call, comm=comm if wait else None)
 
     def open_and_sum(self) -> tuple[Comm, Comm]:
-        """A communicator that has summed, and where its ten numbers are."""
+        """Return a communicator that has summed, and the address of its ten numbers."""
         comm, at = self.open(), self.device.put(np.ones(10, np.float32))
         self.allreduce(comm, at, 10)
         self.device.synchronize()
         return comm, at
 
     def failure(self, call: Callable[..., None], *arguments: object, **options: object) -> Failed:
-        """Make a call, and tell how it failed; one that did not has the code 0."""
+        """Make a call, and report how it failed; success has the code 0."""
         try:
             call(*arguments, **options)
         except Failed as failed:
@@ -68,19 +68,19 @@ class Rank:
         return Failed(call.__name__, 0)
 
     def finds(self, *texts: str) -> None:
-        """What the stand-ins found is this, one report for each text."""
+        """Check the reports of the stand-ins: one for each text."""
         found = self.device.reports()
         assert len(found) == len(texts), found
         assert all(text in line for text, line in zip(texts, found, strict=True)), found
 
 
 def values(rank: int, count: int, dtype: str) -> np.ndarray:
-    """Small numbers, of which every sum and product is exact."""
+    """Return small numbers, whose sums and products are exact."""
     return np.random.default_rng([rank, count]).integers(0, 3, count).astype(dtype)
 
 
 def functions(me: Rank) -> None:
-    """All functions against NumPy, in a blocking communicator and in one that is not."""
+    """Compare all functions with NumPy, in a blocking and a non-blocking communicator."""
     nccl, device, n = me.nccl, me.device, me.size
     ufuncs = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
     for blocking, cases in ((False, [(777, dtype) for dtype in DTYPES]), (True, [(1, "float32"), (5, "int32")])):
@@ -112,7 +112,7 @@ def functions(me: Rank) -> None:
 
 
 def halves(me: Rank) -> None:
-    """16-bit numbers are summed in their own type, rounded at each hop; Max drops a NaN; all ranks have equal bits."""
+    """Sum 16-bit numbers in their own type, rounded at each hop; Max drops a NaN; all ranks have equal bits."""
     comm = me.open()
     every = [np.random.default_rng(rank).normal(0, 8, 1000).astype(np.float16) for rank in range(me.size)]
     every[0][3] = np.nan
@@ -131,11 +131,11 @@ def halves(me: Rank) -> None:
     me.nccl.call("ncclAllReduce", source, source, ctypes.c_size_t(500), 9, 0, comm, me.device.stream, comm=comm)
     wanted = sum(np.random.default_rng(rank).integers(-64, 64, 500) for rank in range(me.size)).astype(np.float32)
     got = me.device.get(source, np.empty(500, np.uint16)).astype(np.uint32) << 16
-    np.testing.assert_array_equal(got.view(np.float32), wanted)  # so many bits bfloat16 has
+    np.testing.assert_array_equal(got.view(np.float32), wanted)  # exact: bfloat16 has enough bits
 
 
 def alltoall(me: Rank) -> None:
-    """Uneven parts by groups of sends and receives; what is empty is left out, on both sides."""
+    """Exchange uneven parts by groups of sends and receives; both sides leave empty parts out."""
     comm = me.open()
     counts = [[(3 * a + b) % 4 * 100 for b in range(me.size)] for a in range(me.size)]
     for turn in range(5):
@@ -159,7 +159,7 @@ def alltoall(me: Rank) -> None:
 
 
 def group(me: Rank) -> None:
-    """Several collectives in one group."""
+    """Run several collectives in one group."""
     comm = me.open()
     every = [me.device.put(np.full(10, me.rank + i, np.float32)) for i in range(5)]
     me.nccl.group(comm, lambda: [me.allreduce(comm, at, 10, wait=False) for at in every] and None)
@@ -170,7 +170,7 @@ def group(me: Rank) -> None:
 
 
 def large(me: Rank) -> None:
-    """More than what is kept of a window."""
+    """Use more memory than what is kept of a window."""
     comm = me.open()
     at = me.device.put(np.full(2_000_000, me.rank, np.float32))
     for _ in range(2):
@@ -180,10 +180,10 @@ def large(me: Rank) -> None:
 
 
 def event_in_progress(me: Rank) -> None:
-    """An event that is recorded while the communicator is in progress covers nothing: a wait for it orders nothing."""
+    """Record an event while the communicator is in progress: it covers nothing, so a wait for it orders nothing."""
     comm = me.open()
     at, other = me.device.put(np.ones(10, np.float32)), me.device.put(np.ones(10, np.float32))
-    me.allreduce(comm, at, 10)  # connects
+    me.allreduce(comm, at, 10)  # connects the ranks
     me.device.synchronize()
     event, stream = ctypes.c_void_p(), me.device.new_stream()
     me.device.call("cuEventCreate", ctypes.byref(event), 2)
@@ -205,17 +205,17 @@ def event_in_progress(me: Rank) -> None:
 
 
 def use_in_progress(me: Rank) -> None:
-    """A communicator that is in progress refuses calls."""
+    """Check that a communicator in progress refuses calls."""
     comm = me.nccl.begin(me.size, me.name(), me.rank)
     at = me.device.put(np.ones(10, np.float32))
-    if me.rank == 0:  # the other has not come yet
+    if me.rank == 0:  # the other rank has not come yet
         assert me.failure(me.allreduce, comm, at, 10, wait=False).code in (0, 4)
         me.finds("is in progress")
     me.meet()
 
 
 def mismatch(me: Rank, what: str) -> None:
-    """Ranks that differ: a report names both, the host would wait for ever, and an abort ends it."""
+    """Differ between ranks: a report names both, the host would wait for ever, and an abort ends it."""
     comm = me.open()
     at = me.device.put(np.ones(64, np.float32))
     me.device.cuda.stand_deadline(300.0)
@@ -241,7 +241,7 @@ def mismatch(me: Rank, what: str) -> None:
 
 
 def quit_together(me: Rank, comms: list[Comm], grouped: bool = True) -> None:
-    """Raise the flags, wait until the stream is empty on all ranks, then free: as rule 1.13 has it."""
+    """Raise the flags, wait until the stream is empty on all ranks, and then free, as rule 1.13 requires."""
     if hasattr(me.nccl.nccl, "ncclCommRevoke"):
         for comm in comms:
             me.nccl.call("ncclCommRevoke", comm, 0)
@@ -256,7 +256,7 @@ def quit_together(me: Rank, comms: list[Comm], grouped: bool = True) -> None:
 
 
 def abort(me: Rank) -> None:
-    """A rank never comes: the others abort, the stream runs empty, the data is garbage, a new communicator works."""
+    """Abort because a rank never comes: the stream drains, the data is garbage, a new communicator works."""
     comm, at = me.open_and_sum()
     if me.rank:
         me.allreduce(comm, at, 10)
@@ -275,7 +275,7 @@ def abort(me: Rank) -> None:
 
 
 def freed_too_early(me: Rank) -> None:
-    """An abort that does not wait for the others frees what their kernels read."""
+    """Abort without waiting for the others, which frees what their kernels read."""
     comm, at = me.open_and_sum()
     me.meet()
     if me.rank == 0:
@@ -289,11 +289,11 @@ def freed_too_early(me: Rank) -> None:
 
 
 def two_orders(me: Rank) -> None:
-    """Two communicators in two orders, and place for one kernel: a deadlock, told; the flags of both end it."""
+    """Use two communicators in two orders with room for one kernel: the deadlock is reported, and both flags end it."""
     comms = [me.open(), me.open()]
     arrays = [me.device.put(np.ones(10, np.float32)) for _ in comms]
     streams = [me.device.new_stream() for _ in comms]
-    for comm, at, stream in zip(comms, arrays, streams, strict=True):  # connected, in one order
+    for comm, at, stream in zip(comms, arrays, streams, strict=True):  # connect them in one order
         me.allreduce(comm, at, 10, stream)
         me.device.call("cuStreamSynchronize", stream)
     me.meet()
@@ -302,7 +302,7 @@ def two_orders(me: Rank) -> None:
     me.device.cuda.stand_deadline(400.0)
     for i in order:
         me.allreduce(comms[i], arrays[i], 10, streams[i])
-        be_late(0.01)  # the device comes to it, also when it is lazy
+        be_late(0.01)  # until even a lazy device gets to it
     failures = 0
     for stream in streams:
         code = me.failure(me.device.call, "cuStreamSynchronize", stream).code
@@ -316,7 +316,7 @@ def two_orders(me: Rank) -> None:
     assert all("deadlock" in line for line in me.device.reports())
     assert "waits for one of 1 places on the device" in me.device.reports()[0]
     me.meet()
-    if "one-by-one" in sys.argv:  # the other frees, and waits for the kernel that holds the place
+    if "one-by-one" in sys.argv:  # the other rank frees, and waits for the kernel that holds the room
         if me.rank == 0:
             me.nccl.call("ncclCommAbort", comms[1])
             assert "ncclCommAbort waits for 1 kernels" in me.device.reports()[-1], me.device.reports()
@@ -327,7 +327,7 @@ def two_orders(me: Rank) -> None:
 
 
 def two_threads(me: Rank) -> None:
-    """Two threads in one communicator: the stand-in ends the process."""
+    """Use one communicator in two threads: the stand-in ends the process."""
     comm = me.open()
     inside = threading.Thread(target=lambda: [me.nccl.state(comm) for _ in range(100)])
     inside.start()
@@ -337,7 +337,7 @@ def two_threads(me: Rank) -> None:
 
 
 def other_thread(me: Rank) -> None:
-    """Another thread than the one that made it, though never at once: STAND_ONE_THREAD ends that, too."""
+    """Use it in another thread than its maker's, though never at once: STAND_ONE_THREAD ends the process, too."""
     comm = me.open()
     thread = threading.Thread(target=me.nccl.state, args=(comm,))
     thread.start()
@@ -345,7 +345,7 @@ def other_thread(me: Rank) -> None:
 
 
 def first_use(me: Rank) -> None:
-    """The first call waits until all ranks have made it: the host does, if the communicator is blocking."""
+    """Make the first call, which waits until all ranks have made it; a blocking communicator blocks the host."""
     comm = me.open("blocking" in sys.argv)
     at = me.device.put(np.ones(10, np.float32))
     if me.rank == 0:
@@ -367,7 +367,7 @@ def first_use(me: Rank) -> None:
 
 
 def death(me: Rank) -> None:
-    """A rank is killed before its kernel: the others' hang, which an abort ends."""
+    """Kill a rank before its kernel: the others' kernels hang, and an abort ends them."""
     comm, at = me.open_and_sum()
     me.meet()
     if me.rank == me.size - 1:
@@ -384,7 +384,7 @@ def death(me: Rank) -> None:
 
 
 def death_in_init(me: Rank) -> None:
-    """A rank is killed in init: the others get an error, or wait until they abort."""
+    """Kill a rank in init: the others get an error, or wait until they abort."""
     name = me.name()
     if me.rank == 1:
         me.device.cuda.stand_fail(b"ncclCommInitRankConfig", 1, -2)
@@ -396,7 +396,7 @@ def death_in_init(me: Rank) -> None:
 
 
 def injected(me: Rank) -> None:
-    """Calls fail by order, and say so."""
+    """Make calls fail on demand, and check what they report."""
     comm = me.open()
     at = me.device.put(np.ones(10, np.float32))
     me.device.cuda.stand_fail(b"ncclAllReduce", 1, 2)
@@ -410,7 +410,7 @@ def injected(me: Rank) -> None:
 
 
 def init_fails(me: Rank) -> None:
-    """Init fails with a code and this text."""
+    """Make init fail with a code and this text."""
     failure = me.failure(me.open)
     assert failure.code
     print(failure)
@@ -419,7 +419,7 @@ def init_fails(me: Rank) -> None:
 
 
 def destroy_waits(me: Rank) -> None:
-    """Within a machine the end is collective: a rank that does not come is waited for, and named."""
+    """End collectively, as within a machine: a rank that does not come is waited for, and named."""
     comm, _ = me.open_and_sum()
     me.nccl.call("ncclCommFinalize", comm, comm=comm)
     me.device.cuda.stand_deadline(100.0)
@@ -439,4 +439,4 @@ if __name__ == "__main__":
     else:
         globals()[program](own)
     sys.stdout.flush()
-    os._exit(0)  # whatever threads are still in calls
+    os._exit(0)  # even with threads in calls

@@ -1,4 +1,4 @@
-"""What ranks do in tests of the GPU plane: worlds of real processes, whose GPUs are the stand-ins.
+"""Programs of ranks for tests of the GPU plane: worlds of real processes, whose GPUs are stand-ins.
 
 python -m tests.gpu.plane_programs NAME RANK SIZE ...    # in a directory of the job
 """
@@ -27,7 +27,7 @@ from engine.errors import DeviceError, RankDiedError, RankStalledError
 from ..waiting import let_pass, until
 from . import mutants
 
-mutants.take_place()  # of the sources, if this is a run of one
+mutants.take_place()  # the mutant, if this is a run of one
 
 from engine.gpu import libraries  # noqa: E402
 from engine.gpu import plane as planes  # noqa: E402
@@ -39,7 +39,7 @@ KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
 
 
 class Rank:
-    """This process: the stand-in's controls, and worlds one after the other."""
+    """This process: the stand-in's controls, and consecutive worlds."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
@@ -55,11 +55,11 @@ class Rank:
 
     @contextmanager
     def world(self, job: str, size: int | None = None, rank: int | None = None, **settings: object) -> Iterator[None]:
-        """A world with that name, in which this process has its rank or another one."""
+        """Start a world with this name, in which this process has its rank or another one."""
         size, rank = size or self.size, str(self.rank if rank is None else rank)
         os.environ.update({"RANK": rank, "LOCAL_RANK": rank, "ENGINE_JOB": f"{job} in {Path.cwd()}"})
         os.environ.update({"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)})
-        if "ENGINE_HUB" in os.environ:  # ranks stand for hosts
+        if "ENGINE_HUB" in os.environ:  # ranks pretend to be on several hosts
             each = int(os.environ.get("RANKS_PER_HOST", "1"))
             host, local = divmod(int(rank), each)
             os.environ.update({"GROUP_RANK": str(host), "LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(each)})
@@ -70,12 +70,12 @@ class Rank:
             engine.shutdown()
 
     def open(self, ordinal: int = 0, **settings: object) -> Plane:
-        """Open the plane in the world that there is."""
+        """Open the plane in the current world."""
         chosen = config.load(config.environment(), settings)
         return Plane.open(runtime.engine(), ordinal, chosen, runtime.device().keep)
 
     def refusal(self, ordinal: int = 0, **settings: object) -> str:
-        """How opening fails."""
+        """Return the error of opening."""
         try:
             self.open(ordinal, **settings)
         except DeviceError as error:
@@ -83,42 +83,42 @@ class Rank:
         raise AssertionError("it has opened")
 
     def then(self, act: Callable[[], None]) -> None:
-        """What the first kernel does."""
+        """Replace the first kernel's action."""
         self.kernels[0] = KERNEL(lambda _shape, _parameters: act())
         self.cuda.stand_register_kernel(KERNELS[0].encode(), self.kernels[0])
 
     def slow(self, seconds: float) -> None:
-        """Kernels take their time."""
+        """Make kernels take this many seconds."""
         self.cuda.stand_kernels_take(ctypes.c_double(1000 * seconds))
 
     def context(self) -> None:
-        """Work with the device in this thread, too."""
+        """Make the device's context current in this thread."""
         context = ctypes.c_void_p()
         assert self.cuda.cuInit(0) == 0
         assert self.cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
         assert self.cuda.cuCtxSetCurrent(context) == 0
 
     def calls(self, name: str) -> int:
-        """How often a function has been called."""
+        """Return the number of calls of a function."""
         return int(self.cuda.stand_calls(name.encode()))
 
     def fail(self, call: str, n: int, code: int) -> None:
-        """The n-th call from now does not do what it should."""
+        """Make the n-th call from now fail with a code."""
         self.cuda.stand_fail(call.encode(), n, code)
 
     def reports(self) -> list[str]:
-        """What the stand-ins found."""
+        """Return the reports of the stand-ins."""
         text = ctypes.create_string_buffer(1 << 16)
         self.cuda.stand_report(text, ctypes.c_size_t(len(text)))
         return text.value.decode().splitlines()
 
     def works(self) -> None:
-        """Collectives of host memory go on."""
+        """Check that collectives in host memory work."""
         total = engine.allreduce(np.full(3, self.rank, np.float32), op=engine.Sum, name="host memory")
         assert total[0] == sum(range(engine.size())), total
 
 
-MADE = {  # what is made, and what ends it
+MADE = {  # calls that make something, and those that end it
     "cuDevicePrimaryCtxRetain": "cuDevicePrimaryCtxRelease",
     "cuStreamCreateWithPriority": "cuStreamDestroy",
     "cuModuleLoadDataEx": "cuModuleUnload",
@@ -128,13 +128,13 @@ MADE = {  # what is made, and what ends it
 
 
 def opens(me: Rank) -> None:
-    """Open, look, close; twice, in one world and in another. Everything is called by one thread."""
+    """Open, inspect and close, twice in one world and once in another; one thread makes all calls."""
     me.slow(0.004)
     prepare = planes._Opening._prepare
 
     def prepares(self: planes._Opening) -> dict[str, object]:
         told = prepare(self)
-        assert sorted(me.launched) == sorted(KERNELS), me.launched  # all loaded, launched and over
+        assert sorted(me.launched) == sorted(KERNELS), me.launched  # all are loaded, launched and over
         return told
 
     planes._Opening._prepare = prepares
@@ -159,7 +159,7 @@ def opens(me: Rank) -> None:
 
 
 def refused(me: Rank, ordinal: str = "0", limit: str = "20") -> None:
-    """Opening fails, and the world goes on."""
+    """Expect that opening fails, and that the world goes on."""
     with me.world("refused"):
         print(me.refusal(int(ordinal), start_timeout=float(limit)))
         me.works()
@@ -167,7 +167,7 @@ def refused(me: Rank, ordinal: str = "0", limit: str = "20") -> None:
 
 
 def accepted(me: Rank, ordinal: str = "0") -> None:
-    """Opening succeeds."""
+    """Expect that opening succeeds."""
     with me.world("accepted"):
         plane = me.open(int(ordinal))
         print(plane.gpus[me.rank]["uuid"], plane.gpus[me.rank]["nccl"])
@@ -176,7 +176,7 @@ def accepted(me: Rank, ordinal: str = "0") -> None:
     assert me.reports() == []
 
 
-# The calls of OPEN in their order, with a code that each may return; and which of them are rank 0's alone.
+# The calls of OPEN in their order, each with a code that it may return, and those that only rank 0 makes.
 CALLS = {
     "cuInit": 999,
     "cuDriverGetVersion": 1,
@@ -209,10 +209,10 @@ CALLS = {
 
 
 def failing(me: Rank) -> None:
-    """Each call of OPEN fails in turn, on one rank: all ranks say so; then it opens, in the same world."""
+    """Make each call of OPEN fail in turn on one rank: all ranks report it, and then it opens in the same world."""
     with me.world("failing"):
         for call, code in CALLS.items():
-            if code in (600, 719):  # not a failure; ends the context, and has a test of its own
+            if code in (600, 719):  # the first is no failure, the second ends the context and has a test of its own
                 continue
             bad = 0 if call == "ncclGetUniqueId" else 1
             if me.rank == bad:
@@ -228,7 +228,7 @@ def failing(me: Rank) -> None:
 
 
 def codes(me: Rank) -> None:
-    """Each code of NCCL has a text that says what to do."""
+    """Check that the text for each code of NCCL says what to do."""
     hints = ("P2P_DISABLE", "shm-size", "at fault", "versions", "share a GPU", "failed first")
     with me.world("codes"):
         for code, hint in enumerate(hints, 1):
@@ -241,7 +241,7 @@ def codes(me: Rank) -> None:
 
 
 def survives(me: Rank, how: str, culprit: str, limit: str, *calls: str) -> None:
-    """For each call of OPEN: a rank is killed or stopped in it; the others say so in time, and begin a new world."""
+    """Kill or stop a rank in each call of OPEN; the others report it in time, and begin a new world."""
     seconds, bad = float(limit), int(culprit)
     for call in calls:
         Path(f"{call}.{me.rank}").touch()
@@ -251,7 +251,7 @@ def survives(me: Rank, how: str, culprit: str, limit: str, *calls: str) -> None:
                 me.open(start_timeout=seconds)
             took = time.monotonic() - begun
             assert caught.value.rank == bad, (call, caught.value)
-            # The limit, and the grace in which ranks hear of each other; and a slow machine.
+            # The limit, the grace period for news of other ranks, and some time for a slow machine.
             assert took < 8 + (0 if how == "kill" else seconds + planes.GRACE + planes.RETURN), (call, took)
             print(call, f"{took:.2f} s", caught.value, flush=True)
         with me.world(f"after {how} {call}", start_timeout=60.0):
@@ -262,7 +262,7 @@ def survives(me: Rank, how: str, culprit: str, limit: str, *calls: str) -> None:
 
 
 def victim(me: Rank, how: str, culprit: str, call: str) -> None:
-    """The rank to which it happens, when the others are there."""
+    """Run the rank that is killed or stopped, once the others are there."""
     until(lambda: all(Path(f"{call}.{rank}").exists() for rank in range(me.size - 1)), "the others", 600)
     with me.world(f"{how} {call}", rank=int(culprit), start_timeout=60.0):
         me.fail(call, 2 if call == "cuDriverGetVersion" else 1, -2 if how == "kill" else -3)
@@ -271,13 +271,13 @@ def victim(me: Rank, how: str, culprit: str, call: str) -> None:
 
 
 def half_open(me: Rank) -> None:
-    """A rank dies in the warm-up, and one acts on it later than another: what its kernel reads is there until then."""
+    """Kill a rank in the warm-up; one rank reacts later than another, and its kernel's memory stays until then."""
 
     class Late(planes.Lane):
         told = False
 
         def wait(self, seconds: float) -> bool:
-            """As ever; but what has come of the world is looked at with delay."""
+            """Wait as usual, but look at the world's state with a delay."""
             ended = super().wait(seconds)
             if not Late.told and runtime.engine().failure is not None:
                 Late.told = True
@@ -288,7 +288,7 @@ def half_open(me: Rank) -> None:
         planes.Lane = Late  # type: ignore[misc]
     with me.world("half open", start_timeout=60.0):
         if me.rank == 2:
-            me.fail("ncclReduceScatter", 1, -2)  # all have enqueued what comes before
+            me.fail("ncclReduceScatter", 1, -2)  # all ranks have enqueued the calls before it
         with pytest.raises(RankDiedError, match="rank 2"):
             me.open()
     assert Late.told == (me.rank == 0)
@@ -300,7 +300,7 @@ def half_open(me: Rank) -> None:
 
 
 def hangs(me: Rank, call: str, limit: str) -> None:
-    """A call does not come back: its rank says so, the others too; the world goes on; what hangs is left alone."""
+    """Make a call hang: all ranks report it, the world goes on, and the hanging thread is left alone."""
     with me.world("hangs"):
         if me.rank == 1:
             me.fail(call, 1, -1)
@@ -316,12 +316,12 @@ def hangs(me: Rank, call: str, limit: str) -> None:
 
 
 def captures(me: Rank) -> None:
-    """Another thread is capturing a graph, and no other may do what would spoil it: opening does not."""
+    """Open while another thread captures a graph, which other threads must not spoil."""
     stream, graph = ctypes.c_void_p(), ctypes.c_void_p()
     me.context()
     assert me.cuda.cuStreamCreateWithPriority(ctypes.byref(stream), 1, 0) == 0
     with me.world("captures"):
-        assert me.cuda.cuStreamBeginCapture_v2(stream, 0) == 0  # global: unsafe calls of any thread spoil it
+        assert me.cuda.cuStreamBeginCapture_v2(stream, 0) == 0  # global mode: unsafe calls of any thread spoil it
         plane = me.open()
         plane.close()
         assert me.cuda.cuStreamEndCapture(stream, ctypes.byref(graph)) == 0
@@ -329,7 +329,7 @@ def captures(me: Rank) -> None:
 
 
 def forks(me: Rank) -> None:
-    """A forked child can neither use nor close it, nor open one; the parent goes on."""
+    """Fork: the child can neither use nor close the plane, nor open one; the parent goes on."""
     with me.world("forks"):
         plane = me.open()
         child, begun = os.fork(), time.monotonic()
@@ -348,7 +348,7 @@ def forks(me: Rank) -> None:
 
 
 def late(me: Rank, seconds: str) -> None:
-    """One rank comes to the communicator later: nobody is ready before it has come."""
+    """Let one rank come to the communicator late: none is ready before it has come."""
     with me.world("late"):
         if me.rank == 1:
             work = planes._Opening._connect
@@ -376,7 +376,7 @@ def late(me: Rank, seconds: str) -> None:
 
 
 def busy(me: Rank) -> None:
-    """Work that is on the stream when a GPU is closed ends first, and what it uses is freed after it."""
+    """Close a GPU with work on its stream: the work ends first, and its memory is freed afterwards."""
     with me.world("busy"):
         plane = me.open()
         freed: list[int] = []
@@ -384,7 +384,7 @@ def busy(me: Rank) -> None:
         me.then(lambda: freed.append(me.calls("ncclCommAbort") + me.calls("cuModuleUnload")))
         zero = ctypes.c_uint64(0)
         parameters = (ctypes.c_void_p * 16)(*[ctypes.addressof(zero)] * 16)
-        stream, kernel = plane.lane.stream, plane.lane.kernel(0)  # only that of mutants.py has them
+        stream, kernel = plane.lane.stream, plane.lane.kernel(0)  # only the Lane of mutants.py has them
         me.context()
         least, greatest, priority = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
         me.cuda.cuCtxGetStreamPriorityRange(ctypes.byref(least), ctypes.byref(greatest))
@@ -398,13 +398,13 @@ def busy(me: Rank) -> None:
 
 
 def visited(me: Rank) -> None:
-    """A call of another thread that has not returned when a GPU is closed finds all that it uses, for good."""
+    """Close a GPU during another thread's call, which still finds everything that it uses, for good."""
     with me.world("visited"):
         plane = me.open()
         stream = ctypes.c_void_p()
         me.context()
         assert me.cuda.cuStreamCreateWithPriority(ctypes.byref(stream), 1, 0) == 0
-        assert plane.lane.mark(stream) == ""  # only that of mutants.py has it
+        assert plane.lane.mark(stream) == ""  # only the Lane of mutants.py has it
         asked = me.calls("cuStreamIsCapturing")
         me.fail("cuStreamIsCapturing", 1, -1)
         threading.Thread(target=plane.lane.mark, args=(stream,), daemon=True).start()
@@ -418,11 +418,11 @@ def visited(me: Rank) -> None:
 
 
 def slow_kernel(me: Rank) -> None:
-    """A kernel that does not end is given up; what it uses is freed when it has ended, within the close's limit."""
+    """Give up a kernel that does not end; its resources are freed when it ends within the limit of the close."""
     me.cuda.stand_deadline(60000.0)
     with me.world("slow"):
         if me.rank == 1:
-            me.slow(0.08)  # each of 42
+            me.slow(0.08)  # each of 42 kernels
         text = me.refusal(start_timeout=0.5)
         assert "rank 1: the wait for cuStreamQuery was given up" in text, text
         assert me.calls("cuModuleUnload") == me.calls("cuDevicePrimaryCtxRelease") == 1
@@ -430,7 +430,7 @@ def slow_kernel(me: Rank) -> None:
 
 
 def never_ends(me: Rank) -> None:
-    """As before, and it runs longer than a close waits: nothing that it uses is freed, and that is said."""
+    """Run a kernel for longer than a close waits: nothing that it uses is freed, and that is reported."""
     with me.world("never"):
         me.slow(8.0)
         begun = time.monotonic()
@@ -441,11 +441,11 @@ def never_ends(me: Rank) -> None:
 
 
 def rings(me: Rank) -> None:
-    """The lane alone: who waits for it sleeps until it has ended, and no longer; an idle lane begins at once."""
+    """Use the lane alone: a waiter sleeps exactly until the lane has ended, and an idle lane starts at once."""
     found = libraries.load(None, None)
     lane = planes.Lane(found.addresses, 0, 0, 1, b"", [], slab=0, tables=0)
     for turn in range(2):
-        let_pass(0.3)  # it sleeps by then
+        let_pass(0.3)  # until the lane sleeps
         begun = time.monotonic()
         lane.begin("identify")
         assert lane.wait(20) or lane.wait(20)
@@ -460,7 +460,7 @@ def rings(me: Rank) -> None:
 
 
 def signalled(me: Rank) -> None:
-    """Signals come while a call, which takes longer than the limit, is waited for: the lane comes back all the same."""
+    """Receive signals while a call that exceeds the limit is awaited: the lane still returns."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
@@ -470,7 +470,7 @@ def signalled(me: Rank) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
         assert "was given up" in me.refusal(start_timeout=0.3)
         signal.signal(signal.SIGALRM, interrupt)
-        signal.setitimer(signal.ITIMER_REAL, 0.5)  # behind the limit, and before the call's end
+        signal.setitimer(signal.ITIMER_REAL, 0.5)  # after the limit, and before the call's end
         with pytest.raises(KeyboardInterrupt):
             me.open(start_timeout=0.3)
         assert planes._stuck == []
@@ -484,4 +484,4 @@ if __name__ == "__main__":
     globals()[program](Rank(int(number), int(ranks)), *rest)
     sys.stdout.flush()
     if program != "hangs":
-        os._exit(0)  # without what interpreters do at their end, which has tests elsewhere
+        os._exit(0)  # without the interpreter's shutdown, which other tests cover

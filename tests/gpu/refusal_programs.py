@@ -1,4 +1,4 @@
-"""What ranks do in tests of what `freeze()` refuses, on the stand-ins: each case's error is printed as JSON.
+"""Programs of ranks for tests of what `freeze()` refuses, on the stand-ins; each case's error is printed as JSON.
 
 python -m tests.gpu.refusal_programs NAME RANK SIZE KERNELS ...
 """
@@ -31,12 +31,12 @@ freezing.stream_of = lambda _device: Framework.stream.value  # type: ignore[assi
 
 
 def place(on_gpu: bool) -> None:
-    """Say of all gradients that they are on the GPU, or in the host's memory, where they are."""
+    """Make the binding take all gradients for tensors on the GPU, or in host memory, where they really are."""
     freezing.is_on_gpu = lambda _tensor: on_gpu  # type: ignore[assignment]
 
 
 def tell(case: str, act: Callable[[], None]) -> None:
-    """Print how it is refused."""
+    """Print the error of a refusal."""
     try:
         act()
     except EngineError as error:
@@ -47,7 +47,7 @@ def tell(case: str, act: Callable[[], None]) -> None:
 
 
 def trained(layer: torch.nn.Module, loss: Callable[[torch.nn.Module], Any] | None = None, **options: Any) -> Any:
-    """An optimizer that has made a step, and has its gradients."""
+    """Return an optimizer that has made a step, and has its gradients."""
     optimizer = engine.torch.DistributedOptimizer(
         torch.optim.SGD(layer.parameters(), lr=0.1), layer.named_parameters(), **options
     )
@@ -58,14 +58,14 @@ def trained(layer: torch.nn.Module, loss: Callable[[torch.nn.Module], Any] | Non
 
 
 def linear(rows: int = 2) -> torch.nn.Linear:
-    """A model, the same on all ranks."""
+    """Return a model that is the same on all ranks."""
     torch.manual_seed(0)
     return torch.nn.Linear(32, rows)
 
 
 @contextlib.contextmanager
 def dropped(optimizer: Any) -> Iterator[Any]:
-    """An optimizer that is unwrapped in the end."""
+    """Yield an optimizer, and unwrap it at the end."""
     try:
         yield optimizer
     finally:
@@ -77,17 +77,17 @@ class Doubled:
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """As it is."""
+        """Return the tensor unchanged."""
         return tensor, None
 
     @staticmethod
     def decompress(tensor: torch.Tensor, _context: None) -> torch.Tensor:
-        """As it is."""
+        """Return the tensor unchanged."""
         return tensor
 
 
 def of_options(process_set: Any) -> dict[str, dict[str, Any]]:
-    """Options of an optimizer that cannot be frozen, by case."""
+    """Return options of an optimizer that cannot be frozen, by case."""
     return {
         "process set": {"process_set": process_set},
         "minimum": {"op": engine.Min},
@@ -102,7 +102,7 @@ def of_options(process_set: Any) -> dict[str, dict[str, Any]]:
 
 
 def options(me: Rank) -> None:
-    """What the optimizer does."""
+    """Try to freeze optimizers with options that cannot be frozen."""
     with me.world("options"):
         place(on_gpu=True)
         for case, given in of_options(engine.add_process_set([0])).items():
@@ -113,7 +113,7 @@ def options(me: Rank) -> None:
 
 
 def gradients(me: Rank) -> None:
-    """What gradients there are, and where."""
+    """Try to freeze optimizers with gradients that cannot be frozen."""
     with me.world("gradients"):
         place(on_gpu=True)
         table = torch.nn.Embedding(4, 3, sparse=True)
@@ -132,7 +132,7 @@ def gradients(me: Rank) -> None:
 
 
 def states(me: Rank) -> None:
-    """When it is called."""
+    """Try to freeze at moments when it is not possible."""
     with me.world("states"):
         place(on_gpu=True)
         layer = linear()
@@ -157,21 +157,21 @@ def states(me: Rank) -> None:
 
 
 def old(me: Rank) -> None:
-    """NCCL cannot end several communicators."""
+    """Try to freeze with an NCCL that cannot end several communicators."""
     with me.world("old"):
         tell("old NCCL", lambda: runtime.device().freeze(0, [], freezing_plain()))
         me.works()
 
 
 def freezing_plain() -> Any:
-    """A sum."""
+    """Return the reduction of a plain sum."""
     from engine.gpu.freezing import Reduction
 
     return Reduction(0, 1.0, 1.0, None)
 
 
 def joined(me: Rank) -> None:
-    """The last rank has joined, when GPUs are open."""
+    """Try to freeze when the last rank has joined, after GPUs were opened."""
     with me.world("joined"):
         tensor = DeviceTensor(np.ones(4, np.float32))
         allreduce(tensor, tensor).wait()
@@ -183,7 +183,7 @@ def joined(me: Rank) -> None:
 
 
 def everything(me: Rank) -> None:
-    """What one rank can tell, one after the other."""
+    """Run all cases that one job can show, in order."""
     for program in (options, gradients, states):
         program(me)
 

@@ -1,4 +1,4 @@
-"""What ranks do in tests of process sets on GPUs, which are the stand-ins.
+"""Programs of ranks for tests of process sets on GPUs, which are stand-ins.
 
 python -m tests.gpu.sets_programs NAME RANK SIZE KERNELS ...
 """
@@ -42,22 +42,22 @@ from .plane_programs import Rank, planes
 from .submitted import drawn
 
 Sets = list[engine.ProcessSet]
-planes.SLAB = 1 << 20  # which each communicator sends around when it is connected
+planes.SLAB = 1 << 20  # each communicator sends the slab around when it is connected
 
 
 def of(me: Rank, *chosen: list[int]) -> Sets:
-    """Form sets: those that this rank is in."""
+    """Form sets, and return those with this rank."""
     return [each for each in map(engine.add_process_set, chosen) if each.included()]
 
 
 def open_all(me: Rank) -> None:
-    """All ranks open their GPUs, also those that are in no set."""
+    """Open the GPUs of all ranks, also of those that are in no set."""
     tensor = DeviceTensor(values(me.rank, 10, "float32"))
     allreduce(tensor, tensor, "all").wait()
 
 
 def total(ranks: Any, count: int) -> np.ndarray:
-    """What the ranks of a set have together, as `values` gives it."""
+    """Return the sum over a set's ranks of their `values`."""
     return np.add.reduce([values(rank, count, "float32") for rank in ranks])
 
 
@@ -65,7 +65,7 @@ def total(ranks: Any, count: int) -> np.ndarray:
 
 
 def numbers(me: Rank) -> None:
-    """Of all operations they are those of host memory in the same set; sets of all ranks, of some, and of one."""
+    """Compare all operations with those in host memory in the same set, for sets of all, some and one rank."""
     with me.world("numbers"):
         for each in of(me, [0, 1], [1, 2], [2]):
             with within(each) as mine:
@@ -80,7 +80,7 @@ def numbers(me: Rank) -> None:
 
 
 def reductions(mine: Any) -> None:
-    """Sums by NCCL and in the order of the ranks, alone and in a group."""
+    """Sum by NCCL and in the order of ranks, alone and in a group."""
     for op in OPS:
         given = values(mine.rank, 1000, "float32")
         tensor = DeviceTensor(given, late=1.0)
@@ -93,7 +93,7 @@ def reductions(mine: Any) -> None:
 
 
 def scatters(me: Rank) -> None:
-    """Of reduce-scatter, too, which takes longest."""
+    """Run reduce-scatters, which take longest."""
     with me.world("scatters"):
         open_all(me)
         for each in of(me, [0, 2]):
@@ -102,7 +102,7 @@ def scatters(me: Rank) -> None:
 
 
 def hooks(me: Rank) -> None:
-    """Gradients of an optimizer in a set travel in frozen batches, as in the world; a rank may join in a set."""
+    """Reduce gradients of a set's optimizer in frozen batches, as in the world; a rank may join in a set."""
     with me.world("hooks"):
         open_all(me)
         for each in of(me, [0, 2]):
@@ -133,13 +133,13 @@ def hooks(me: Rank) -> None:
 
 
 def crossing(me: Rank, turns: str) -> None:
-    """Problem 1: sets with common ranks, whose hosts submit in any order, and late; and the world between them."""
-    me.cuda.stand_hosts_are_one(1)  # a word tells that the device has passed, and the stand-in does not see it
+    """Use sets with common ranks, and the world, with hosts that submit in any order, and late (problem 1)."""
+    me.cuda.stand_hosts_are_one(1)  # the device's progress is reported by a word that the stand-in does not see
     draw = np.random.default_rng(me.rank)
     with me.world("crossing", cycle_time_ms=0.5):
         sets = [*of(me, [0, 1, 2], [0, 1, 3], [2, 3], [1, 2]), engine.global_process_set]
         for each in sets:
-            with within(each):  # the first ones in one order: each waits until its ranks are connected
+            with within(each):  # first uses in one order: each waits until its ranks are connected
                 tensor = DeviceTensor(values(me.rank, 10, "float32"))
                 allreduce(tensor, tensor, "first").wait()
         for turn in range(int(turns)):
@@ -157,7 +157,7 @@ def crossing(me: Rank, turns: str) -> None:
 
 
 def ahead(me: Rank) -> None:
-    """What ranks of a set tell each other first keeps nobody waiting for ever; nor does room that is made late."""
+    """Check that neither the ranks' first exchange nor late memory makes anyone wait for ever."""
     me.cuda.stand_hosts_are_one(1)
     with me.world("ahead"):
         sets = of(me, [0, 1], [1, 2])
@@ -182,7 +182,7 @@ def ahead(me: Rank) -> None:
 
 
 def threads(me: Rank) -> None:
-    """Sets are connected by threads of their own, which have no order among them."""
+    """Connect sets on threads of their own, without any order among them."""
     me.cuda.stand_hosts_are_one(1)
     with me.world("threads"):
         open_all(me)
@@ -209,18 +209,18 @@ def threads(me: Rank) -> None:
 
 
 def late(me: Rank) -> None:
-    """Each of three sets waits for a rank that is late in its turn, within the limit; for its turn it waits longer."""
-    me.cuda.stand_hosts_are_one(1)  # when the lane comes to a set's entry it sees that the one before has been passed
-    patience.STEP = 60.0  # so a wait counts in full, though nobody looks meanwhile how much of the limit is left
+    """Let each of three sets wait for a rank that is late within the limit; waiting for a turn may take longer."""
+    me.cuda.stand_hosts_are_one(1)  # at a set's entry the lane sees that the device has passed the previous one
+    patience.STEP = 60.0  # a wait counts in full, although the remaining limit is not checked meanwhile
     connect = planes._Joining._connect
     asked: list[int] = []
 
     def connects(self: Any, id: bytes) -> Any:
-        if me.rank == 0:  # who asks for the turns: in the order of the sets
+        if me.rank == 0:  # rank 0 asks for the turns, in the order of the sets
             until(lambda: len(asked) == self.number - 1, "the set before")
             let_pass(0.1)
             asked.append(self.number)
-        else:  # the second one of its two ranks
+        else:  # the other rank of each set
             before = Path(f"connected {me.rank - 1}")
             until(lambda: me.rank == 1 or before.exists() or runtime.engine().failure, "the set before")
             let_pass(1.2)
@@ -262,9 +262,9 @@ class Device(ctypes.Structure):
 
 
 def seen(me: Rank) -> None:
-    """No stream has to wait for what the lane has seen the device pass: its word orders what follows there.
+    """Check that no stream waits for what the lane has seen the device pass: the lane's word orders what follows.
 
-    A thread often finds it so when others use other sets: the lane looks at each entry when it comes to the next.
+    This is common when threads use other sets: the lane checks each entry when it gets to the next one.
     """
     with me.world("seen"):
         open_all(me)
@@ -284,7 +284,7 @@ def seen(me: Rank) -> None:
 
 
 def removed(me: Rank) -> None:
-    """A set is removed, and another made, with the same ranks and with others; the world goes on meanwhile."""
+    """Remove a set, and add others with the same and other ranks, while the world goes on."""
     me.cuda.stand_hosts_are_one(1)
     with me.world("removed"):
         for turn in range(4):
@@ -309,7 +309,7 @@ def removed(me: Rank) -> None:
 
 
 def lost(me: Rank, how: str) -> None:
-    """A rank of a set goes in the middle of it; those that are not in the set hear of it, too."""
+    """Lose a rank of a set in the middle of operations; ranks outside of the set are told, too."""
     told, last = None, me.rank == me.size - 1
     try:
         with me.world("lost", stall_limit=2.0):
@@ -322,7 +322,7 @@ def lost(me: Rank, how: str) -> None:
                 with within(sets[0]):
                     tensor.compute(values(me.rank, 100, "float32"), late=5000.0)
                     allreduce(tensor, tensor, "second")
-                let_pass(0.5)  # in which the other's GPU has come to it, and waits
+                let_pass(0.5)  # until the other rank's GPU gets to it, and waits
                 os.kill(os.getpid(), signal.SIGKILL if how == "kill" else signal.SIGSTOP)
             if me.rank:
                 with within(sets[0]):
@@ -340,7 +340,7 @@ def lost(me: Rank, how: str) -> None:
 
 
 def fails(me: Rank, call: str) -> None:
-    """A call of rank 1's lane fails while a set's ranks are connected, or later."""
+    """Make a call of rank 1's lane fail while a set's ranks are being connected, or later."""
     try:
         with me.world("fails", start_timeout=3.0):
             tensor = DeviceTensor(values(me.rank, 100, "float32"))
@@ -357,7 +357,7 @@ def fails(me: Rank, call: str) -> None:
 
 
 def stays(me: Rank) -> None:
-    """Rank 0, which gives turns, is done before a set in which it is not: it stays until nobody needs it."""
+    """Finish on rank 0, which gives turns, before a set without it: it stays until it is no longer needed."""
     me.cuda.stand_hosts_are_one(1)
     with me.world("stays", shutdown_timeout=30.0):
         open_all(me)
@@ -372,7 +372,7 @@ def stays(me: Rank) -> None:
 
 
 def leaves(me: Rank) -> None:
-    """Rank 0, which gives turns, stays for a time: then that is told, and nobody waits for ever."""
+    """Keep rank 0, which gives turns, for a limited time: then that is reported, and no rank waits for ever."""
     try:
         with me.world("leaves", shutdown_timeout=2.0 if me.rank else 0.3):
             sets = of(me, [1, 2])
@@ -387,7 +387,7 @@ def leaves(me: Rank) -> None:
 
 
 def stuck(me: Rank) -> None:
-    """The world's coordinator is stopped, and gives no turn: it is named."""
+    """Stop the world's coordinator, so that it gives no turn: it is named."""
     try:
         with me.world("stuck", stall_limit=2.0):
             sets = of(me, [1, 2])
@@ -399,7 +399,7 @@ def stuck(me: Rank) -> None:
             core().barrier("ready").wait()
             if me.rank == 0:
                 os.kill(os.getpid(), signal.SIGSTOP)
-            let_pass(1.0)  # else it may give a turn yet
+            let_pass(1.0)  # otherwise it might still give a turn
             for each in sets:
                 with within(each):
                     allreduce(tensor, tensor, "third").wait()
@@ -408,7 +408,7 @@ def stuck(me: Rank) -> None:
 
 
 def elsewhere(me: Rank) -> None:
-    """A tensor of a set on another GPU than the world's: all ranks of the set are told, and the world goes on."""
+    """Submit a set's tensor on another GPU than the world's: the set's ranks are told, and the world goes on."""
     with me.world("elsewhere"):
         tensor = DeviceTensor(values(me.rank, 4, "float32"))
         allreduce(tensor, tensor, "first").wait()
@@ -423,7 +423,7 @@ def elsewhere(me: Rank) -> None:
 
 
 def old(me: Rank) -> None:
-    """NCCL is too old for several communicators: that is said on all ranks of the set, and the world goes on."""
+    """Use an NCCL too old for several communicators: all ranks of the set are told, and the world goes on."""
     with me.world("old"):
         tensor = DeviceTensor(values(me.rank, 4, "float32"))
         for each in of(me, [0]):

@@ -1,4 +1,4 @@
-"""Operations on the stand-ins' device, each with the same in the host's memory, by which it is judged."""
+"""Operations on the stand-ins' device, each with the same in host memory to compare with."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ Results = list[np.ndarray]
 
 
 def seen(tensor: Any, dtype: Any) -> np.ndarray:
-    """The bytes of a result on the device, or in the host's memory, as numbers."""
+    """Return a result's bytes on the device, or in host memory, as numbers."""
     data = tensor.numpy() if isinstance(tensor, DeviceTensor) else np.frombuffer(tensor, np.uint8)
     return data.view(dtype)
 
 
 def drawn(rank: int, rows: int, dtype: Any, *more: int) -> np.ndarray:
-    """Rows that only this rank has."""
+    """Return rows that only this rank has."""
     return values(rank, rows * int(np.prod(more, initial=1)), str(dtype)).reshape(rows, *more)
 
 
 class Submitted:
-    """An operation on the device, and the same in the host's memory, by which it is judged.
+    """An operation on the device, and the same in host memory to compare with.
 
-    `submit(place, name)` submits tensors that `place` has put where they belong, and says what is to be compared when
-    the handle has been waited for.
+    `submit(place, name)` submits tensors that `place` has put on the device or host, and returns what to compare after
+    the wait for the handle.
     """
 
     def __init__(
@@ -40,18 +40,18 @@ class Submitted:
         self.host, self.wanted = submit(lambda array: array, f"{name} on the host")
 
     def check(self, op: str = "sum", wire: str | None = None) -> None:
-        """Wait for both and compare."""
+        """Wait for both operations, and compare them."""
         self.host.wait()
         self.handle.wait()
         for got, wanted in zip(self.results(), self.wanted(), strict=True):
-            if op == "average" and wire == "bfloat16":  # which is divided behind the way, and so not rounded again
+            if op == "average" and wire == "bfloat16":  # divided after the transfer, and so not rounded again
                 np.testing.assert_allclose(got, wanted, rtol=1e-2, atol=1e-2, err_msg=self.name)
             else:
                 compare(got, wanted, self.name, op, wire)
 
 
 def gather(name: str, mine: np.ndarray) -> Submitted:
-    """An allgather of one tensor."""
+    """Submit an allgather of one tensor."""
 
     def submit(place: Any, name: str) -> Any:
         handle = core().allgather(place(mine), name, False, Room())
@@ -61,7 +61,7 @@ def gather(name: str, mine: np.ndarray) -> Submitted:
 
 
 def gather_group(name: str, mine: list[np.ndarray]) -> Submitted:
-    """An allgather of a group."""
+    """Submit an allgather of a group."""
 
     def submit(place: Any, name: str) -> Any:
         handle = core().allgather_group([place(each) for each in mine], name, False, None, Room())
@@ -77,7 +77,7 @@ def gather_group(name: str, mine: list[np.ndarray]) -> Submitted:
 
 
 def exchange(name: str, mine: np.ndarray, splits: list[int]) -> Submitted:
-    """An all-to-all."""
+    """Submit an all-to-all."""
 
     def submit(place: Any, name: str) -> Any:
         handle = core().alltoall(place(mine), splits, name, False, Room())
@@ -87,12 +87,12 @@ def exchange(name: str, mine: np.ndarray, splits: list[int]) -> Submitted:
 
 
 def own_rows(me: Rank, rows: int) -> int:
-    """How many of so many rows a reduce-scatter gives to this rank."""
+    """Return the number of rows that a reduce-scatter of this many rows gives to this rank."""
     return rows // me.size + (me.rank < rows % me.size)
 
 
 def scatter(me: Rank, name: str, mine: list[np.ndarray], op: str, **how: Any) -> Submitted:
-    """A reduce-scatter, of a group if there are several tensors."""
+    """Submit a reduce-scatter, of a group if there are several tensors."""
     factors = how.get("prescale", 1.0), how.get("postscale", 1.0), False, how.get("wire")
 
     def submit(place: Any, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""What ranks do in tests of sums on GPUs, which are the stand-ins: with which bits, and in which company they travel.
+"""Programs of ranks for tests of sums on GPUs, which are stand-ins: their bits, and what travels together.
 
 python -m tests.gpu.sums_programs NAME RANK SIZE KERNELS ...
 """
@@ -27,7 +27,7 @@ try:
 except ImportError:
     ALL_DTYPES = DTYPES
 
-HOW = [  # factors, and the dtype that floats travel as
+HOW = [  # factors, and the wire dtype of floats
     {},
     {"prescale": 0.3, "postscale": -1.7},
     {"wire": "float16"},
@@ -36,7 +36,7 @@ HOW = [  # factors, and the dtype that floats travel as
 
 
 def drawn(rank: int, count: int, dtype: Any) -> np.ndarray:
-    """Values whose sum depends on the order, with all that is special in floats."""
+    """Return values whose sum depends on the order, with all special floats."""
     rng = np.random.default_rng([rank, count])
     kind = np.dtype(dtype)
     if kind.kind == "b":
@@ -52,7 +52,7 @@ def drawn(rank: int, count: int, dtype: Any) -> np.ndarray:
 
 
 def expect_bits(got: np.ndarray, wanted: np.ndarray, what: str) -> None:
-    """Equal bits, but of NaNs, which are NaNs on both sides."""
+    """Check that bits are equal, except those of NaNs, which must be NaNs on both sides."""
     if got.dtype.kind not in "iub":
         nan = np.isnan(wanted.astype(np.float64))
         np.testing.assert_array_equal(np.isnan(got.astype(np.float64)), nan, what)
@@ -61,7 +61,7 @@ def expect_bits(got: np.ndarray, wanted: np.ndarray, what: str) -> None:
 
 
 def cases() -> list[tuple[Any, dict[str, Any]]]:
-    """Every dtype and reduction, with the factors and wires that it takes."""
+    """Return every dtype and reduction, with its factors and wire dtypes."""
     found = []
     for dtype, op, how in itertools.product(ALL_DTYPES, OPS, HOW):
         name = np.dtype(dtype).name
@@ -72,8 +72,8 @@ def cases() -> list[tuple[Any, dict[str, Any]]]:
 
 
 def ordered(me: Rank) -> None:
-    """With device_sums=ordered every dtype and reduction has the bits of host memory, whatever travels together."""
-    me.cuda.stand_hosts_are_one(1)  # who waits for what the lane has seen done learns of it in memory
+    """Check that device_sums=ordered gives the bits of host memory for every dtype and reduction, however fused."""
+    me.cuda.stand_hosts_are_one(1)  # waiters learn from memory what the lane has seen done
     planes.SLAB, planes.TABLES = 1 << 16, 1 << 12
     wanted: dict[tuple[int, int], np.ndarray] = {}
     counts = (1, 3, 501, 9001)
@@ -97,7 +97,7 @@ def ordered(me: Rank) -> None:
 
 
 def differs(me: Rank) -> None:
-    """Ranks have different settings: the first tensor on a GPU tells it on all of them."""
+    """Set ranks differently: the first tensor on a GPU reports it on all of them."""
     with me.world("differs", device_sums="ordered" if me.rank == 1 else "nccl"):
         tensor = DeviceTensor(np.zeros(3, np.float32))
         with pytest.raises(DeviceError) as caught:
@@ -107,7 +107,7 @@ def differs(me: Rank) -> None:
 
 
 def frozen(me: Rank) -> None:
-    """Gradients have their sums, alone in the first pass and in the same batches in all others, whoever is late."""
+    """Check sums of gradients, alone in the first pass and in equal batches afterwards, whichever rank is late."""
     drawn = random.Random(me.rank)
     counts = list(range(100, 140))
     with me.world("frozen", cycle_time_ms=1.0, fusion_threshold=8192):

@@ -1,7 +1,7 @@
-"""Allreduce of tensors on GPUs, which are the stand-ins, among real processes.
+"""Allreduce of tensors on GPUs, which are stand-ins, among real processes.
 
-The stand-ins run what is enqueued in any order that CUDA allows, and report accesses that nothing orders. Problems have
-numbers: 3 events before NCCL has enqueued, 5 and 6 marks, 7 contexts, 9 tables, 10 tensors that go early, 12 the slab,
+The stand-ins run enqueued work in any order that CUDA allows, and report unordered accesses. Problems have numbers:
+3 events before NCCL has enqueued, 5 and 6 marks, 7 contexts, 9 tables, 10 tensors that are dropped early, 12 the slab,
 14 streams, 15 capture, 26 sizes.
 """
 
@@ -21,12 +21,12 @@ from .mutants import changed
 from .test_plane import EVERY_CALL
 
 Start = Callable[..., Job]
-SIZES = [(1, "eager"), *((2, policy) for policy in POLICIES), (3, "drawn")]  # ranks, and how the stand-ins run
+SIZES = [(1, "eager"), *((2, policy) for policy in POLICIES), (3, "drawn")]  # ranks, and the stand-ins' policy
 
 
 @pytest.fixture
 def ranks(libraries: Path, registered: Path, tmp_path: Path) -> Start:
-    """Starts a program of allreduce_programs.py on ranks."""
+    """Function that starts a program of allreduce_programs.py on ranks."""
 
     def begin(size: int, program: str, *rest: str, **settings: object) -> Job:
         told = (program, str(registered), *rest)
@@ -37,14 +37,14 @@ def ranks(libraries: Path, registered: Path, tmp_path: Path) -> Start:
 
 @pytest.mark.parametrize(("size", "policy"), SIZES)
 def test_numbers(size: int, policy: str, ranks: Start) -> None:
-    """Of every dtype and reduction, they are those of host memory."""
+    """All dtypes and reductions give the numbers of host memory."""
     ranks(size, "numbers", policy=policy).succeeds()
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("program", ["factors", "fused", "many", "forgotten", "streams", "hooks", "moved"])
 def test_program(program: str, policy: str, ranks: Start) -> None:
-    """Problems 3, 5, 6, 10, 14 and 26: the programs say what each is."""
+    """Problems 3, 5, 6, 10, 14 and 26; each program describes its own."""
     ranks(2, program, policy=policy).succeeds()
 
 
@@ -56,7 +56,7 @@ def test_pieces(size: int, policy: str, ranks: Start) -> None:
 
 @pytest.mark.parametrize("program", ["numbers", "fused", "pieces"])
 def test_ranks_on_several_hosts(program: str, ranks: Start) -> None:
-    """The schedule that the others are sent is checked before it is run."""
+    """The schedule that other hosts get is checked before it runs."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         hub = f"127.0.0.1:{free.getsockname()[1]}"
     ranks(3, program, more={"ENGINE_HUB": hub, "ENGINE_SECRET": "a secret of tests"}).succeeds()
@@ -90,7 +90,7 @@ def test_gpu_on_one_rank_alone_is_told(ranks: Start) -> None:
 
 @pytest.mark.parametrize("how", ["kill", "stop", "leave"])
 def test_rank_that_is_lost(how: str, ranks: Start) -> None:
-    """Problem 19: the others name it, their devices come to rest, and they go on in a world without it."""
+    """Problem 19: the others name it, their devices become idle, and they go on in a world without it."""
     job = ranks(3, "lost", how)
     if how == "stop":
         until(lambda: all(rank.poll() is not None for rank in job.ranks[:2]), "the others have ended", 60)
@@ -108,7 +108,7 @@ def test_call_that_fails_is_told_on_all_ranks(call: str, ranks: Start) -> None:
 
 
 def test_call_that_hangs_is_left_alone(ranks: Start) -> None:
-    """Problem 21: the ranks' waits end, and the processes, too."""
+    """Problem 21: the ranks' waits end, and so do the processes."""
     for text in ranks(2, "hangs").succeeds():
         assert "rank 1 stalled: ncclAllReduce has not returned for 2 s" in text
 
@@ -125,17 +125,17 @@ def test_call_that_hangs_is_left_alone(ranks: Start) -> None:
     ],
 )
 def test_work_that_does_not_end_is_told(what: str, said: str, ranks: Start) -> None:
-    """Of the rank whose GPU does not come to it, if there is one; it is enqueued, and no call hangs."""
+    """The rank is named whose GPU does not get there, if there is one; its work is enqueued, and no call hangs."""
     for text in ranks(2, "endless", what).succeeds():
         pattern = re.escape(said).replace(r"\{\}", r"[\d.]+")
-        if what == "crowd":  # in which order they travel depends on when each rank submitted them
+        if what == "crowd":  # their order depends on the times at which ranks submitted them
             pattern = pattern.replace("'second'", r"'(second|another \d+)'")
         assert re.search(
             f"refused: RankStalledError: {'rank [01]' if what == 'kernels' else 'rank 1'} stalled: {pattern}", text
         )
 
 
-# ---- what would happen otherwise -------------------------------------------------------------------------------------
+# ---- mutants ---------------------------------------------------------------------------------------------------------
 
 KILLERS: dict[str, tuple[str, ...]] = {
     "marks_not_awaited": ("fused",),
@@ -163,12 +163,12 @@ KILLERS: dict[str, tuple[str, ...]] = {
 @pytest.mark.skipif(not EVERY_CALL, reason="takes minutes: make gpu-faults")
 @pytest.mark.parametrize("mutant", KILLERS)
 def test_mutant_is_killed(mutant: str, ranks: Start, tmp_path: Path) -> None:
-    """Without one wait, record or look a program fails that succeeds with it."""
+    """Without one wait, record or check, a program fails that otherwise succeeds."""
     ranks(2, *KILLERS[mutant], more=changed(mutant, tmp_path / "mutant"), linger=1).goes_wrong(30)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", sorted(set(KILLERS.values())))
 def test_what_kills_mutants_lets_the_source_live(program: tuple[str, ...], ranks: Start, tmp_path: Path) -> None:
-    """The way in which mutants are run changes nothing."""
+    """The mechanism that runs mutants changes nothing by itself."""
     ranks(2, *program, more=changed("none", tmp_path / "none"), linger=1).succeeds()

@@ -35,13 +35,13 @@ ON_STAND_INS = tuple(name for name, part in PARTS.items() if "torch" not in part
 
 @pytest.fixture(scope="session")
 def sharing(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Stand-ins of which NCCL lets two ranks have one device."""
+    """Stand-ins with an NCCL that lets two ranks share a device."""
     return build(tmp_path_factory.mktemp("sharing"), 23007)
 
 
 @pytest.fixture
 def bench(sharing: Path, libraries: Path, registered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    """Runs the benchmark: its record, and all that it showed. What was measured before stays."""
+    """Function that runs the benchmark, and returns its record and output; earlier measurements stay."""
     monkeypatch.setattr(paths, "OUT", tmp_path)
     for name in [name for name in os.environ if name.startswith(("STAND_", "CUDA_", "NCCL_"))]:
         monkeypatch.delenv(name)
@@ -65,14 +65,14 @@ def bench(sharing: Path, libraries: Path, registered: Path, tmp_path: Path, monk
 
 
 def outcomes(content: dict[str, Any]) -> dict[str, str]:
-    """How each part went."""
+    """Return the outcome of each part."""
     return {name: found["outcome"] for name, found in content["parts"].items()}
 
 
 @pytest.mark.timeout(500)
 def test_everything(bench: Bench) -> None:
-    """All parts run that need no torch; what the table says is marked as the stand-in's."""
-    content, text = bench(shares=True, minutes=8.0)  # a limit, by shares, which no part needs by itself
+    """All parts that need no torch run; the table marks its numbers as the stand-in's."""
+    content, text = bench(shares=True, minutes=8.0)  # a limit by shares, which no part needs alone
     whole = dict.fromkeys(ON_STAND_INS, "ok") | dict.fromkeys(("binding", "steps", "overlap"), "skipped")
     assert outcomes(content) == whole, text
     assert content["here"]["stand_in"] and "torch" in content["parts"]["steps"]["why"]
@@ -95,7 +95,7 @@ def test_everything(bench: Bench) -> None:
 
 
 def test_what_two_ranks_need_is_said(bench: Bench) -> None:
-    """Where NCCL is too old for two ranks on a GPU, the rest is measured nevertheless; two GPUs need no such NCCL."""
+    """An NCCL too old for two ranks on a GPU leaves the rest to be measured; two GPUs need no newer NCCL."""
     content, text = bench("bandwidth", "failure")
     assert outcomes(content) == {"bandwidth": "ok", "failure": "ok"}
     assert "skipped: two ranks need NCCL 2.30 or newer to share the one GPU that is here: NCCL is 2.28.7" in text
@@ -129,7 +129,7 @@ def test_a_part_that_goes_wrong_takes_no_other_with_it(
 
 
 def test_parts_for_which_no_time_is_left_are_not_begun(bench: Bench) -> None:
-    """Whatever the time is, something is written."""
+    """Something is written, however little time there is."""
     content, text = bench("opening", "costs", minutes=1e-3)
     assert outcomes(content) == {"opening": "skipped", "costs": "skipped"}
     assert text.count("the time was over") >= 2
@@ -147,7 +147,7 @@ def test_a_rank_that_fails_is_told(bench: Bench) -> None:
     [({"devices": 0}, "no GPU: cuInit returned CUDA_ERROR_NO_DEVICE (100)"), ({}, "libcuda.so.1")],
 )
 def test_without_a_gpu(settings: dict[str, Any], wanted: str, libraries: Path, tmp_path: Path) -> None:
-    """It says why, and writes nothing."""
+    """The benchmark says why, and writes nothing."""
     settings_of_engine = chosen(libraries if settings else tmp_path)
     env = {**environment(libraries if settings else tmp_path, quiet=1, **settings), **settings_of_engine}
     script = f"from pathlib import Path\nfrom benchmarks.common import paths\npaths.OUT = Path({str(tmp_path)!r})\n"
@@ -165,7 +165,7 @@ def test_settings_that_mean_nothing_are_refused(settings: dict[str, Any], wanted
 
 
 def test_exact_results() -> None:
-    """The reference of whole numbers wraps, truncates toward zero, and knows what a bool is."""
+    """The reference of integers overflows, truncates toward zero, and handles bools."""
     given = [np.array([-128, 7, -7, 100], np.int8), np.array([-1, 4, 4, 100], np.int8)]
     for op, wanted in {
         "sum": [127, 11, -3, -56],
@@ -200,12 +200,12 @@ def test_bfloat16_rounds_to_the_nearest_and_to_even() -> None:
 
 
 def event(name: str, kind: str, begin: float, length: float, **more: Any) -> dict[str, Any]:
-    """One event of a trace."""
+    """Return one event of a trace."""
     return {"name": name, "cat": kind, "ts": begin, "dur": length, "args": more}
 
 
 def test_overlap_of_a_trace() -> None:
-    """Of the engine's 30 us 20 lie between the first and the last kernel of the backward pass, and 15 under one."""
+    """The engine takes 30 us: 20 between the first and last kernel of backward, and 15 under a kernel."""
     trace = [
         event(overlap.BACKWARD, "user_annotation", 100, 50),
         event("cudaLaunchKernel", "cuda_runtime", 90, 1, correlation=1),
@@ -227,7 +227,7 @@ def test_overlap_of_a_trace() -> None:
 
 
 def test_cases_of_the_binding_in_the_hosts_memory(tmp_path: Path) -> None:
-    """All of them, and what is left when the time is over, on two ranks without a GPU: the host beside itself."""
+    """All of them, and those left when time is over, run on two ranks without a GPU: the host against itself."""
     pytest.importorskip("torch", reason="needs torch")
     (known := tmp_path / "here.json").write_text(json.dumps({"cards": []}))
     for seconds in ("90", "0"):
@@ -258,7 +258,7 @@ def test_a_wrong_result_of_the_binding_is_told() -> None:
 
 
 def test_frozen_steps_beside_gloo(tmp_path: Path) -> None:
-    """Of one rank an average is what is there already, so a pass that does nothing is right."""
+    """An average over one rank equals its input, so a pass that does nothing is right."""
     pytest.importorskip("torch", reason="needs torch")
     script = """if True:
         import json, sys, torch
@@ -295,7 +295,7 @@ def test_frozen_steps_beside_gloo(tmp_path: Path) -> None:
 
 
 def test_steps_and_overlap_beside_gloo(tmp_path: Path) -> None:
-    """What is measured on a GPU also runs on the processor, so that its code is tried."""
+    """Code that measures on a GPU also runs on the processor, so that it is tested."""
     pytest.importorskip("torch", reason="needs torch")
     script = """if True:
         import json, sys, torch

@@ -1,6 +1,6 @@
-"""The stand-in for libcuda: it keeps the driver's promises in any order that they allow, and finds who relies on more.
+"""The stand-in for libcuda keeps the driver's promises in any allowed order, and detects reliance on more.
 
-The litmus programs tie it to the truth: `python -m benchmarks.gpu.litmus` runs the same binary with a real driver.
+The litmus programs validate it: `python -m benchmarks.gpu.litmus` runs the same binary with a real driver.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MUTANTS = re.findall(
 SEEDS = range(1, int(os.environ.get("LITMUS_SEEDS", "6")) + 1)
 CRASHES = "writes_far_beside_an_allocation_crash"
 
-# Which program sees that a stand-in is wrong in this way.
+# Programs that detect each fault of a stand-in.
 KILLERS = {
     "event_covers_too_much": "record_covers_nothing_later",
     "wait_covers_too_much": "wait_covers_no_more_than_the_record",
@@ -67,12 +67,12 @@ KILLERS = {
 
 
 def runs() -> list[dict[str, object]]:
-    """The policies, and the one that draws with several seeds."""
+    """Return all policies; the random one comes with several seeds."""
     return [{"policy": "eager"}, {"policy": "lazy"}, *({"policy": "drawn", "seed": seed} for seed in SEEDS)]
 
 
 def as_it_should(name: str, status: int) -> bool:
-    """Whether a program ended as one does that found all right."""
+    """Return whether a program ended like one that found no error."""
     return status == (-signal.SIGSEGV if name == CRASHES else 0)
 
 
@@ -84,7 +84,7 @@ def test_programs_are_those_of_the_binary(litmus: Path, checks: Path, program: R
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_litmus(name: str, litmus: Path, program: Run) -> None:
-    """A promise of the driver, in every policy."""
+    """Each promise of the driver holds under every policy."""
     for settings in runs():
         status, text = program(litmus, name, **settings)
         assert status == 0, (settings, text)
@@ -92,7 +92,7 @@ def test_litmus(name: str, litmus: Path, program: Run) -> None:
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_finds(name: str, checks: Path, program: Run) -> None:
-    """What only the stand-in sees, whatever the timing."""
+    """Only the stand-in detects these errors, under any timing."""
     for settings in runs():
         status, text = program(checks, name, **settings)
         assert as_it_should(name, status), (settings, status, text)
@@ -104,7 +104,7 @@ def test_every_mutant_has_a_killer() -> None:
 
 @pytest.mark.parametrize("mutant", KILLERS)
 def test_mutant_is_killed(mutant: str, litmus: Path, checks: Path, program: Run) -> None:
-    """A stand-in that is wrong in this way fails the program that is named for the promise, in every policy."""
+    """A stand-in with this fault fails the program that is named for the promise, under every policy."""
     name = KILLERS[mutant]
     binary = litmus if name in PROGRAMS else checks
     for policy in POLICIES:
@@ -118,7 +118,7 @@ SUMS = [name for name in PROGRAMS if "sum" in name or name == "graph_goes_before
 
 @pytest.mark.parametrize("name", SUMS)
 def test_sums_see_that_a_graph_runs_in_another_order(name: str, litmus: Path, program: Run) -> None:
-    """What is captured with NCCL is copied, summed by two ranks, and copied."""
+    """The graph that is captured with NCCL has a copy, a sum of two ranks, and a copy."""
     assert len(SUMS) == 5
     status, text = program(litmus, name, policy="lazy", mutant="capture_forgets_order", deadline=1000)
     assert status == 1
@@ -126,7 +126,7 @@ def test_sums_see_that_a_graph_runs_in_another_order(name: str, litmus: Path, pr
 
 
 def test_sums_on_one_device(litmus: Path, program: Run, tmp_path: Path) -> None:
-    """Of two ranks where NCCL lets them share it, else of one; without NCCL there are none."""
+    """There are two ranks where NCCL lets them share the device, otherwise one; without NCCL the sums are skipped."""
     sharing = build(tmp_path, 23007) / "libnccl.so.2"
     for name in SUMS:
         for library in ({}, {"ENGINE_NCCL_LIBRARY": str(sharing)}):

@@ -1,4 +1,4 @@
-"""GPUs, which are the stand-ins, in worlds that follow each other in one process."""
+"""GPUs, which are stand-ins, in consecutive worlds of one process."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ pytest.importorskip("torch")
 PROGRAMS = "tests.gpu.elastic_programs"
 CALLS = ("ncclAllReduce", "cuLaunchKernel", "ncclCommInitRankConfig", "ncclCommGetAsyncError", "cuEventRecord")
 
-OWN = {"cuDevicePrimaryCtxRetain": 1, "cuStreamCreateWithPriority": 1}  # what the program has made
-KEPT = ("cuDevicePrimaryCtxRetain", "cuEventCreate", "cuModuleLoadDataEx")  # by a world, as long as its graphs may live
+OWN = {"cuDevicePrimaryCtxRetain": 1, "cuStreamCreateWithPriority": 1}  # resources of the program
+KEPT = ("cuDevicePrimaryCtxRetain", "cuEventCreate", "cuModuleLoadDataEx")  # kept while graphs may live
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +33,9 @@ def start(worlds: Worlds, slot: int, killed_in: str = "") -> Worker:
 
 
 def survive(nursery: Nursery, program: str, calls: tuple[str, ...], size: int = 3, captured: bool = False) -> None:
-    """A newcomer is killed within a call, world after world, and the others have what they had.
+    """Kill a newcomer within a call, world after world, and check the others' state.
 
-    `captured`: whether graphs of a failed world may live, for which something stays.
+    `captured` says whether graphs of a failed world may live, for which resources stay.
     """
     with Worlds(nursery, f"{PROGRAMS}:{program}", ENGINE_SHUTDOWN_TIMEOUT="2") as worlds:
         members = [start(worlds, slot) for slot in range(size - 1)]
@@ -48,7 +48,7 @@ def survive(nursery: Nursery, program: str, calls: tuple[str, ...], size: int = 
             for worker in world:
                 told = worker.heard("left")
                 assert told["kept"], f"the memory of worker {worker.number} has changed, after {calls[:turn]}"
-                # Of graphs that may live a thread of their keeper's waits for the launches, beside the reset.
+                # If graphs may live, a thread waits for their launches beside the reset.
                 assert told["waits"] <= captured, f"worker {worker.number} has waited for its device in the reset"
                 worlds_before = 0 if worker is victim else turn
                 left = OWN | {made: OWN.get(made, 0) + captured * worlds_before for made in KEPT}
@@ -70,7 +70,7 @@ def survive(nursery: Nursery, program: str, calls: tuple[str, ...], size: int = 
 
 
 def test_survivors_keep_context_and_memory_and_open_new_communicators(nursery: Nursery) -> None:
-    """They wait for the device in no call that could not be given up, and free all that the engine has made there."""
+    """They wait for the device only in calls that can be given up, and free everything that the engine made there."""
     survive(nursery, "training", CALLS)
 
 

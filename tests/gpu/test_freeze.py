@@ -1,4 +1,4 @@
-"""Frozen passes on GPUs, which are the stand-ins: repeated, captured into graphs, and ended."""
+"""Frozen passes on GPUs, which are stand-ins: repeated, captured into graphs, and ended."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OPTIMIZERS = "frozen_optimizer_programs"
 
 @pytest.fixture
 def ranks(libraries: Path, registered: Path, tmp_path: Path) -> Start:
-    """Starts a program of freeze_programs.py, or of another module, on ranks."""
+    """Function that starts a program of freeze_programs.py, or of another module, on ranks."""
 
     def begin(size: int, program: str, *rest: str, **settings: Any) -> Job:
         told = (program, str(registered), *rest)
@@ -68,7 +68,7 @@ def test_frozen_optimizer_leaves_nothing_out(programs: str, ranks: Start) -> Non
 
 
 def test_gradients_are_frozen_as_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of which memory has a hole, or another order than the parameter's, are refused, and no others."""
+    """Only gradients whose memory has holes, or another order than the parameter's, are refused."""
     torch = pytest.importorskip("torch")
     from engine.errors import UnsupportedTensorError
     from engine.torch import freezing
@@ -101,7 +101,7 @@ def test_launches_of_graphs_end_when_a_rank_dies(size: int, ranks: Start) -> Non
     assert statuses == [0] * (size - 1) + [-signal.SIGKILL], texts
 
 
-# ---- what would happen otherwise -------------------------------------------------------------------------------------
+# ---- mutants ---------------------------------------------------------------------------------------------------------
 
 KILLERS: dict[str, tuple[str, ...]] = {
     "pass_not_ordered": ("streams",),
@@ -124,5 +124,5 @@ KILLERS: dict[str, tuple[str, ...]] = {
 @pytest.mark.skipif(not EVERY_CALL, reason="takes minutes: make gpu-faults")
 @pytest.mark.parametrize("mutant", KILLERS)
 def test_mutant_is_killed(mutant: str, ranks: Start, tmp_path: Path) -> None:
-    """With one thing left out a program fails that succeeds with it."""
+    """Without one part, a program fails that otherwise succeeds."""
     ranks(2, *KILLERS[mutant], more=changed(mutant, tmp_path / "mutant"), linger=1).goes_wrong(60)

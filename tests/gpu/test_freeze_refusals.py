@@ -1,4 +1,4 @@
-"""What `freeze()` refuses, on the stand-ins: each with a text that says what is in the way, and what to do instead."""
+"""Refusals of `freeze()` on the stand-ins: each text says what prevents it, and what to do instead."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ REFUSED = {
 
 
 def run(program: str, libraries: Path, registered: Path, where: Path) -> list[Told]:
-    """Run a program of refusal_programs.py on two ranks: what each has printed, by case."""
+    """Run a program of refusal_programs.py on two ranks, and return what each printed, by case."""
     job = Job(libraries, where, 2, program, str(registered), module="refusal_programs", one_thread=1)
     lines = [[line for line in text.splitlines() if line.startswith("{")] for text in job.succeeds()]
     return [{case: text for line in each for case, text in json.loads(line).items()} for each in lines]
@@ -57,13 +57,13 @@ def run(program: str, libraries: Path, registered: Path, where: Path) -> list[To
 
 @pytest.fixture(scope="module")
 def told(libraries: Path, registered: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Told]:
-    """What two ranks were told, in one job."""
+    """Texts that two ranks got in one job."""
     return run("everything", libraries, registered, tmp_path_factory.mktemp("refusals"))
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_refusal(case: str, told: list[Told]) -> None:
-    """All ranks hear it, and go on: the other cases come behind it in the same world."""
+    """All ranks are told, and go on: the other cases follow in the same world."""
     for rank in told:
         assert re.fullmatch(REFUSED[case], rank[case])
         assert "freeze()" in rank[case] or case in ("in a child", "after shutdown")
@@ -74,7 +74,7 @@ def test_every_case_is_looked_at(told: list[Told]) -> None:
 
 
 def test_nccl_that_is_too_old(libraries: Path, registered: Path, tmp_path: Path) -> None:
-    """Frozen passes have a communicator of their own. The world goes on without one."""
+    """Frozen passes need a communicator of their own. The world goes on without one."""
     for rank in run("old", build(tmp_path / "old", 22203), registered, tmp_path):
         assert re.fullmatch(
             r"DeviceError: NCCL 2\.22\.3 cannot end several communicators at once, .*: install 2\.24\.0 or newer, "
@@ -84,7 +84,7 @@ def test_nccl_that_is_too_old(libraries: Path, registered: Path, tmp_path: Path)
 
 
 def test_rank_that_has_joined(libraries: Path, registered: Path, tmp_path: Path) -> None:
-    """It takes part in no freeze, and is named on the others."""
+    """It takes part in no freeze, and the others name it."""
     first, last = run("joined", libraries, registered, tmp_path)
     assert re.fullmatch(
         r"EngineError: rank 1 has joined, and freezes nothing: call freeze\(\) before join\(\)", first["joined"]
@@ -94,7 +94,7 @@ def test_rank_that_has_joined(libraries: Path, registered: Path, tmp_path: Path)
 
 @pytest.mark.parametrize("dtype", ["int32", "bool", "complex64"])
 def test_dtypes_that_are_no_floats(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Autograd makes no such gradients of integers; a program may set them."""
+    """Autograd makes no integer gradients, but a program may set them."""
     import torch
 
     from engine.errors import UnsupportedTensorError

@@ -1,6 +1,6 @@
-"""The kernels of the GPU plane: the PTX that is shipped, run on the CPU, equals NumPy bit by bit.
+"""Kernels of the GPU plane: the shipped PTX, run on the CPU, equals NumPy bit by bit.
 
-No GPU is needed, and none has a say: how a device runs the text, and how fast, is not shown here.
+No GPU is needed or used: this does not show how a device runs the text, or how fast.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WIDE = ["float32", "float64"]
 INTEGERS = DTYPES[4:-1]
 PAIRS = [(d, d) for d in DTYPES[:-1]] + [(wide, half) for wide in WIDE for half in HALVES]
 LENGTHS = [0, 1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 64, 127, 500, 1025, 4097, 9001]
-PIECE = 2048  # bytes of the slab that a warp works on at once
+PIECE = 2048  # bytes of the slab that a warp processes at once
 POISON = 0xA5
 
 
@@ -37,7 +37,7 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> Device:
     return Device(build(PTX, tmp_path_factory.mktemp("ptx")))
 
 
-# ---- plans: which tensors lie where in the slab ----------------------------------------------------------------------
+# ---- plans: places of tensors in the slab ----------------------------------------------------------------------------
 
 
 def item(dtype: str) -> int:
@@ -46,14 +46,14 @@ def item(dtype: str) -> int:
 
 @dataclass
 class Row:
-    tensor: Buffer | None  # None: this rank has none
-    offset: int  # in the slab, in bytes
+    tensor: Buffer | None  # None if this rank has none
+    offset: int  # bytes from the start of the slab
     count: int  # elements
 
 
 @dataclass
 class Plan:
-    """Tensors of one dtype between guards, their places in a slab of another, and how a kernel is launched."""
+    """Tensors of one dtype between guards, their places in a slab of another dtype, and the launch of a kernel."""
 
     tensor: str
     wire: str
@@ -82,7 +82,7 @@ class Plan:
 
     @property
     def end(self) -> int:
-        """Where the last row ends in the slab."""
+        """Return the end of the last row in the slab."""
         return self.rows[-1].offset + self.bytes_of(self.rows[-1]) if self.rows else 0
 
     def table(self) -> np.ndarray:
@@ -91,7 +91,7 @@ class Plan:
         )
 
     def run(self, device: Device, kernel: str, *arguments: c_uint64 | c_double, packs: bool) -> None:
-        """Launch; nothing but the table, the tensors and their places in the slab may be touched."""
+        """Launch a kernel; it may touch only the table, the tensors and their places in the slab."""
         table = self.table()
         allowed = [(table.ctypes.data, table.ctypes.data + table.nbytes, False)]
         for row in self.rows:
@@ -115,7 +115,7 @@ class Plan:
 
 
 def table_of(rows: list[tuple[int, int, int]]) -> np.ndarray:
-    """Bytes: the rows, and if they are several the number of the first one of each piece, as kernels.cu wants it."""
+    """Return the table's bytes: its rows and, if several, the number of each piece's first row, as in kernels.cu."""
     if len(rows) == 1:
         return np.frombuffer(np.array(rows, np.uint64).tobytes(), np.uint8)
     end = rows[-1][1] + rows[-1][2] if rows else 0
@@ -133,7 +133,7 @@ def drawn(tensor: str, wire: str, seed: int) -> Plan:
 
 
 def computed(values: np.ndarray, tensor: str, of: str, to: str, divisor: float, factor: float) -> np.ndarray:
-    """What a kernel makes of elements: divided and multiplied in what the tensor is computed in, and rounded."""
+    """Return what a kernel computes: divide and multiply in the tensor's compute type, and round."""
     if tensor in INTEGERS:
         wide = [abs(int(v)) // int(divisor) * (1 if v >= 0 else -1) for v in values]
         limits = np.iinfo(stored(to))
@@ -147,7 +147,7 @@ def computed(values: np.ndarray, tensor: str, of: str, to: str, divisor: float, 
 
 
 def identity_of(dtype: str, op: str) -> np.ndarray:
-    """One element that leaves the others as they are."""
+    """Return the element that leaves others unchanged."""
     kind = stored(dtype)
     if op in ("sum", "average"):
         return np.zeros(1, kind)
@@ -162,7 +162,7 @@ def identity_of(dtype: str, op: str) -> np.ndarray:
 
 
 def repeated(identity: np.ndarray) -> c_uint64:
-    """As the kernels take it: to 8 bytes."""
+    """Return the identity repeated to 8 bytes, as the kernels take it."""
     return c_uint64(int(np.repeat(identity, 8 // identity.itemsize).view(np.uint64)[0]))
 
 
@@ -179,7 +179,7 @@ def check_pack(device: Device, plan: Plan, divisor: float = 1, factor: float = 1
             place[:] = computed(row.tensor.values, plan.tensor, plan.tensor, plan.wire, divisor, factor)
     numbers_ = (repeated(identity), c_double(divisor), c_double(factor))
     plan.run(device, f"pack_{plan.tensor}_{plan.wire}", *numbers_, packs=True)
-    assert_equal_bits(plan.wire, plan.slab.values, want)  # between the tensors, too
+    assert_equal_bits(plan.wire, plan.slab.values, want)  # also between the tensors
 
 
 def check_unpack(device: Device, plan: Plan, divisor: float = 1, factor: float = 1) -> None:
@@ -213,7 +213,7 @@ def test_plans_are_packed_and_unpacked_to_the_bit(device: Device, tensor: str, w
 
 @pytest.mark.parametrize(("tensor", "wire"), [*PAIRS, ("bool", "bool")])
 def test_aligned_tensors_are_packed_to_the_bit(device: Device, tensor: str, wire: str) -> None:
-    """What training does: every tensor and its place begin at a multiple of 16 bytes."""
+    """Training has this case: every tensor and its place begin at a multiple of 16 bytes."""
     plan = Plan(tensor, wire, np.random.default_rng(1), [3, 4096, 0, 17, 20000, 8], aligned=True)
     check_pack(device, plan)
     if tensor != "bool":
@@ -227,7 +227,7 @@ def test_bool_becomes_zero_or_one(device: Device, op: str, seed: int) -> None:
 
 
 def every(half: str) -> np.ndarray:
-    """All bit patterns."""
+    """Return all bit patterns."""
     return np.arange(65536, dtype=np.uint16).view(stored(half))
 
 
@@ -242,7 +242,7 @@ def test_every_half_is_widened(device: Device, half: str) -> None:
 
 
 def check_rounding(device: Device, half: str) -> None:
-    """float32 around each half: half way to the next, and just beside; and NaNs that rounding would spoil."""
+    """Check float32 around each half: half way to the next, just beside it, and NaNs that rounding would spoil."""
     plan = Plan("float32", half, np.random.default_rng(0), [65536], aligned=True)
     tensor = plan.rows[0].tensor
     assert tensor
@@ -252,7 +252,7 @@ def check_rounding(device: Device, half: str) -> None:
         with np.errstate(all="ignore"):
             tensor.values[:] = (wide.view(np.uint32) + np.uint32(between + off)).view(np.float32)
         check_pack(device, plan)
-    tiny = np.float32(2.0**-25 if half == "float16" else 2.0**-134)  # half the least that the dtype holds
+    tiny = np.float32(2.0**-25 if half == "float16" else 2.0**-134)  # half the dtype's least positive number
     for value, want in ((tiny, 0), (np.nextafter(tiny, np.float32(1)), 1)):
         tensor.values[:] = value
         check_pack(device, plan)
@@ -265,7 +265,7 @@ def test_every_rounding_to_a_half(device: Device, half: str) -> None:
 
 
 def test_average_of_float16_does_not_overflow(device: Device) -> None:
-    """Divided on its way in; what is summed then is the average."""
+    """Values are divided before they are summed, so the sum is the average."""
     plan = Plan("float16", "float16", np.random.default_rng(0), [100], aligned=True)
     tensor = plan.rows[0].tensor
     assert tensor
@@ -277,7 +277,7 @@ def test_average_of_float16_does_not_overflow(device: Device) -> None:
 @pytest.mark.parametrize("unit", [1, 2, 4, 8, 16])
 @pytest.mark.parametrize("seed", range(4))
 def test_bytes_are_moved_at_any_alignment(device: Device, unit: int, seed: int) -> None:
-    """Elements of any dtype, and what lies at no multiple of anything (unit 1)."""
+    """Elements of any dtype, and data without any alignment (unit 1)."""
     rng = np.random.default_rng([seed, unit])
     plan = drawn("uint8", "uint8", seed)
     plan.lengths = [int(n) * unit for n in rng.choice(LENGTHS[:14], 9)]
@@ -301,7 +301,7 @@ def test_bytes_are_moved_at_any_alignment(device: Device, unit: int, seed: int) 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_absent_tensors_are_the_identity_of_each_operation(device: Device, dtype: str) -> None:
-    """As identity.pyx has it: reducing with it changes nothing but the sign of a zero."""
+    """The identity is that of identity.pyx: reducing with it changes nothing except the sign of a zero."""
     for op in OPS:
         if (dtype, op) == ("bool", "average"):
             continue
@@ -316,7 +316,7 @@ def test_absent_tensors_are_the_identity_of_each_operation(device: Device, dtype
 
 
 def test_ten_thousand_tensors(device: Device) -> None:
-    """Small ones, many in a piece; some are empty and some absent."""
+    """They are small, many in a piece; some are empty and some absent."""
     rng = np.random.default_rng(2)
     plan = Plan("float32", "float32", rng, [int(n) for n in rng.integers(0, 120, 10000)])
     plan.grid, plan.block = 40, 32
@@ -332,14 +332,14 @@ def test_empty_tables_and_empty_tensors(device: Device) -> None:
 
 
 def mapped(size: int) -> np.ndarray:
-    """Memory that takes room only where it is touched."""
+    """Return memory that is only allocated where it is touched."""
     no_reserve = 0x4000  # mmap.MAP_NORESERVE, from Python 3.13 on
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve
     return np.frombuffer(mmap.mmap(-1, size, flags=flags), np.uint8)
 
 
 def check_large(device: Device) -> None:
-    """One tensor of more than 2^32 elements: the blocks of a warp each that have the end of it."""
+    """Check one tensor of more than 2^32 elements: the blocks, of one warp each, at its end."""
     count = 2**32 + 12345
     tensor, slab = mapped(count * 4), mapped(count * 2)
     table = table_of([(tensor.ctypes.data, 0, count * 2)])
@@ -370,7 +370,7 @@ def check_reduction(
     in_place: bool = False,
     threads: tuple[int, int] = (2, 32),
 ) -> None:
-    """Parts of all ranks one behind another; that of rank `own`, if given, elsewhere; the result perhaps there."""
+    """Check a reduction of all ranks' parts in a row; that of rank `own`, if given, and the result may be elsewhere."""
     count, n, kind = len(sources), len(sources[0]), stored(spec.dtype)
     unit = max(1, 16 // kind.itemsize)
     gap = (-n % unit + unit if aligned else 3) * kind.itemsize
@@ -406,7 +406,7 @@ CASES = [(d, o) for d in DTYPES for o in OPS if (d, o) != ("bool", "average")]
 
 @pytest.mark.parametrize(("dtype", "op"), CASES)
 def test_parts_are_reduced_as_on_the_cpu(device: Device, dtype: str, op: str) -> None:
-    """Bit by bit what docs/operations.md says, as tests/unit/test_kernels.py asks of the processor's own kernels."""
+    """The bits are those of docs/operations.md, which tests/unit/test_kernels.py requires of the CPU kernels, too."""
     for seed, n in enumerate([0, 1, 5, 16, 33, 257, 1030]):
         for count in (1, 2, 3, 8):
             spec = Spec(dtype, op, divisor=count if op == "average" else 1)
@@ -467,7 +467,7 @@ def test_more_than_two_to_the_32_elements_are_reduced(device: Device) -> None:
     check_large_reduction(device)
 
 
-# ---- the text that is shipped ----------------------------------------------------------------------------------------
+# ---- the shipped text ------------------------------------------------------------------------------------------------
 
 
 def test_the_text_was_made_of_the_source_with_these_options() -> None:
@@ -498,7 +498,7 @@ def test_kernels_exist_for_every_dtype_and_operation_of_the_engine() -> None:
 
 
 def test_floats_are_rounded_at_every_step() -> None:
-    """Without a rounding mode a device may fuse a product and a sum; nor are denormals flushed."""
+    """Without a rounding mode a device may fuse a product and a sum; denormals are not flushed."""
     assert not re.search(r"\b(?:add|sub|mul)\.f(?:32|64)|\b(?:fma|mad)\.\w*\.?f(?:32|64)|\.ftz|\.approx|div\.full", PTX)
 
 
@@ -526,7 +526,7 @@ def average_of(dtype: str) -> Callable[[Device], None]:
 
 @dataclass
 class Mutant:
-    """A kernel with one thing changed, where it stands first or everywhere; and the check that has to notice."""
+    """A kernel with one change, at the first place or everywhere, and the check that has to notice it."""
 
     kernel: str
     pattern: str

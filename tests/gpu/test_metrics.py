@@ -1,4 +1,4 @@
-"""What is counted and timed on GPUs, which are the stand-ins: samples by events, never by the host's clock."""
+"""Counters and times on GPUs, which are stand-ins: samples by events, never by the host's clock."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .mutants import changed
 from .test_plane import EVERY_CALL
 
 Start = Callable[..., Job]
-CLOCK = 0.02  # seconds that two looks at a busy host's clock may be apart
+CLOCK = 0.02  # seconds between two readings of a busy host's clock, at most
 
 
 @pytest.fixture
 def ranks(libraries: Path, registered: Path, tmp_path: Path) -> Start:
-    """Starts a program of metrics_programs.py on ranks, whose devices do what they can as soon as they can."""
+    """Function that starts a program of metrics_programs.py on ranks, whose devices do work as soon as possible."""
 
     def begin(size: int, program: str, *rest: str, **settings: object) -> Job:
         told = (program, str(registered), *rest)
@@ -38,12 +38,12 @@ def ranks(libraries: Path, registered: Path, tmp_path: Path) -> Start:
 
 
 def told(job: Job) -> list[dict[str, Any]]:
-    """What each rank says at its end."""
+    """Return what each rank reports at its end."""
     return [said(text) for text in job.succeeds()]
 
 
 def said(text: str) -> dict[str, Any]:
-    """The line of a program that is for us, beside the engine's warnings."""
+    """Return the program's line of results, without the engine's warnings."""
     (line,) = (line for line in text.splitlines() if line.startswith("{"))
     found: dict[str, Any] = json.loads(line)
     return found
@@ -63,10 +63,10 @@ def check_stages(ranks: list[dict[str, Any]]) -> None:
         assert last["device_entries"] == last["device_enqueued"] == last["device_passed"] == 1 + MANY
         assert last["device_bytes"] == 4000 + 40 * MANY
         assert last["stages"]["queue"][0] >= 2, "of so many one is a sample"
-    # Rank 0's GPU waits in NCCL for what rank 1 computes, and not rank 1's, whose queue begins behind that.
+    # Rank 0's GPU waits in NCCL for rank 1's computation; rank 1's queue begins only after it.
     assert ranks[0]["first"]["stages"]["nccl"][1] >= 1e9 * (LATE - 5 * KERNEL)
     assert ranks[1]["first"]["stages"]["nccl"][1] < 1e9 * LATE
-    for rank in ranks:  # the k-th of them waits for k packs at least
+    for rank in ranks:  # the k-th tensor waits for at least k packs
         assert rank["last"]["stages"]["queue"][1] - rank["first"]["stages"]["queue"][1] >= 0.95e9 * KERNEL
 
 
@@ -86,7 +86,7 @@ def test_steps_stand_for_what_is_not_hidden(ranks: Start) -> None:
 
 
 def test_pieces_and_what_has_too_many(ranks: Start) -> None:
-    """In whatever order the devices work."""
+    """Devices work in random order."""
     for rank in told(ranks(2, "pieces", policy="drawn")):
         first, last = rank["first"], rank["last"]
         assert last["device_entries"] == last["device_passed"] == 3 * MANY
@@ -116,7 +116,7 @@ def test_timeline_has_slices_where_the_host_saw_the_work(ranks: Start, tmp_path:
     check_timeline(tmp_path / "trace", told(ranks(2, "timeline", str(tmp_path / "trace")))[0])
 
 
-# ---- what would happen otherwise -------------------------------------------------------------------------------------
+# ---- mutants ---------------------------------------------------------------------------------------------------------
 
 KILLERS: dict[str, str] = {
     "samples_are_never_read": "stages",
@@ -133,7 +133,7 @@ KILLERS: dict[str, str] = {
 @pytest.mark.skipif(not EVERY_CALL, reason="takes minutes: make gpu-faults")
 @pytest.mark.parametrize("mutant", KILLERS)
 def test_mutant_is_killed(mutant: str, ranks: Start, tmp_path: Path) -> None:
-    """With one thing left out a program fails, or tells something else, that succeeds with it."""
+    """Without one part, a program fails or reports something else."""
     program, where = KILLERS[mutant], tmp_path / "trace"
     rest = [str(where)] if program == "timeline" else []
     statuses, texts = ranks(2, program, *rest, more=changed(mutant, tmp_path / "mutant")).end(90)

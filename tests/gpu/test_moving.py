@@ -1,6 +1,6 @@
-"""Allgather, alltoall and reducescatter of tensors on GPUs, which are the stand-ins, among real processes.
+"""Allgather, alltoall and reducescatter of tensors on GPUs, which are stand-ins, among real processes.
 
-Everything is judged by the same operation on tensors in the host's memory. Problems have numbers, as in
+Everything is compared with the same operation on tensors in host memory. Problems have the numbers of
 test_allreduce.py.
 """
 
@@ -23,7 +23,7 @@ Start = Callable[..., Job]
 
 @pytest.fixture
 def ranks(libraries: Path, registered: Path, tmp_path: Path) -> Start:
-    """Starts a program of moving_programs.py on ranks."""
+    """Function that starts a program of moving_programs.py on ranks."""
 
     def begin(size: int, program: str, *rest: str, **settings: object) -> Job:
         told = (program, str(registered), *rest)
@@ -34,35 +34,35 @@ def ranks(libraries: Path, registered: Path, tmp_path: Path) -> Start:
 
 @pytest.mark.parametrize(("size", "policy"), SIZES)
 def test_numbers(size: int, policy: str, ranks: Start) -> None:
-    """Problems 3 and 26: they are those of host memory."""
+    """Problems 3 and 26: the numbers are those of host memory."""
     ranks(size, "numbers", policy=policy).succeeds()
 
 
 @pytest.mark.parametrize("policy", POLICIES[1:])
 def test_many_at_once(policy: str, ranks: Start) -> None:
-    """Problems 5, 6 and 10: drawn operations, waited for in any order, or not at all."""
+    """Problems 5, 6 and 10: random operations, waited for in any order, or not at all."""
     ranks(2, "mixed", policy=policy).succeeds()
 
 
 @pytest.mark.parametrize("programs", ["sparse+alone+captures+refusals", "forgotten"])
 def test_programs(programs: str, ranks: Start) -> None:
-    """Problem 10 among others: the programs say what each is."""
+    """Problem 10 among others; each program describes its own."""
     ranks(2, programs).succeeds()
 
 
 def test_pieces(ranks: Start, tmp_path: Path) -> None:
-    """Problems 9, 12 and 26: what is larger than the slab, and than what goes in one call or one group of calls."""
+    """Problems 9, 12 and 26: data larger than the slab, and than one call or one group of calls can take."""
     ranks(3, "slabs", more=changed("calls_of_4_kib_in_threes", tmp_path / "small")).succeeds()
 
 
 def test_joins(ranks: Start) -> None:
-    """Nothing comes from a rank that has joined, and what goes there is dropped."""
+    """A joined rank sends nothing, and what is sent to it is dropped."""
     ranks(3, "joins", linger=5).succeeds()
 
 
 @pytest.mark.parametrize("program", ["numbers", "joins"])
 def test_ranks_on_several_hosts(program: str, ranks: Start) -> None:
-    """The schedule that the others are sent is checked before it is run, and numbers are told between hosts."""
+    """The schedule that other hosts get is checked before it runs, and hosts exchange row numbers."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         hub = f"127.0.0.1:{free.getsockname()[1]}"
     ranks(3, program, more={"ENGINE_HUB": hub, "ENGINE_SECRET": "a secret of tests"}).succeeds()
@@ -95,7 +95,7 @@ def test_call_that_fails_is_told_on_all_ranks(call: str, ranks: Start) -> None:
         assert call in text
 
 
-# ---- what would happen otherwise -------------------------------------------------------------------------------------
+# ---- mutants ---------------------------------------------------------------------------------------------------------
 
 KILLERS: dict[str, tuple[str, ...]] = {
     "scatter_not_polled": ("numbers",),
@@ -114,12 +114,12 @@ KILLERS: dict[str, tuple[str, ...]] = {
 @pytest.mark.skipif(not EVERY_CALL, reason="takes minutes: make gpu-faults")
 @pytest.mark.parametrize("mutant", KILLERS)
 def test_mutant_is_killed(mutant: str, ranks: Start, tmp_path: Path) -> None:
-    """Without one wait, poll or look a program fails that succeeds with it."""
+    """Without one wait, poll or check, a program fails that otherwise succeeds."""
     ranks(2, *KILLERS[mutant], more=changed(mutant, tmp_path / "mutant"), linger=1).goes_wrong(40)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", sorted(set(KILLERS.values())))
 def test_what_kills_mutants_lets_the_source_live(program: tuple[str, ...], ranks: Start, tmp_path: Path) -> None:
-    """The way in which mutants are run changes nothing."""
+    """The mechanism that runs mutants changes nothing by itself."""
     ranks(2, *program, more=changed("none", tmp_path / "none"), linger=1).succeeds()

@@ -1,4 +1,4 @@
-"""The stand-in for libnccl: real processes, which it lets hang, fail and die as NCCL would, and says why."""
+"""The stand-in for libnccl: real processes, which it lets hang, fail and die like NCCL, with a reason."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_mismatch_names_both_ranks(what: str, libraries: Path, tmp_path: Path) -
 @pytest.mark.parametrize("program", ["event_in_progress", "use_in_progress", "first_use"])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_non_blocking_communicators(program: str, seed: int, libraries: Path, tmp_path: Path) -> None:
-    """The kernel comes later than the call, from another thread, whatever the call returned."""
+    """The kernel comes later than the call, on another thread, whatever the call returned."""
     Job(libraries, tmp_path, 2, program, seed=seed).succeeds()
 
 
@@ -65,7 +65,7 @@ def test_one_order_is_none(slots: int, libraries: Path, tmp_path: Path) -> None:
 
 
 def test_two_orders_with_place_for_both_are_none(libraries: Path, tmp_path: Path) -> None:
-    """So what is found above is for want of a place."""
+    """So the deadlock above is due to the lack of room."""
     statuses, texts = Job(libraries, tmp_path, 2, "two_orders", slots=2).end()
     assert statuses == [1, 1]
     assert all("assert failures" in text for text in texts)
@@ -122,7 +122,7 @@ def test_two_ranks_on_one_device_are_refused(libraries: Path, tmp_path: Path) ->
 
 
 def test_versions(libraries: Path, tmp_path: Path) -> None:
-    """An older one lacks what came later, works with itself, and refuses others."""
+    """An older one lacks later functions, works with itself, and refuses others."""
     old = build(tmp_path / "old", 21805)
     symbols = subprocess.run(
         ["nm", "-D", "--defined-only", old / "libnccl.so.2"], text=True, capture_output=True

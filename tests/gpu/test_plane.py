@@ -1,4 +1,4 @@
-"""Opening a GPU: loading, which GPUs can work together, what is made and ended, and every way in which that fails.
+"""Opening a GPU: loading, which GPUs can work together, what is made and ended, and every way to fail.
 
 The GPUs, the driver and NCCL are the stand-ins; ranks are real processes. Problems have numbers: 4 one thread, 8 lazy
 loading, 15 capture, 16 fork, 17 errors of the driver, 19 death, 21 hang, 22 versions, 23 which GPU, 24 errors of NCCL.
@@ -29,7 +29,7 @@ Start = Callable[..., Job]
 
 @pytest.fixture
 def ranks(libraries: Path, tmp_path: Path) -> Start:
-    """Starts a program of plane_programs.py on ranks. Only the lane may use a communicator."""
+    """Function that starts a program of plane_programs.py on ranks. Only the lane may use a communicator."""
 
     def begin(size: int, *program: str, **settings: object) -> Job:
         return Job(libraries, tmp_path, size, *program, module="plane_programs", **{"one_thread": 1, **settings})
@@ -54,14 +54,14 @@ except engine.errors.DeviceError as error:
 
 @pytest.fixture(autouse=True)
 def without_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No package with NCCL, though one may be installed here."""
+    """Hide any package that has NCCL, even if one is installed."""
     (tmp_path / "without/nvidia").mkdir(parents=True)
     (tmp_path / "without/nvidia/__init__.py").touch()
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "without"))
 
 
 def loaded(libraries: Path, cuda: str = "", nccl: str = "", before: str = "", **more: str) -> str:
-    """What loading finds, in a process of its own."""
+    """Return what loading finds, in a separate process."""
     env = {**environment(libraries), **more}
     run = subprocess.run([sys.executable, "-c", before + LOAD, cuda, nccl], text=True, capture_output=True, env=env)
     assert run.returncode == 0, run.stderr
@@ -69,19 +69,19 @@ def loaded(libraries: Path, cuda: str = "", nccl: str = "", before: str = "", **
 
 
 def library(where: Path, name: str, source: str) -> Path:
-    """A library with a few functions."""
+    """Make a library with a few functions."""
     where.mkdir(parents=True, exist_ok=True)
     (where / "source.c").write_text(source)
     return compiled(where / name, [where / "source.c"], *LIBRARY, "-fvisibility=default", f"-Wl,-soname,{name}")
 
 
 def claims(version: int) -> str:
-    """The source of an NCCL that has a version and no more."""
+    """Return the source of an NCCL that only has a version."""
     return f"int ncclGetVersion(int *version) {{ *version = {version}; return 0; }}"
 
 
 def test_nothing_is_loaded_before_a_gpu_is_opened(libraries: Path) -> None:
-    """Who has no GPU does not pay: no library, and no module of the plane."""
+    """A process without a GPU loads no library, and no module of the plane."""
     script = """if True:
         import engine, sys
         engine.init()
@@ -100,7 +100,7 @@ def test_libraries_of_the_system(libraries: Path) -> None:
 
 
 def test_libraries_by_name(libraries: Path, tmp_path: Path) -> None:
-    """The settings go before all else, also before what is loaded already."""
+    """The settings precede everything else, even libraries that are already loaded."""
     old = build(tmp_path / "old", 21805)
     before = f"import ctypes; ctypes.CDLL({str(libraries / 'libnccl.so.2')!r})\n"
     found = loaded(tmp_path, str(libraries / "libcuda.so.1"), str(old / "libnccl.so.2"), before)
@@ -108,7 +108,7 @@ def test_libraries_by_name(libraries: Path, tmp_path: Path) -> None:
 
 
 def test_nccl_of_the_process_then_of_the_package_then_of_the_system(libraries: Path, tmp_path: Path) -> None:
-    """torch has loaded one: a process has one NCCL."""
+    """torch may have loaded one: a process has a single NCCL."""
     package, torch = tmp_path / "site/nvidia/nccl/lib", build(tmp_path / "torch", 22203)
     build(package, 22703)
     for directory in (package.parent, package.parents[1]):
@@ -121,7 +121,7 @@ def test_nccl_of_the_process_then_of_the_package_then_of_the_system(libraries: P
 
 
 def test_no_driver_and_no_nccl(libraries: Path, tmp_path: Path) -> None:
-    """Problem 22: what is missing, and how to mend it."""
+    """Problem 22: the error says what is missing, and how to fix it."""
     text = loaded(tmp_path, str(tmp_path / "none.so"))
     assert text.startswith("refused: the CUDA driver cannot be loaded")
     assert str(tmp_path / "none.so") in text and "ENGINE_CUDA_LIBRARY" in text and "--gpus all" in text
@@ -140,7 +140,7 @@ def test_nccl_that_is_too_old(version: int, libraries: Path, tmp_path: Path) -> 
 
 
 def test_libraries_without_a_function(libraries: Path, tmp_path: Path) -> None:
-    """Problem 22: its name, the file, and what would have it."""
+    """Problem 22: the error has the function's name, the file, and the version that would have it."""
     made = library(tmp_path / "nccl", "libnccl.so.2", claims(22807))
     text = loaded(libraries, nccl=str(made))
     assert text.startswith(f"refused: {made}, NCCL 2.28.7, lacks the function ncclGetUniqueId: it is damaged")
@@ -155,7 +155,7 @@ def test_libraries_without_a_function(libraries: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", [21805, 22203, 22703, 23201])
 def test_versions_of_nccl(version: int, tmp_path: Path) -> None:
-    """Problem 22: functions that came later are not missed."""
+    """Problem 22: functions of later versions are not required."""
     made = build(tmp_path / "libraries", version)
     Job(made, tmp_path, 2, "opens", module="plane_programs", one_thread=1).succeeds()
 
@@ -164,7 +164,7 @@ def test_versions_of_nccl(version: int, tmp_path: Path) -> None:
 
 
 def test_other_versions_of_nccl_are_refused(libraries: Path, tmp_path: Path) -> None:
-    """Problem 22, before NCCL is asked: both ranks, both versions, both files."""
+    """Problem 22: NCCL is not asked before; the error has both ranks, versions and files."""
     old = build(tmp_path / "old", 21805)
     for text in Job([libraries, old], tmp_path, 2, "refused", module="plane_programs").succeeds():
         assert (
@@ -174,7 +174,7 @@ def test_other_versions_of_nccl_are_refused(libraries: Path, tmp_path: Path) -> 
 
 
 def test_one_gpu_for_two_ranks_is_refused(ranks: Start) -> None:
-    """Problem 23: it has other numbers in the two processes, which see the GPUs in other orders."""
+    """Problem 23: the GPU has different numbers in the two processes, which see the GPUs in different orders."""
     for text in ranks(3, "refused", devices=["3,1", "2", "3"]).succeeds():
         assert "ranks 0, 2 have the same GPU 7374616e-642d-696e-2033-" in text
         assert "(stand-in 3, 0000:04:00.0), rank 0 as its device 0 of 2, rank 2 as its device 0 of 1: give each" in text
@@ -186,7 +186,7 @@ def test_one_gpu_for_two_ranks_is_refused(ranks: Start) -> None:
     [(23007, "1", "accepted"), (22907, "1", "refused"), (23007, "0", "refused"), (23007, "", "refused")],
 )
 def test_one_gpu_for_two_ranks_where_nccl_is_told_so(version: int, asked: str, program: str, tmp_path: Path) -> None:
-    """Problem 23: NCCL 2.30 takes them, for tests, if the environment asks for it."""
+    """Problem 23: NCCL 2.30 accepts them, for tests, if the environment asks for it."""
     made = build(tmp_path / "nccl", version)
     more = {"NCCL_MULTI_RANK_GPU_ENABLE": asked} if asked else {}
     job = Job(made, tmp_path, 2, program, devices=["0", "0"], module="plane_programs", more=more, one_thread=1)
@@ -195,13 +195,13 @@ def test_one_gpu_for_two_ranks_where_nccl_is_told_so(version: int, asked: str, p
 
 
 def test_gpus_in_other_orders(ranks: Start) -> None:
-    """Problem 23: equal numbers are no obstacle, nor several GPUs in a process."""
+    """Problem 23: neither equal numbers nor several GPUs in a process are an obstacle."""
     texts = ranks(2, "accepted", "1", devices=["0,1,2", "1,0"]).succeeds()
     assert "2031-" in texts[0] and "2030-" in texts[1]
 
 
 def test_slices_of_one_gpu(ranks: Start) -> None:
-    """Problem 23, MIG: they have one place on the bus, and NCCL takes one of them; those of several GPUs work."""
+    """Problem 23, MIG: slices share a bus address, and NCCL accepts one of them; slices of several GPUs work."""
     for text in ranks(2, "refused", slices=2).succeeds():
         assert "ranks 0 and 1 have slices (MIG) of one GPU (stand-in 1, 0000:01:00.0)" in text
     ranks(2, "accepted", slices=2, devices=["0", "2"]).succeeds()
@@ -215,14 +215,14 @@ def test_slices_of_one_gpu(ranks: Start) -> None:
     ],
 )
 def test_rank_without_that_gpu(ordinal: str, devices: list[str], wanted: str, ranks: Start) -> None:
-    """Problem 23: all ranks hear of it."""
+    """Problem 23: all ranks are told."""
     for text in ranks(2, "refused", ordinal, devices=devices).succeeds():
         assert wanted in text
         assert "CUDA_VISIBLE_DEVICES" in text
 
 
 def test_rank_without_a_driver(libraries: Path, tmp_path: Path) -> None:
-    """Problem 22: the others do not wait, and say what is missing there."""
+    """Problem 22: the others do not wait, and say what is missing on that rank."""
     bare = tmp_path / "bare"
     bare.mkdir()
     shutil.copy(libraries / "libcuda.so.1", bare)
@@ -235,12 +235,12 @@ def test_rank_without_a_driver(libraries: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("size", "policy"), [(1, "lazy"), *((2, policy) for policy in POLICIES), (3, "drawn")])
 def test_opens_and_closes(size: int, policy: str, ranks: Start) -> None:
-    """Problems 4 and 8: by one thread, with every kernel launched once and over, and nothing left."""
+    """Problems 4 and 8: one thread makes all calls, every kernel is launched once and ends, and nothing is left."""
     ranks(size, "opens", policy=policy, loading_waits=1).succeeds()
 
 
 def test_ready_when_all_have_come(ranks: Start) -> None:
-    """A communicator that is in progress is not ready."""
+    """A communicator in progress is not ready."""
     ranks(2, "late", "0.5").succeeds()
 
 
@@ -250,7 +250,7 @@ def test_another_threads_capture_goes_on(ranks: Start) -> None:
 
 
 def test_forked_child_calls_nothing(ranks: Start) -> None:
-    """Problem 16: the stand-ins abort a child that does."""
+    """Problem 16: the stand-ins abort a child that calls them."""
     ranks(2, "forks").succeeds()
 
 
@@ -271,7 +271,7 @@ def test_lane_wakes_and_is_woken(ranks: Start) -> None:
 
 @pytest.mark.slow
 def test_each_call_that_fails_is_told_on_all_ranks(ranks: Start) -> None:
-    """Problem 17; and opening works at once afterwards, in the same world."""
+    """Problem 17; afterwards opening works at once in the same world."""
     ranks(2, "failing").succeeds(100)
 
 
@@ -280,7 +280,7 @@ def test_signals_do_not_lose_the_lane(ranks: Start) -> None:
 
 
 def test_each_code_of_nccl_has_a_text(ranks: Start) -> None:
-    """Problem 24; and the rank that waits for the other gives up in time."""
+    """Problem 24; the rank that waits for the other gives up in time."""
     ranks(2, "codes").succeeds()
 
 
@@ -299,7 +299,7 @@ def test_other_ranks_are_blamed_for_what_waits_for_them_alone(call: str, blamed:
 
 
 def test_old_driver_says_what_it_does_not_take(ranks: Start) -> None:
-    """Problem 22: the compiler's own words."""
+    """Problem 22: the error contains the compiler's own words."""
     for text in ranks(2, "refused", ptx=50).succeeds():
         assert "cuModuleLoadDataEx returned CUDA_ERROR_UNSUPPORTED_PTX_VERSION, ptxas fatal" in text
         assert "CUDA 9.0" in text
@@ -333,9 +333,9 @@ def lose(
     where: Path,
     more: Mapping[str, str] | None = None,
 ) -> str:
-    """Two ranks that lose a third in each of these calls, each time in a new world; what they wrote."""
+    """Run two ranks that lose a third in each of these calls, always in a new world; return what they wrote."""
     told = ("survives", how, str(culprit), limit, *calls)
-    # For so long a rank that is stopped keeps the others from closing what it may still read.
+    # The time for which a stopped rank keeps the others from closing what it may still read.
     more = {"ENGINE_SHUTDOWN_TIMEOUT": "2", **(more or {})}
     job = Job(libraries, where, 2, *told, module="plane_programs", more=more, one_thread=1)
     victims = []
@@ -367,7 +367,7 @@ def lose(
 
 
 EVERY_CALL = "EVERY_CALL" in os.environ  # make gpu-faults
-LAST = [call for call in CALLS if call != "ncclGetUniqueId"]  # rank 0 alone asks for an id
+LAST = [call for call in CALLS if call != "ncclGetUniqueId"]  # only rank 0 requests an id
 FIRST = ["cuInit", "ncclGetUniqueId", "ncclCommInitRankConfig"]
 if not EVERY_CALL:
     LAST = ["cuLaunchKernel", "ncclCommInitRankConfig"]
@@ -384,11 +384,11 @@ def test_rank_that_is_lost_in_each_call(
     lose(how, culprit, calls, "30" if how == "kill" else "1", libraries, tmp_path)
 
 
-LINGERING = {"policy": "eager", "linger": 20}  # so that kernels which wait for two of three ranks alone end
+LINGERING = {"policy": "eager", "linger": 20}  # so that kernels end that wait for only two of three ranks
 
 
 def expect_survivors(job: Job) -> None:
-    """Two of three ranks find all right, and one has died."""
+    """Expect that two of three ranks find no error, and that one has died."""
     statuses, texts = job.end()
     assert statuses == [0, 0, -signal.SIGKILL], "\n".join(texts)
 
@@ -398,9 +398,9 @@ def test_survivors_wait_for_each_other(ranks: Start) -> None:
     expect_survivors(ranks(3, "half_open", **LINGERING))
 
 
-# ---- what would happen otherwise -------------------------------------------------------------------------------------
+# ---- mutants ---------------------------------------------------------------------------------------------------------
 
-# Which program sees that the source is wrong in this way.
+# Programs that detect each fault of the source.
 KILLERS: dict[str, tuple[str, ...]] = {
     "init_not_polled": ("late", "0.5"),
     "poll_not_given_up": ("codes",),
@@ -427,13 +427,13 @@ KILLERS: dict[str, tuple[str, ...]] = {
 }
 
 
-SIZES = {"rings": 1, "visited": 1}  # of jobs that have not two ranks
+SIZES = {"rings": 1, "visited": 1}  # number of ranks of jobs without two ranks
 
 
 @pytest.mark.skipif(not EVERY_CALL, reason="takes four minutes: make gpu-faults")
 @pytest.mark.parametrize("mutant", KILLERS)
 def test_mutant_is_killed(mutant: str, ranks: Start, libraries: Path, tmp_path: Path) -> None:
-    """Without one wait, look or limit a program fails that succeeds with it."""
+    """Without one wait, check or limit, a program fails that otherwise succeeds."""
     program, *rest = KILLERS[mutant]
     more = changed(mutant, tmp_path / "mutant")
     if program == "half_open":
@@ -457,6 +457,6 @@ def test_mutant_is_killed(mutant: str, ranks: Start, libraries: Path, tmp_path: 
     "program", sorted({each for each in KILLERS.values() if each[0] not in ("kill", "stop", "half_open")})
 )
 def test_what_kills_mutants_lets_the_source_live(program: tuple[str, ...], ranks: Start, tmp_path: Path) -> None:
-    """The way in which mutants are run changes nothing."""
+    """The mechanism that runs mutants changes nothing by itself."""
     more = changed("none", tmp_path / "none")
     ranks(SIZES.get(program[0], 2), *program, more=more).succeeds()

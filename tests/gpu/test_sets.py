@@ -1,7 +1,7 @@
-"""Process sets of tensors on GPUs, which are the stand-ins, among real processes.
+"""Process sets of tensors on GPUs, which are stand-ins, among real processes.
 
-Problem 1: kernels of NCCL of several sets wait for each other, if ranks have them in different orders. The stand-in has
-one place on the device for them.
+Problem 1: NCCL kernels of several sets wait for each other if ranks have them in different orders. The stand-in's
+device has room for one of them.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from .mutants import changed
 from .test_plane import EVERY_CALL
 
 Start = Callable[..., Job]
-WITHOUT_REVOKE = 22403  # of NCCL, which ends communicators by aborts alone
+WITHOUT_REVOKE = 22403  # a version of NCCL that can only abort communicators
 HOSTS = ("one host", "several hosts")
 
 
 @pytest.fixture
 def ranks(libraries: Path, registered: Path, tmp_path: Path) -> Start:
-    """Starts a program of sets_programs.py on ranks."""
+    """Function that starts a program of sets_programs.py on ranks."""
 
     def begin(size: int, program: str, *rest: str, found: Path = libraries, **settings: object) -> Job:
         told = (program, str(registered), *rest)
@@ -36,7 +36,7 @@ def ranks(libraries: Path, registered: Path, tmp_path: Path) -> Start:
 
 @pytest.fixture(params=HOSTS)
 def spread(request: pytest.FixtureRequest) -> dict[str, str]:
-    """The variables of ranks that are on one host, or each on one of its own."""
+    """Return the variables of ranks that are on one host, or each on a host of its own."""
     if request.param == HOSTS[0]:
         return {}
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -45,7 +45,7 @@ def spread(request: pytest.FixtureRequest) -> dict[str, str]:
 
 
 def test_numbers(ranks: Start, spread: dict[str, str]) -> None:
-    """They are those of host memory in the same set."""
+    """The numbers are those of host memory in the same set."""
     ranks(3, "numbers", more=spread).succeeds()
 
 
@@ -62,7 +62,7 @@ def test_numbers(ranks: Start, spread: dict[str, str]) -> None:
     ],
 )
 def test_program(size: int, program: str, ranks: Start) -> None:
-    """The programs say what each is."""
+    """Each program describes its own case."""
     ranks(size, program).succeeds()
 
 
@@ -85,7 +85,7 @@ def test_sets_on_several_hosts(program: str, ranks: Start) -> None:
 
 @pytest.mark.parametrize("version", [22807, WITHOUT_REVOKE])
 def test_rank_that_is_lost_in_a_set(version: int, ranks: Start, tmp_path: Path) -> None:
-    """The others name it, also those that have no set with it, and go on in a world without it."""
+    """All others name it, even those without a set with it, and go on in a world without it."""
     statuses, texts = ranks(3, "lost", "kill", found=build(tmp_path / "nccl", version)).end()
     assert statuses[:2] == [0, 0], "\n".join(texts)
 
@@ -104,7 +104,7 @@ def test_rank_that_stops_in_a_set(ranks: Start) -> None:
 
 @pytest.mark.parametrize("call", ["ncclCommInitRankConfig", "ncclBroadcast"])
 def test_failure_while_a_set_is_connected_ends_the_world(call: str, ranks: Start) -> None:
-    """The lane serves the world and other sets, too, and its first failure is all that they are told."""
+    """The lane also serves the world and other sets, which are told only its first failure."""
     for text in ranks(3, "fails", call).succeeds():
         assert "refused: RankRaisedError" in text or "refused: DeviceError" in text
         assert f"rank 1: {call}" in text or f"rank 1 failed: {call}" in text
@@ -140,7 +140,7 @@ def test_nccl_that_is_too_old(ranks: Start, tmp_path: Path) -> None:
     ranks(2, "old", found=build(tmp_path / "old", 22203)).succeeds()
 
 
-# ---- what would happen otherwise -------------------------------------------------------------------------------------
+# ---- mutants ---------------------------------------------------------------------------------------------------------
 
 KILLERS: dict[str, tuple[str, ...]] = {
     "sets_take_no_turns": ("crossing", "40"),
@@ -158,7 +158,7 @@ KILLERS: dict[str, tuple[str, ...]] = {
 @pytest.mark.skipif(not EVERY_CALL, reason="takes minutes: make gpu-faults")
 @pytest.mark.parametrize("mutant", KILLERS)
 def test_mutant_is_killed(mutant: str, ranks: Start, libraries: Path, tmp_path: Path) -> None:
-    """Without one wait, word or look a program fails that succeeds with it."""
+    """Without one wait, word or check, a program fails that otherwise succeeds."""
     program = KILLERS[mutant]
     settings = {"found": build(tmp_path / "old", WITHOUT_REVOKE)} if program[0] == "lost" else {}
     size = 4 if program[0] in ("crossing", "late") else 3
@@ -168,4 +168,4 @@ def test_mutant_is_killed(mutant: str, ranks: Start, libraries: Path, tmp_path: 
         statuses, texts = job.end(40)
     except subprocess.TimeoutExpired:
         return
-    assert any(statuses[:2]), texts  # the last one is lost by intent
+    assert any(statuses[:2]), texts  # the last rank is lost on purpose

@@ -1,4 +1,4 @@
-"""Sums on GPUs, which are the stand-ins: with which bits, and in which company tensors travel."""
+"""Sums on GPUs, which are stand-ins: their bits, and which tensors travel together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Start = Callable[..., Job]
 
 @pytest.fixture
 def ranks(libraries: Path, registered: Path, tmp_path: Path) -> Start:
-    """Starts a program of sums_programs.py on ranks."""
+    """Function that starts a program of sums_programs.py on ranks."""
 
     def begin(size: int, program: str, *rest: str, **settings: object) -> Job:
         told = (program, str(registered), *rest)
@@ -27,7 +27,7 @@ def ranks(libraries: Path, registered: Path, tmp_path: Path) -> Start:
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_ordered_sums_have_the_bits_of_host_memory(size: int, ranks: Start) -> None:
-    """Of every dtype and reduction, whatever travels together."""
+    """All dtypes and reductions have them, whatever travels together."""
     ranks(size, "ordered").succeeds(120)
 
 
@@ -42,7 +42,7 @@ def test_differing_setting_is_told(ranks: Start) -> None:
         assert "ENGINE_DEVICE_SUMS" in text and "rank 2 has" not in text
 
 
-# ---- what would happen otherwise -------------------------------------------------------------------------------------
+# ---- mutants ---------------------------------------------------------------------------------------------------------
 
 KILLERS: dict[str, tuple[str, ...]] = {
     "setting_not_looked_at": ("ordered",),
@@ -52,6 +52,6 @@ KILLERS: dict[str, tuple[str, ...]] = {
 @pytest.mark.skipif(not EVERY_CALL, reason="takes minutes: make gpu-faults")
 @pytest.mark.parametrize("mutant", KILLERS)
 def test_mutant_is_killed(mutant: str, ranks: Start, tmp_path: Path) -> None:
-    """With one thing left out a program fails that succeeds with it."""
+    """Without one part, a program fails that otherwise succeeds."""
     statuses, texts = ranks(3, *KILLERS[mutant], more=changed(mutant, tmp_path / "mutant"), linger=1).end(60)
     assert any(statuses), texts

@@ -1,6 +1,6 @@
-"""What the binding of torch makes lies where the tensors lie that it is made for: no GPU is needed to see that.
+"""Tensors that the binding of torch makes are on the device of the tensors that they are made for; needs no GPU.
 
-A tensor that is made without a device would be in the host's memory, beside others on the GPU.
+A tensor that is made without a device would be in host memory, beside others on the GPU.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAKERS = (torch.empty, torch.zeros, torch.ones, torch.full, torch.arange, torch.
 
 
 class Placed(TorchFunctionMode):
-    """Refuses to make a tensor without a word about its device."""
+    """Refuses to make a tensor without an explicit device."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         assert function not in MAKERS or (kwargs or {}).get("device") is not None, f"{function.__name__} has no device"
@@ -43,7 +43,7 @@ class Placed(TorchFunctionMode):
 
 @contextmanager
 def placed() -> Iterator[None]:
-    """Within this, tensors are made on a device that is named."""
+    """Make tensors only on a named device in this block."""
     with Placed():
         yield
 
@@ -88,7 +88,7 @@ def test_statistics_of_a_batch(rows: int, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 class Elsewhere(torch.Tensor):
-    """A tensor that says it is on a GPU. Only a copy of it is in the host's memory."""
+    """A tensor that claims to be on a GPU; only a copy of it is in host memory."""
 
     is_cpu = property(lambda self: False)
     is_cuda = property(lambda self: True)
@@ -98,7 +98,7 @@ class Elsewhere(torch.Tensor):
 
 
 def deltas(parameters: list[Any]) -> adasum.Deltas:
-    """Of a step on two ranks, of which only one is there."""
+    """Return the deltas of a step on two ranks, of which only one exists."""
     engine = SimpleNamespace(mark_step=lambda _: None, rank=0)
     process_set = SimpleNamespace(size=lambda: 2, included=lambda: True, engine=engine)
     options = SimpleNamespace(process_set=process_set, prescale=1.0, postscale=1.0)
@@ -152,24 +152,24 @@ def test_places_are_side_by_side_in_the_order_in_which_they_are_taken() -> None:
         for place, following in itertools.pairwise(kin):
             nbytes = place.numel() * place.element_size()
             assert following.data_ptr() - place.data_ptr() == -(-nbytes // ALIGNMENT) * ALIGNMENT
-    places.keep_for_current_stream()  # of which there is none
+    places.keep_for_current_stream()  # there is no current stream
 
 
 def test_optimizer_keeps_gradients_in_their_places() -> None:
-    """With tensors that say they are on a GPU."""
+    """The tensors claim to be on a GPU."""
     command = [sys.executable, "-P", "-m", "tests.gpu.torch_places_program"]
     run = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True, capture_output=True)
     assert run.returncode == 0 and run.stdout.endswith("well\n"), run.stdout + run.stderr
 
 
-ELSEWHERE = torch.device("meta")  # a torch that is built without CUDA runs no operation on a tensor that says "cuda"
+ELSEWHERE = torch.device("meta")  # a torch without CUDA runs no operation on a tensor that claims to be on "cuda"
 
 
 class OnDevice(torch.Tensor):
-    """A tensor of which torch knows that it is on another device, and whose values only operations see.
+    """A tensor that torch takes for one on another device, and whose values only operations see.
 
-    As of a CUDA tensor there is no `numpy`, and no operation takes it together with one in the host's memory, but for
-    copies and for single elements.
+    Like a CUDA tensor it has no `numpy`, and no operation combines it with one in host memory, except copies and single
+    elements.
     """
 
     values: torch.Tensor
@@ -198,7 +198,7 @@ class OnDevice(torch.Tensor):
 
 
 class Moving(TorchFunctionMode):
-    """Brings tensors of the host to the device that is not there."""
+    """Brings host tensors to the device that does not exist."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         moves = function is torch.Tensor.to and args[1] == ELSEWHERE and not isinstance(args[0], OnDevice)
@@ -219,7 +219,7 @@ def test_a_tensor_that_torch_believes_to_be_elsewhere_behaves_as_on_a_gpu() -> N
 
 
 def reduce_alone(scheme: PowerSGD, gradient: Any, seen: list[Any]) -> Any:
-    """What a scheme makes of a gradient in a world of one, which notes the tensors that travel."""
+    """Return a scheme's result for a gradient in a world of one, and record the tensors that travel."""
     steps = scheme.reduce("weight", gradient)
     sent = next(steps)
     while True:
@@ -232,7 +232,7 @@ def reduce_alone(scheme: PowerSGD, gradient: Any, seen: list[Any]) -> Any:
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16])
 def test_powersgd_on_another_device_gives_the_bits_of_host_memory(kind: torch.dtype) -> None:
-    """Also from a checkpoint, which is in the host's memory, and with columns that have to be filled again."""
+    """Also after loading a checkpoint, which is in host memory, and with columns that have to be refilled."""
     generator = torch.Generator().manual_seed(5)
     gradients = [torch.randn(6, 5, 2, generator=generator).to(kind) for _ in range(3)]
     gradients.insert(1, torch.zeros(6, 5, 2, dtype=kind))
@@ -268,7 +268,7 @@ MAKERS_BY_DEVICE = (
 
 
 def test_no_tensor_is_made_where_the_program_makes_its_own() -> None:
-    """After `torch.set_default_device("cuda")` one that is made without a device would be there."""
+    """A tensor made without a device would be there after `torch.set_default_device("cuda")`."""
     makers = {f"torch.{name}" for name in (*MAKERS_BY_DEVICE, "randperm", "linspace", "asarray", "scalar_tensor")}
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno}"

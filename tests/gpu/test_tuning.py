@@ -1,4 +1,4 @@
-"""The tuner, with gradients on GPUs, which are the stand-ins."""
+"""The tuner with gradients on GPUs, which are stand-ins."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .jobs import Job
 
 
 def test_search_turns_knobs_of_the_gpu_alone_and_ends(libraries: Path, registered: Path, tmp_path: Path) -> None:
-    """It begins when it is known where the bytes are, and what is about host memory is not in its space."""
+    """It begins once it is known where the bytes are, and its space has no knobs of host memory."""
     log = tmp_path / "log.jsonl"
     told = ("searches", str(registered), str(log))
     Job(libraries, tmp_path, 2, *told, module="tuning_programs", one_thread=1).succeeds()

@@ -1,4 +1,4 @@
-"""Gradients that are kept side by side on GPUs, which are the stand-ins: `gradient_as_bucket_view`.
+"""Gradients that are kept side by side on GPUs, which are stand-ins: `gradient_as_bucket_view`.
 
 Problems have numbers, as in test_allreduce.py.
 """
@@ -21,7 +21,7 @@ Start = Callable[..., Job]
 
 @pytest.fixture
 def ranks(libraries: Path, registered: Path, tmp_path: Path) -> Start:
-    """Starts programs of views_programs.py on ranks."""
+    """Function that starts programs of views_programs.py on ranks."""
 
     def begin(size: int, programs: str, *rest: str, **settings: object) -> Job:
         told = (programs, str(registered), *rest)
@@ -46,7 +46,7 @@ def test_whether_a_rank_packs_is_its_own_affair(ranks: Start) -> None:
 
 
 def test_other_ways(ranks: Start) -> None:
-    """The programs say what each is."""
+    """Each program describes its own case."""
     ranks(3, "ordered+sparse+joins+shared").succeeds()
 
 
@@ -62,7 +62,7 @@ def test_ranks_on_several_hosts(ranks: Start) -> None:
     ranks(2, "apart", more={"ENGINE_HUB": hub, "ENGINE_SECRET": "a secret of tests"}).succeeds()
 
 
-# ---- what would happen otherwise -------------------------------------------------------------------------------------
+# ---- mutants ---------------------------------------------------------------------------------------------------------
 
 KILLERS: dict[str, tuple[str, ...]] = {
     "neighbours_not_compared": ("apart",),
@@ -77,7 +77,7 @@ KILLERS: dict[str, tuple[str, ...]] = {
 @pytest.mark.skipif(not EVERY_CALL, reason="takes minutes: make gpu-faults")
 @pytest.mark.parametrize("mutant", KILLERS)
 def test_mutant_is_killed(mutant: str, ranks: Start, tmp_path: Path) -> None:
-    """With one look or hold left out a program fails that succeeds with it."""
+    """Without one check or hold, a program fails that otherwise succeeds."""
     ranks(2, *KILLERS[mutant], more=changed(mutant, tmp_path / "mutant"), linger=1).goes_wrong(40)
 
 
@@ -88,5 +88,5 @@ def test_mutant_is_killed(mutant: str, ranks: Start, tmp_path: Path) -> None:
 def test_what_kills_mutants_lets_the_source_live(
     program: tuple[str, ...], source: Path, ranks: Start, tmp_path: Path
 ) -> None:
-    """The way in which mutants are run changes nothing."""
+    """The mechanism that runs mutants changes nothing by itself."""
     ranks(2, *program, more=changed("none", tmp_path / "none", source), linger=1).succeeds()

@@ -1,6 +1,6 @@
-"""Tensors of torch in the host's memory that say they are on a GPU, on which nothing moves: where gradients lie.
+"""Places of gradients of torch tensors that are in host memory and claim to be on a GPU, where nothing moves.
 
-Started by test_torch_places.py as a process of its own, in which torch's tensors have another exchange table.
+test_torch_places.py runs it as a separate process, in which torch's tensors have another exchange table.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Model(torch.nn.Module):
 
 
 def wrapped(model: torch.nn.Module, **options: Any) -> Any:
-    """An optimizer with gradients side by side."""
+    """Return an optimizer with gradients side by side."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     return engine.torch.DistributedOptimizer(
         optimizer, model.named_parameters(), gradient_as_bucket_view=True, check_parameters=False, **options
@@ -67,20 +67,20 @@ def wrapped(model: torch.nn.Module, **options: Any) -> Any:
 
 
 def used(model: Model) -> list[torch.nn.Parameter]:
-    """Those that have a gradient, in the order in which it comes."""
+    """Return the parameters with a gradient, in the order in which gradients arrive."""
     layers = (model.wide, model.first, model.image)
     return [parameter for layer in layers for parameter in (layer.bias, layer.weight)]
 
 
 def train(model: Model, x: torch.Tensor) -> list[int]:
-    """A pass; where the gradients are."""
+    """Run a pass, and return the places of the gradients."""
     model(x).backward()
     assert model.unused.weight.grad is None
     return [parameter.grad.data_ptr() for parameter in used(model)]
 
 
 def steps() -> None:
-    """Gradients are in the same places in every step, with the parameters' layouts."""
+    """Check that gradients are in the same places in every step, with the parameters' layouts."""
     model, x = Model(), torch.ones(1)
     optimizer = wrapped(model)
     places = train(model, x)
@@ -101,7 +101,7 @@ def steps() -> None:
 
 
 def accumulates() -> None:
-    """Passes that are not reduced add to what is there, new or in its place."""
+    """Check that passes without a reduction add to what is there, new or in its place."""
     model, x = Model(), torch.ones(1)
     optimizer = wrapped(model, backward_passes_per_step=2)
     model(x).backward()
@@ -116,10 +116,10 @@ def accumulates() -> None:
 
 
 def grows() -> None:
-    """Parameters that come later have a buffer of their own."""
+    """Check that parameters added later have a buffer of their own."""
     model, later, x = Model(), torch.nn.Linear(4, 4), torch.ones(1)
     optimizer = wrapped(model)
-    optimizer._engine.names = None  # What comes later has its place as name.
+    optimizer._engine.names = None  # later parameters are named by their place
     places = train(model, x)
     optimizer.add_param_group({"params": list(later.parameters())})
     optimizer.zero_grad()
@@ -129,7 +129,7 @@ def grows() -> None:
 
 
 def moved_by_hand() -> None:
-    """A program lets a gradient have other memory: the result is in its place all the same, and the gradient, too."""
+    """Give a gradient other memory: the result is still in its place, and so is the gradient."""
     model, x = Model(), torch.ones(1)
     optimizer = wrapped(model)
     places = train(model, x)
@@ -142,7 +142,7 @@ def moved_by_hand() -> None:
 
 
 def goes() -> None:
-    """The memory goes with the optimizer and its gradients."""
+    """Check that the memory is freed with the optimizer and its gradients."""
     model, x = Model(), torch.ones(1)
     optimizer = wrapped(model)
     train(model, x)

@@ -1,4 +1,4 @@
-"""What ranks do in tests of the tuner with gradients on GPUs, which are the stand-ins.
+"""Programs of ranks for tests of the tuner with gradients on GPUs, which are stand-ins.
 
 python -m tests.gpu.tuning_programs NAME RANK SIZE KERNELS ...
 """
@@ -22,7 +22,7 @@ SECONDS = 45.0
 
 
 def searches(me: Rank, log: str) -> None:
-    """Train until a search is over: gradients are right with each setting, and host memory's knobs stay."""
+    """Train until a search is over: gradients are right under each setting, and knobs of host memory stay."""
     me.cuda.stand_hosts_are_one(1)
     few = {"autotune_warmup": 0, "autotune_steps": 2, "autotune_trials": 5, "autotune_cache": False}
     with me.world("searches", autotune=True, autotune_log=log, **few):

@@ -1,4 +1,4 @@
-"""What ranks do in tests of gradients that are kept side by side on GPUs, which are the stand-ins.
+"""Programs of ranks for tests of gradients that are kept side by side on GPUs, which are stand-ins.
 
 python -m tests.gpu.views_programs NAME+NAME+... RANK SIZE KERNELS ...
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from . import mutants
 
-mutants.take_native_place()  # of the sources, if this is a run of one
+mutants.take_native_place()  # the mutant, if this is a run of one
 
 import ctypes  # noqa: E402
 import faulthandler  # noqa: E402
@@ -33,7 +33,7 @@ from .sums_programs import drawn, expect_bits  # noqa: E402
 
 ALIGNMENT = 16
 IDENTITY = {"sum": 0, "average": 0, "max": -np.inf}
-ODD = [*range(100, 116)]  # numbers of elements: behind most of them there is a gap
+ODD = [*range(100, 116)]  # numbers of elements, most of which leave a gap after them
 
 
 class Typed(Parameter):
@@ -46,7 +46,7 @@ class Typed(Parameter):
 
 
 class Keeping(Binding):
-    """A framework that keeps gradients side by side, in the order in which they first come."""
+    """A framework that keeps gradients side by side, in the order of their first arrival."""
 
     def __init__(self, parameters: Sequence[Typed]) -> None:
         super().__init__(list(parameters))
@@ -75,7 +75,7 @@ class Keeping(Binding):
 
 
 class Optimizer:
-    """Gradients of parameters with so many elements, which are kept side by side, or not."""
+    """Gradients of parameters with these numbers of elements, which may be kept side by side."""
 
     made = 0
 
@@ -94,7 +94,7 @@ class Optimizer:
         ]
 
     def begin(self, mine: Sequence[np.ndarray], order: Sequence[int], without: Collection[int] = ()) -> None:
-        """The backward pass makes gradients: in place, where there are some."""
+        """Start the backward pass's gradients, in place where there are some."""
         for k in order:
             parameter = self.parameters[k]
             if k in without:
@@ -107,12 +107,12 @@ class Optimizer:
             self.hooks[k](parameter)
 
     def finish(self) -> None:
-        """The backward pass is over."""
+        """End the backward pass."""
         for k, memory in self.group.finish():
             self.parameters[k].grad = memory
 
     def train(self, me: Rank, order: Sequence[int] | None = None, lacking: Any = lambda _rank: ()) -> None:
-        """A whole pass, whose results are looked at. `lacking`: which gradients a rank does not have."""
+        """Run a whole pass, and check its results; `lacking` gives the gradients that a rank lacks."""
         mine = [values(me.rank + k, each.count, each.dtype) for k, each in enumerate(self.parameters)]
         self.begin(mine, order or range(len(mine))[::-1], lacking(me.rank))
         self.finish()
@@ -125,7 +125,7 @@ class Optimizer:
             wanted = on_host(given, **self.how)
             assert parameter.grad is not None, k
             got, what = parameter.grad.numpy(), f"{k} of {parameter.dtype}, {self.how}"
-            if self.how["op"] == "average" and self.how.get("wire") == "bfloat16":  # it is divided behind the way
+            if self.how["op"] == "average" and self.how.get("wire") == "bfloat16":  # it is divided after the transfer
                 np.testing.assert_allclose(got, wanted, rtol=1e-2, atol=1e-2, err_msg=what)
             else:
                 compare(got, wanted, what, self.how["op"], self.how.get("wire"))
@@ -133,13 +133,13 @@ class Optimizer:
                 assert parameter.grad.at.value == self.binding.places[k], f"{what} is not in its place"
 
     def forget(self) -> None:
-        """As zero_grad(set_to_none=True)."""
+        """Remove the gradients, like zero_grad(set_to_none=True)."""
         for parameter in self.parameters:
             parameter.grad = None
 
 
 def kept(me: Rank) -> None:
-    """Gradients are right, and in their places: new ones and those that are there, absent on some ranks or on all."""
+    """Check values and places of gradients, new and existing ones, absent on some ranks or on all."""
     drawn = random.Random(me.rank)
     with me.world("kept", cycle_time_ms=1.0, fusion_threshold=2048):
         for dtype, how in (
@@ -160,14 +160,14 @@ def kept(me: Rank) -> None:
                 optimizer.train(me, lacking=lacking)
             order = [*range(len(ODD))]
             drawn.shuffle(order)
-            optimizer.train(me, order)  # another one on each rank
+            optimizer.train(me, order)  # a different order on each rank
 
 
 def launches(me: Rank) -> None:
-    """What is side by side is neither packed nor unpacked; nothing else is done less often, or more often."""
+    """Check that gradients side by side are neither packed nor unpacked, and that nothing else changes."""
 
     def count(optimizer: Optimizer, new: bool) -> tuple[int, int]:
-        """How often a pass launches kernels, and reduces."""
+        """Return how often a pass launches kernels, and reduces."""
         if new:
             optimizer.forget()
         optimizer.train(me)
@@ -200,7 +200,7 @@ def launches(me: Rank) -> None:
 
 
 def apart(me: Rank) -> None:
-    """On one rank gradients first come in another order: it packs what others do not, in equal calls and pieces."""
+    """Let gradients arrive in another order on one rank: only it packs, with equal calls and pieces."""
     planes.SLAB, planes.TABLES = 1 << 16, 1 << 12
     counts = [9000, 7, 9001, 30000, 3, *range(50, 80), 9002]
     with me.world("apart", cycle_time_ms=1.0):
@@ -217,7 +217,7 @@ def apart(me: Rank) -> None:
 
 
 def ordered(me: Rank) -> None:
-    """With device_sums=ordered results have the bits of host memory, in their places."""
+    """Check that device_sums=ordered gives the bits of host memory, in their places."""
     me.cuda.stand_hosts_are_one(1)
     with me.world("ordered", cycle_time_ms=1.0, device_sums="ordered"):
         for op in ("sum", "average"):
@@ -232,7 +232,7 @@ def ordered(me: Rank) -> None:
 
 
 def joins(me: Rank) -> None:
-    """A rank that has joined has no places."""
+    """Join on a rank, which then has no places."""
     with me.world("joins", cycle_time_ms=1.0, fusion_threshold=2048):
         optimizer = Optimizer(ODD)
         for _ in range(2):
@@ -253,7 +253,7 @@ def joins(me: Rank) -> None:
 
 
 def sparse(me: Rank) -> None:
-    """A sparse gradient leaves its place empty, and is there again when it is dense."""
+    """Reduce a sparse gradient, which leaves its place empty, and returns there when it is dense."""
     with me.world("sparse", cycle_time_ms=1.0):
         optimizer = Optimizer([100] * 4)
         for turn in range(4):
@@ -274,7 +274,7 @@ def sparse(me: Rank) -> None:
 
 
 def shared(me: Rank) -> None:
-    """A program gives a parameter the gradient of another: both are named, and separated from the next pass on."""
+    """Give a parameter another one's gradient: both are named, and are separate from the next pass on."""
     with me.world("shared", cycle_time_ms=1.0):
         optimizer = Optimizer([100] * 4)
         optimizer.train(me)
@@ -293,14 +293,14 @@ def shared(me: Rank) -> None:
 
 
 def dropped(me: Rank) -> None:
-    """Problem 10: an optimizer goes while the device works on its gradients, whoever has waited for them."""
-    me.cuda.stand_hosts_are_one(1)  # that the lane has seen the device pass is told in memory
+    """Drop an optimizer while the device works on its gradients, whichever thread has waited for them (problem 10)."""
+    me.cuda.stand_hosts_are_one(1)  # the lane reports the device's progress in memory
     with me.world("dropped", cycle_time_ms=1.0):
         ours, other = Framework.stream, Framework.device.new_stream()
         for turn in range(6):
             optimizer = Optimizer(ODD)
             if turn % 3:
-                Framework.stream = other  # the places were made on the first one
+                Framework.stream = other  # the places were made on the first stream
             optimizer.begin([values(me.rank, count, "float32") for count in ODD], range(len(ODD)))
             if turn % 3 != 1:
                 optimizer.finish()
