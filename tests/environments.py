@@ -24,7 +24,7 @@ class NotToBeHadError(Exception):
 
 @dataclass(frozen=True)
 class Environment:
-    """One environment, made when it is asked for.
+    """An environment, made at its first use.
 
     Attributes
     ----------

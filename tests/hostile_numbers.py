@@ -75,6 +75,6 @@ NO_NUMBERS = (
     ),
     *("9" * 19, "9" * 41, "9" * 400, "9" * 5000, str(1 << 63), str(1 << 64), "0." + "0" * 400 + "1", "1e-400x"),
 )
-"""Texts that are no number of any setting, option or variable."""
+"""Texts that are not a number for any setting, option or variable."""
 NO_VALUES = (float("nan"), float("inf"), -1, -1.0, 1 << 64, 10**400, 10**5000, True, 1j, [], {}, b"5", object())
-"""Values of other types that are none either."""
+"""Values of other types that are not such numbers."""

@@ -67,7 +67,7 @@ HERE = ("kill", "leave")  # faults for which one host is enough, except the slow
 
 @dataclass(frozen=True)
 class Step:
-    """One line of a worker's file of steps."""
+    """A line of a worker's file of steps."""
 
     time: float
     world: int

@@ -264,7 +264,7 @@ else:
 
 
 def test_a_worker_that_stands_still_is_dead_before_the_others_go_on(job):
-    """It is stopped for longer than the limits, and runs no line of the program when it is resumed."""
+    """The worker is stopped for longer than the limits, and runs no line of the program when it is resumed."""
     process = job.start("-np", 2, "--min-np", 1, "--stall-check-shutdown-time-seconds", 1)
     job.world(1, 2)
     stopped = job.pid(1)

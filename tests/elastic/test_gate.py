@@ -237,7 +237,7 @@ def test_half_messages_and_strangers_leave_the_others_alone(driver):
 
 
 def test_all_workers_of_a_large_host_may_come_at_once():
-    """They greet, and are silent until their programs come to the gate: none of them exceeds the limit."""
+    """Workers greet, and are silent until their programs come to the gate: none of them exceeds the limit."""
     with FakeDriver(most=150) as driver, ExitStack() as opened:
         gates = [opened.enter_context(closing(Gate.open(driver.environment(worker)))) for worker in range(150)]
         for gate in gates:

@@ -107,7 +107,7 @@ def test_the_end_of_one_side_is_the_end_of_the_other(agent, side):
 
 
 def test_the_relay_calls_nothing_that_may_block_on_a_file_a_process_or_a_name():
-    """It uses only the pipe functions of `os`, and only the launcher's modules that read and write pipes."""
+    """The relay uses only the pipe functions of `os`, and only the launcher's modules that read and write pipes."""
     tree = ast.parse(Path(lease_relay.__file__).read_text())
     imported = {
         alias.name if isinstance(node, ast.Import) else f"{node.module or ''}.{alias.name}"
@@ -200,7 +200,7 @@ def frozen(tmp_path: Path) -> Iterator[Frozen]:
 
 
 def test_what_is_written_while_a_file_system_stands_still_is_there_later(job, frozen):
-    """It is frozen for two leases; the discovery script waits there, too, so that nothing can kill it."""
+    """The file system is frozen for two leases; the discovery script waits there, too, so that nothing can kill it."""
     process = frozen.start(job, "--lease", 2)
     frozen.freeze()
     let_pass(5.0)

@@ -114,7 +114,7 @@ def test_a_commit_waits_for_the_passes_of_a_wrapped_optimizer(every: int, expect
 
 
 def test_a_loop_over_other_data_goes_on_where_the_first_has_ended() -> None:
-    """It also does so when both loops restart, and the first has fewer samples than the second has done."""
+    """Both loops may restart, and the first may have fewer samples than the second has done."""
     _, _, state = training()
     for attempt in range(2):
         for _ in engine.elastic.loop(state, np.arange(4), 1, batch_size=1):

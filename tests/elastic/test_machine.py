@@ -224,7 +224,7 @@ def test_a_slow_worker_stays_where_its_world_would_be_too_small() -> None:
 
 @pytest.mark.parametrize("slots", [{"a": 1, "b": 1}, {"a": 2}], ids=["alone on its host", "beside others"])
 def test_where_a_slow_worker_was_nobody_is_started_for_a_while(slots: dict[str, int]) -> None:
-    """Its host is to blame if it was alone there, otherwise its slot: the host's other workers were not slow."""
+    """The host is to blame if the worker was alone there, otherwise the slot: its other workers were not slow."""
     driver = Driver(Limits(2, 1, 2, cooldown=(5.0, 5.0)), **slots).train(0, 1, commit=1)
     driver.tell(events.Slow(0, "50 ms")).ready(0, 1, world=1, why=Why.HOSTS, commit=2)
     driver.tell(events.Ended(0, 1, "ended with exit code 1"))
@@ -476,7 +476,7 @@ def test_newcomers_that_all_fail_do_not_end_a_world_that_trains() -> None:
 
 
 def test_a_newcomer_of_another_build_is_turned_away_alone() -> None:
-    """It ends no world and joins no other, and nothing more is started on its host."""
+    """The newcomer ends no world and joins none, and nothing more is started on its host."""
     driver = Driver(Limits(2, 1, 4), a=2)
     for worker in (0, 1):
         driver.ready(worker, build={"protocol": 7, "ENGINE_LANES": "tcp"})

@@ -87,7 +87,7 @@ def test_the_newest_commit_is_elected_and_of_equal_ones_the_lowest_rank(commits:
 
 
 def test_before_any_commit_all_get_what_rank_0_has_now() -> None:
-    """This includes what rank 0's program has loaded since it made the state."""
+    """The state includes what rank 0's program has loaded since it made the state."""
     states = [make(number) for number in range(RANKS)]
     change(states[0], 9)
     assert call(states, "sync") == [None] * RANKS

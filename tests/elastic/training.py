@@ -28,7 +28,7 @@ class Worker:
 
 
 class Training:
-    """One training.
+    """A training of random length, tail, batches and passes.
 
     Parameters
     ----------

@@ -42,7 +42,7 @@ BEFORE = {
     "gather": (running, "_gather"),
     "introduce": (hosting.Hello, "__init__"),
 }
-"""Steps of a rank before it meets the others, by name: a module or class, and the name of what is called there."""
+"""Steps of a rank before it meets the others, by name: a module or class, and the name of the called function."""
 MEETING = {
     "own pidfd": (messages.linux, "pidfd_open"),
     "listening": (hosting.Hosting, "_listen"),
@@ -57,9 +57,9 @@ MEETING = {
     "verdict": (joining.Joining, "_verdict"),
     "joined": (joining, "Gathered"),
 }
-"""Steps of the meeting. Some are those of one rank alone: on others nothing fails."""
+"""Steps of the rendezvous. Some are taken by one rank only: on the others nothing fails."""
 WITHIN_HOST = ("listening", "hello", "passing", "passed", "joining", "verdict", "joined")
-"""Those between ranks of a host."""
+"""Steps between ranks of a host."""
 AFTER = {
     "links": (running, "SetLinks"),
     "spin": (running, "spin_us"),

@@ -30,5 +30,5 @@ def test_another_framework_may_have_another_order() -> None:
 
 
 def test_the_fake_framework_is_small() -> None:
-    """It is the example that CONTRIBUTING.md refers to."""
+    """CONTRIBUTING.md refers to the fake framework as an example."""
     assert len(Path(fake_framework.__file__).read_text().splitlines()) < 150

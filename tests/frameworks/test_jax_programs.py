@@ -31,7 +31,7 @@ def tensors() -> int:
 
 
 def test_forty_collectives_of_one_program_need_no_order(rank: int, size: int) -> None:
-    """They are independent, so ranks may begin them in any order; with a thread for each they would deadlock."""
+    """The collectives are independent, so ranks may begin them in any order; a thread for each would deadlock."""
 
     @jax.jit
     def program(x: Any) -> Any:

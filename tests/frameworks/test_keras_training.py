@@ -253,7 +253,7 @@ def test_files_know_nothing_of_the_engine(parts: Parts) -> None:
 
 @on_backends(2, backends=("torch",))
 def test_a_model_that_horovod_has_saved_is_loaded(rank: int) -> None:
-    """Its file names Horovod's subclass of a Keras class; a class of the same name from elsewhere stays unknown."""
+    """The file names Horovod's subclass of a Keras class; a class of the same name from elsewhere stays unknown."""
     model = toy.model()
     model.compile(keras.optimizers.Adam(0.25), loss="mse")
     model.optimizer.build(model.trainable_variables)

@@ -159,7 +159,7 @@ def test_a_factor_on_integers_in_slices_truncates_the_product(size: int) -> None
 
 @pytest.mark.parametrize("op", ["Min", "Max", "Product", "Adasum"])
 def test_an_operation_that_slices_have_not_is_refused(op: str) -> None:
-    """It is a NotImplementedError, as Horovod raises, and the engine's ArgumentError, too."""
+    """The error is a NotImplementedError, as Horovod raises, and the engine's ArgumentError, too."""
     slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]))
     for call in (lambda op: hvd.allreduce(slices, op=op), lambda op: hvd.grouped_allreduce([slices], op=op)):
         with pytest.raises(NotImplementedError, match=f"not {op}") as raised:

@@ -233,7 +233,7 @@ def test_no_gradient_on_some_ranks_counts_as_zero(wrap: Wrap) -> None:
 
 
 def test_a_rank_without_any_gradient(wrap: Wrap) -> None:
-    """Its backward pass touches only one of the parameters."""
+    """The rank's backward pass touches only one of the parameters."""
     model = nn.ModuleDict({"big": toy.mlp(), "small": nn.Linear(8, 3).double()})
     engine.torch.broadcast_parameters(model.state_dict(), 0)
     optimizer = wrap(sgd(model), model.named_parameters())

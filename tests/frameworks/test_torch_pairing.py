@@ -318,7 +318,7 @@ def test_another_order_of_parameters_without_names_is_refused() -> None:
 
 
 def test_lbfgs_in_another_order_is_refused() -> None:
-    """It has all parameters in one vector, whose sums are rounded in that order."""
+    """LBFGS keeps all parameters in one vector, whose sums are rounded in that order."""
     names = list(NAMES) if engine.rank() == 0 else list(reversed(NAMES))
     model = model_of(names)
     plain = torch.optim.LBFGS(model.parameters())

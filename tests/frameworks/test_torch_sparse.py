@@ -98,7 +98,7 @@ def test_nothing_stored() -> None:
 
 
 def test_handles_of_sparse_sums() -> None:
-    """They are asynchronous, and waited for among others, in a different order on each rank."""
+    """Sparse sums are asynchronous, and waited for among others, in a different order on each rank."""
     handles = {}
     for k in range(60):
         mine = torch.sparse_coo_tensor([[hvd.rank(), k % 7]], torch.full((2, 2), float(k)), (10, 2))
@@ -285,7 +285,7 @@ def test_training_with_sparse_gradients(as_dense: bool, wrap: Wrap) -> None:
 
 
 def test_a_table_that_some_ranks_do_not_use(wrap: Wrap) -> None:
-    """They contribute nothing, from the first step on, and get the others' gradient."""
+    """Such ranks contribute nothing, from the first step on, and get the others' gradient."""
     model, alone = tables(), tables()
     optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.5), model.named_parameters())
     single = torch.optim.SGD(alone.parameters(), lr=0.5)
@@ -311,7 +311,7 @@ def test_a_table_that_some_ranks_do_not_use(wrap: Wrap) -> None:
 
 
 def test_sparse_gradients_of_several_passes(wrap: Wrap) -> None:
-    """They are first added up on their rank, with an incomplete window, and by two backwards before a step."""
+    """Gradients are first added up on their rank, with an incomplete window, and by two backwards before a step."""
     for options in ({"backward_passes_per_step": 3}, {"backward_passes_per_step": 3, "op": hvd.Sum}, {}):
         (model,), (alone,) = tables(1), tables(1)
         optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.0), model.named_parameters(), **options)
@@ -376,7 +376,7 @@ def test_dense_here_and_sparse_there(wrap: Wrap) -> None:
 
 
 def test_operations_that_sparse_gradients_do_not_have(wrap: Wrap) -> None:
-    """They are refused by the parameter's name; dense gradients beside them work, and so does sparse_as_dense."""
+    """The refusal names the parameter; dense gradients beside it work, and so does sparse_as_dense."""
     table, other = tables(1)[0], nn.Linear(5, 2).double()
     model = nn.ModuleDict({"table": table, "other": other})
     optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), op=hvd.Max)

@@ -125,7 +125,7 @@ def test_a_closure_that_is_never_called_is_an_error(wrap: Wrap) -> None:
 
 
 def test_a_rank_that_leaves_backward_out(wrap: Wrap) -> None:
-    """It contributes zeros to that step only, however often it happens, in both modes of zero_grad."""
+    """The rank contributes zeros to that step only, however often it happens, in both modes of zero_grad."""
     for to_none in (True, False):
         for passes in (1, 2):
             model, alone = toy.mlp(), toy.mlp()
@@ -379,7 +379,7 @@ def test_gradients_set_by_hand_after_a_backward_that_leaves_them_alone(wrap: Wra
 
 
 def test_what_no_sync_gathered_is_reduced_by_step(wrap: Wrap) -> None:
-    """This also holds after a reduction; operations other than Average would count twice, and raise an error."""
+    """The test continues after a reduction; operations other than Average would count twice, and raise an error."""
     model, alone = toy.mlp(), toy.mlp()
     optimizer, other = wrap(sgd(model), model.named_parameters()), sgd(alone)
     for early in (False, True):
@@ -418,7 +418,7 @@ def bring_late(parameter: nn.Parameter, how: str) -> None:
 def test_late_gradients_of_one_rank_do_not_meet_the_next_pass_of_others(
     how: str, compression: str | None, wrap: Wrap
 ) -> None:
-    """They are an error on all ranks, which go on with the next step; late gradients of all ranks are reduced."""
+    """One rank's late gradients are an error on all ranks, which go on with the next step; those of all are reduced."""
     size = engine.size()
     # Other ranks do not know what a single rank has unfrozen: that stalls, with the parameter's name.
     for lone in (False, True) if how == "set by hand" else (False,):

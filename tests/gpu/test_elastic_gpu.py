@@ -70,7 +70,7 @@ def survive(nursery: Nursery, program: str, calls: tuple[str, ...], size: int = 
 
 
 def test_survivors_keep_context_and_memory_and_open_new_communicators(nursery: Nursery) -> None:
-    """They wait for the device only in calls that can be given up, and free everything that the engine made there."""
+    """Survivors wait for the device only in calls that can be given up, and free all that the engine made there."""
     survive(nursery, "training", CALLS)
 
 

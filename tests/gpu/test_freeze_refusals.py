@@ -84,7 +84,7 @@ def test_nccl_that_is_too_old(libraries: Path, registered: Path, tmp_path: Path)
 
 
 def test_rank_that_has_joined(libraries: Path, registered: Path, tmp_path: Path) -> None:
-    """It takes part in no freeze, and the others name it."""
+    """The joined rank takes part in no freeze, and the others name it."""
     first, last = run("joined", libraries, registered, tmp_path)
     assert re.fullmatch(
         r"EngineError: rank 1 has joined, and freezes nothing: call freeze\(\) before join\(\)", first["joined"]

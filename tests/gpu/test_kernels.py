@@ -316,7 +316,7 @@ def test_absent_tensors_are_the_identity_of_each_operation(device: Device, dtype
 
 
 def test_ten_thousand_tensors(device: Device) -> None:
-    """They are small, many in a piece; some are empty and some absent."""
+    """The tensors are small, with many in a piece; some are empty and some absent."""
     rng = np.random.default_rng(2)
     plan = Plan("float32", "float32", rng, [int(n) for n in rng.integers(0, 120, 10000)])
     plan.grid, plan.block = 40, 32

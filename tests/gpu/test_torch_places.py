@@ -232,7 +232,7 @@ def reduce_alone(scheme: PowerSGD, gradient: Any, seen: list[Any]) -> Any:
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16])
 def test_powersgd_on_another_device_gives_the_bits_of_host_memory(kind: torch.dtype) -> None:
-    """Also after loading a checkpoint, which is in host memory, and with columns that have to be refilled."""
+    """The bits stay equal after loading a checkpoint from host memory, and with columns that have to be refilled."""
     generator = torch.Generator().manual_seed(5)
     gradients = [torch.randn(6, 5, 2, generator=generator).to(kind) for _ in range(3)]
     gradients.insert(1, torch.zeros(6, 5, 2, dtype=kind))

@@ -10,7 +10,7 @@ from .jobs import Job
 
 
 def test_search_turns_knobs_of_the_gpu_alone_and_ends(libraries: Path, registered: Path, tmp_path: Path) -> None:
-    """It begins once it is known where the bytes are, and its space has no knobs of host memory."""
+    """The search begins once it is known where the bytes are, and its space has no knobs of host memory."""
     log = tmp_path / "log.jsonl"
     told = ("searches", str(registered), str(log))
     Job(libraries, tmp_path, 2, *told, module="tuning_programs", one_thread=1).succeeds()
