@@ -21,7 +21,7 @@ from .time_table import long_tests, time_table
 __all__ = ["parts", "rank", "ranks", "size"]
 
 QUICK = ("checks", "unit")
-SLOW_FIXTURES = {"wheel"}  # who asks for it waits for a whole build
+SLOW_FIXTURES = {"wheel"}  # a test with this fixture waits for a whole build
 PLACE = re.compile(
     r"(ENGINE|OMPI|PMIX?|SLURM|MASTER|LOCAL|CROSS|TORCHELASTIC)_|(HOROVOD_)?((LOCAL_|CROSS_)?RANK|(WORLD_)?SIZE)$"
 )

@@ -265,7 +265,7 @@ PORTS = {
     "engine/ray/actor.py": ["bound"],  # that of `nics`, or else of the node
     "engine/rendezvous/by_mpi.py": ["chosen"],  # ENGINE_INTERFACE's
     "engine/rendezvous/hub.py": ["chosen", "address"],  # ENGINE_INTERFACE's, or where others look for rank 0
-    "engine/rendezvous/leader.py": ["chosen or link.here.host"],  # ENGINE_INTERFACE's, or that which reaches the hub
+    "engine/rendezvous/leader.py": ["chosen or link.here.host"],  # ENGINE_INTERFACE's, or the one that reaches the hub
     "engine/rendezvous/set_links.py": ["own"],  # that of the world's connections
     "engine/spark/listener.py": ["host"],  # `listening_address`
     "engine/spark/offers.py": ["host"],  # `listening_address`

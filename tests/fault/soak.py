@@ -1,8 +1,8 @@
-"""Endless jobs: training with ranks that are late or stopped, and with ranks that end at random.
+"""Jobs for any length of time: training with ranks that are late or stopped, and with ranks that end at random.
 
     python -m tests.fault.soak --minutes 30 --seed 7
 
-Every job is checked: results, who is named and how soon, processes, descriptors, /dev/shm and memory.
+Every job is checked: results, the named rank and the delay, processes, descriptors, /dev/shm and memory.
 """
 
 from __future__ import annotations
