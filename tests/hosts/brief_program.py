@@ -1,7 +1,7 @@
-"""One rank of many short worlds, one after the other. In each, rank 0 leaves right behind the first barrier.
+"""One rank of many short worlds, one after the other. In each, rank 0 leaves right after the first barrier.
 
-WORLDS is how many. In every second one the others go on, and are told that rank 0 has left. What a rank is told that
-it should not be is printed, a line for each world; and what worlds have left behind in this process. `done` is last.
+WORLDS is the number of worlds. In every second one the other ranks go on until they are told that rank 0 has left. The
+program prints each unexpected error, one line per world, and the resources that leaked in this process; last, `done`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SLACK = 8  # mappings that an allocator may add; a world that leaves one each wo
 
 
 def held() -> dict[str, int]:
-    """How many descriptors, mappings and threads this process has."""
+    """Number of descriptors, mappings and threads of this process."""
     held = {what: len(os.listdir(f"/proc/self/{what}")) for what in ("fd", "task")}
     return held | {"maps": len(Path("/proc/self/maps").read_text().splitlines())}
 

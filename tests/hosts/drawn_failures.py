@@ -1,13 +1,12 @@
-"""Failures of ranks, hosts and cables that are drawn, on hosts that are namespaces of this machine; needs root.
+"""Randomly drawn failures of ranks, hosts and cables, on hosts that are namespaces of this machine; needs root.
 
     python -m tests.hosts.drawn_failures --count 200 --seed 1
 
-draws that many, prints each with its seed and what came of it, and a table at the end. With `--seed N --count 1` one is
-played again.
+draws that many, prints each with its seed and its outcome, and a table at the end. `--seed N --count 1` replays one.
 
-What every survivor is told has to name the same culprit, who has to be one of those that were harmed, in time: within
-`WITHIN` of its detection. A process that ends is detected at once; a host that falls silent by the kernel's keepalive
-or by what is not acknowledged, after 4 to 5 s; two hosts that lose each other alone after 6 to 8 s.
+All survivors must name the same culprit, which must be one of the harmed ranks, within `WITHIN` of its detection. The
+exit of a process is detected at once. A silent host is detected after 4 to 5 s, by the kernel's keepalive or by
+unacknowledged data; two hosts that lose only each other, after 6 to 8 s.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ ENDED = 90.0  # seconds after which a survivor that has said nothing hangs
 
 @dataclass
 class Failure:
-    """What is done to a job, as it was drawn."""
+    """Harm to a job, drawn from a seed."""
 
     seed: int
     kind: str
@@ -53,7 +52,7 @@ class Failure:
 
     @staticmethod
     def drawn(seed: int) -> Failure:
-        """The failure of a seed."""
+        """Draw the failure of a seed."""
         draw = random.Random(seed)
         kind = draw.choice(("rank", "leader", "coordinator", "host killed", "host unplugged", "cable cut", "pair cut"))
         moment = draw.choice(MOMENTS)
@@ -75,7 +74,7 @@ class Failure:
         return [] if self.kind in ("cable cut", "pair cut") else self.victims
 
     def islands(self) -> list[list[int]]:
-        """The survivors, by who still reaches whom: each island has a culprit of its own."""
+        """Survivors, grouped by mutual reachability; each group must name one culprit."""
         left = [rank for rank in range(SIZE) if rank not in self.lost]
         if self.kind != "cable cut":
             return [left]
@@ -83,7 +82,7 @@ class Failure:
         return [behind, [rank for rank in left if rank not in behind]]
 
     def harm(self, hosts: Hosts, pids: dict[int, int]) -> None:
-        """Do it."""
+        """Inflict the failure."""
         if self.kind == "cable cut":
             hosts.cut(self.hosts[0])
         elif self.kind == "pair cut":
@@ -95,7 +94,7 @@ class Failure:
             hosts.run(self.hosts[0], "sh", "-c", f"kill -s KILL {numbers}")
 
     def mend(self, hosts: Hosts) -> None:
-        """Make the hosts as they were."""
+        """Restore the hosts."""
         if self.kind == "cable cut":
             hosts.restore(self.hosts[0])
         elif self.kind == "pair cut":
@@ -106,7 +105,7 @@ class Failure:
 
 @dataclass
 class Outcome:
-    """What came of a failure: complaints, and for how many seconds the last survivor knew nothing."""
+    """Result of one failure: complaints, and the seconds until the last survivor was told of it."""
 
     failure: Failure
     told: dict[int, dict[str, Any] | None] = field(default_factory=dict)
@@ -114,14 +113,14 @@ class Outcome:
     complaints: list[str] = field(default_factory=list)
 
     def line(self) -> str:
-        """One line about it."""
+        """Format the outcome as one line."""
         failure, said = self.failure, sorted({str(each["culprit"]) for each in self.told.values() if each})
         what = f"{failure.seed:6d}  {failure.kind:14s}  {failure.moment:8s}  {failure.victims!s:12s}"
         return f"{what}  {self.seconds:5.1f} s  rank {', '.join(said)}  {'; '.join(self.complaints)}"
 
 
 def play(hosts: Hosts, failure: Failure) -> Outcome:
-    """Start a job, harm it, and judge what its ranks are told."""
+    """Start a job, harm it, and judge the errors that its ranks get."""
     job = uuid.uuid4().hex
     processes = {rank: start(hosts, job, failure.moment, rank) for rank in range(SIZE)}
     outcome = Outcome(failure)
@@ -167,20 +166,20 @@ def start(hosts: Hosts, job: str, moment: str, rank: int) -> subprocess.Popen[st
 
 
 def line(process: subprocess.Popen[str]) -> str:
-    """The next line that a rank says."""
+    """Read the next line of a rank's output."""
     assert process.stdout is not None
     return process.stdout.readline()
 
 
 def last(text: str) -> dict[str, Any] | None:
-    """What a rank was told at its end, if it was told anything."""
+    """Error that a rank printed at its end, or None."""
     lines = [each for each in text.splitlines() if each.startswith("{")]
     told: dict[str, Any] | None = json.loads(lines[-1]) if lines else None
     return told
 
 
 def judge(outcome: Outcome, harmed: float) -> None:
-    """Compare what survivors were told, with each other and with what was done."""
+    """Compare the survivors' errors with each other and with the harm done."""
     failure = outcome.failure
     for island in failure.islands():
         told = {rank: outcome.told.get(rank) for rank in island}
@@ -203,12 +202,12 @@ def judge(outcome: Outcome, harmed: float) -> None:
 
 
 def names(told: dict[str, Any]) -> bool:
-    """Whether an error of the start says of whom it speaks."""
+    """Return whether an error of the start names a rank or a node."""
     return "rank" in told["text"] or "node" in told["text"]
 
 
 def summary(outcomes: list[Outcome]) -> str:
-    """A table by kind and moment: how many, how many with complaints, and seconds until the last survivor knew."""
+    """Table by kind and moment: failures, failures with complaints, and seconds until the last survivor was told."""
     rows: dict[tuple[str, str], list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
         rows[outcome.failure.kind, outcome.failure.moment].append(outcome)
@@ -224,7 +223,7 @@ def summary(outcomes: list[Outcome]) -> str:
 
 
 def main() -> int:
-    """Draw failures; 1 if any of them was not told as it should be."""
+    """Draw failures; return 1 if any of them was not reported correctly."""
     parser = argparse.ArgumentParser(prog="python -m tests.hosts.drawn_failures", description=main.__doc__)
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1_000_000), help="of the first")

@@ -1,6 +1,6 @@
-"""One rank of a job that somebody harms at a moment that is drawn: when it is there, and what it is told at the end.
+"""One rank of a job that is harmed at a random moment; prints when it has started, and the error at its end.
 
-MOMENT is what it does until then: `start` (it meets the others), `idle` (nothing), `busy` (sums of 100 MiB), or
+MOMENT is its activity until then: `start` (it meets the others), `idle` (nothing), `busy` (sums of 100 MiB), or
 `forming` (process sets).
 """
 
@@ -22,7 +22,7 @@ PAUSE = 0.02
 
 
 def main() -> None:
-    """Print the process's number, a line when the rank is there, and what it is told at the end."""
+    """Print the process ID, a line once the rank has started, and the error at its end."""
     print(os.getpid(), flush=True)
     try:
         engine.init()
@@ -48,7 +48,7 @@ def busy(until: float) -> None:
 
 
 def form(until: float) -> None:
-    """Make process sets across hosts, use each once, and remove it."""
+    """Form process sets across hosts, use each once, and remove it."""
     size = engine.size()
     while time.monotonic() < until:
         for ranks in ([0, size - 1], list(range(1, size)), [0, 2, 3]):

@@ -1,4 +1,4 @@
-"""One rank of a whole engine on several hosts: its place and what it computes, as JSON, a line for each world."""
+"""One rank of a whole engine on several hosts: prints its place and its results as JSON, one line for each world."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One rank that reduces until the world ends, and then says how: its process first, the error at the end."""
+"""One rank that reduces until the world ends: prints its process ID first, and the error at the end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import engine
 
 
 def main() -> None:
-    """Reduce, at most a minute's worth."""
+    """Reduce for at most a minute."""
     engine.init()
     tensor = np.ones(20_000, np.float32)
     engine.allreduce(tensor, engine.Sum, "loop")

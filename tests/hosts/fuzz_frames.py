@@ -1,9 +1,9 @@
 """Fuzzer of the frames between hosts: `python -m tests.hosts.fuzz_frames --frames 100000 --seed 1`.
 
-Two engines on two "hosts" of this process go through a few operations, and somebody in the middle changes frames by
-their grammar: one number of a header, of a word, of a request, of an entry or of data becomes a hostile one, or a frame
-comes again, never, or at the wrong time. Each of them is one hostile frame. What may come of it is a result or an error
-of the engine, within a time; never a crash, another exception or a hang. It finds most under the address sanitizer.
+Two engines on two "hosts" of this process run a few operations, and a proxy between them changes frames by their
+grammar: one number of a header, a word, a request, an entry or data becomes hostile, or a frame is repeated, dropped or
+sent at the wrong time. Each change counts as one hostile frame. The outcome must be a result or an error of the engine,
+in limited time; never a crash, another exception or a hang. It finds most under the address sanitizer.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ HANG = 60.0  # s after that
 
 
 class Liar:
-    """Changes frames of one world."""
+    """Proxy that changes the frames of one world."""
 
     def __init__(self, dice: random.Random) -> None:
         self.dice, self.told, self.kinds = dice, 0, Counter[str]()
@@ -103,7 +103,7 @@ class Liar:
         return frame
 
     def _another(self, frame: Frame) -> Frame:
-        """A frame of any type, of the length that it has."""
+        """Frame of a random type that is valid, has a hostile number, or has a changed header."""
         kind = self.dice.choice((LEFT, SLOT, PROGRESS, REQUESTS, WORDS, VERDICT, CLOCK, MESSAGE, CALL, HERE))
         lengths = {
             LEFT: 0,
@@ -126,7 +126,7 @@ class Liar:
         return made if self.dice.random() < 0.5 else self._with_header(made)
 
     def _request(self) -> bytearray:
-        """A whole request of a name that nobody has submitted."""
+        """Complete request of a name that no rank has submitted."""
         name = hostile_text(self.dice, 1024)
         length = (REQUEST_BYTES + len(name) + 7) & ~7
         request = bytearray(length)
@@ -183,7 +183,7 @@ class Liar:
 
 
 class HookedParameter:
-    """A parameter that gets a gradient, sparse or dense, and the binding of its group."""
+    """Parameter that gets a gradient, sparse or dense, with the binding of its group."""
 
     def __init__(self) -> None:
         self.memory = np.zeros((10, 4), np.float32)
@@ -192,7 +192,7 @@ class HookedParameter:
         self.hook = self.group.add(self, "weight", None)
 
     def reduce(self, without: bool, dense: bool = False) -> None:
-        """Go through one pass, on this rank `without` a gradient."""
+        """Run one pass; this rank may be `without` a gradient."""
         if not without:
             self.grad = self.memory if dense else np.zeros(1, np.float32)  # which does not fit
             self.hook(self)
@@ -231,7 +231,7 @@ def operations(dice: random.Random) -> list[str]:
 
 
 def bring(kind: str, rank: int, number: int, size: int) -> Any:
-    """Bring one operation, and wait for it."""
+    """Submit one operation, and wait for it."""
     name = "again" if kind == "again" else f"{kind} {number}"
     if kind in ("allreduce", "again"):
         return engine.allreduce(np.ones((3, 50) if kind == "again" else 20_000), name=name)
@@ -263,7 +263,7 @@ def bring(kind: str, rank: int, number: int, size: int) -> Any:
 
 
 def one_world(dice: random.Random) -> tuple[int, Counter[str], list[str]]:
-    """One world among lies: how many there were, of what kinds, and what went wrong."""
+    """Run one world with hostile frames; return their number, their kinds, and the faults found."""
     liar, problems = Liar(dice), []
     middle = Middle(liar.change)
     hosts = dice.choice(((0, 1), (0, 1), (0, 0, 1, 1)))

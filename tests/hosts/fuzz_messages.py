@@ -1,7 +1,7 @@
-"""Fuzzer of what proven peers say in JSON: `python -m tests.hosts.fuzz_messages --frames 100000 --seed 1`.
+"""Fuzzer of the JSON messages of authenticated peers: `python -m tests.hosts.fuzz_messages --frames 100000 --seed 1`.
 
-A good message of each kind is changed by its grammar: a field is missing, of another type, at a limit or beyond it, a
-list is long or of something else. Who reads it answers as it would an honest peer, or with its one error.
+A valid message of each kind is changed by its grammar: a field is missing, has another type, or is at a limit or beyond
+it; a list is too long or holds other values. The reader must answer as it would an honest peer, or with its one error.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Target = Callable[[random.Random], str]
 
 
 def changed(dice: random.Random, value: Any) -> Any:
-    """A value with one lie in it."""
+    """Value with one hostile change."""
     if isinstance(value, dict | list) and value and dice.random() < 0.85:
         key = dice.choice(list(value)) if isinstance(value, dict) else dice.randrange(len(value))
         kind = dice.randrange(8)
@@ -66,7 +66,7 @@ def _world() -> World:
 
 
 def hub() -> Hub:
-    """A hub of two hosts with a rank each, whose own has come."""
+    """Hub of two hosts with a rank each, whose own rank has already come."""
     made = Hub(_world(), Patience(10.0), 10.0, None, 1)
     made.own.hellos = [Hello(0, 2, 1, [0], BUILD, ["avx2"])]
     return made
@@ -92,7 +92,7 @@ READY = {
 
 
 def hear(message: Any) -> None:
-    """A leader speaks to the hub."""
+    """Send the hub a leader's message."""
     if isinstance(message, dict):  # else `Link.message` has refused it
         made = hub()
         made.hosts.append(host := Host(1, 17, "b", 1, pids={1: 17}))
@@ -103,12 +103,12 @@ def hear(message: Any) -> None:
 
 
 def say(message: Any) -> None:
-    """A worker speaks at the gate."""
+    """Send the gate a worker's message."""
     event_of(0, check(message))
 
 
 def send(message: Any) -> None:
-    """An agent sends a message on its channel."""
+    """Send an agent's message on its channel."""
     head = json.dumps(message).encode()
     content = len(head).to_bytes(4, "big") + head
     for each in Decoder().feed(frames.wrap(content)):
@@ -119,20 +119,20 @@ def send(message: Any) -> None:
 
 
 def meet(message: Any) -> None:
-    """A leader tells a rank of its host what its world is."""
+    """Read the description of a world as a rank does, which its leader sends."""
     if isinstance(message, dict):
         expect_welcome(message, 3)
         assert message["descriptors"] < 1 << 12
 
 
 def place(message: Any) -> None:
-    """An agent gives a worker its place."""
+    """Read a worker's place, which its agent sends."""
     if isinstance(message, dict):
         _lists_of(message, _place_of(message.get("place")).size)
 
 
 def leave(message: Any) -> None:
-    """A task tells how its rank has ended."""
+    """Read a task's report of how its rank has ended."""
     if isinstance(message, dict):
         Record.read_explanation(message, b"x" * 10)
 
@@ -153,7 +153,7 @@ KINDS: dict[str, tuple[Any, Callable[[Any], object], tuple[type[Exception], ...]
 
 
 def one(dice: random.Random, kind: str) -> str:
-    """Send one lie; what went wrong."""
+    """Send one hostile message; return the fault found."""
     good, read, errors = KINDS[kind]
     told = copy.deepcopy(good)
     for _ in range(dice.choice((1, 1, 2, 3))):
@@ -174,7 +174,7 @@ def one(dice: random.Random, kind: str) -> str:
 
 
 def draw(count: int, seed: int, targets: Mapping[str, Target]) -> tuple[Counter[str], list[str]]:
-    """Attack targets, each drawn by its own number; how often each, and what went wrong."""
+    """Attack targets, each drawn by its own number; return how often each was attacked, and the faults found."""
     drawn, problems = Counter[str](), []
     for number in range(count):
         dice = random.Random(f"{seed} {number}")
@@ -187,7 +187,7 @@ def draw(count: int, seed: int, targets: Mapping[str, Target]) -> tuple[Counter[
 
 
 def run(count: int, seed: int) -> tuple[Counter[str], list[str]]:
-    """Send lies of all kinds, as `draw` does."""
+    """Send hostile messages of all kinds, as `draw` does."""
     return draw(count, seed, {kind: partial(one, kind=kind) for kind in KINDS})
 
 

@@ -1,8 +1,8 @@
-"""Fuzzer of what listens: `python -m tests.hosts.fuzz_sockets --count 10000 --seed 1`.
+"""Fuzzer of the engine's listeners: `python -m tests.hosts.fuzz_sockets --count 10000 --seed 1`.
 
-`fuzz_messages` hands lies to those who read them; here they come over sockets and pipes, whole, in halves and byte by
-byte, of strangers and of proven peers, who then close, reset, say nothing or go on. Whoever listens has to live on, let
-in who belongs, and end with its own error where a proven peer is to blame.
+`fuzz_messages` hands hostile messages to their readers directly. Here they come over sockets and pipes, whole, in
+halves and byte by byte, from strangers and from authenticated peers, which then close, reset, stay silent or go on. A
+listener must survive, let its own peers in, and end with its own error where an authenticated peer is to blame.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ GATE = {name: fuzz_messages.KINDS[name][0] for name in ("ready", "committed")}
 
 
 def lie(dice: random.Random, good: Any) -> Any:
-    """A message with a lie in it, or without."""
+    """Message, with or without a hostile change."""
     return fuzz_messages.changed(dice, copy.deepcopy(good)) if dice.random() < 0.8 else good
 
 
 def spoil(dice: random.Random, data: bytes) -> bytes:
-    """A frame whose head or whose bytes are others, or of which a part is missing."""
+    """Frame with a changed head, changed bytes, or a missing part."""
     kind = dice.randrange(5)
     if kind == 0:
         return data[: dice.randrange(len(data) + 1)]
@@ -78,7 +78,7 @@ def spoil(dice: random.Random, data: bytes) -> bytes:
 
 
 def send(dice: random.Random, connection: socket.socket, data: bytes) -> None:
-    """Send bytes at once or in parts, and end the connection in one way or another, or not."""
+    """Send bytes at once or in parts; then end the connection in one of several ways, or leave it open."""
     with contextlib.suppress(OSError):
         step = dice.choice((1, 3, 1 << 20, 1 << 20))
         for at in range(0, min(len(data), 200 * step), step):
@@ -100,7 +100,7 @@ def connect(where: str | tuple[str, int]) -> socket.socket:
 
 
 class Strangers:
-    """Strangers at an address, some of whom stay."""
+    """Strangers that connect to an address, some of which stay connected."""
 
     def __init__(self, dice: random.Random) -> None:
         self._dice, self._held = dice, contextlib.ExitStack()
@@ -116,7 +116,7 @@ class Strangers:
 
 
 def converse(steps: Steps[Any]) -> Any:
-    """What a conversation with another host returns, or its error."""
+    """Run a conversation with another host; return its result or its error."""
     talks, found = Talks(), []
 
     def keep() -> Steps[None]:
@@ -137,7 +137,7 @@ def converse(steps: Steps[Any]) -> Any:
 
 
 def hub(dice: random.Random) -> str:
-    """Rank 0 of two hosts, strangers, and a leader that lies or does not."""
+    """Attack rank 0 of two hosts: strangers, and a leader that is hostile or honest."""
     job, results = worlds([[0], [1]]), {}
 
     def meet(world: World, seconds: float) -> None:
@@ -170,7 +170,7 @@ def hub(dice: random.Random) -> str:
 
 
 def _lead(dice: random.Random, world: World, address: Address) -> None:
-    """Be a leader that proves itself, and lies then."""
+    """Act as a leader that authenticates itself and then sends hostile messages."""
     good = {"role": "leader", "rank": 1, "size": 2, "processes": 1, "pid": 7, "name": "b"}
     told = lie(dice, good)
     greeting = told if isinstance(told, dict) else good
@@ -187,7 +187,7 @@ def _lead(dice: random.Random, world: World, address: Address) -> None:
 
 
 def gate(dice: random.Random, driver: FakeDriver) -> str:
-    """The agent of a host: strangers, then a worker that lies, then one that does not."""
+    """Attack the agent of a host: strangers, then a hostile worker, then an honest one."""
     where = f"\0{driver.gatehouse.name}"
     strangers = Strangers(dice)
     try:
@@ -223,7 +223,7 @@ def _greet(worker: socket.socket, number: int) -> Talk:
 
 
 def spark(dice: random.Random, listener: Listener) -> str:
-    """The driver of a job of Spark: strangers, then a task that lies, then one that does not."""
+    """Attack the driver of a Spark job: strangers, then a hostile task, then an honest one."""
     where = (HERE, listener.port)
     strangers = Strangers(dice)
     try:
@@ -246,7 +246,7 @@ def spark(dice: random.Random, listener: Listener) -> str:
 
 
 def actor(dice: random.Random) -> str:
-    """The caller's end of an agent on Ray, whose actor brings lies in any parts."""
+    """Attack the caller's end of an agent on Ray, whose actor passes on hostile messages in random parts."""
     said = channels.GREETING if dice.random() < 0.8 else dice.randbytes(dice.choice((0, 10, 100_000)))
     for _ in range(dice.choice((1, 3))):
         head = json.dumps(["beat", lie(dice, {"at": 1.5, "worker": 3, "line": "x"})]).encode()
@@ -295,7 +295,7 @@ def actor(dice: random.Random) -> str:
 
 
 def run(count: int, seed: int) -> tuple[Counter[str], list[str]]:
-    """Attack all that listens, as `fuzz_messages.draw` does."""
+    """Attack all listeners, as `fuzz_messages.draw` does."""
     streams = (io.StringIO(), io.StringIO())
     with FakeDriver() as driver, Listener(1, SECRET, HERE, streams) as listener:
         targets: dict[str, fuzz_messages.Target] = {

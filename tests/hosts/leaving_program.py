@@ -1,9 +1,9 @@
-"""One rank of a job in which somebody leaves early, or is killed while a forked worker lives; and what it is told.
+"""One rank of a job in which a rank leaves early, or is killed while a forked worker lives; prints the error it gets.
 
-MODE is `set` (rank 2, which speaks for its host, returns while a process set of others works on), `zero` (rank 0
+MODE is `set` (rank 2, the leader of its host, returns while a process set of others works on), `zero` (rank 0
 returns after some steps), `workers` (every rank has forked a data-loading worker that outlives it), `last` (ranks
-return as soon as they have what rank 0 gives them) or `fails` (rank 0 fails when it gets a signal). Prints the
-process's number when all are there, and what the rank is told at the end.
+return as soon as they have rank 0's tensors) or `fails` (rank 0 fails when it gets a signal). Prints the
+process ID when all ranks have started, and the error that the rank gets at the end.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LAST = 1 << 19  # elements that rank 0 may have given before others have taken a
 
 
 def main() -> None:
-    """Do what MODE says, until the world ends."""
+    """Run MODE until the world ends."""
     mode = os.environ["MODE"]
     engine.init()
     others = engine.add_process_set(OTHERS)

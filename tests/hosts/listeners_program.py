@@ -1,7 +1,7 @@
-"""A process that listens, or calls, as some part of the engine does: `python -m tests.hosts.listeners_program hub`.
+"""A process that listens or connects as one part of the engine does: `python -m tests.hosts.listeners_program hub`.
 
-It prints where it listens, and what came of it at its end. `--room N` leaves it so many descriptors. `come` is whoever
-belongs there.
+It prints its address, and its result at the end. `--room N` leaves it N free descriptors. `come` is the legitimate
+peer.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Say = Callable[[Any], None]  # where it listens: a name, or a port
 
 
 def world(rank: int, hosts: tuple[int, ...], key: str, hub: HubAddress | None) -> World:
-    """The world of a rank, given the host of each."""
+    """World of a rank, given the host of each rank."""
     crew = [other for other, host in enumerate(hosts) if host == hosts[rank]]
     return World(
         *(rank, len(hosts), crew.index(rank), len(crew), key, SECRET, "test"),
@@ -57,7 +57,7 @@ def world(rank: int, hosts: tuple[int, ...], key: str, hub: HubAddress | None) -
 
 
 def meet(own: World) -> str:
-    """Gather with the others; what came of it."""
+    """Meet the other ranks; return the result."""
     try:
         found = gather(own, 1, BUILD, SECONDS, create)
     except Exception as error:
@@ -78,7 +78,7 @@ def hub(say: Say) -> str:
 
 
 def crew(say: Say) -> str:
-    """Rank 0 of two hosts, the leader of so many ranks that strangers at the port have to leave them descriptors."""
+    """Rank 0 of two hosts, leader of so many ranks that strangers at the port must leave descriptors for them."""
     key, listener = uuid.uuid4().hex, socket.create_server((HERE, 0))
     port = listener.getsockname()[1]
     say([port, key])
@@ -93,14 +93,14 @@ def host(say: Say) -> str:
 
 
 def lanes(say: Say) -> str:
-    """The leader of the second of three hosts, which answers for connections to its ranks."""
+    """Leader of the second of three hosts, which accepts connections to its ranks."""
     port, key = json.loads(sys.stdin.readline())
     say([0, key, port])
     return meet(world(1, (0, 1, 2), key, HubAddress(HERE, port)))
 
 
 def sets(say: Say) -> str:
-    """A rank of a process set of two hosts."""
+    """Rank of a process set on two hosts."""
     meeting = _Meeting(LAYOUT, 0, KEY, 1)
     try:
         meeting.listen(HERE)
@@ -115,7 +115,7 @@ def sets(say: Say) -> str:
 
 
 def gate(say: Say) -> str:
-    """The agent of a host of an elastic job."""
+    """Agent of a host of an elastic job."""
     with FakeDriver() as driver:
         say([f"\0{driver.gatehouse.name}"])
         driver.wait_for("done", 1)
@@ -123,7 +123,7 @@ def gate(say: Say) -> str:
 
 
 def spark(say: Say) -> str:
-    """The driver of a job of Spark."""
+    """Driver of a Spark job."""
     with Listener(1, SECRET, HERE, (io.StringIO(), io.StringIO())) as listener:
         say([listener.port])
         until(lambda: listener.came, "a task comes")
@@ -131,7 +131,7 @@ def spark(say: Say) -> str:
 
 
 def offers(say: Say) -> str:
-    """The driver of an elastic job of Spark."""
+    """Driver of an elastic Spark job."""
     with tempfile.TemporaryDirectory() as home, Offers(1, SECRET, HERE, Path(home)) as offers:
         say([offers.port])
         until(lambda: offers.came, "a task comes")
@@ -139,7 +139,7 @@ def offers(say: Say) -> str:
 
 
 def metrics(say: Say) -> str:
-    """The endpoint of metrics."""
+    """Metrics endpoint."""
     endpoint = Endpoint(HERE, 0, "test", lambda accept: (b"engine_size 4\n", "text/plain"))
     endpoint.start()
     try:
@@ -159,7 +159,7 @@ LISTENERS: dict[str, Callable[[Say], str]] = {
 
 
 def leader(say: Say) -> str:
-    """The leader of a host that looks for rank 0."""
+    """Leader of a host that connects to rank 0."""
     leading.GRACE = PATIENCE
     say([])
     addresses, port, key = json.loads(sys.stdin.readline())
@@ -167,7 +167,7 @@ def leader(say: Say) -> str:
 
 
 def task(say: Say) -> str:
-    """A task of Spark that looks for the driver."""
+    """Spark task that connects to the driver."""
     line.TRY, line.SEARCH = PATIENCE, 10 * PATIENCE
     say([])
     addresses, port, _ = json.loads(sys.stdin.readline())
@@ -216,7 +216,7 @@ def _scrape(port: int) -> None:
 
 
 def come(kind: str, told: list[Any]) -> None:
-    """Come to a listener as whoever belongs there does."""
+    """Connect to a listener as its legitimate peer does."""
     where, *more = told
     if kind in ("hub", "host"):
         assert meet(world(1, (0, 1) if kind == "hub" else (0, 0), more[0], HubAddress(HERE, where))) == "met"

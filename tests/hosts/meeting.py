@@ -1,4 +1,4 @@
-"""Ranks that only meet: threads of this process, on "hosts" that have nothing but their leaders in common."""
+"""Ranks that only meet: threads of this process, on "hosts" that share nothing but the leaders' connections."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ LAYOUTS = {
 
 
 def create() -> tuple[int, int]:
-    """The memory of a host, with who made it."""
+    """Stand-in for the shared memory of a host, labelled with its creator."""
     control, arena = os.memfd_create("control"), os.memfd_create("arena")
     os.write(control, str(threading.get_ident()).encode())
     return control, arena
 
 
 def worlds(crews: Sequence[Sequence[int]], secret: str = "s", host: str = "127.0.0.1") -> dict[int, World]:
-    """The worlds of the ranks of a job of its own; rank 0's brings a socket that listens."""
+    """Worlds of the ranks of a new job; rank 0's comes with a listening socket."""
     size = sum(map(len, crews))
     listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     hub, key = HubAddress(host, listener.getsockname()[1]), uuid.uuid4().hex
@@ -55,7 +55,7 @@ def meet(
     sockets: Callable[[World], int] = lambda world: 1,
     **options: Any,
 ) -> dict[int, Any]:
-    """Run ranks as threads; what each returned or raised, by rank. `look` sees it before descriptors are closed."""
+    """Run ranks as threads; return each result or error. `look` sees the results before descriptors are closed."""
     results: dict[int, Any] = {}
 
     def run(world: World) -> None:
@@ -82,7 +82,7 @@ def meet(
 
 
 def speak_through_lanes(results: dict[int, Gathered]) -> None:
-    """Each rank says its number, and which of a lane's it is, on each of its connections, and hears the right ones."""
+    """Send each rank's number and the connection's index over every connection of every lane, and check them there."""
     ends = [
         (rank, there, number, socket.socket(fileno=os.dup(fd)))
         for rank, gathered in results.items()

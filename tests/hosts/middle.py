@@ -1,4 +1,4 @@
-"""A stranger in the middle of the connections between hosts, who holds the keys: reads every frame, and may change it.
+"""Proxy between hosts that holds the keys: it reads every frame, and may change it.
 
 Frames are those of `engine_ext/transport/frames.h`.
 """
@@ -20,14 +20,14 @@ WORD = struct.Struct("=IIQ")
 
 @dataclass
 class Frame:
-    """One frame on its way.
+    """One frame in transit.
 
     Attributes
     ----------
     sender : int
-        0 for rank 0's side of the connection, 1 for the other.
+        Sending side: 0 for rank 0's side of the connection, 1 for the other.
     link : int
-        Number of the connection, in the order in which they were made.
+        Index of the connection, in order of creation.
     """
 
     type: int
@@ -48,7 +48,7 @@ Change = Callable[[Frame], Iterable[Frame]]
 
 
 class Middle:
-    """Carries bytes between pairs of sockets. `change` says which frames go on in place of each."""
+    """Carries bytes between pairs of sockets. `change` returns the frames that replace each frame."""
 
     def __init__(self, change: Change) -> None:
         self.change = change
@@ -60,7 +60,7 @@ class Middle:
         self._thread = threading.Thread(target=self._carry, daemon=True)
 
     def connect(self) -> tuple[socket.socket, socket.socket]:
-        """Two ends of a connection that passes through here."""
+        """Two ends of a connection that passes through this proxy."""
         ends = [socket.socketpair() for _ in range(2)]
         for sender in range(2):
             state = (self._links, sender, ends[1 - sender][1], bytearray())
@@ -70,7 +70,7 @@ class Middle:
         return ends[0][0], ends[1][0]
 
     def ends(self, link: int) -> tuple[socket.socket, socket.socket]:
-        """The ends of a connection here: what is sent on the first comes to rank 0's side."""
+        """Proxy's ends of a connection; bytes sent on the first reach rank 0's side."""
         return self._sockets[2 * link], self._sockets[2 * link + 1]
 
     def start(self) -> None:
@@ -85,7 +85,7 @@ class Middle:
         self._selector.close()
 
     def cut(self) -> None:
-        """End all connections, as hosts see them; nothing is freed."""
+        """Shut down all connections, as hosts see it, without freeing anything."""
         for each in self._sockets:
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""One rank that an MPI's launcher has started, which believes that every rank has a host of its own."""
+"""One rank that an MPI launcher has started, which takes every rank to be on a host of its own."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LARGE = 4 << 20  # elements
 
 
 def bits() -> None:
-    """The same results over TCP and over MPI; and an engine that has nothing to do costs nothing."""
+    """Compare results over TCP and over MPI, and check that an idle engine uses no processor time."""
     engine.init(lanes="tcp")
     expected = results(RANK, SIZE)
     assert runtime.engine().messages == 0
@@ -54,7 +54,7 @@ def bits() -> None:
 
 
 def sums() -> None:
-    """MPI sums what it can, each time alike; all else goes the usual way, with its bits, and so do process sets."""
+    """Check that MPI's sums are right; other operations and process sets go the usual way, with the same bits."""
     engine.init(lanes="mpi")
     usual = results(RANK, SIZE)
     engine.shutdown()
@@ -87,7 +87,7 @@ def sums() -> None:
 
 
 def sets() -> None:
-    """Process sets have messages of their own."""
+    """Check that messages of overlapping process sets do not mix."""
     engine.init(lanes="mpi")
     pair, others = engine.add_process_set([0, 2]), engine.add_process_set([1, 2])
     large = np.full(LARGE, RANK + 1.0, np.float32)
@@ -106,7 +106,7 @@ def sets() -> None:
 
 
 def killed() -> None:
-    """Rank 1 dies in the middle of large entries."""
+    """Kill rank 1 in the middle of large entries."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     engine.init(lanes="mpi", between_hosts=sys.argv[2])
     large = np.ones(LARGE, np.float32)
@@ -122,7 +122,7 @@ def killed() -> None:
 
 
 def stopped() -> None:
-    """Rank 1 stands still for a while in the middle of large entries, and all go on."""
+    """Stop rank 1 for a while in the middle of large entries; all ranks go on."""
     engine.init(lanes="mpi")
     large = np.ones(LARGE, np.float32)
     for turn in range(30):
@@ -135,7 +135,7 @@ def stopped() -> None:
 
 
 def refused() -> None:
-    """MPI is not fit for lanes; with "single" since the program has initialised it for one thread."""
+    """Check that an unfit MPI is refused; with "single", one that the program has initialized for one thread."""
     import mpi4py
 
     if "single" in sys.argv:
@@ -151,7 +151,7 @@ def refused() -> None:
 
 
 def half() -> None:
-    """A step of what lanes need fails on the last rank alone; all hear why at once, and meet in a second try."""
+    """Make one step of the lanes' setup fail on the last rank alone; all ranks get the reason at once, and can retry."""
     step = sys.argv[2]
     kept = getattr(mpi_lanes, step)
 
@@ -177,7 +177,7 @@ def half() -> None:
 
 
 def timed() -> None:
-    """Seconds of a large allreduce, the engine's and MPI's own, by turns; the least of each."""
+    """Measure a large allreduce of the engine and of MPI in turn; return the least seconds of each."""
     from mpi4py import MPI
 
     engine.init(lanes=os.environ.get("LANES", "mpi"))  # ENGINE_BETWEEN_HOSTS chooses the way

@@ -1,8 +1,7 @@
-"""One rank of a job on hosts whose clocks differ: it reduces until it is told to stop, as OBSERVED says in JSON.
+"""One rank of a job on hosts whose clocks differ: it reduces until it is told to stop. OBSERVED holds options as JSON.
 
-`late` is a rank that brings its tensors 150 ms after the others in each step, or -1; `steps` the number after which
-rank 0 touches `going`; `joins` the order in which ranks join at the end, or empty. Files are in `home`; `stop` is the
-last.
+`late` is the rank that submits its tensors 150 ms after the others in each step, or -1. Rank 0 touches `going` after
+`steps` steps. `joins` is the order in which ranks join at the end, or empty. Files are in `home`; `stop` is the last.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from tests.waiting import be_late, until
 
 
 def main() -> None:
-    """Reduce, and say as JSON how this ended."""
+    """Reduce, and print the outcome as JSON."""
     given = json.loads(os.environ["OBSERVED"])
     engine.init()
     rank, home = engine.rank(), Path(given["home"])
@@ -48,7 +47,7 @@ def main() -> None:
 
 
 def join_in_order(order: list[int], rank: int, home: Path) -> int:
-    """Join after the rank before this one has begun to; the rank that all say was last."""
+    """Join after the previous rank has begun to; return the rank that was last, as the engine reports it."""
     if before := order[: order.index(rank)]:
         until((home / f"joins.{before[-1]}").exists, "the rank before joins", 120.0)
         be_late(0.15)  # it has touched its file, and is about to

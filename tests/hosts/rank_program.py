@@ -1,8 +1,8 @@
-"""One rank that only meets the others, and says what came of it: the program of tests with namespaces as hosts.
+"""One rank that only meets the others and prints the outcome: the program of tests with namespaces as hosts.
 
-It says its number, and begins when it is given a line, so that a test knows that all are up. Its place comes from the
-variables of a launcher. TRIAL holds what else a test varies, as JSON: `number` of an elastic world, `build`,
-`timeout`; `worlds`, how often it meets the others; and `stay`, whether it ends only when its standard input does.
+It prints its process ID and begins when it reads a line, so that a test knows that all ranks are up. Its place comes
+from the variables of a launcher. TRIAL holds the test's other options as JSON: `number` of an elastic world, `build`,
+`timeout`, `worlds` (how often it meets the others), and `stay` (whether it ends only when its standard input does).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .meeting import BUILD, create
 
 
 def main() -> None:
-    """Meet, and print a line for each world: what this rank has, or the error."""
+    """Meet, and print a line for each world: the rank's connections, or the error."""
     print(os.getpid(), flush=True)
     sys.stdin.readline()
     environ = config.environment()
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def told(rank: int, gathered: Gathered) -> dict[str, Any]:
-    """What a rank has. It speaks on each of its connections, and says who answers, and from where."""
+    """Connections of a rank: it sends its number over each, and returns who answers, and from which address."""
     ends = {there: socket.socket(fileno=os.dup(fd)) for there, (fd,) in gathered.lanes.items()}
     for connection in ends.values():
         connection.setblocking(True)

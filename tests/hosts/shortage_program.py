@@ -1,4 +1,4 @@
-"""What ranks do while the system has no memory for some of their calls on sockets."""
+"""Program of ranks whose system has no memory for some of their socket calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LARGE = 1 << 20  # float32: more than a connection holds
 
 
 def sum_on_hosts(hosts: int) -> list[float]:
-    """Meet as ranks of several hosts would, make a process set, and sum: what came out."""
+    """Meet as ranks of several hosts would, form a process set, and sum; return the results."""
     os.environ["PRETENDED_HOSTS"] = str(hosts)
     import_module("tests.pretended_hosts")
     engine.init()

@@ -1,4 +1,4 @@
-"""A stand-in for Slurm's srun: starts processes on hosts with the variables by which srun tells them their places.
+"""Stand-in for Slurm's srun: starts processes on hosts, with the variables by which srun tells them their places.
 
     STAND_IN_ENTER='ip netns exec x-{host}' python stand_in_srun.py --nodelist=a,b --ntasks-per-node=2 COMMAND ...
 
@@ -14,7 +14,7 @@ import sys
 
 
 def main() -> int:
-    """Start the tasks of one step, and wait for them; the largest exit code."""
+    """Start the tasks of one step, and wait for them; return the largest exit code."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--nodelist", required=True)
     parser.add_argument("--ntasks-per-node", type=int, default=1)

@@ -1,14 +1,14 @@
-"""One rank of a job in which a rank is stopped by a signal, or brings its tensors late; says how it ended.
+"""One rank of a job in which a rank is stopped by a signal, or submits its tensors late; prints how it ended.
 
 MODE is one of:
 
-- `large`: large entries, one after the other, until SEEN/stop is there;
-- `late`: nothing for a while, and how much processor time that took; then each of LATE in turn brings a tensor later
-  than the others, with a name that is known and with a new one;
-- `standoff`: in a world for each of LATE it waits for another tensor than the others do;
-- `names`: some ranks bring NAMES new names when SEEN/bring is there, and the others when SEEN/go is.
+- `large`: large entries, one after the other, until SEEN/stop exists;
+- `late`: idles and measures its processor time; then each rank of LATE in turn submits a tensor later than the others,
+  under a known name and under a new one;
+- `standoff`: in one world for each rank of LATE, that rank waits for another tensor than the others do;
+- `names`: some ranks submit NAMES new names when SEEN/bring exists, and the others when SEEN/go exists.
 
-Prints the process's number when all are there. What rank r logs goes to SEEN/<r>.log.
+Prints the process ID when all ranks have started. The log of rank r is SEEN/<r>.log.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LATER = 1.0  # seconds by which a tensor comes later: above the stall warning
 
 
 def large() -> str:
-    """Large entries of all kinds until somebody ends them; all ranks have to get the right values."""
+    """Run large entries of all kinds until told to stop; check the values on every rank."""
     rank, size = engine.rank(), engine.size()
     rows = LARGE // size // 4
     flag, steps = np.zeros(1, np.int8), 0
@@ -57,7 +57,7 @@ def large() -> str:
 
 
 def late() -> str:
-    """Ranks that are late in turn, with a name that is known and with a new one; and before that nothing at all."""
+    """Idle first; then each rank in turn is late, with a known name and with a new one."""
     engine.barrier()
     let_pass(IDLE / 2)
     used = time.process_time()
@@ -74,7 +74,7 @@ def late() -> str:
 
 
 def standoff() -> str:
-    """A world for each rank that waits for another tensor than the others; with what they are told."""
+    """Run a world for each rank that waits for another tensor than the others; return the errors."""
     told = []
     for number, turn in enumerate(json.loads(os.environ["LATE"])):
         if number:
@@ -92,7 +92,7 @@ def standoff() -> str:
 
 
 def names() -> str:
-    """Many new names, which some bring while another rank is stopped."""
+    """Submit many new names on some ranks while another rank is stopped."""
     engine.barrier()
     if engine.rank() in BRINGERS:
         until((SEEN / "bring").exists, "rank 2 is stopped", 120.0)
@@ -107,7 +107,7 @@ def names() -> str:
 
 
 def main() -> None:
-    """Do what MODE says."""
+    """Run MODE."""
     os.dup2(os.open(SEEN / f"{os.environ['ENGINE_RANK']}.log", os.O_WRONLY | os.O_CREAT), sys.stderr.fileno())
     engine.init()
     engine.barrier()

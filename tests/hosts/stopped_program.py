@@ -1,7 +1,7 @@
 """One rank of a job that waits for another for ever.
 
-MODE is `stopped` (rank 2, which speaks for its host, is stopped when it has submitted something) or `late` (rank 3
-submits nothing, though its process runs). Prints the process's number when all have met, and what the rank is told at
+MODE is `stopped` (rank 2, the leader of its host, is stopped after submitting something) or `late` (rank 3 submits
+nothing, though its process runs). Prints the process ID when all ranks have met, and the error that the rank gets at
 the end.
 """
 

@@ -1,4 +1,4 @@
-"""Failures that are drawn (drawn_failures.py): a few of those of `make failures`."""
+"""Randomly drawn failures (drawn_failures.py): a few of those of `make failures`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def hosts() -> Iterator[Hosts]:
 def test_all_survivors_name_one_culprit(
     hosts: Hosts, kind: str, moment: str, victims: list[int], where: list[int]
 ) -> None:
-    """Problems 6, 9, 11 and 12. How soon is told by `make failures`, on a machine that has nothing else to do."""
+    """Checks the culprit alone; `make failures` checks the time until detection, on an otherwise idle machine."""
     outcome = play(hosts, Failure(0, kind, moment, victims, where, 0.3))
     if any(each.startswith("several culprits") for each in outcome.complaints):
         # A host that rank 0's leaves without an answer for a second, as on a machine with other work, believes itself.

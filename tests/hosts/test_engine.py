@@ -1,4 +1,4 @@
-"""The whole engine on hosts that share nothing, started as each launcher would."""
+"""The whole engine on hosts that share nothing, started as each launcher would start it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def srun(job: str, rank: int, place: int, host: int) -> dict[str, str]:
 
 @pytest.mark.parametrize("launcher", [enginerun, torchrun, srun])
 def test_ranks_of_several_hosts_compute_one_world_after_the_other(hosts, launcher, tmp_path):
-    """The processors of one host can do less than the others': all use the kernels that it has."""
+    """One host's processors support fewer kernels than the others': all ranks use those that it has."""
     job, processes = uuid.uuid4().hex, {}
     for host, crew in enumerate(CREWS):
         for place, rank in enumerate(crew):

@@ -1,4 +1,4 @@
-"""A rank dies, or a cable is cut: every other rank is told who is lost, and none waits for the stall limit."""
+"""A rank dies, or a cable is cut: every other rank gets an error that names the lost rank, before the stall limit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def hosts() -> Iterator[Hosts]:
 
 
 class Job:
-    """Ranks that reduce on three hosts, all of which have begun; or do what another program says, in a mode of its."""
+    """Ranks that have all begun to reduce on three hosts; or to run another program in one of its modes."""
 
     def __init__(self, hosts: Hosts, program: str = "failure_program", mode: str = "", **environ: str) -> None:
         self.hosts, self.program, self.environ = hosts, program, {"MODE": mode, **environ}
@@ -56,7 +56,7 @@ class Job:
         return stdout.readline()
 
     def told(self, *lost: int) -> dict[int, str]:
-        """What the ranks say that are left, when all have ended."""
+        """Last words of the ranks that are not `lost`, once they have ended."""
         return {rank: rest(process, 90).strip() for rank, process in self.processes.items() if rank not in lost}
 
 
@@ -70,7 +70,7 @@ def test_a_killed_rank_is_named_on_every_host(hosts: Hosts, victim: int) -> None
 
 @pytest.mark.parametrize("host", [0, 1])
 def test_who_is_behind_a_cut_cable_is_named(hosts: Hosts, host: int) -> None:
-    """Rank 0, and who still reaches it, names the first rank of the host that was cut off; that host names rank 0."""
+    """Rank 0 and the ranks that still reach it name the first rank of the cut-off host; that host names rank 0."""
     job = Job(hosts)
     hosts.cut(host)
     try:
@@ -86,7 +86,7 @@ def test_who_is_behind_a_cut_cable_is_named(hosts: Hosts, host: int) -> None:
 
 
 def test_who_hears_late_that_rank_0_is_gone_believes_who_has_heard(hosts: Hosts) -> None:
-    """Rank 4 loses rank 0's host first, and ends for that reason: ranks 2 and 3 do not take that for a death."""
+    """Rank 4 loses rank 0's host first and ends for that reason; ranks 2 and 3 do not take its end for a death."""
     job = Job(hosts, "drawn_program", "", MOMENT="idle")
     assert [job.line(rank) for rank in range(SIZE)] == SIZE * ["there\n"]
     hosts.part(0, 2)
@@ -103,7 +103,7 @@ def test_who_hears_late_that_rank_0_is_gone_believes_who_has_heard(hosts: Hosts)
 
 
 def test_a_stopped_leader_is_named_by_all(hosts: Hosts) -> None:
-    """What its host mate has submitted since is told to nobody, who seems to be late, or rank 0 to be silent."""
+    """Its host mate's later submissions reach nobody; neither that rank is named as late, nor rank 0 as silent."""
     job = Job(hosts, "stopped_program", "stopped", ENGINE_STALL_LIMIT="2", ENGINE_STALL_WARNING="1")
     try:
         told = job.told(2)
@@ -115,7 +115,7 @@ def test_a_stopped_leader_is_named_by_all(hosts: Hosts) -> None:
 
 @pytest.mark.parametrize("victim", [0, 2, 3, 4])
 def test_a_stopped_rank_is_named_by_all(hosts: Hosts, victim: int) -> None:
-    """Problem 7: in the middle of entries, the leader of a host or another rank."""
+    """The rank is stopped in the middle of entries: the leader of a host, or another rank."""
     job = Job(hosts, ENGINE_STALL_LIMIT="2", ENGINE_STALL_WARNING="1")
     hosts.kill(HOST_OF[victim], job.pids[victim], "STOP")
     try:
@@ -127,14 +127,14 @@ def test_a_stopped_rank_is_named_by_all(hosts: Hosts, victim: int) -> None:
 
 
 def test_a_rank_that_submits_nothing_is_named_by_all(hosts: Hosts) -> None:
-    """Though its process runs, as all do."""
+    """The rank is named although its process runs."""
     job = Job(hosts, "stopped_program", "late", ENGINE_STALL_LIMIT="2", ENGINE_STALL_WARNING="1")
     for rank, text in job.told().items():
         assert text.startswith("RankStalledError: rank 3 stalled: "), (rank, text)
 
 
 def test_a_leader_that_leaves_early_still_speaks_for_its_host(hosts: Hosts) -> None:
-    """Problem 10: rank 2 has returned, rank 3 of its host works on in a process set, and rank 4 dies."""
+    """Rank 2 has returned, rank 3 of its host works on in a process set, and rank 4 dies."""
     job = Job(hosts, "leaving_program", "set")
     assert job.line(2) == "left\n"
     assert [job.line(rank) for rank in (1, 3, 4)] == 3 * ["works\n"]
@@ -144,13 +144,13 @@ def test_a_leader_that_leaves_early_still_speaks_for_its_host(hosts: Hosts) -> N
 
 
 def test_a_clean_exit_of_rank_0_is_no_death(hosts: Hosts) -> None:
-    """Problem 11."""
+    """The other ranks get `RankLeftError`, not `RankDiedError`."""
     for rank, text in Job(hosts, "leaving_program", "zero").told(0).items():
         assert text.removeprefix("works\n").startswith("RankLeftError: rank 0 left"), (rank, text)
 
 
 def test_who_leaves_first_takes_nothing_back_that_is_on_its_way(hosts: Hosts) -> None:
-    """What has left rank 0 and not reached the others, who still send progress, when rank 0 is done."""
+    """Data that has left rank 0, but not reached the others, still arrives after rank 0 has finished."""
     hosts.slow(0, "20mbit")
     try:
         told = Job(hosts, "leaving_program", "last").told()
@@ -160,7 +160,7 @@ def test_who_leaves_first_takes_nothing_back_that_is_on_its_way(hosts: Hosts) ->
 
 
 def test_who_cannot_hear_rank_0_is_told_the_cause_by_others(hosts: Hosts) -> None:
-    """And does not take for the cause who ends because of it, and has told it so."""
+    """It does not take for the cause a rank that ends because of the failure and has said so."""
     job = Job(hosts, "leaving_program", "fails")
     assert [job.line(rank) for rank in range(SIZE)] == SIZE * ["works\n"]
     hosts.part(0, 2)
@@ -174,9 +174,10 @@ def test_who_cannot_hear_rank_0_is_told_the_cause_by_others(hosts: Hosts) -> Non
 
 
 def test_no_rank_fails_in_what_all_took_part_in(hosts: Hosts) -> None:
-    """Problem 11: rank 0 leaves behind the first barrier, and who is faster than others, and works on, ends the world.
+    """Rank 0 leaves right after the first barrier, and a faster rank that works on ends the world.
 
-    Ranks that have not returned from that barrier yet need nobody any more. Problem 22: nothing is left of 80 worlds.
+    Ranks that have not returned from that barrier yet need no other rank, and must not fail. 80 worlds leave nothing
+    behind.
     """
     for rank, text in Job(hosts, "brief_program", WORLDS="80").told().items():
         assert text == "done", (rank, text)
@@ -185,7 +186,7 @@ def test_no_rank_fails_in_what_all_took_part_in(hosts: Hosts) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [2, 3])
 def test_a_dead_rank_is_named_though_its_workers_hold_its_sockets(hosts: Hosts, victim: int) -> None:
-    """Problem 8: the leader of a host, and another rank."""
+    """The victim is the leader of a host, or another rank."""
     job = Job(hosts, "leaving_program", "workers")
     for rank in range(SIZE):
         assert job.line(rank) == "works\n"

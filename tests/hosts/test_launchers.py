@@ -22,7 +22,7 @@ PROGRAM = ["-m", "tests.hosts.engine_program"]
 
 @pytest.fixture(scope="module")
 def enter() -> Iterator[str]:
-    """What enters the network namespace that is the host `{host}`."""
+    """Give the command that enters the network namespace of host `{host}`."""
     if reason := why_no_namespaces():
         print(reason)
         pytest.skip(reason)
@@ -31,7 +31,7 @@ def enter() -> Iterator[str]:
 
 
 def finish(*commands: list[str], **environ: str) -> str:
-    """Run commands beside each other, of which each has to succeed; all that they print."""
+    """Run commands concurrently; each must succeed. Return all of their output."""
     processes = [
         subprocess.Popen(
             command,
@@ -55,7 +55,7 @@ def finish(*commands: list[str], **environ: str) -> str:
 
 
 def check(text: str) -> None:
-    """Each of four ranks has begun two worlds, and known its place in them."""
+    """Check that each of four ranks has begun two worlds, with its right place in them."""
     # They share a pipe, and an end of a line may come behind what another rank has written.
     places = sorted(json.loads(told)["place"] for told in re.findall(r"\{[^{}]*\}", text))
     assert places == sorted([rank, rank % 2, 2, rank // 2, 2] for rank in range(4) for _ in range(2))
@@ -72,6 +72,6 @@ def test_torchrun_starts_ranks_on_two_hosts(enter: str) -> None:
 
 
 def test_a_stand_in_for_srun_starts_ranks_on_two_hosts(enter: str) -> None:
-    """The hub is the first node of the step, and the port follows from the number of the job."""
+    """The hub is the first node of the step, and the port derives from the job's number."""
     srun = [sys.executable, stand_in_srun.__file__, f"--nodelist={','.join(ADDRESSES)}", "--ntasks-per-node=2"]
     check(finish([*srun, sys.executable, *PROGRAM], STAND_IN_ENTER=enter))

@@ -1,4 +1,4 @@
-"""Which ranks have connections across hosts, and what they are called."""
+"""Layout of ranks on hosts: which ranks have connections to other hosts, and the names of places."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_cross_ranks_count_among_equal_local_ranks() -> None:
 
 
 def test_ranks_that_are_dealt_round_the_hosts_have_their_places() -> None:
-    """Problem 19."""
+    """Places and cross ranks are right although no host has consecutive ranks."""
     layout = Layout.of([[0, 3, 6], [1, 4], [2, 5]])
     assert [layout.place(rank) for rank in range(7)] == [0, 0, 0, 1, 1, 1, 2]
     assert [layout.cross(rank) for rank in range(7)] == [(0, 3), (1, 3), (2, 3), (0, 3), (1, 3), (2, 3), (0, 1)]

@@ -1,4 +1,4 @@
-"""Proofs between hosts: what a stranger can do who hears, repeats and sends back what ranks say."""
+"""Authentication between hosts: a stranger may overhear, repeat and send back the ranks' messages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def listener() -> Iterator[socket.socket]:
 
 
 def settle(*conversations: Steps[Any]) -> list[Any]:
-    """Let conversations go on to their ends; what each returned or raised."""
+    """Run conversations to their ends; return the result or error of each."""
     talks, found = Talks(), {}
 
     def keep(number: int, steps: Steps[Any]) -> Steps[None]:
@@ -79,7 +79,7 @@ def test_what_follows_a_message_stays_unread(listener: socket.socket) -> None:
 
 
 def test_another_key_is_refused_on_both_sides(listener: socket.socket) -> None:
-    """Problem 21."""
+    """Both sides end with `Unproven`."""
     first, second = settle(calling(listener, b"x" * 32), accepted(listener))
     assert type(first) is Unproven
     assert type(second) is Unproven
@@ -87,7 +87,7 @@ def test_another_key_is_refused_on_both_sides(listener: socket.socket) -> None:
 
 @pytest.mark.parametrize("change", ["repeated", "left out", "sent back"])
 def test_a_message_counts_once_in_its_place_and_direction(listener: socket.socket, change: str) -> None:
-    """Problem 21."""
+    """A message that is repeated, left out or sent back to its sender is refused."""
     (caller, _), (answerer, _) = settle(calling(listener), accepted(listener))
     connection, written = caller.connection, []
     caller.connection = Recorder(connection, written)  # type: ignore[assignment]
@@ -109,7 +109,7 @@ def test_a_message_counts_once_in_its_place_and_direction(listener: socket.socke
 
 
 class Recorder:
-    """Keeps what would be sent."""
+    """Connection that records data instead of sending it."""
 
     def __init__(self, connection: socket.socket, written: list[bytes]) -> None:
         self._connection, self._written = connection, written
@@ -123,7 +123,7 @@ class Recorder:
 
 
 def overheard(listener: socket.socket) -> bytes:
-    """What a rank says first to whoever listens."""
+    """First message of a rank to a listener."""
     (caller, _), (answerer, _) = settle(calling(listener), accepted(listener))
     link = Link(socket.create_connection(listener.getsockname()), KEY, CALLS)
     listener.accept()[0].close()
@@ -137,7 +137,7 @@ def overheard(listener: socket.socket) -> bytes:
 
 
 def test_a_greeting_that_was_overheard_proves_nothing(listener: socket.socket) -> None:
-    """Problem 21."""
+    """A stranger that replays the greeting is not authenticated."""
     replayed = overheard(listener)
     with socket.create_connection(listener.getsockname()) as stranger:
         stranger.sendall(replayed)
@@ -146,7 +146,7 @@ def test_a_greeting_that_was_overheard_proves_nothing(listener: socket.socket) -
 
 
 def mirror(stranger: socket.socket) -> bytes:
-    """Send back what a caller says."""
+    """Echo a caller's bytes."""
     stranger.sendall(OPENING + bytes(NONCE))
     greeting = stranger.recv(FIRST)
     stranger.sendall(greeting)

@@ -1,4 +1,4 @@
-"""Every port and socket of the engine among strangers: what they send, how many come, and who answers in its place."""
+"""Every port and socket of the engine among strangers: hostile data, many connections, and impostors that answer."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ PROGRAM = "tests.hosts.listeners_program"
 
 
 class Process:
-    """A process that listens.
+    """A listening process.
 
     Attributes
     ----------
     told : list
-        Where it listens, and what whoever belongs has to know.
+        Address on which it listens, and the facts that its legitimate peer needs.
     """
 
     def __init__(self, kind: str) -> None:
@@ -65,7 +65,7 @@ class Process:
             self.told[0] = until(self._port, "the leader has reached the hub, and listens")
 
     def be_rank_0(self, hosts: tuple[int, ...]) -> int:
-        """Be rank 0 of ranks on these hosts, until all have come; the port."""
+        """Act as rank 0 of ranks on these hosts, until all have come; return the port."""
         listener = socket.create_server((HERE, 0))
         port: int = listener.getsockname()[1]
         own = world(0, hosts, "key", HubAddress(HERE, port, listener.detach()))
@@ -74,11 +74,11 @@ class Process:
         return port
 
     def tell(self, *words: Any) -> None:
-        """Tell the process what it asks for."""
+        """Send the process the values that it asks for."""
         print(json.dumps(words), file=self._process.stdin, flush=True)
 
     def _port(self) -> int | None:
-        """The port on which the process listens."""
+        """Port on which the process listens, or None."""
         folder = Path(f"/proc/{self._process.pid}/fd")
         inodes = {os.readlink(path)[8:-1] for path in folder.iterdir() if "socket:[" in os.readlink(path)}
         lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
@@ -95,18 +95,18 @@ class Process:
         return stranger
 
     def peak(self) -> int:
-        """KiB that the process has had at most since the last call."""
+        """Peak memory of the process in KiB since the last call."""
         text = Path(f"/proc/{self._process.pid}/status").read_text()
         Path(f"/proc/{self._process.pid}/clear_refs").write_text("5")
         return int(next(line for line in text.splitlines() if line.startswith("VmHWM")).split()[1])
 
     def seconds(self) -> float:
-        """Seconds that the process has computed."""
+        """Processor time of the process in seconds."""
         fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def end(self) -> str:
-        """What came of it."""
+        """Read the process's result, and wait for the ranks that met it."""
         assert self._process.stdout
         out = self._process.stdout.readline()
         if self._others is not None:
@@ -131,7 +131,7 @@ def start() -> Iterator[Callable[[str], Process]]:
 
 
 def pour(stranger: socket.socket, data: bytes) -> int:
-    """Send until the other side hangs up; how much went."""
+    """Send until the other side hangs up; return the number of bytes sent."""
     sent = 0
     with contextlib.suppress(ConnectionError):
         while sent < len(data):
@@ -140,7 +140,7 @@ def pour(stranger: socket.socket, data: bytes) -> int:
 
 
 def hung_up(stranger: socket.socket, seconds: float) -> bool:
-    """Whether the other side ends the connection in time, whatever it says before."""
+    """Return whether the other side ends the connection within `seconds`, whatever it sends before."""
     stranger.settimeout(seconds)
     try:
         while stranger.recv(1 << 16):
@@ -162,7 +162,7 @@ HEADS = {
 
 @pytest.mark.parametrize("kind", LISTENERS)
 def test_strangers_cost_a_listener_little_and_keep_nobody_out(start: Callable[[str], Process], kind: str) -> None:
-    """Long messages are refused by their heads; and where descriptors run out, strangers give way to who belongs."""
+    """Long messages are refused by their heads. When descriptors run out, strangers give way to the legitimate peer."""
     process = start(kind)
     with contextlib.ExitStack() as opened:
         if kind != "metrics":  # where there are no frames
@@ -218,7 +218,7 @@ def flood(connection: socket.socket, head: bytes = b"") -> None:
 
 
 def drip(connection: socket.socket, head: bytes) -> None:
-    """Send a byte now and then, as long as somebody listens."""
+    """Send a byte now and then, as long as the other side listens."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     for at in range(len(head)):
         connection.sendall(head[at : at + 1])
@@ -226,7 +226,7 @@ def drip(connection: socket.socket, head: bytes) -> None:
 
 
 def listen_only(connection: socket.socket, head: bytes = b"") -> None:
-    """Say no more until the other side has enough."""
+    """Stay silent until the other side gives up."""
     connection.sendall(head)
     connection.settimeout(SECONDS)
     while connection.recv(1 << 16):
@@ -252,7 +252,7 @@ OPENINGS = {
 
 @pytest.mark.parametrize("kind", CALLERS)
 def test_strangers_who_answer_cost_a_caller_little_and_it_goes_on(start: Callable[[str], Process], kind: str) -> None:
-    """Each on an address of its own, before that of whoever is looked for."""
+    """Each stranger has an address of its own, which is tried before that of the wanted peer."""
     process = start(kind)
     answered: list[str] = []
 
@@ -330,7 +330,7 @@ CHOOSE: dict[str, tuple[Callable[[pytest.MonkeyPatch], list[socket.socket]], lis
 
 @pytest.mark.parametrize("how", CHOOSE)
 def test_a_port_is_bound_to_the_address_that_is_chosen_alone(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`tests/checks` sees that there are no others. Ray and Spark have tests of their own."""
+    """`tests/checks` checks that there are no other listeners. Ray and Spark have tests of their own."""
     listen, addresses = CHOOSE[how]
     if not addresses:
         pytest.skip("this host has no address but the loopback")

@@ -1,7 +1,7 @@
-"""A proven peer that tells numbers that cannot be: an error that names it, and no memory is touched.
+"""An authenticated peer that sends impossible numbers: the error names it, and memory stays intact.
 
-Ranks are threads of this process, so that `make sanitize` sees what they read and write. What passes between their
-"hosts" goes through somebody who changes it.
+Ranks are threads of this process, so that `make sanitize` sees what they read and write. The frames between their
+"hosts" pass through a proxy that changes them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ LIMIT = 20.0  # s
 
 
 def errors_of(size: int, work: Callable[[int], Any], change: Change, *, hosts: tuple[int, ...] = (0, 1)) -> list[str]:
-    """What each rank's work ended with, where frames between hosts are changed."""
+    """Run `work` on each rank while `change` alters frames between hosts; return each rank's error."""
     middle = Middle(change)
     world = ThreadWorld(size, hosts, middle.connect)
     middle.start()
@@ -71,7 +71,7 @@ def errors_of(size: int, work: Callable[[int], Any], change: Change, *, hosts: t
 
 
 def once(when: Callable[[Frame], bool], what: Callable[[Frame], Iterable[Frame]]) -> Change:
-    """Change the first frame of which `when` is true."""
+    """Change the first frame for which `when` is true."""
     done: list[bool] = []
 
     def change(frame: Frame) -> Iterable[Frame]:
@@ -84,7 +84,7 @@ def once(when: Callable[[Frame], bool], what: Callable[[Frame], Iterable[Frame]]
 
 
 def entry_of(frame: Frame, kind: str) -> int:
-    """Where in a frame of the schedule a BATCH of that kind begins; -1: there is none."""
+    """Offset of the first BATCH entry of that kind in a frame of the schedule, or -1."""
     kinds, at = setup.codes()["operations"], 0
     while frame.type == SCHEDULE and at < len(frame.payload):
         if frame.payload[at + 4] == BATCH and kinds[frame.payload[at + 5]] == kind:
@@ -157,7 +157,7 @@ def test_tensors_of_a_group_told_to_a_joined_rank_that_cannot_be_name_who_told_t
 
 @pytest.mark.parametrize(("place", "number"), [(0, 1 << 30), (1, 1 << 62), (1, 16), (2, 2), (3, 8), (3, -1)])
 def test_counts_of_a_sparse_gradient_that_are_not_its_bytes_name_the_rank(place: int, number: int) -> None:
-    """The rank that reads them has no gradient, and so has not said itself that it is a group."""
+    """The reading rank has no gradient, and so has not declared the operation a group itself."""
 
     def is_payload(frame: Frame) -> bool:
         return frame.type == SLOT and frame.sender == 1 and frame.payload[:32] == struct.pack("=4Q", 3, 8, 3, 16)
@@ -169,7 +169,7 @@ def test_counts_of_a_sparse_gradient_that_are_not_its_bytes_name_the_rank(place:
 
 @pytest.mark.parametrize("number", [0, 1, 3])
 def test_a_sparse_gradient_that_is_no_group_of_two_ends_with_who_defined_it(number: int) -> None:
-    """A rank without a gradient reads what comes as indices and values, since its name is defined so."""
+    """A rank without a gradient reads the data as indices and values, since the name is defined as sparse."""
     group = ENTRY_BYTES - 13 * 8 - 4  # of an entry's metadata
 
     def change(frame: Frame) -> Iterable[Frame]:
@@ -203,7 +203,7 @@ def test_a_gradient_of_another_shape_than_its_parameter_s_names_the_coordinator(
 
 @pytest.mark.parametrize("nbytes", [1, 191, 200])
 def test_a_gathered_group_whose_part_is_not_aligned_names_the_rank_or_the_coordinator(nbytes: int) -> None:
-    """The numbers behind that part are read as words."""
+    """The numbers after that part are read as words."""
 
     def change_rows(frame: Frame) -> list[Frame]:
         return put(frame, entry_of(frame, "allgather") + ENTRY_BYTES + 8, nbytes)  # behind the one id: those of rank 0
@@ -244,7 +244,7 @@ def test_an_entry_that_is_not_what_was_submitted_names_the_coordinator(field: st
 
 @pytest.mark.parametrize("number", [1 << 20, 1 << 40, (1 << 62) - 1, 1 << 63, (1 << 64) - 1])
 def test_operations_without_a_name_that_a_rank_cannot_have_submitted_name_it(number: int) -> None:
-    """Else a rank would make up for each of them behind the barrier."""
+    """Otherwise a rank would create a substitute for each of them after the barrier."""
     words = bytearray(WORD.pack(UNNAMED, 8, number))
 
     def add_words(frame: Frame) -> list[Frame]:
@@ -290,7 +290,7 @@ def test_a_rank_that_waits_for_an_operation_of_an_absurd_number_is_named() -> No
 
 
 def test_a_recorded_entry_whose_last_rank_does_not_exist_ends_with_who_sent_it(tmp_path: Path) -> None:
-    """Whoever draws the timeline goes by it."""
+    """The renderer of the timeline relies on that rank."""
 
     def spoil(frame: Frame) -> list[Frame]:
         words = struct.unpack_from("=I", frame.payload, entry_of(frame, "allreduce"))[0]
@@ -474,7 +474,7 @@ def test_a_leader_that_says_what_none_says_is_named_by_the_hub(message: dict[str
 
 
 def resident() -> int:
-    """Bytes of memory that this process has."""
+    """Resident memory of this process in bytes."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * resource.getpagesize()
 

@@ -1,4 +1,4 @@
-"""Ranks of several hosts finding each other: who comes, who does not, who must not."""
+"""Rendezvous of ranks of several hosts: who comes, who does not, who must not."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def no_descriptor_is_left() -> Iterator[None]:
 
 
 def texts(results: dict[int, Any]) -> set[str]:
-    """What all ranks raised: of several there has to be one text."""
+    """Distinct error texts of all ranks, each of which must have raised `RendezvousError`."""
     assert all(isinstance(result, RendezvousError) for result in results.values()), results
     return {f"{type(result).__name__}: {result}" for result in results.values()}
 
@@ -94,7 +94,7 @@ def test_a_port_that_is_taken_is_named_by_rank_0() -> None:
 
 
 def test_hosts_with_other_processors_use_the_best_kernels_of_all() -> None:
-    """Problem 13."""
+    """The hosts support different kernels; all ranks use the best that every host supports."""
     have = {0: ["plain", "avx2", "avx512"], 1: ["plain", "avx2", "avx512"], 2: ["plain", "avx2"], 3: ["plain", "avx2"]}
     results = meet(
         list(worlds(LAYOUTS["2x2"]).values()),
@@ -110,7 +110,7 @@ def test_equal_hosts_keep_their_kernels() -> None:
 
 
 def test_all_differences_of_all_hosts_are_told_to_all_ranks() -> None:
-    """Problem 13."""
+    """One error lists the differences of layout, protocol and kernels, with the ranks and hosts concerned."""
 
     def builds(world: World) -> dict[str, str | int]:
         return {**BUILD, **{1: {"layout": "xyz"}, 3: {"protocol": 2}, 2: {"kernels": "plain"}}.get(world.rank, {})}
@@ -270,7 +270,7 @@ def test_a_stranger_who_says_nothing_costs_seconds_however_late_rank_0_comes(mon
 
 @pytest.mark.parametrize("late", [False, True], ids=["", "calls_a_closed_door"])
 def test_memory_that_one_host_cannot_make_is_told_to_all(late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also to a leader that calls the host's door when it is closed, before the hub has told it why."""
+    """A leader gets the error too if it connects to the failing host late, before the hub has told it the reason."""
     agree, open_lane = hosting.Hosting._agree, leader.Leader._open_lane
 
     def without_memory(self: hosting.Hosting, hellos: Any) -> tuple[int, int]:
@@ -314,7 +314,7 @@ def test_an_interface_may_be_chosen() -> None:
 
 
 def strangers(address: tuple[str, int], stop: threading.Event, junk: bytes, seen: list[None]) -> None:
-    """Connect over and over, say something, and stay for a while."""
+    """Connect over and over, send some bytes, and stay for a while."""
     held: list[socket.socket] = []
     while not stop.is_set():
         stranger = socket.socket()
@@ -335,7 +335,7 @@ def strangers(address: tuple[str, int], stop: threading.Event, junk: bytes, seen
 
 
 def test_thousands_of_strangers_neither_break_nor_stall_the_others() -> None:
-    """Problem 21. Junk, silence, half a message: before the last leader comes, and while it does."""
+    """Strangers send junk, silence or half a message, before the last leader comes and while it does."""
     job = worlds([[0, 1], [2, 3]])
     place = job[0].hub
     assert place is not None

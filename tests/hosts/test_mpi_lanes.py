@@ -1,4 +1,4 @@
-"""Lanes over MPI, under the mpirun of Open MPI and of MPICH: problem 25."""
+"""Lanes over MPI, under the mpirun of Open MPI and of MPICH."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WORLD = World(0, 2, 0, 1, "job", "s", "test")
 def mpirun(
     mpi: Path, home: Path, ranks: int, *words: str, launcher: tuple[str, ...] = (), python: Path | None = None
 ) -> tuple[int, str]:
-    """Run the program, each rank as if on a host of its own; the exit code, and what was said."""
+    """Run the program with each rank as if on a host of its own; return the exit code and the output."""
     with_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     job, port = uuid.uuid4(), 10_240 + os.getpid() % 20_000
     own = {
@@ -60,7 +60,7 @@ def test_bits_are_those_of_tcp_and_an_idle_rank_costs_nothing(mpi: Path, tmp_pat
 
 @pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_mpi_sums_if_it_is_asked_to(mpi: Path, tmp_path: Path, ranks: int) -> None:
-    """Against NumPy; all ranks have equal bits. What MPI does not sum has the bits of the usual way."""
+    """Results match NumPy and have equal bits on all ranks. Operations that MPI does not sum have the usual bits."""
     code, said = mpirun(mpi, tmp_path, ranks, "sums")
     assert code == 0, said
     assert len({(tmp_path / f"bits.{rank}").read_text() for rank in range(ranks)}) == 1
@@ -82,7 +82,7 @@ def test_a_rank_that_stands_still_for_a_while_is_waited_for(mpi: Path, tmp_path:
 def test_what_fails_on_one_rank_is_told_to_all_at_once_and_can_be_tried_again(
     step: str, mpi: Path, tmp_path: Path
 ) -> None:
-    """The others wait in MPI for that rank, and would for 90 s."""
+    """Otherwise the other ranks would wait in MPI for that rank for 90 s."""
     code, said = mpirun(mpi, tmp_path, 3, "half", step)
     assert code == 0, said
     for rank in range(3):
@@ -94,7 +94,7 @@ def test_what_fails_on_one_rank_is_told_to_all_at_once_and_can_be_tried_again(
 
 @pytest.mark.parametrize("between", ["auto", "mpi"])
 def test_a_killed_rank_is_named_unless_the_launcher_is_first(mpi: Path, tmp_path: Path, between: str) -> None:
-    """mpirun ends all ranks when it hears of a death."""
+    """mpirun ends all ranks when it detects a death."""
     code, said = mpirun(mpi, tmp_path, 2, "killed", between)
     assert code != 0, said
     error = tmp_path / "error.0"
@@ -111,7 +111,7 @@ def test_an_mpi_for_one_thread_is_refused_with_what_to_do(mpi: Path, tmp_path: P
 
 
 def test_another_mpi_than_the_launcher_s_is_refused_with_what_to_do(mpi: Path, tmp_path: Path) -> None:
-    """MPICH ends by itself under Open MPI's launcher, and says why."""
+    """MPICH ends by itself under Open MPI's launcher, and prints why."""
     (other,) = [name for name in MPIS if not mpi.parent.name.endswith(name)]
     code, said = mpirun(mpi, tmp_path, 2, "refused", python=environment_of(other).make())
     if code:

@@ -1,4 +1,4 @@
-"""Ranks meeting on hosts that share nothing: names and addresses that mislead, deaths, cut cables, strangers."""
+"""Rendezvous on hosts that share nothing: misleading names and addresses, deaths, cut cables, strangers."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class Job:
         self.pids: dict[int, int] = {}
 
     def start(self, *ranks: int, environ: Mapping[str, str] | None = None, **trial: Any) -> Job:
-        """Start ranks, by default all, and let them meet; `trial` is for the program."""
+        """Start ranks, by default all, and let them meet; `trial` holds options of the program."""
         return self.prepare(*ranks, environ=environ, **trial).go(*ranks)
 
     def go(self, *ranks: int) -> Job:
-        """Let ranks meet that are up."""
+        """Let started ranks meet."""
         for rank in ranks or sorted(self.processes):
             program = self.processes[rank].stdin
             assert program is not None
@@ -56,7 +56,7 @@ class Job:
         return self
 
     def prepare(self, *ranks: int, environ: Mapping[str, str] | None = None, **trial: Any) -> Job:
-        """Start ranks, which are up when this returns."""
+        """Start ranks; return when they are up."""
         for host, crew in enumerate(self.crews):
             for place, rank in enumerate(crew):
                 if not ranks or rank in ranks:
@@ -76,19 +76,19 @@ class Job:
         return self
 
     def place(self, rank: int, place: int, crew: Sequence[int]) -> dict[str, str]:
-        """The variables that tell a rank its place."""
+        """Variables that tell a rank its place."""
         size = sum(map(len, self.crews))
         numbers = {"RANK": rank, "SIZE": size, "LOCAL_RANK": place, "LOCAL_SIZE": len(crew)}
         return {f"ENGINE_{name}": str(number) for name, number in numbers.items()}
 
     def kill(self, rank: int) -> None:
-        """End a rank at once."""
+        """Kill a rank."""
         host = next(host for host, crew in enumerate(self.crews) if rank in crew)
         self.hosts.kill(host, self.pids[rank])
         self.processes.pop(rank).communicate(timeout=60)
 
     def until_gathered(self, *ranks: int) -> None:
-        """Until these ranks are known to the first on their host, and that one to the hub."""
+        """Wait until these ranks have reached the first rank of their host, and that one the hub."""
         for host, crew in enumerate(self.crews):
             here = [rank for rank in crew if rank in ranks]
             if here:
@@ -97,17 +97,17 @@ class Job:
                 until(lambda: listening(self.hosts, host), "a leader has come to the hub", 60.0)  # noqa: B023
 
     def told(self) -> dict[int, list[dict[str, Any]]]:
-        """What the ranks said at their ends."""
+        """Output of each rank, as JSON lines, once it has ended."""
         outputs = {rank: process.communicate(timeout=120)[0] for rank, process in self.processes.items()}
         return {rank: [json.loads(line) for line in text.splitlines()] for rank, text in outputs.items()}
 
     def errors(self) -> dict[int, str]:
-        """With which error each rank ended."""
+        """Error with which each rank ended."""
         return {rank: lines[-1].get("error", f"none: {lines}") for rank, lines in self.told().items()}
 
 
 def listening(hosts: Hosts, host: int) -> int:
-    """How many TCP ports are open on a host. A leader opens one when the hub has answered."""
+    """Number of open TCP ports on a host. A leader opens one when the hub has answered."""
     return hosts.run(host, "cat", "/proc/net/tcp", "/proc/net/tcp6").count(" 0A ")
 
 
@@ -126,7 +126,7 @@ def check_met(job: Job, told: dict[int, list[dict[str, Any]]], addresses: Sequen
 
 @pytest.mark.parametrize("crews", [[[0, 1], [2, 3]], [[0], [1, 2, 3]], [[0, 3], [1, 4], [2]]], ids=str)
 def test_hosts_whose_names_and_bridges_mislead_meet(hosts: Hosts, crews: list[list[int]]) -> None:
-    """Problem 20: each host's own name is 127.0.1.1, and all have a docker0 of one address."""
+    """Each host resolves its own name to 127.0.1.1, and all have a docker0 with the same address."""
     assert "127.0.1.1 node0" in hosts.run(0, "cat", "/etc/hosts")
     assert "172.17.0.1/16" in hosts.run(1, "ip", "address", "show", "docker0")
     job = Job(hosts, crews).start()
@@ -151,7 +151,7 @@ def test_an_interface_that_leads_nowhere_is_named_by_all(hosts: Hosts) -> None:
 
 
 def test_a_hub_on_the_loopback_is_named_with_what_was_tried(hosts: Hosts) -> None:
-    """Problem 20."""
+    """The error lists the addresses that were tried, and says that the loopback leads to no other host."""
     told = Job(hosts, [[0], [1, 2]], ENGINE_HUB=f"localhost:{PORT}").start(timeout=2.0).errors()
     assert "ranks 1, 2 did not come within 2 s" in told[0]
     assert told[1] == told[2]
@@ -187,7 +187,7 @@ def test_rank_0_that_dies_is_named_by_all(hosts: Hosts) -> None:
 
 
 def test_a_cable_that_is_cut_is_named_by_those_who_have_one(hosts: Hosts) -> None:
-    """Problem 6, at the start."""
+    """The cable is cut while ranks meet."""
     job = Job(hosts, [[0], [1], [2]]).prepare(timeout=5.0).go(0, 1)
     job.until_gathered(0, 1)
     hosts.cut(1)
@@ -214,7 +214,7 @@ def test_who_is_of_another_job_is_refused(hosts: Hosts, environ: dict[str, str],
 
 
 def test_a_build_that_differs_on_one_host_is_refused_by_all(hosts: Hosts) -> None:
-    """Problem 13."""
+    """All ranks get one error that names the ranks of that host."""
     job = Job(hosts, [[0, 1], [2, 3], [4]]).prepare(0, 1, 4).prepare(2, 3, build={"layout": "xyz"})
     told = job.go().errors()
     assert len({*told.values()}) == 1, told
@@ -246,7 +246,7 @@ for number in itertools.count():
 
 @pytest.mark.slow
 def test_thousands_of_strangers_do_not_keep_hosts_apart(hosts: Hosts) -> None:
-    """Problem 21."""
+    """All hosts meet while a flood of strangers connects to the hub."""
     job = Job(hosts, [[0, 1], [2], [3]]).start(0, 1)
     command = [sys.executable, "-c", FLOOD, hosts.address(0), str(PORT)]
     flood = hosts.start(2, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -260,7 +260,7 @@ def test_thousands_of_strangers_do_not_keep_hosts_apart(hosts: Hosts) -> None:
 
 
 def test_no_port_is_open_when_all_have_come(hosts: Hosts) -> None:
-    """Problem 21."""
+    """Neither the hub nor any leader listens any more."""
     job = Job(hosts, [[0, 1], [2]]).start(stay=True)
     for rank in job.pids:
         output = job.processes[rank].stdout

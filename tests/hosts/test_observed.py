@@ -1,4 +1,4 @@
-"""What is seen of a job on hosts that have booted at other times: times, who was late, what the network costs."""
+"""Observation of a job on hosts with different boot times: times, late ranks, and waiting for the network."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def hosts() -> Iterator[Hosts]:
 
 @dataclass
 class Observed:
-    """A job that has ended, and what was seen of it."""
+    """A job that has ended, with its metrics, logs and timelines."""
 
     home: Path
     told: dict[int, dict[str, Any]]
@@ -52,7 +52,7 @@ class Observed:
     top: str
 
     def series(self, name: str) -> dict[tuple[str, ...], float]:
-        """The values of a metric, by its rank and the host waited for."""
+        """Values of a metric, by rank and host waited for."""
         found = re.findall(rf"^{name}\{{(.*?)\}} (\S+)$", (self.home / "a.prom").read_text(), re.MULTILINE)
         labels = [dict(re.findall(r'(\w+)="([^"]*)"', each)) for each, _ in found]
         keys = [tuple(each[key] for key in ("rank", "peer") if key in each) for each in labels]
@@ -60,18 +60,18 @@ class Observed:
 
     @property
     def lags(self) -> dict[int, float]:
-        """By rank, the mean time after the first rank."""
+        """Mean lag in seconds behind the first rank, by rank."""
         sums, counts = (self.series(f"engine_arrival_lag_seconds_{each}") for each in ("sum", "count"))
         return {int(key[0]): sums[key] / counts[key] for key in sums}
 
     @property
     def late(self) -> dict[int, float]:
-        """By rank, for how long it was late altogether."""
+        """Total lag in seconds, by rank."""
         return {int(key[0]): value for key, value in self.series("engine_arrival_lag_seconds_sum").items()}
 
     @property
     def crossing(self) -> dict[int, float]:
-        """By host, the least time for which the ranks of another host have waited for it."""
+        """Seconds that other hosts have waited for each host: mean over a host's ranks, least over the hosts."""
         waits: dict[int, dict[int, list[float]]] = {}
         for (rank, peer), value in self.series("engine_crossing_seconds_total").items():
             of_host = waits.setdefault(int(peer.removeprefix("node")), {})
@@ -80,7 +80,7 @@ class Observed:
 
     @property
     def recordings(self) -> list[Recording]:
-        """The timeline, as it is read from the files of all hosts."""
+        """Timelines as read from the files of all hosts."""
         notes: list[str] = []
         found = read(sorted(self.home.glob("t.rank*.json")), notes)
         assert not notes
@@ -90,7 +90,7 @@ class Observed:
 def observe(
     hosts: Hosts, home: Path, steps: int, joins: tuple[int, ...] = (), late: int = -1, where: str = ALL_HOSTS
 ) -> Observed:
-    """Run a job by the launcher, whose agents are started in the hosts, and look at it when it has made some steps."""
+    """Run a job by the launcher, whose agents start in the hosts, and observe it after some steps."""
     enter = home / "enter"
     cases = "".join(f'node{k}) exec {" ".join(hosts.entering(k))} env --chdir={ROOT} "$@" ;;\n' for k in range(3))
     enter.write_text(f"#!/bin/sh\nhost=$1\nshift\ncase $host in\n{cases}esac\n")
@@ -145,7 +145,7 @@ def slow(hosts: Hosts, tmp_path_factory: pytest.TempPathFactory) -> Observed:
 
 
 def test_the_clocks_of_hosts_are_compared(late: Observed) -> None:
-    """Problem 14: the measured difference is the true one, within what it says of its error."""
+    """The measured clock difference is the true one, within its stated error."""
     for rank, told in late.told.items():
         ahead, error = told["clock"]
         true = (AHEAD[0] - AHEAD[HOST_OF[rank]]) * 10**9
@@ -164,18 +164,18 @@ def test_places_over_hosts(late: Observed) -> None:
 
 
 def test_the_last_to_join_is_told(late: Observed) -> None:
-    """Problem 14: by their own clocks the ranks of the last host have joined days after all others."""
+    """By their own clocks, the ranks of the last host have joined days after all others."""
     assert {told["last"] for told in late.told.values()} == {3}
 
 
 def test_a_stall_is_told_with_its_true_length(late: Observed) -> None:
-    """Problem 14."""
+    """The reported length is not distorted by the difference of the clocks."""
     [seconds] = set(re.findall(r"'first' \(allreduce\) has waited (\d+) s for rank 4", late.said))
     assert int(seconds) < LASTS
 
 
 def test_a_late_rank_leads_the_lag_and_no_host_the_waiting(late: Observed) -> None:
-    """Problems 14 and 17: the lag is that of the rank, in spite of the clocks, and no host is called slow for it."""
+    """The lag is attributed to the rank in spite of the clocks, and no host is called slow for it."""
     assert straggler(late.lags, None) == 3, late.lags
     assert 0.01 < late.lags[3] < 1.0, late.lags
     assert max(lag for rank, lag in late.lags.items() if rank != 3) < late.lags[3] / 2, late.lags
@@ -184,7 +184,7 @@ def test_a_late_rank_leads_the_lag_and_no_host_the_waiting(late: Observed) -> No
 
 
 def test_a_slow_link_leads_the_waiting_and_no_rank_the_lag(slow: Observed) -> None:
-    """Problem 17."""
+    """The summary advises to look at the network of that host."""
     lasted = max(slow.crossing.values())
     assert slow_host({host: waited / lasted for host, waited in slow.crossing.items()}) == 1, slow.crossing
     assert max(slow.late.values()) < lasted / 2, (slow.crossing, slow.late)
@@ -192,7 +192,7 @@ def test_a_slow_link_leads_the_waiting_and_no_rank_the_lag(slow: Observed) -> No
 
 
 def test_a_slow_link_between_two_hosts_is_named(hosts: Hosts, tmp_path: Path) -> None:
-    """Problem 17: neither of two hosts can go on without the other, so both wait as long, whichever is slow."""
+    """Neither of two hosts can go on without the other, so both wait equally long, whichever is slow."""
     hosts.slow(1, "40mbit")
     try:
         seen = observe(hosts, tmp_path, 20, where="node0:2,node1:1")
@@ -227,7 +227,7 @@ def test_top_shows_hosts(which: str, request: pytest.FixtureRequest) -> None:
 
 
 def test_the_timelines_of_all_hosts_are_one(late: Observed, tmp_path: Path) -> None:
-    """Problem 14: what a rank waits for comes before what it does with it, whatever their hosts' clocks say."""
+    """An operation's submission comes before its completion on every rank, whatever the hosts' clocks say."""
     error = 2e-9 * max(told["clock"][1] for told in late.told.values()) + 1e-3
     recordings = [each for each in late.recordings if each.number == 0]
     in_set = [each for each in late.recordings if each.number != 0]
@@ -257,7 +257,7 @@ def test_the_timelines_of_all_hosts_are_one(late: Observed, tmp_path: Path) -> N
 
 
 def test_times_of_metrics_are_those_of_the_launchers_clock(late: Observed) -> None:
-    """Problem 14."""
+    """Timestamps of metrics are close to the launcher's own time, although the hosts' clocks differ."""
     lasts = late.series("engine_last_collective_timestamp_seconds")
     now = (late.home / "a.prom").stat().st_mtime
     assert all(abs(now - value) < LASTS for value in lasts.values()), (now, lasts)

@@ -1,4 +1,4 @@
-"""What a rank is told of its place among several hosts."""
+"""A rank's place among several hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections of a process set, made by threads of this process: those that are wanted, and none is left over."""
+"""Connections of a process set, made by threads of this process: all that are needed, and none left over."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def no_descriptor_is_left() -> Iterator[None]:
 
 
 def on_all(use: Callable[[int, SetLinks, Callable[[bytes], list[bytes]]], Any], sockets: int = 2) -> dict[int, Any]:
-    """What `use` returns or raises on each rank of a world, which has met; given what an exchange needs."""
+    """Result or error of `use` on each rank of a world that has met; `use` gets the means for an exchange."""
     job = worlds(CREWS)
     results: dict[int, Any] = {}
 
@@ -64,7 +64,7 @@ def on_all(use: Callable[[int, SetLinks, Callable[[bytes], list[bytes]]], Any], 
 
 
 def goes_on() -> bool:
-    """Whether the world has ended: it has not."""
+    """Return False: the world has not ended."""
     return False
 
 
@@ -82,7 +82,7 @@ def test_a_set_has_as_wide_lanes_as_the_world() -> None:
 
 
 def test_an_exchange_that_fails_leaves_no_descriptor() -> None:
-    """As when the world ends while addresses are told."""
+    """The world ends while ranks exchange addresses."""
 
     def use(rank: int, links: SetLinks, exchange: Callable[[bytes], list[bytes]]) -> None:
         def failing(text: bytes) -> list[bytes]:
@@ -95,7 +95,7 @@ def test_an_exchange_that_fails_leaves_no_descriptor() -> None:
 
 
 def test_nobody_waits_for_connections_when_the_world_has_ended() -> None:
-    """As when a rank of the set is stopped, or its host is gone, and that is told to the others."""
+    """A rank of the set is stopped, or its host is gone, and the others are told so."""
 
     def use(rank: int, links: SetLinks, exchange: Callable[[bytes], list[bytes]]) -> None:
         if rank == RANKS[-1]:
@@ -109,7 +109,7 @@ def test_nobody_waits_for_connections_when_the_world_has_ended() -> None:
 
 @pytest.mark.parametrize("when", ["connected", "formed"])
 def test_a_set_that_is_not_formed_leaves_no_descriptor(when: str) -> None:
-    """The world ends when all is connected, or another rank was not."""
+    """The world ends once all connections are made, or another rank lacks a connection."""
 
     class World:
         rank, numbers = 0, (0, 1)

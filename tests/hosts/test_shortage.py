@@ -1,4 +1,4 @@
-"""A system that has no memory for some calls on sockets: no connection has ended by that, and none hangs."""
+"""A system without memory for some socket calls: no connection ends because of that, and none hangs."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from .shortage_program import LARGE, STEPS
 
 @pytest.fixture(scope="module")
 def shortage(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library that refuses calls, to be loaded first."""
+    """Library that makes calls fail, to be preloaded."""
     return compiled(tmp_path_factory.mktemp("shortage") / "shortage.so", [HERE / "shortage.c"], *LIBRARY, "-ldl")
 
 
 @pytest.mark.parametrize(("every", "run"), [(7, 1), (50, 20)])
 def test_connections_outlive_calls_without_memory(shortage: Path, every: int, run: int) -> None:
-    """`run` of `every` calls have no memory, on every rank, from the meeting to the farewell."""
+    """On every rank, `run` of `every` calls get no memory, from the rendezvous to the shutdown."""
     env = {"LD_PRELOAD": str(shortage), "SHORTAGE_EVERY": str(every), "SHORTAGE_RUN": str(run)}
     finished = run_ranks(3, shortage_program.sum_on_hosts, 2, env=env)
     sums: list[float] = []
@@ -38,7 +38,7 @@ def test_connections_outlive_calls_without_memory(shortage: Path, every: int, ru
 
 
 def test_connections_without_memory_for_long_fail_and_say_so(shortage: Path) -> None:
-    """The start has its own time, and no call hangs for ever."""
+    """The start has a time limit of its own, and no call hangs for ever."""
     env = {"LD_PRELOAD": str(shortage), "SHORTAGE_EVERY": "1000000", "SHORTAGE_RUN": "999999"}
     finished = run_ranks(2, shortage_program.sum_on_hosts, 2, env=env, check=False, options=["--start-timeout", "10"])
     assert finished.code != 0 and finished.seconds < 60
@@ -46,7 +46,7 @@ def test_connections_without_memory_for_long_fail_and_say_so(shortage: Path) -> 
 
 
 class Refusing:
-    """A call that fails some times, and then returns."""
+    """A call that fails a given number of times, and then returns."""
 
     def __init__(self, number: int, times: float) -> None:
         self.number, self.times, self.calls = number, times, 0

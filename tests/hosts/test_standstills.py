@@ -1,4 +1,4 @@
-"""A rank is stopped, or late, on one of several hosts: it is waited for, or named; nobody else is, and no host."""
+"""A rank is stopped, or late, on one of several hosts: the others wait for it or name it, and no other rank or host."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def stop(job: Job, *ranks: int) -> None:
 
 
 def resume(job: Job, *ranks: int) -> None:
-    """Let ranks go on; also the processes that have entered their hosts, which stop together with them."""
+    """Resume ranks, and the processes that have entered their hosts, which stop together with them."""
     for rank in ranks:
         job.hosts.kill(HOST_OF[rank], job.pids[rank], "CONT")
         job.processes[rank].send_signal(signal.SIGCONT)
@@ -56,7 +56,7 @@ def log(home: Path, rank: int) -> str:
 
 
 def busy(job: Job) -> dict[int, float]:
-    """By rank, the seconds of processor time that it has used."""
+    """Processor time in seconds that each rank has used."""
     stats = {rank: job.hosts.run(HOST_OF[rank], "cat", f"/proc/{pid}/stat") for rank, pid in job.pids.items()}
     fields = {rank: text.rpartition(") ")[2].split() for rank, text in stats.items()}
     return {rank: (int(each[11]) + int(each[12])) / os.sysconf("SC_CLK_TCK") for rank, each in fields.items()}
@@ -64,9 +64,9 @@ def busy(job: Job) -> dict[int, float]:
 
 @pytest.mark.slow
 def test_ranks_that_are_stopped_for_longer_than_a_silent_host_are_waited_for(hosts: Hosts, tmp_path: Path) -> None:
-    """Problems 2 and 7: carriers are stopped inside large entries of several kinds, for a moment and then for long.
+    """Carriers are stopped inside large entries of several kinds, for a moment and then for long.
 
-    They go on, and whoever waits for them sleeps.
+    The job goes on afterwards, and ranks that wait for them sleep.
     """
     job = start(hosts, "large", tmp_path)
     assert {job.line(rank) for rank in range(SIZE)} == {"works\n"}
@@ -88,9 +88,9 @@ def test_ranks_that_are_stopped_for_longer_than_a_silent_host_are_waited_for(hos
 
 
 def test_in_reports_of_stalls_nobody_else_is_named(hosts: Hosts, tmp_path: Path) -> None:
-    """Problem 16: late with a name that is known and with a new one; a host knows of its own ranks, or asks rank 0.
+    """Ranks are late with a known name and with a new one; a host reports its own ranks, or asks rank 0.
 
-    Problem 24: before that, ranks that have nothing to do use no processor on any host, rank 0's neither.
+    Before that, idle ranks use no processor time on any host, rank 0's included.
     """
     ended = {rank: text.split() for rank, text in start(hosts, "late", tmp_path, LATE=json.dumps(LATE)).told().items()}
     assert {done for _, done in ended.values()} == {"done"}
@@ -109,7 +109,7 @@ def test_in_reports_of_stalls_nobody_else_is_named(hosts: Hosts, tmp_path: Path)
 
 
 def test_of_a_standoff_one_account_is_told_on_all_hosts(hosts: Hosts, tmp_path: Path) -> None:
-    """Problem 16: both halves, each with all of its ranks, whichever host the odd one is on."""
+    """The report names both groups, each with all of its ranks, whichever host the odd rank is on."""
     told = start(hosts, "standoff", tmp_path, limit=1.0, LATE=json.dumps(LATE)).told()
     accounts = list(zip(*map(json.loads, told.values()), strict=True))
     assert len(accounts) == len(LATE)
@@ -121,7 +121,7 @@ def test_of_a_standoff_one_account_is_told_on_all_hosts(hosts: Hosts, tmp_path: 
 
 
 def test_new_names_wait_for_a_stopped_leader_in_bounded_memory(hosts: Hosts, tmp_path: Path) -> None:
-    """Problem 18: rank 0 keeps one record of each name, and nothing for the host that takes nothing."""
+    """Rank 0 keeps one record of each name, and nothing for the host that does not read."""
 
     def resident() -> int:
         status = hosts.run(0, "cat", f"/proc/{job.pids[0]}/status")
