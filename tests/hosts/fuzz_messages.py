@@ -92,7 +92,7 @@ READY = {
 
 
 def hear(message: Any) -> None:
-    """Send the hub a leader's message."""
+    """Hand the hub a leader's message."""
     if isinstance(message, dict):  # else `Link.message` has refused it
         made = hub()
         made.hosts.append(host := Host(1, 17, "b", 1, pids={1: 17}))
@@ -103,12 +103,12 @@ def hear(message: Any) -> None:
 
 
 def say(message: Any) -> None:
-    """Send the gate a worker's message."""
+    """Hand the gate a worker's message."""
     event_of(0, check(message))
 
 
 def send(message: Any) -> None:
-    """Send an agent's message on its channel."""
+    """Decode an agent's message, and read its fields."""
     head = json.dumps(message).encode()
     content = len(head).to_bytes(4, "big") + head
     for each in Decoder().feed(frames.wrap(content)):

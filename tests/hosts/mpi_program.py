@@ -151,7 +151,7 @@ def refused() -> None:
 
 
 def half() -> None:
-    """Make one step of the lanes' setup fail on the last rank alone; all ranks get the reason at once, and can retry."""
+    """Make one step of the lanes' setup fail on the last rank alone; all ranks get the reason at once and can retry."""
     step = sys.argv[2]
     kept = getattr(mpi_lanes, step)
 

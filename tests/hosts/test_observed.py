@@ -164,7 +164,7 @@ def test_places_over_hosts(late: Observed) -> None:
 
 
 def test_the_last_to_join_is_told(late: Observed) -> None:
-    """By their own clocks, the ranks of the last host have joined days after all others."""
+    """The ranks of the last host have, by their own clocks, joined days after all others."""
     assert {told["last"] for told in late.told.values()} == {3}
 
 

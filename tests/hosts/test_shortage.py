@@ -27,7 +27,7 @@ def shortage(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("every", "run"), [(7, 1), (50, 20)])
 def test_connections_outlive_calls_without_memory(shortage: Path, every: int, run: int) -> None:
-    """On every rank, `run` of `every` calls get no memory, from the rendezvous to the shutdown."""
+    """`run` of `every` calls get no memory on every rank, from the rendezvous to the shutdown."""
     env = {"LD_PRELOAD": str(shortage), "SHORTAGE_EVERY": str(every), "SHORTAGE_RUN": str(run)}
     finished = run_ranks(3, shortage_program.sum_on_hosts, 2, env=env)
     sums: list[float] = []
