@@ -1,1 +1,1 @@
-"""The launcher: what it starts, shows, passes on and says at the end."""
+"""The launcher: starting ranks, showing their output, passing signals on, and reporting failures."""

@@ -32,7 +32,7 @@ def total(value: float) -> float:
 
 
 def ages_and_clears(temporary: str) -> bool:
-    """Whether the directories of call and job are there after another job has cleared what is old."""
+    """Return whether the directories of call and job survive another job's removal of old directories."""
     from engine.launch import leftovers
 
     homes = [path for path in Path(temporary).iterdir() if path.name.startswith(leftovers.PREFIX)]
@@ -44,7 +44,7 @@ def ages_and_clears(temporary: str) -> bool:
 
 
 def mode_of_the_call() -> int:
-    """The permissions of the file that holds the call."""
+    """Mode bits of the file that holds the call."""
     from engine.launch.remote_files import ENCLOSED
 
     return stat.S_IMODE(os.lstat(Path(os.environ["ENGINE_OUTPUT_DIR"], ENCLOSED)).st_mode)
@@ -63,7 +63,7 @@ def raises_everywhere() -> None:
 
 
 def trains_and_is_killed_once(home: str) -> tuple[int, int, int]:
-    """Rank, size and steps, of a training whose rank 0 is killed after its third commit."""
+    """Rank, size and steps of a training whose rank 0 is killed after its third commit."""
     import engine
     from engine.elastic import ObjectState, run
 
@@ -104,7 +104,7 @@ def large_on(who: int, size: int) -> str:
 
 
 def pythons() -> tuple[str, str | None]:
-    """The Python that runs this, and the one that is found by that name."""
+    """Running Python interpreter, and the one found on PATH under that name."""
     return sys.executable, shutil.which("python")
 
 

@@ -1,4 +1,4 @@
-"""Jobs of real processes. After each test nothing of its jobs may be left."""
+"""Jobs of real processes. After each test no process of its jobs may be left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs on several hosts, for tests: what stands for a host is this machine, or a network namespace of it."""
+"""Jobs on several hosts, for tests: a host is this machine, or a network namespace of it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def other_python(home: Path) -> str:
 
 
 def agent_of(launcher: Launcher, name: str) -> int:
-    """The agent of a host, whose guardian is a child of it."""
+    """Process ID of a host's agent, whose child is the guardian."""
     return until(lambda: _agent(launcher, name), f"the agent of {name}")
 
 
@@ -77,7 +77,7 @@ def _agent(launcher: Launcher, name: str) -> int:
 
 
 def why_no_namespaces() -> str:
-    """Why network namespaces cannot be made here; empty if they can."""
+    """Reason why network namespaces cannot be made here, or an empty string."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     if shutil.which("ip") is None:
@@ -96,12 +96,12 @@ def why_no_namespaces() -> str:
 
 @contextmanager
 def namespaces(addresses: list[str]) -> Iterator[str]:
-    """Make network namespaces that are joined by a bridge, one for each address.
+    """Make network namespaces joined by a bridge, one for each address.
 
     Yields
     ------
     str
-        The option that starts agents in them: `--launch-agent=..`. The hosts are the addresses.
+        Option that starts agents in them: `--launch-agent=..`. The hosts are the addresses.
     """
     tag = uuid.uuid4().hex[:6]
 

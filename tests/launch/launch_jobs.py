@@ -20,21 +20,21 @@ SETTINGS = ("ENGINE_", "HOROVOD_", "OMP_", "PYTHONUNBUFFERED", "NO_COLOR")
 
 @dataclass
 class Finished:
-    """What a job gave."""
+    """Result of a job: exit code and output."""
 
     code: int
     out: str
     err: str
 
     def lines(self, rank: int, name: str = "stdout") -> list[str]:
-        """What the launcher showed of one rank's stream."""
+        """Lines of one rank's stream that the launcher showed."""
         tag = f"[{rank}]<{name}>:"
         text = self.out if name == "stdout" else self.err
         return [line.removeprefix(tag) for line in text.split("\n") if line.startswith(tag)]
 
     @property
     def verdict(self) -> list[str]:
-        """The report's last part: the first failure."""
+        """Last part of the report: the first failure."""
         lines = self.err.rstrip("\n").split("\n")
         starts = [index for index, line in enumerate(lines) if line.startswith("enginerun: first failure:")]
         assert len(starts) == 1, self.err
@@ -62,7 +62,7 @@ class Launcher:
         self.started: list[subprocess.Popen[bytes]] = []
 
     def script(self, text: str, name: str = "rank.py") -> str:
-        """Write a rank's program; `rank`, `here`, `touch`, `linger`, `until` and `wait_for` are there."""
+        """Write a rank's program, which can use `rank`, `here`, `touch`, `linger`, `until` and `wait_for`."""
         prelude = """
             import os, pathlib, signal, subprocess, sys, time
             rank = int(os.environ["RANK"]); size = int(os.environ["WORLD_SIZE"])
@@ -81,14 +81,14 @@ class Launcher:
         return str(path)
 
     def start(self, *arguments: object, python: str = "", **options: object) -> subprocess.Popen[bytes]:
-        """Start `enginerun`; with `python`, its ranks run that program."""
+        """Start `enginerun`; with `python`, its ranks run that code."""
         command = [*self.command, *map(str, arguments)]
         if python:
             command += [sys.executable, self.script(python)]
         return self.start_command(command, **options)
 
     def start_command(self, command: list[str], **options: object) -> subprocess.Popen[bytes]:
-        """Start a command that starts a job."""
+        """Start a command that runs a job."""
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
         settings = {"env": self.environment, "cwd": self.home, **streams, **options}
         process = subprocess.Popen(command, **settings)  # type: ignore[call-overload]
@@ -114,5 +114,5 @@ class Launcher:
         until(lambda: not marked(self.mark), "no process left")
 
     def kept(self) -> list[Path]:
-        """Temporary directories that are still there."""
+        """Temporary directories that still exist."""
         return sorted(self.temporary.iterdir())

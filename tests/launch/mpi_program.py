@@ -1,4 +1,4 @@
-"""One rank that MPI's launcher has started: writes down its place and a sum, for each of two worlds."""
+"""One rank started by an MPI launcher: writes down its place and a sum, for each of two worlds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..waiting import linger
 
 
 def main(how: str = "") -> None:
-    """Begin two worlds, one after the other; `without` mpi4py; or on rank 1, `never`."""
+    """Begin two worlds, one after the other; as `without`, without mpi4py; as `never`, rank 1 never begins."""
     if how == "without":
         sys.modules["mpi4py"] = None  # type: ignore[assignment]
     own = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"]

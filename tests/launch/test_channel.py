@@ -1,4 +1,4 @@
-"""The channel between the launcher and an agent, at its edges."""
+"""Edge cases of the channel between the launcher and an agent."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engine.launch.channel import Channel, ChannelError, Message, Seal, pack
 
 @pytest.fixture
 def ends() -> Iterator[tuple[Channel, int]]:
-    """A channel, and the descriptor by which the other side writes to it."""
+    """Channel, and the descriptor with which the other side writes to it."""
     reading, writing = os.pipe()
     null = os.open(os.devnull, os.O_WRONLY)
     with closing(Channel(reading, null)) as channel:
@@ -25,7 +25,7 @@ def ends() -> Iterator[tuple[Channel, int]]:
 
 
 def test_what_has_come_with_a_message_is_there_for_whoever_reads_on(ends):
-    """An agent that is told to start its ranks reads on elsewhere: no message may lie there until the next comes."""
+    """After the message that starts its ranks, an agent reads elsewhere; buffered messages must not wait for another."""
     channel, writing = ends
     os.write(writing, pack("start") + pack("launch", worker=0) + pack("launch", worker=1))
     first = next(channel.messages())
@@ -70,7 +70,7 @@ def test_a_head_beyond_its_limit_is_refused_unparsed(ends, monkeypatch):
 
 @pytest.fixture
 def sealed(ends) -> tuple[Channel, int, Seal]:
-    """A channel whose messages are sealed, how the other side writes to it, and how that seals its messages."""
+    """Channel with sealed messages, the other side's descriptor, and the other side's seal."""
     channel, writing = ends
     channel.seal(Seal(b"key", "driver", "task"))
     return channel, writing, Seal(b"key", "task", "driver")
@@ -139,7 +139,7 @@ def test_an_agents_file_lies_where_it_says_and_only_the_user_reads_it(tmp_path):
 
 
 def test_no_file_of_an_agent_is_written_through_a_link(tmp_path):
-    """The first part takes the place of a link, a later one is refused."""
+    """The first part of a file replaces a link; a later part is refused."""
     link = tmp_path / "job" / "x"
     link.parent.mkdir(mode=0o700)
     link.symlink_to(tmp_path / "out")

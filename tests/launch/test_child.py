@@ -1,4 +1,4 @@
-"""Children whose start nobody waits for, as where the file system of a program stands still."""
+"""Children whose start is not waited for, since the file system of their program may hang."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads and CPUs, from facts alone."""
+"""Thread counts and CPU sets, computed from given facts."""
 
 from __future__ import annotations
 

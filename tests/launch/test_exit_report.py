@@ -1,4 +1,4 @@
-"""How a rank's process tells its launcher why it has ended, and what decides by that."""
+"""A rank's report of why it ended, and the launcher's decisions that depend on it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.quick
 
 
 def run(code: str, *options: str, home: Path, **variables: str) -> tuple[ExitReport, subprocess.CompletedProcess[str]]:
-    """Run a Python program as a launcher does; what it reports, and how it ended."""
+    """Run a Python program as a launcher does; return its exit report and the finished process."""
     page = report.make_page()
     environ = report.environment(page, {**os.environ, **variables})
     program = home / "program.py"
@@ -159,7 +159,7 @@ def test_an_exception_that_only_looks_like_the_engines_blames_nobody(tmp_path: P
 def test_a_message_of_any_size_and_kind_is_reported_in_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
-    """Also with that of a failure beside it."""
+    """The message of an exception and that of a failure are reported beside each other."""
     page = report.make_page()
     for name, value in report.environment(page, {}).items():
         monkeypatch.setenv(name, value)
@@ -219,7 +219,7 @@ JOBS: dict[str, tuple[str, str, int]] = {
 
 @pytest.mark.parametrize("how", JOBS)
 def test_the_verdict_does_not_depend_on_what_the_engine_writes(launcher: Any, how: str) -> None:
-    """Every text of an exception of the engine is another at each look, on each rank."""
+    """The launcher names the same culprit although the text of every exception of the engine changes on each use."""
     program, told, code = JOBS[how]
     for reworded in ("", REWORDED.format(seed=7)):
         job = launcher.run("-np", 3, "--grace-period", 3, python=reworded + program)

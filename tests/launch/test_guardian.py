@@ -1,4 +1,4 @@
-"""The guardian: what it is told, and how it is let go."""
+"""The guardian: its input, and its dismissal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from engine.launch.guardian import _Told
 
 
 def test_what_comes_in_parts_is_understood_once_it_is_whole():
-    """A reading may end within a line: half the number of a process group is that of another."""
+    """A read may end within a line; half the number of a process group would be that of another."""
     told = _Told()
     text = b"".join(b"+%d\n" % group for group in range(1000, 3000)) + b"-1000\n=12.500\n"
     renewals = []
@@ -34,7 +34,7 @@ print("dismissed")
 
 
 def test_a_guardian_that_the_kernel_reaps_is_dismissed_as_well():
-    """SIGCHLD may be ignored from the start, as under some shells and container runtimes: waiting finds no child."""
+    """Some shells and container runtimes ignore SIGCHLD from the start, so that waiting finds no child."""
     done = subprocess.run([sys.executable, "-c", DISMISSING], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("dismissed\n", "")
 

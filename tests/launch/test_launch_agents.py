@@ -1,4 +1,4 @@
-"""Jobs on several hosts: agents start the ranks, and whatever happens nothing is left on any host."""
+"""Jobs on several hosts: agents start the ranks, and no process is left on any host, whatever happens."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ UP = ("up.0", "up.1", "up.2", "up.3")
 
 
 def started(launcher: Launcher, *arguments: object, python: str = WAITS) -> subprocess.Popen[bytes]:
-    """A job of four ranks on two hosts, all of which have touched their file."""
+    """Start a job of four ranks on two hosts; return when all have touched their file."""
     process = launcher.start("-H", "a:2,b:2", *STAND_IN, *arguments, python=python)
     launcher.wait_for(*UP)
     return process
@@ -133,7 +133,7 @@ def test_a_rank_that_is_killed_ends_the_job(launcher):
 
 
 def test_what_ranks_report_in_their_directories_comes_to_the_launcher(launcher):
-    """Also from a host that does not see the launcher's directory: its agent has one of its own."""
+    """Includes a host that does not see the launcher's directory: its agent has one of its own."""
     program = """
         home = pathlib.Path(os.environ["ENGINE_OUTPUT_DIR"])
         assert (home / f"rank.{rank}").is_dir() and (home / ".job").exists() == (rank == 0)
@@ -161,7 +161,7 @@ def test_what_ranks_report_in_their_directories_comes_to_the_launcher(launcher):
 
 @pytest.mark.parametrize("chosen", [False, True], ids=["temporary", "chosen"])
 def test_agents_may_share_a_directory_that_the_launcher_does_not_see(launcher, chosen):
-    """One of them makes it, and each sends what its ranks have left; nothing stays there."""
+    """One of the agents makes the directory, each sends its ranks' files, and none is left there."""
     program = """
         home = pathlib.Path(os.environ["ENGINE_OUTPUT_DIR"])
         assert not (home / ".job").exists() and (home / ".agents").exists()
@@ -250,7 +250,7 @@ def test_killing_an_agent_leaves_no_process_and_names_its_host(launcher):
 
 @pytest.mark.slow
 def test_a_stopped_agent_does_not_keep_the_job_from_its_end(launcher):
-    """It is given up when the time for its answer is over; its ranks end as soon as it goes on."""
+    """The launcher gives the agent up when it does not answer in time; its ranks end as soon as it resumes."""
     process = started(launcher, "--grace-period", 0.1)
     agent = agent_of(launcher, "b")
     os.kill(agent, signal.SIGSTOP)
@@ -326,7 +326,7 @@ def test_what_keeps_a_host_from_its_part_is_told_before_any_rank_starts(launcher
 
 
 def test_an_agent_that_does_not_speak_as_one_is_told_and_leaves_nothing(launcher):
-    """Also while something waits to be written to it, of which it reads next to nothing."""
+    """Works even while much data is pending that such an agent does not read."""
     launcher.environment |= {f"LARGE_{number}": "x" * 100_000 for number in range(3)}
     strange = "\\0enginerun agent 2\\n" + "\\377" * 8
     agent = f"""sh -c 'case $0 in b) printf "{strange}"; read rest;; *) exec "$@";; esac' {{host}}"""
@@ -346,7 +346,7 @@ def test_a_program_that_hosts_do_not_have_is_told_before_any_rank_starts(launche
 
 
 def test_a_rank_that_cannot_be_started_is_told_and_leaves_nothing(launcher):
-    """What is found out only when it is started."""
+    """The failure shows only when the program is executed."""
     program = launcher.home / "program"
     program.write_text("#!/no/such/interpreter\n")
     program.chmod(0o755)
@@ -358,7 +358,7 @@ def test_a_rank_that_cannot_be_started_is_told_and_leaves_nothing(launcher):
 
 
 def test_an_interrupt_during_the_start_ends_it(launcher):
-    """At once, though ssh still tries to reach a host; and no directory is left."""
+    """The job ends at once although ssh still tries to reach a host, and no directory is left."""
     stand_in_ssh(launcher)
     process = launcher.start("-H", "deaf:1,fine:1", python="touch('ran')")
     until(lambda: (launcher.home / "ssh.log").exists() and len(marked(launcher.mark)) > 2, "agents")
@@ -386,7 +386,7 @@ def test_ssh_starts_agents_with_the_environment_and_the_directory_of_the_launche
 
 
 def test_another_python_of_the_hosts_is_that_of_their_ranks(launcher):
-    """By its name and by the path of the launcher's; the launcher's own host keeps its Python."""
+    """The Python is found by its name and by the launcher's path; the launcher's own host keeps its Python."""
     stand_in_ssh(launcher)
     python = other_python(launcher.home / "far")
     job = launcher.run("-H", "chatty:1,localhost:1", "--remote-python", python, python="print(sys.executable)")
@@ -404,7 +404,7 @@ def test_a_first_host_that_others_cannot_reach_by_its_name_is_refused(launcher):
 
 
 def test_a_name_of_this_machine_for_which_ssh_fails_is_told_as_such(launcher):
-    """Names that only /etc/hosts knows are not looked up before; here an address in an unusual form stands for one."""
+    """Names that only /etc/hosts knows are not resolved beforehand; an unusual form of an address stands for one here."""
     stand_in_ssh(launcher)
     (launcher.home / "bin" / "ssh").write_text("#!/bin/sh\necho Permission denied >&2; exit 255\n")
     for arguments in (["-H", "127.1:1,strange:1", "true"], ["doctor", "-H", "127.1,strange"]):
@@ -471,7 +471,7 @@ def test_pages_of_counters_of_other_hosts_come_to_the_launcher(launcher):
 
 
 def test_the_summary_compares_ranks_with_the_processors_of_their_host(launcher):
-    """Two hosts of a CPU each, of which one runs more ranks than that."""
+    """Two hosts have one CPU each; one of them runs two ranks."""
     for rank in range(3):
         (launcher.home / f"page.{rank}").write_bytes(content(**training(rank)))
     program = "pathlib.Path(os.environ['ENGINE_COUNTERS']).write_bytes((here / f'page.{rank}').read_bytes())"
@@ -545,9 +545,9 @@ def test_the_engine_works_on_ranks_of_several_hosts_and_is_counted(launcher, thr
 
 @pytest.mark.parametrize("whom", ["launcher", "agent", "rank", "carrier", "interrupt"])
 def test_in_namespaces_nothing_is_left_when_one_is_killed(launcher, three_hosts, whom):
-    """Problem 23. Each host numbers its processes itself, and its agent is the first there: with that all end.
+    """Each host has a PID namespace whose first process is its agent, so that all processes end with it.
 
-    The `carrier` stands between launcher and agent, which here have their pipes without it.
+    The `carrier` is the process between launcher and agent, whose pipes bypass it here.
     """
     own_numbers = f"{three_hosts} unshare --pid --fork --mount-proc"
     process = launcher.start("-H", HOSTS, own_numbers, "--grace-period", 0.2, python=WAITS)
@@ -573,7 +573,7 @@ def test_in_namespaces_nothing_is_left_when_one_is_killed(launcher, three_hosts,
 
 
 def _is_rank(pid: int, rank: str) -> bool:
-    """Whether a process is a rank itself, and nothing that it has started."""
+    """Return whether a process is a rank itself, not one of its children."""
     program = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     return processes.variable_of(pid, "ENGINE_RANK") == rank and any(word.endswith(b"rank.py") for word in program)
 

@@ -1,4 +1,4 @@
-"""The first cause is named, last on the screen, and its code is the job's."""
+"""The first cause of a failure is named, last on the screen, and its exit code is the job's."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ def test_a_hook_for_exceptions_of_the_programs_own_sees_all_of_them(launcher):
 
 
 def test_no_line_of_the_engines_comes_into_what_a_hook_writes_bit_by_bit(launcher):
-    """People read tracebacks as a whole."""
+    """The hook's lines stay together, as in a traceback."""
     hook = (
         "import threading\n"
         "def hook(kind, *_):\n"

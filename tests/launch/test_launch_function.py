@@ -34,7 +34,7 @@ engine.run(called.sleeps, ({here!r},), num_proc=2)
 
 @pytest.fixture(autouse=True)
 def nothing_left(tmp_path, monkeypatch):
-    """The ranks import the engine that is tested; no file stays behind."""
+    """Let the ranks import the engine under test, and check that no file is left."""
     root = str(Path(engine.__file__).parents[1])
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])]))
     temporary = tmp_path / "calls"
@@ -131,7 +131,7 @@ exec unshare -m sh -c 'mount --bind "$TMPDIR.far" "$TMPDIR" && exec "$@"' sh "$@
 
 @pytest.fixture
 def apart(tmp_path):
-    """How two hosts are reached of which the second does not see the launcher's directories."""
+    """Options that reach two hosts, the second of which does not see the launcher's directories."""
     if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode != 0:
         pytest.skip("needs a mount namespace: run as root")
     Path(f"{tempfile.gettempdir()}.far").mkdir()
@@ -167,7 +167,7 @@ def test_what_an_earlier_job_has_left_is_not_taken_for_this_jobs(apart):
 
 
 def test_a_result_that_could_not_be_written_here_is_told(apart, capfd):
-    """No file of the launcher's may be larger than 1 MiB; the other host has no such limit."""
+    """The launcher may write no file over 1 MiB; the other host has no such limit."""
     agent = Path(apart["launch_agent"].split()[0])
     agent.write_text(agent.read_text().replace("shift", "shift; ulimit -S -f unlimited"))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -229,7 +229,7 @@ def test_a_job_that_cannot_start_is_refused():
 
 @pytest.mark.parametrize("bounds", [{"min_num_proc": 1}, {"min_num_proc": 2, "max_num_proc": 2}], ids=["less", "fixed"])
 def test_an_elastic_job_returns_what_the_ranks_of_its_last_world_returned(tmp_path, bounds):
-    """A rank is killed in the first world and started again; a script may tell the hosts, whatever the bounds."""
+    """A rank is killed in the first world and restarted; a script names the hosts, whatever the bounds."""
     script = tmp_path / "hosts"
     script.write_text("#!/bin/sh\necho localhost:2\n")
     script.chmod(0o700)

@@ -1,4 +1,4 @@
-"""Command lines written for `horovodrun`: every option is taken, and what becomes of it is said."""
+"""Command lines written for `horovodrun`: every option is accepted, and its effect is reported."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def test_a_bad_file_of_settings_is_refused(tmp_path, name, text, message):
 
 @pytest.mark.parametrize("number", ["1_000", "010", "1:30", "0x10", "0b11", ".inf", ".nan", "-1", "1e400", "9" * 400])
 def test_a_number_of_a_yaml_file_is_what_is_written_there(tmp_path, number):
-    """YAML itself would read 8, 90 and 1000."""
+    """YAML itself would read 010, 1:30 and 1_000 as 8, 90 and 1000."""
     pytest.importorskip("yaml", reason="needs PyYAML")
     path = tmp_path / "c.yaml"
     path.write_text("num-proc: 3\nparams:\n  cycle-time-ms: 2.5\n")

@@ -1,4 +1,4 @@
-"""Which hosts ranks are given to, and how their agents are started."""
+"""Assignment of ranks to hosts, and the start of their agents."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_each_rank_knows_its_place_on_its_host_and_among_hosts():
 
 
 def test_horovods_cross_rank_is_that_of_the_function():
-    """The engine's variable numbers the host; Horovod's is the place among hosts that have such a local rank."""
+    """The engine's variable numbers the host; Horovod's is the index among hosts that have such a local rank."""
     layout = Layout.of([[0], [1, 2, 3], [4, 5]])
     job = Job(6, "job", "5e" * 32, 1234, Path("/j"), {}, horovod=True)
     for host, crew in enumerate(layout.crews):

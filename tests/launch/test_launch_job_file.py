@@ -1,4 +1,4 @@
-"""`enginerun job riseml.yml`: what a description means and may not say, and how its lines run."""
+"""`enginerun job riseml.yml`: the meaning of a job description, its invalid forms, and how its lines run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cutting a stream into whole lines, and writing them without waiting for their reader."""
+"""Splitting a stream into whole lines, and writing them without waiting for their reader."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_a_closed_stream_is_no_error():
 
 @pytest.fixture
 def stuck(monkeypatch):
-    """A writer with little room, whose first task stands still until the event is set, and which waits for nothing."""
+    """Writer with low limits, whose first task blocks until the event is set."""
     for name, value in {"HIGH": 1000, "LOW": 500, "STANDSTILL": 0.3}.items():
         monkeypatch.setattr(writer_module, name, value)
     writer, goes_on = Writer("test"), threading.Event()

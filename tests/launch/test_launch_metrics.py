@@ -1,4 +1,4 @@
-"""The launcher serves what its ranks count, and leaves nothing behind that says so afterwards."""
+"""The launcher serves its ranks' metrics, and leaves no trace of the endpoint afterwards."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WAIT = "touch(f'up.{rank}'); wait_for('end')"
 
 
 def target(launcher: Launcher, directory: str = "sd") -> str:
-    """Where file_sd says that the endpoint is."""
+    """Address of the endpoint in the file for file_sd."""
     found: list[Path] = []
     until(lambda: found.extend((launcher.home / directory).glob("*.json")) or found, "a file for file_sd")
     [group] = json.loads(found[0].read_text())
@@ -37,7 +37,7 @@ def target(launcher: Launcher, directory: str = "sd") -> str:
 
 
 def scrape(where: str) -> dict[str, str]:
-    """Values, by what stands before them."""
+    """Scraped values, by the text before them."""
     with urllib.request.urlopen(f"http://{where}/metrics", timeout=60) as answer:
         lines = answer.read().decode().splitlines()
     return dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
@@ -122,7 +122,7 @@ def test_who_has_scraped_a_job_may_see_it_fail(launcher, seconds, then):
 
 
 class Clock:
-    """Stands for `time` and `select`: waiting takes no time, and is counted."""
+    """Fake of `time` and `select`: waiting advances the clock without taking time."""
 
     POLLIN = select.POLLIN
 

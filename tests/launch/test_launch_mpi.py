@@ -1,4 +1,4 @@
-"""The same program under the mpirun of Open MPI and of MPICH, on one host and on two."""
+"""One program under the mpirun of Open MPI and of MPICH, on one host and on two."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ exec {enter} unshare --uts sh -c 'hostname node'${{host##*.}}'; exec sh -c "$*"'
 
 @pytest.fixture(scope="module")
 def two_hosts() -> Iterator[str]:
-    """Two network namespaces; what enters the one of `{host}`."""
+    """Command that enters the one of two network namespaces that is `{host}`."""
     if reason := why_no_namespaces():
         print(reason)
         pytest.skip(reason)
@@ -35,7 +35,7 @@ def two_hosts() -> Iterator[str]:
 def mpirun(
     launcher: Launcher, mpi: Path, *words: object, enter: str = "", passed: tuple[str, ...] = ()
 ) -> tuple[int, str]:
-    """Run the program: on this machine, or with two ranks on each of two hosts. The exit code, and what was said."""
+    """Run the program on this machine, or with two ranks on each of two hosts; return the exit code and the output."""
     environ = launcher.environment | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     open_mpi = mpi.parent.name.endswith("openmpi")
     command = [str(mpi / "mpirun")]
@@ -101,7 +101,7 @@ def test_without_mpi4py_what_is_missing_is_told_and_may_be_given(launcher, mpi, 
 
 
 def test_a_rank_that_never_begins_is_not_waited_for_without_end(launcher, mpi, two_hosts):
-    """MPI_Init itself has no deadline, and mpi4py lets nothing else run in the process meanwhile."""
+    """MPI_Init itself has no deadline, and mpi4py blocks all other threads of the process meanwhile."""
     launcher.environment["ENGINE_START_TIMEOUT"] = "3"
     code, said = mpirun(launcher, mpi, "never", enter=two_hosts, passed=("ENGINE_START_TIMEOUT",))
     assert code != 0, said

@@ -1,4 +1,4 @@
-"""What a job shows and keeps of its ranks' output."""
+"""Display and storage of ranks' output."""
 
 from __future__ import annotations
 
@@ -379,7 +379,7 @@ def test_a_directory_with_other_files_keeps_its_mode(launcher, tmp_path):
 
 
 def lay_traps(out: Path, how: str, victim: Path) -> None:
-    """What another user may have prepared in a directory that a job is to use."""
+    """Prepare a job's output directory as another user might: links, foreign owners, open permissions."""
     (out / "rank.0").mkdir(parents=True)
     if how == "file":
         (out / "rank.0/stdout").symlink_to(victim)

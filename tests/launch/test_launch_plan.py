@@ -1,4 +1,4 @@
-"""What each rank is started with."""
+"""Command, environment and CPUs that each rank is started with."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_a_log_to_begin_with_must_be_there(tmp_path: Path) -> None:
     ],
 )
 def test_the_word_for_nothing_asks_for_nothing(line: str, name: str) -> None:
-    """Whatever the environment says: options go before it."""
+    """The option takes precedence over the environment."""
     environment = {"ENGINE_AUTOTUNE_FROM": "/log", "HOROVOD_TIMELINE": "/t", "ENGINE_METRICS_PORT": "1"}
     assert load(parse(["-np", "2", "true"]), environment).get(name) is not None
     assert load(parse(["-np", "2", *line.split(), "true"]), environment).get(name) is None

@@ -1,4 +1,4 @@
-"""An `engine.py` of the user's own, beside the script: the launcher notices it."""
+"""A user's own `engine.py` beside the script: the launcher detects it."""
 
 from __future__ import annotations
 

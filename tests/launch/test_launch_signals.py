@@ -1,4 +1,4 @@
-"""Signals reach the ranks; whatever happens, nothing is left."""
+"""Signals reach the ranks, and no process is left, whatever happens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ subprocess.Popen(["sh", "-c", "sleep 600 & sleep 600 & exit 0"], start_new_sessi
 
 
 def name_of(pid: int) -> str:
-    """A process's name; empty for one that is gone, or ended and not yet reaped."""
+    """Name of a process; empty if it is gone, or has ended and is not yet reaped."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -34,7 +34,7 @@ def name_of(pid: int) -> str:
 
 
 def guardian_of(launcher: Launcher) -> int:
-    """The process that is left to sweep, once it has taken its name."""
+    """Process ID of the guardian, once it has renamed itself."""
     return until(lambda: [pid for pid in marked(launcher.mark) if name_of(pid) == GUARDIAN], "a guardian")[0]
 
 
@@ -126,7 +126,7 @@ def test_ctrl_c_on_a_terminal_reaches_the_ranks_once(launcher):
 
 
 def test_ranks_that_share_a_processor_have_no_terminal(launcher):
-    """They are in the launcher's session, where reading its terminal from the background would stop them."""
+    """They are in the launcher's session, where a background read of its terminal would stop them."""
     ours, theirs = pty.openpty()
 
     def prepare():

@@ -1,4 +1,4 @@
-"""Agents that a real ssh starts, through a real sshd on the loopback."""
+"""Agents started by a real ssh, through a real sshd on the loopback."""
 
 from __future__ import annotations
 
@@ -46,21 +46,21 @@ WAITS = """
 
 @dataclass
 class Far:
-    """A server, and what a client needs for it."""
+    """SSH server, and the files that its client needs."""
 
     home: Path
     port: int
     server: subprocess.Popen[bytes]
 
     def options(self) -> list[object]:
-        """How the launcher reaches the host `far`."""
+        """Options with which the launcher reaches the host `far`."""
         reach = ["-p", self.port, "-i", self.home / "key", f"--ssh-options=-F {self.home}/client"]
         return ["-H", "localhost:1,far:2", "--network-interface", "lo", *reach]
 
 
 @pytest.fixture(scope="module")
 def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Far]:
-    """The host `far`: this machine, by ssh."""
+    """Host `far`: this machine, by ssh."""
     if SSHD is None or shutil.which("ssh") is None:
         reason = "needs sshd and ssh (Debian: openssh-server, openssh-client)"
         print(reason)
@@ -116,7 +116,7 @@ def test_a_job_runs_over_ssh_with_options_from_a_file(launcher: Launcher, far: F
 
 @pytest.mark.parametrize("whom", ["ssh", "launcher", "agent", "interrupt"])
 def test_whatever_is_lost_nothing_is_left_behind_ssh(launcher: Launcher, far: Far, whom: str) -> None:
-    """Problem 23."""
+    """ssh, the launcher or the agent is killed, or the job is interrupted."""
     process = launcher.start(*far.options(), "--grace-period", 0.2, python=WAITS)
     launcher.wait_for("up.0", "up.1", "up.2")
     agent = int((launcher.home / "parent.2").read_text())

@@ -1,4 +1,4 @@
-"""Who is to blame, from ends and words alone."""
+"""Decision about the culprit of a failure, from exit codes and reports alone."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_first_cause(ends, claims, culprit, code):
 
 
 def test_a_word_of_others_is_told_rather_than_the_culprit_s_own() -> None:
-    """A rank that leaves may hear what its leaving has done before its process has ended."""
+    """A rank that leaves may get an error caused by its own leaving before its process has ended."""
     ends = [End(0, 5, 1.0), End(1, 0, 1.1)]
     own, of_others = died(1, 1, 1.0, "left"), died(0, 1, 1.001, "left")
     verdict = judge(ends, [own, of_others])
@@ -90,12 +90,12 @@ def trace(last: str) -> list[str]:
 
 
 def reported(error: BaseException) -> ExitReport:
-    """What a rank reports that an exception ends."""
+    """Report of a rank that an exception ends."""
     return ExitReport.parse(json.dumps({"raised": writer.describe(error)}).encode())
 
 
 def failed(rank: int, cause: str = "died", message: str = "", time: float = 1.0) -> ExitReport:
-    """What a rank reports whose world has failed."""
+    """Report of a rank whose world has failed."""
     return ExitReport(failure=Failure(rank, cause, message, time))
 
 
@@ -235,7 +235,7 @@ def test_the_tail_of_a_huge_file_begins_with_a_whole_line(tmp_path):
 
 
 def test_the_clock_of_another_host_does_not_make_its_rank_the_first() -> None:
-    """Rank 0 names rank 1 by a clock that is two days late, and rank 2 exits before by the launcher's."""
+    """Rank 0 names rank 1 by a clock that is two days slow; rank 2 exits earlier by the launcher's clock."""
     report = failed(1, "raised", "rank 1 failed: boom", 11.0 - 2 * 86400)
     ends = [End(0, 1, 12.0, report=report), End(1, 1, 11.5), End(2, 1, 10.0)]
     late = investigate(ends)
@@ -270,7 +270,7 @@ def test_a_rank_that_did_not_come_is_the_first_failure_and_not_who_waited(tmp_pa
 
 
 def test_who_waits_for_the_first_of_its_own_host_is_not_to_blame() -> None:
-    """It knows that one by its place on the host alone."""
+    """The waiting rank knows the missing one by its place on the host alone."""
     told = RendezvousError("rank 2: local rank 0 did not come within 3 s. Is it running, on this host?", absent=-1)
     waits = RendezvousError("ranks 1, 2 did not come within 3 s (ENGINE_START_TIMEOUT)", absent=1)
     ends = [End(0, 1, 5.1, report=reported(waits)), End(1, -15, 10.0, True), End(2, 1, 5.0, report=reported(told))]
@@ -296,7 +296,7 @@ def test_a_rank_that_ended_well_before_init_is_the_first_failure(tmp_path: Path)
 
 
 def test_hosts_that_do_not_reach_rank_0_are_those_that_did_not_come(tmp_path: Path) -> None:
-    """Both wait for the other: the address at which rank 0 is not reached is what the user sees last."""
+    """Both wait for each other; the user sees last the address at which rank 0 was not reached."""
     text = "rank 0 did not come within 3 s: rank 1 on b did not reach it at n:5\n  n: no such host"
     job(tmp_path, r0="", r1="\n".join(trace(f"RendezvousError: {text}")))
     waits = reported(RendezvousError("rank 1 did not come within 3 s", absent=1))

@@ -1,4 +1,4 @@
-"""Copies of pages of counters: what an agent sends, and what the launcher keeps of it."""
+"""Copies of pages of counters: an agent sends them, and the launcher keeps them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DAY = 86_400 * 10**9
 
 
 class Sent(Channel):
-    """A channel that keeps what is sent."""
+    """Channel that records the messages sent."""
 
     def __init__(self) -> None:
         self.messages_sent: list[Message] = []
@@ -49,14 +49,14 @@ def read(descriptor: int) -> page.Snapshot:
 
 
 def on_a_host_that_booted_earlier(message: Message) -> Message:
-    """A message as it would be if its host's monotonic clock were ten days ahead, and unix time an hour behind."""
+    """Message as if its host's monotonic clock were ten days ahead, and its Unix time an hour behind."""
     monotonic, unix = (message.number(name, *CLOCKS) for name in ("monotonic", "unix"))
     ahead = {"monotonic": monotonic + 10 * DAY, "unix": unix - 3600 * 10**9}
     return Message(message.kind, message.head | ahead, message.body)
 
 
 def test_copies_tell_times_by_the_launchers_clocks(pages: list[int]) -> None:
-    """Problem 14."""
+    """The sending host's monotonic clock is ten days ahead, its Unix time an hour behind."""
     channel, now, unix = Sent(), time.monotonic_ns(), time.time_ns()
     name = words_of("node1")
     times = {"last_ns": now + 10 * DAY, "started_ns": unix - 3600 * 10**9}
@@ -121,7 +121,7 @@ def test_what_no_agent_sends_is_refused(pages: list[int], damage: dict[str, Any]
 
 
 def test_a_page_that_has_come_to_another_host_is_written_by_that_one_alone(pages: list[int]) -> None:
-    """The number of a slot may be given to one on another host; the old host's agent still has a page of it."""
+    """A slot's number may move to another host while the old host's agent still has a page of it."""
     channel = Sent()
     for steps, descriptor in enumerate(pages[:3]):
         write(descriptor, state=1, pid=os.getpid(), steps=steps)

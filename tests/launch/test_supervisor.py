@@ -1,4 +1,4 @@
-"""The supervisor of ranks, with a guardian that only takes note."""
+"""The supervisor of ranks, with a guardian that only records its input."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ with caught(SIGNALS, lambda *_: None) as wakeup:
 
 
 def test_a_group_whose_last_process_ends_after_its_rank_is_forgotten():
-    """Its number may come to mean other processes of the user, which the end of the job must not kill."""
+    """Its number may be reused for other processes of the user, which the end of the job must not kill."""
     done = subprocess.run([sys.executable, "-c", GROUPS], capture_output=True, text=True, timeout=30)
     assert (done.stdout.split(), done.stderr) == (["watch", "ended", "forget"], "")
 

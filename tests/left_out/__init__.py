@@ -1,8 +1,8 @@
-"""Packages that a program of a test need not import, though its framework does where they are installed.
+"""Packages that a test's program need not import, though its framework imports them where they are installed.
 
-TensorFlow imports JAX, and Keras scikit-learn, matplotlib and pandas, if they are there. Of the seconds of processor
-that `import keras` takes that is nearly half. Both frameworks do without, as with users who have not installed them;
-tests of several frameworks in one process leave none of them out.
+TensorFlow imports JAX, and Keras imports scikit-learn, matplotlib and pandas, if they are there. They account for
+nearly half of the processor time of `import keras`. Both frameworks work without them, as for users who have not
+installed them; tests of several frameworks in one process leave none of them out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NAMES = ("jax", *EXTRAS)
 
 
 def leaving_out(*names: str) -> dict[str, str]:
-    """Variables under which a Python finds none of the packages.
+    """Environment variables under which a Python finds none of the packages.
 
     Parameters
     ----------
