@@ -1,1 +1,1 @@
-"""Pages of counters, and all that is made of them: exposition, `enginerun top`, summaries, dashboards, alerts."""
+"""Pages of counters, and their consumers: exposition, `enginerun top`, summaries, dashboards, alerts."""

@@ -1,4 +1,4 @@
-"""What the tests of metrics share: jobs that hold pages of counters, the dashboards' sources, and a Prometheus."""
+"""Fixtures of the metrics tests: jobs that hold pages of counters, and a Prometheus."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def fake_job() -> Iterator[Callable[..., FakeJob]]:
 
 @pytest.fixture(scope="session")
 def prometheus() -> Programs:
-    """The programs of a real Prometheus."""
+    """Executables of a real Prometheus."""
     try:
         return find()
     except Unavailable as error:

@@ -1,4 +1,4 @@
-"""`python -m tests.metrics.draw_preview`: the pictures of docs/images, from the history that the tests use."""
+"""`python -m tests.metrics.draw_preview` draws the pictures of docs/images from the history that the tests use."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""A stand-in for a launcher: holds pages of counters that go on, and does what it is told, a line at a time.
+"""Stand-in for a launcher: holds pages of counters that advance, and obeys commands, one per line.
 
-python -m tests.metrics.fake_job RANKS [NAME]. It starts a process for each rank, which sleeps, and prints
-their numbers.
-Commands: `end`, `fail R` (all say that R died), `write R FIELD VALUE`, `pause R` (its counters stand still), `junk R`,
-`version R`, `clear R`.
+`python -m tests.metrics.fake_job RANKS [NAME]` starts a sleeping process for each rank, and prints their IDs.
+Commands: `end`, `fail R` (all ranks say that R died), `write R FIELD VALUE`, `pause R` (its counters stand still),
+`junk R`, `version R`, `clear R`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ MS = 1_000_000
 
 
 def main() -> None:
-    """Do as told until stdin ends."""
+    """Obey commands until stdin ends."""
     size, name = int(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else ""
     pages = [page.make() for _ in range(size)]
     variables = {**os.environ, "ENGINE_JOB": f"{os.getpid()}-cafe", **({"ENGINE_RUN_NAME": name} if name else {})}

@@ -20,16 +20,16 @@ Fields = Mapping[str, int | Sequence[int]]
 
 
 class FakePage:
-    """A page whose fields a test sets.
+    """Page whose fields a test sets.
 
     Parameters
     ----------
     fields : mapping
         Values by name; the others are 0.
     more : mapping of str to int
-        Fields of a newer build, and their words.
+        Extra fields of a newer build, and their number of words.
     operations : tuple of str
-        Those of a newer build.
+        Extra operations of a newer build.
     """
 
     def __init__(
@@ -57,28 +57,28 @@ class FakePage:
             self._words[self._at[name] + index] = word
 
     def write(self, offset: int, data: bytes) -> None:
-        """Damage it."""
+        """Overwrite bytes of the page."""
         self._memory[offset : offset + len(data)] = data
 
     def replace(self, old: bytes, new: bytes) -> None:
-        """Damage a word of the table."""
+        """Replace a word of the table."""
         self.write(self._memory.find(old), new)
 
     def word(self, offset: int, value: int) -> None:
-        """Damage a word of the header."""
+        """Overwrite a word of the header."""
         self.write(offset, struct.pack("=Q", value))
 
     def close(self) -> None:
-        """Let it go."""
+        """Close the page."""
         self._words.release()
         self._memory.close()
         os.close(self.descriptor)
 
 
 def training(rank: int = 0, size: int = 4, hosts: int = 1) -> dict[str, int | list[int]]:
-    """The fields of a rank of a training job with the tuner on: it allreduces, and has broadcast once.
+    """Fields of a rank of a training job with the tuner on: it runs allreduces, and has run one broadcast.
 
-    Of several hosts each has equally many ranks, and as the first one waits most for the last; and ranks have GPUs.
+    With several hosts, each has the same number of ranks, the first waits most for the last, and ranks have GPUs.
     """
     far = {
         "host": rank * hosts // size,
@@ -168,7 +168,7 @@ def training(rank: int = 0, size: int = 4, hosts: int = 1) -> dict[str, int | li
 
 
 def member(rank: int, source: FakePage | int | str | None, up: bool = True) -> Member:
-    """A rank with a page."""
+    """Rank with a page."""
     where = source.descriptor if isinstance(source, FakePage) else source
     return Member(rank, lambda: where, lambda _: up)
 
@@ -190,7 +190,7 @@ ELASTIC = ElasticJob(
 
 
 def full_exposition(ranks: int = 4, run: str = "fake-1") -> str:
-    """What an endpoint says about an elastic training job with the tuner on: every metric that is defined."""
+    """Exposition of an elastic training job with the tuner on, with every defined metric."""
     pages = [FakePage(training(rank, ranks, 2)) for rank in range(ranks)]
     try:
         members = [member(rank, each) for rank, each in enumerate(pages)]

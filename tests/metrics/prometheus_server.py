@@ -1,6 +1,6 @@
-"""A real Prometheus for tests: Debian's package, unpacked and not installed, or one that is on PATH.
+"""A real Prometheus for tests: Debian's package, unpacked but not installed, or one on PATH.
 
-`python -m tests.metrics.prometheus_server` fetches it (`make prometheus`) and prints where it is.
+`python -m tests.metrics.prometheus_server` fetches it (`make prometheus`) and prints its path.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True)
 class Programs:
-    """Where the programs are."""
+    """Paths of the executables."""
 
     prometheus: Path
     promtool: Path
 
     def tool(self, *arguments: str | Path, given: str = "", succeeds: bool = True) -> str:
-        """What promtool prints."""
+        """Run promtool; return its output."""
         done = subprocess.run(
             [self.promtool, *arguments],
             input=given, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120,
@@ -51,7 +51,7 @@ class Programs:
 
 
 def find() -> Programs:
-    """Prometheus, fetched if need be.
+    """Find Prometheus, or fetch it.
 
     Raises
     ------
@@ -104,9 +104,9 @@ class Server:
     ----------
     programs : Programs
     directory : Path
-        For its data and its log; its data may be there already.
+        Directory of its data and its log; data may be there already.
     config : str
-        prometheus.yml.
+        Content of prometheus.yml.
     """
 
     def __init__(self, programs: Programs, directory: Path, config: str = "{}") -> None:
@@ -160,7 +160,7 @@ class Server:
             raise AssertionError(f"{error}\n{self.log.read_text()}") from None
 
     def api(self, path: str, **parameters: Any) -> Any:
-        """The data of an answer of the HTTP API."""
+        """Data of an answer of the HTTP API."""
         try:
             with urlopen(f"{self.url}/api/v1/{path}?{urlencode(parameters)}", timeout=60) as answer:
                 return json.load(answer)["data"]
@@ -176,12 +176,12 @@ class Server:
         ]
 
     def query_range(self, expr: str, start: float, end: float, step: float) -> list[tuple[dict[str, str], list[float]]]:
-        """Labels and values of each series over a time."""
+        """Labels and values of each series of a range query."""
         answer = self.api("query_range", query=expr, start=start, end=end, step=step)
         return [(series["metric"], [float(value) for _, value in series["values"]]) for series in answer["result"]]
 
     def wait_for(self, expr: str, seconds: float) -> list[tuple[dict[str, str], float]]:
-        """The first answer of an instant query that is not empty."""
+        """Wait for a non-empty answer of an instant query."""
         return until(lambda: self.query(expr), f"series for {expr}", seconds, pause=0.1)
 
 

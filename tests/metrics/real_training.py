@@ -1,4 +1,4 @@
-"""A training that goes on until it is told to end, and whose ranks can be slowed down from outside."""
+"""A training that runs until it is told to end, and whose ranks can be slowed down from outside."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COMPUTING = 0.02  # seconds a step, asleep: four ranks share the machine's proce
 
 
 def train() -> int:
-    """Train until the file `end` exists; rank R sleeps longer while there is a file `slow.R`. The number of steps."""
+    """Train until the file `end` exists; rank R sleeps longer while `slow.R` exists. Return the number of steps."""
     hvd.init()
     torch.manual_seed(0)
     model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(12)))

@@ -1,4 +1,4 @@
-"""What a healthy elastic run of four ranks with the tuner would export: made up, but every family that there is.
+"""Synthetic metrics of a healthy elastic run of four ranks with the tuner, with every family that exists.
 
 A step takes 200 ms at first. The tuner waits for a minute, searches for twelve, finds a setting that takes 160 ms, and
 watches. Rank 2 is a little late for a while, too little for an alert.
@@ -28,7 +28,7 @@ Key = tuple[str, str, Labels]  # family, series, labels
 
 
 class Run:
-    """The run, from scrape to scrape."""
+    """State of the run, advanced from scrape to scrape."""
 
     def __init__(self, start: float, seed: int = 5) -> None:
         self.now = self.start = start
@@ -51,7 +51,7 @@ class Run:
         self._key(name, name, labels, value, True)
 
     def _observe(self, name: str, value: float, times: float, /, **labels: object) -> None:
-        """That many observations, all alike but for their spread over two buckets."""
+        """Add that many observations of one value; a histogram spreads them over two buckets."""
         metric = METRICS[name]
         self._key(name, f"{name}_sum", labels, value * times, True)
         self._key(name, f"{name}_count", labels, times, True)
@@ -104,7 +104,7 @@ class Run:
             self._set("engine_cycles_total", 0, rank=0, reason=reason)
 
     def advance(self) -> None:
-        """Go on to the next scrape."""
+        """Advance to the next scrape."""
         self.now += STEP
         age = self.now - self.start
         self._tune(age)
@@ -205,7 +205,7 @@ def _line(series: str, labels: Labels, value: float, time: str = "") -> str:
 
 
 def history(start: float, minutes: float = MINUTES) -> str:
-    """The whole run in OpenMetrics, with times."""
+    """Whole run in OpenMetrics format, with timestamps."""
     run = Run(start)
     told: dict[str, list[str]] = {name: list(_head(metric, True)) for name, metric in METRICS.items()}
     while run.now < start + 60 * minutes:
@@ -216,7 +216,7 @@ def history(start: float, minutes: float = MINUTES) -> str:
 
 
 def exposition() -> str:
-    """What an endpoint would answer after ten minutes, in Prometheus' text."""
+    """Exposition of an endpoint after ten minutes, in Prometheus' text format."""
     run = Run(1_700_000_000.0)
     while run.now < run.start + 600:
         run.advance()

@@ -1,4 +1,4 @@
-"""Recording rules and alerts, by promtool: their syntax, and when they fire and when they do not."""
+"""Recording rules and alerts, checked by promtool: syntax, and the conditions under which they fire."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dashboards' files are what the code says, and the code says nothing that the engine does not export."""
+"""Dashboard files equal the code's output, and the code uses only metrics that the engine exports."""
 
 from __future__ import annotations
 

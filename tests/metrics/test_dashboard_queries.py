@@ -1,4 +1,4 @@
-"""Every query of every panel, asked of a real Prometheus that has the history of a run."""
+"""Every query of every panel, run on a real Prometheus that has the history of a run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def server(prometheus: Programs, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.mark.parametrize("asked", ASKED, ids=Asked.label)
 def test_a_healthy_run_answers_in_a_sane_range(server: Server, asked: Asked) -> None:
-    """A misspelt metric is a success with no series."""
+    """A query of a misspelt metric succeeds with no series."""
     expr = asked.expr(NAME, interval="30s")
     now = [value for _, value in server.query(expr, at=END - STEP)]
     over_time = server.query_range(expr, END - 600, END - STEP, 30)
@@ -42,14 +42,14 @@ def test_a_healthy_run_answers_in_a_sane_range(server: Server, asked: Asked) -> 
 
 
 def test_another_run_has_no_such_series(server: Server) -> None:
-    """The variable is in every query: one run's panels never show another's."""
+    """The variable of the run is in every query: one run's panels never show another's."""
     other = [asked.label() for asked in ASKED if server.query(asked.expr("another"), at=END - STEP)]
     assert other == ["Run overview / Alerts / firing"]  # none: 0
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "grafana/dashboards").glob("*.json")), ids=lambda path: path.stem)
 def test_the_files_are_answered_as_well(server: Server, path: Path) -> None:
-    """What the preview draws: the queries of the JSON, with legends, tables and annotations."""
+    """The preview draws the queries of the JSON files, with legends, tables and annotations."""
     preview = pytest.importorskip("grafana.preview.__main__", reason="needs Pillow")
     board = preview.answered(json.loads(path.read_text()), preview.Source(server.url, NAME, END - STEP, MINUTES))
     for panel in board["panels"]:

@@ -1,4 +1,4 @@
-"""`enginerun dashboards export DIR`: what Prometheus and Grafana need, as files."""
+"""`enginerun dashboards export DIR` writes the files that Prometheus and Grafana need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a launcher tells of an elastic job as a whole: metrics, and what `enginerun top` reads."""
+"""Job-wide information of a launcher about an elastic job: metrics, and the input of `enginerun top`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def board() -> Iterator[Board]:
 
 @pytest.fixture
 def pages() -> Iterator[list[FakePage]]:
-    """Of three slots, in the last of which rank 0 of the newest world runs."""
+    """Pages of three slots; rank 0 of the newest world runs in the last."""
     made = [FakePage(training(rank)) for rank in (0, 1, 0)]
     yield made
     for each in made:
@@ -34,7 +34,7 @@ def pages() -> Iterator[list[FakePage]]:
 
 
 def exported(pages: list[FakePage], job: ElasticJob | None) -> dict[str, list[tuple[dict[str, str], float]]]:
-    """By name, the labels and the value of each series."""
+    """Labels and value of each series, by name."""
     members = [member(slot, each) for slot, each in enumerate(pages)]
     text = Exporter("run", members, lambda line: None, elastic=lambda: job).text()[0].decode()
     found: dict[str, list[tuple[dict[str, str], float]]] = {}
@@ -101,7 +101,7 @@ def test_another_job_has_no_such_series(pages: list[FakePage]) -> None:
 
 
 def test_what_rank_0_counts_is_a_series_of_its_slot(pages: list[FakePage]) -> None:
-    """Counters never jump: each is of one page. The page that a dead worker has left says rank 0, and is not."""
+    """Counters never jump, since each series is of one page. A dead worker's page still says rank 0, and is ignored."""
     found = exported(pages, replace(ELASTIC, ranks={1: 1, 2: 0}))
     assert {labels["rank"] for labels, _ in found["engine_cycles_total"]} == {"2"}
     nobody = exported(pages, replace(ELASTIC, ranks={1: -1, 2: -1}))

@@ -1,4 +1,4 @@
-"""Jobs are found through /proc, and their pages read while they run and after they have ended."""
+"""Jobs are found through /proc, and their pages are read while they run and after they have ended."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def alone() -> Iterator[Starter]:
 
 
 def found(pid: int) -> list[RunningJob]:
-    """The jobs to which a process belongs; others may run on this machine."""
+    """Jobs to which a process belongs; others may run on this machine."""
     return [job for job in find() if pid in job.members]
 
 

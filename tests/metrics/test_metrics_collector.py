@@ -1,4 +1,4 @@
-"""Pages become the families that are defined, and no others; what cannot be read is left out and counted."""
+"""Pages become exactly the defined families; unreadable pages are left out and counted."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def exporter(pages: list[FakePage], said: list[str] | None = None, elastic: Elas
 
 
 def samples(text: str | bytes | Exporter) -> list[Sample]:
-    """What a scraper understands; it raises for what it does not."""
+    """Samples that a scraper parses from a text; it raises for invalid text."""
     if isinstance(text, Exporter):
         text = text.text()[0]
     if isinstance(text, bytes):
@@ -57,7 +57,7 @@ def samples(text: str | bytes | Exporter) -> list[Sample]:
 
 
 def value(found: list[Sample], name: str, /, **labels: str) -> float:
-    """The one series with these labels."""
+    """Value of the one series with these labels."""
     [only] = [each for each in found if each.name == name and labels.items() <= each.labels.items()]
     return only.value
 

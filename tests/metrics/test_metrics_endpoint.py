@@ -1,4 +1,4 @@
-"""The endpoint answers scrapes, refuses what is none, and waits for nobody."""
+"""The endpoint answers scrapes, refuses other requests, and waits for no client."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Make = Callable[..., Endpoint]
 
 @pytest.fixture
 def make() -> Iterator[Make]:
-    """Give endpoints that are stopped after the test."""
+    """Make endpoints that are stopped after the test."""
     made: list[Endpoint] = []
 
     def start(address: str = "127.0.0.1", port: int = 0, exposition=lambda accept: (TEXT, "text/plain")) -> Endpoint:
@@ -43,7 +43,7 @@ def connect(to: Endpoint, host: str = "127.0.0.1") -> socket.socket:
 
 
 def ask(to: Endpoint, request: bytes, host: str = "127.0.0.1") -> tuple[int, dict[str, str], bytes]:
-    """Send bytes, and read all that comes."""
+    """Send bytes, and read until the connection ends."""
     with connect(to, host) as client:
         client.sendall(request)
         answer = b"".join(iter(lambda: client.recv(65536), b""))
@@ -174,7 +174,7 @@ def test_a_client_that_does_not_read_is_ended(make, monkeypatch):
 
 
 def refused_post(to: Endpoint) -> socket.socket:
-    """A client that has its whole answer before it has sent the body."""
+    """Client that has received the whole answer before it has sent the body."""
     client = connect(to)
     client.sendall(b"POST /metrics HTTP/1.1\r\nContent-Length: 100000000\r\n\r\n")
     answer = b"".join(iter(lambda: client.recv(65536), b""))

@@ -1,4 +1,4 @@
-"""What is written for Prometheus and node_exporter: whole at any moment, readable, and gone when it should be."""
+"""Files for Prometheus and node_exporter: complete at any moment, readable, and removed at the right time."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def start(home: Path, program: str, rank: int = 0, size: int = 1, port: int = 0)
 
 
 def run(home: Path, program: str, size: int = 1) -> list[str]:
-    """What ranks print."""
+    """Run ranks; return the output of each."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     ranks = [start(home, program, rank, size, port) for rank in range(size)]

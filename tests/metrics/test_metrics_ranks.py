@@ -25,7 +25,7 @@ until_files("end", seconds=90)
 
 
 def scrape(directory: Path) -> dict[str, float]:
-    """Values, by what stands before them, without the label of the run."""
+    """Scraped values, by the text before them without the label of the run."""
     [file] = directory.glob("*.json")
     [group] = json.loads(file.read_text())
     run = f',run="{file.stem}"'

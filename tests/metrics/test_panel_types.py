@@ -1,4 +1,4 @@
-"""Each panel is what Grafana's own types of its kind ask for, says the TypeScript compiler."""
+"""Each panel matches Grafana's own types of its kind, as checked by the TypeScript compiler."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The proof: a real job of four ranks with the tuner, found by a real Prometheus through file_sd. Every query of every
-panel and every rule is asked; then one rank is slowed down, and one is killed.
+"""End-to-end run: a real job of four ranks with the tuner, found by a real Prometheus through file_sd.
+
+Every query of every panel and every rule is run; then one rank is slowed down, and one is killed.
 """
 
 from __future__ import annotations
@@ -44,14 +45,14 @@ OPTIONS = """
 
 @dataclass(frozen=True)
 class Run:
-    """The job, and the server that watches it."""
+    """A job, and the server that scrapes it."""
 
     server: Server
     job: Job
     targets: Path
 
     def until_is(self, condition: Callable[[], object], what: str, seconds: float = 60.0) -> None:
-        """Look until something is so, as long as the job goes on."""
+        """Wait until a condition holds, as long as the job runs."""
 
         def look() -> object:
             assert self.job.process.poll() is None, f"the job has ended:\n{self.job.result()}"
@@ -60,7 +61,7 @@ class Run:
         until(look, what, seconds, pause=0.25)
 
     def firing(self, alert: str) -> set[str]:
-        """The ranks that an alert fires for."""
+        """Ranks for which an alert fires."""
         answer = self.server.query(f'ALERTS{{alertname="{alert}", alertstate="firing", run="{NAME}"}}')
         return {labels["rank"] for labels, _ in answer}
 
@@ -106,7 +107,7 @@ ASKED = [asked for asked in panel_queries() if "engine_elastic_" not in asked.qu
 
 @pytest.mark.parametrize("asked", ASKED, ids=Asked.label)
 def test_every_panel_has_an_answer_in_a_sane_range(run: Run, asked: Asked) -> None:
-    """A misspelt metric is a success with no series."""
+    """A query of a misspelt metric succeeds with no series."""
     expr = asked.expr(NAME, interval=INTERVAL)
 
     def answered() -> bool:

@@ -1,4 +1,4 @@
-"""The summary of a run, and what it advises."""
+"""The summary of a run, and its advice."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run_of(size: int = 2, processors: int = 4, log: str | None = None) -> Run:
 
 
 def rank(number: int = 0, **fields: int | list[int]) -> page.Snapshot:
-    """A rank of a healthy run of 20 s and 400 steps of 50 ms, but for some fields."""
+    """Rank of a healthy run of 20 s and 400 steps of 50 ms, with some fields changed."""
     steps = [0] * page.DURATIONS
     steps[26] = 400
     usual: dict[str, int | list[int]] = {
@@ -63,7 +63,7 @@ def rank(number: int = 0, **fields: int | list[int]) -> page.Snapshot:
 
 
 def told(run: Run = RUN, **fields: int | list[int]) -> list[str]:
-    """What is advised to a job both of whose ranks have these fields."""
+    """Advice for a job both of whose ranks have these fields."""
     return advice.advise(figures({0: rank(0, **fields), 1: rank(1, **fields)}, run))
 
 
@@ -125,7 +125,7 @@ def test_ranks_are_compared_with_the_processors_of_their_own_host() -> None:
 
 
 def test_hosts_and_what_the_network_costs_are_told() -> None:
-    """Problem 17: a host whose data comes late is named, and no rank is called late for it."""
+    """A host whose data comes late is named, and no rank is called late for it."""
     far = {"hosts": 3, "network_sent": 3 << 30, "lag_ns": 0}
     ranks: dict[int, Page] = {}
     for number, host in enumerate((0, 1, 2, 0)):
@@ -151,7 +151,7 @@ def test_what_gpus_take_is_told() -> None:
 
 @pytest.mark.parametrize(("hosts", "slow"), [(2, (0, 1)), (3, (1, 2))])
 def test_a_slow_link_between_two_hosts_is_told(hosts: int, slow: tuple[int, int]) -> None:
-    """Problem 17: two hosts that wait for each other, of which neither stands out; a third waits for both."""
+    """Two hosts wait for each other, so that neither stands out; a third waits for both."""
 
     def shown(milliseconds: int) -> str:
         ranks: dict[int, Page] = {}

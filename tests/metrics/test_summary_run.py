@@ -31,7 +31,7 @@ for step in range(60):
 
 
 def summarized(tmp_path: Path, *options: str, program: str = TRAINS) -> tuple[int, str]:
-    """The exit code of a run, and what the launcher said of its own."""
+    """Exit code of a run, and the launcher's own lines."""
     script = tmp_path / "train.py"
     script.write_text(program)
     command = [sys.executable, "-m", "engine.launch", "-np", "2", "--summary", sys.executable, str(script), *options]

@@ -1,4 +1,4 @@
-"""`enginerun top`: in terminals, in pipes, on jobs that are well, ill, or over."""
+"""`enginerun top` in terminals and pipes, on jobs that are healthy, failing, or over."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class Terminal:
-    """A terminal of some size in which a program runs."""
+    """A terminal of a given size in which a program runs."""
 
     def __init__(self, command: list[str], columns: int, lines: int, **variables: str) -> None:
         self._ours, theirs = pty.openpty()
@@ -63,11 +63,11 @@ class Terminal:
 
     @property
     def text(self) -> str:
-        """What was printed, without escapes."""
+        """Output so far, without escape sequences."""
         return ESCAPES.sub("", self.raw)
 
     def wait_for(self, pattern: str, times: int = 1) -> None:
-        """Wait until something has been printed so often."""
+        """Wait until a text has been printed a number of times."""
         end = time.monotonic() + DEADLINE
         while len(re.findall(pattern, self.text)) < times:
             assert time.monotonic() < end, f"no {pattern!r} in {self.text!r}"
@@ -77,7 +77,7 @@ class Terminal:
         os.write(self._ours, keys)
 
     def finish(self) -> int:
-        """Wait for the end, reading all there is."""
+        """Wait for the end, and read all output."""
         end = time.monotonic() + DEADLINE
         while self.process.poll() is None:
             assert time.monotonic() < end, self.text
@@ -93,7 +93,7 @@ class Terminal:
 
     @property
     def attributes(self) -> list[Any]:
-        """How the terminal treats keys."""
+        """Attributes of the terminal, such as echo."""
         return termios.tcgetattr(self._theirs)
 
     def close(self) -> None:
@@ -395,7 +395,7 @@ def frame_with(
 
 @pytest.mark.parametrize("width", [60, 80, 200])
 def test_an_elastic_job_is_shown_by_slots_with_its_last_resets(width: int) -> None:
-    """Slots 0, 2 and 3 have workers, of which that in slot 2 is rank 0 of its world, and has the tuner."""
+    """Slots 0, 2 and 3 have workers; the one in slot 2 is rank 0 of its world, and has the tuner."""
     pages: dict[int, Page] = {slot: snapshot(state=1, rank=rank) for slot, rank in ((0, 1), (2, 0), (3, 2))}
     frame = frame_with(pages, {0: 0.0, 2: 0.0, 3: 0.0})
     frame = replace(frame, now=1_700_000_090.0, elastic=replace(ELASTIC, ranks={0: 1, 2: 0, 3: -1}))
@@ -422,7 +422,7 @@ def on_two_hosts(rank: int, **fields: int | list[int]) -> Snapshot:
 
 
 def test_ranks_of_several_hosts_are_shown_with_them() -> None:
-    """Problem 17: the host whose data others wait for is named; nobody is called late for it."""
+    """The host whose data others wait for is named; no rank is called late for it."""
     pages: dict[int, Page] = {rank: on_two_hosts(rank, copied_ns=10**9) for rank in range(4)}
     pages[3] = on_two_hosts(3, copied_ns=10**9, copied_state=ord("T"))
     frame = frame_with(pages, dict.fromkeys(range(4), 0.0), {1: 0.5})

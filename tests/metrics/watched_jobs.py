@@ -1,4 +1,4 @@
-"""A job that can be watched, and the environment for programs that watch it."""
+"""A job to be watched, and the environment of programs that watch it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class FakeJob:
         return self.process.pid
 
     def tell(self, *words: object) -> None:
-        """Give a command, and wait until it is done."""
+        """Send a command, and wait until it is done."""
         assert self.process.stdin is not None and self.process.stdout is not None
         print(*words, file=self.process.stdin, flush=True)
         self.process.stdout.readline()

@@ -13,17 +13,17 @@ FIELDS_AT = 3072
 
 
 def names_text(names: Mapping[str, tuple[str, ...]]) -> str:
-    """The lines that tell names."""
+    """Lines that define names."""
     return "".join(f"{name} = {' '.join(words)}\n" for name, words in names.items())
 
 
 def words_of(text: str) -> list[int]:
-    """A text as words of a page."""
+    """Text as words of a page."""
     return list(struct.unpack(f"={page.HOST_WORDS}Q", text.encode().ljust(8 * page.HOST_WORDS, b"\0")))
 
 
 def content(version: int = page.VERSION, **fields: int | list[int]) -> bytes:
-    """The bytes of a page; fields that are not named are 0."""
+    """Bytes of a page; fields that are not named are 0."""
     table, words = "", []
     for name, count in page.EXPECTED.items():
         given = fields.pop(name, 0)
@@ -43,7 +43,7 @@ def fill(descriptor: int, **fields: int | list[int]) -> None:
 
 
 def snapshot(**fields: int | list[int]) -> page.Snapshot:
-    """What `page.read` gives for such a page."""
+    """Result of `page.read` for such a page."""
     descriptor = page.make()
     try:
         fill(descriptor, **fields)
