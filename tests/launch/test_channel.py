@@ -25,7 +25,7 @@ def ends() -> Iterator[tuple[Channel, int]]:
 
 
 def test_what_has_come_with_a_message_is_there_for_whoever_reads_on(ends):
-    """After the message that starts its ranks, an agent reads elsewhere; buffered messages must not wait for another."""
+    """After the message that starts its ranks, an agent reads elsewhere: no buffered message may wait for the next."""
     channel, writing = ends
     os.write(writing, pack("start") + pack("launch", worker=0) + pack("launch", worker=1))
     first = next(channel.messages())

@@ -404,7 +404,7 @@ def test_a_first_host_that_others_cannot_reach_by_its_name_is_refused(launcher):
 
 
 def test_a_name_of_this_machine_for_which_ssh_fails_is_told_as_such(launcher):
-    """Names that only /etc/hosts knows are not resolved beforehand; an unusual form of an address stands for one here."""
+    """Names that only /etc/hosts knows are not resolved beforehand; an unusual form of an address stands in for one."""
     stand_in_ssh(launcher)
     (launcher.home / "bin" / "ssh").write_text("#!/bin/sh\necho Permission denied >&2; exit 255\n")
     for arguments in (["-H", "127.1:1,strange:1", "true"], ["doctor", "-H", "127.1,strange"]):
