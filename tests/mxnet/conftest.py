@@ -1,4 +1,4 @@
-"""Tests here run where MXNet is: in an environment that the first of them makes."""
+"""Tests here run with an interpreter that has MXNet, in an environment that the first of them makes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from . import environment
 
 @pytest.fixture(scope="package", autouse=True)
 def mxnet_python() -> str:
-    """The interpreter that has MXNet."""
+    """Interpreter that has MXNet."""
     try:
         return str(environment.make())
     except environment.NotToBeHadError as reason:

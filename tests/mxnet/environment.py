@@ -1,4 +1,4 @@
-"""An environment with MXNet 1.9.1, the last there will be, and the NumPy that it needs; the rest is the tests' own.
+"""An environment with MXNet 1.9.1, its last release, and the NumPy that it needs; the rest is that of the tests.
 
 python -m tests.mxnet.environment
 """
@@ -19,7 +19,7 @@ PYTHON = ENVIRONMENT.python
 
 
 def make() -> Path:
-    """Make the environment, unless it is there; its interpreter.
+    """Make the environment, unless it exists; return its interpreter.
 
     Raises
     ------

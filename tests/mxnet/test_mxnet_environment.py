@@ -1,4 +1,4 @@
-"""What stands around MXNet: its versions, its imports, the names that Horovod's scripts use."""
+"""MXNet's versions and imports, and the names that Horovod's scripts use."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ print(*sorted(star))
 
 
 def says(code: str, *arguments: str) -> str:
-    """What Python with MXNet prints."""
+    """Run code in the Python that has MXNet; return its output."""
     done = subprocess.run(
         [PYTHON, "-c", code, *arguments], capture_output=True, text=True, timeout=100, cwd=Path.home()
     )
@@ -52,7 +52,7 @@ def test_the_binding_imports_no_other_framework() -> None:
 
 
 def test_horovods_names_are_there_behind_the_switch() -> None:
-    """Those that docs/migration.md tells of, and those that every framework has."""
+    """Covers the names that docs/migration.md lists, and those that every framework has."""
     there = set(says(SCRIPT).split())
     assert {name.partition(".")[2] for name in MXNET} | {"init", "rank", "size", "broadcast_object", "Average"} <= there
 

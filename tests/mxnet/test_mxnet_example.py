@@ -1,4 +1,4 @@
-"""The example of MXNet trains alike on two ranks and in one process."""
+"""The MXNet example gives equal results on two ranks and in one process."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def array(kind: str, values: Any, dtype: str) -> Any:
 
 
 def values(rank: int, dtype: str) -> np.ndarray:
-    """[2, 3], small enough for sums in every dtype."""
+    """Values of shape [2, 3], small enough for sums in every dtype."""
     made = np.arange(6).reshape(2, 3) + rank
     return (made % 2 == 0) if dtype == "bool" else made.astype(dtype)
 
@@ -96,7 +96,7 @@ def test_arrays_without_rows_and_without_dimensions(rank: int, size: int) -> Non
 
 
 def test_an_array_that_is_still_computed_is_waited_for(size: int) -> None:
-    """A pointer alone would give what was in the memory before: MXNet computes when somebody waits."""
+    """MXNet computes lazily: its pointer alone would give the memory's former content."""
     import mxnet
 
     import engine.mxnet as hvd

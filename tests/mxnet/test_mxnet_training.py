@@ -28,7 +28,7 @@ def batches() -> tuple[np.ndarray, np.ndarray]:
 
 
 def network(seed: int, known: bool = True) -> Any:
-    """A net with values of its own; `known`: its shapes are known before it has seen an input."""
+    """Network initialized from a seed; with `known`, its shapes are known before the first input."""
     import mxnet
     from mxnet.gluon import nn
 
@@ -41,7 +41,7 @@ def network(seed: int, known: bool = True) -> Any:
 
 
 def train(net: Any, trainer: Any, rank: int, size: int) -> None:
-    """Steps of gluon on this rank's share of each batch."""
+    """Train with gluon for some steps on this rank's share of each batch."""
     import mxnet
     from mxnet import autograd
 
@@ -59,12 +59,12 @@ def weights(net: Any) -> dict[str, np.ndarray]:
 
 
 def steps_of(number: int) -> int:
-    """How often the tuner has seen a step of the optimizer of that number, since it looks."""
+    """Number of marked steps of the optimizer with that number, since marks are recorded."""
     return sum(mark[2] == number for mark in engine.runtime.engine().steps(0)[1])
 
 
 def expect_equal(net: Any, expected: dict[str, np.ndarray]) -> None:
-    """The ranks hold the same bits, and what one process has come to."""
+    """Check that ranks hold the same bits, and nearly the values of a single process."""
     engine.check_consistency(weights(net))
     for name, value in weights(net).items():
         np.testing.assert_allclose(value, expected[name], rtol=1e-5, atol=1e-6, err_msg=name)
@@ -104,7 +104,7 @@ def test_parameters_of_unknown_shape_are_broadcast_in_the_first_forward(rank: in
 
 
 def update(optimizer: Any, size: int, rank: int, dtype: str) -> np.ndarray:
-    """Steps of an updater, as the `Module` API takes them, with the gradients that a rank has."""
+    """Run steps of an updater as the `Module` API does, with a rank's gradients, or their average for rank -1."""
     import mxnet
 
     updater = mxnet.optimizer.get_updater(optimizer)
@@ -124,7 +124,7 @@ def update(optimizer: Any, size: int, rank: int, dtype: str) -> np.ndarray:
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("name", ["sgd", "adam", "rmsprop"])
 def test_an_updater_reduces_each_gradient_once(name: str, dtype: str, rank: int, size: int) -> None:
-    """Also where `update_multi_precision` of an optimizer calls its `update`."""
+    """Holds even where an optimizer's `update_multi_precision` calls its `update`."""
     import mxnet
 
     import engine.mxnet as hvd
@@ -199,7 +199,7 @@ def test_what_makes_no_sense_is_refused_with_the_reason(rank: int) -> None:
 @on_ranks(2, 3, python=str(PYTHON))
 @pytest.mark.parametrize("kind", ["trainer", "optimizer"])
 def test_gradients_are_reduced_with_those_of_their_names(kind: str, rank: int, size: int) -> None:
-    """A list that was made from a set is in another order on each rank, also from step to step."""
+    """A list made from a set has another order on each rank, and in each step."""
     import mxnet
     from mxnet import autograd, gluon
 
