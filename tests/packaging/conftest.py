@@ -1,6 +1,6 @@
-"""What the tests of packaging share: one sdist, and one build of it, for a wheel and for an editable installation.
+"""Fixtures of the packaging tests: one sdist, and one build of it for a wheel and for an editable installation.
 
-Environments have either of them.
+Each environment has one of the two installed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ pytest.importorskip("mesonpy", reason="building needs the dev extra")
 
 @pytest.fixture(scope="session")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the source tree, with one operation more, that nothing is built in."""
+    """Unbuilt copy of the source tree, with one more operation."""
     if not (ROOT / ".git").exists():
         pytest.skip("needs a git checkout")
     tree = copy_tree(tmp_path_factory.mktemp("tree"))
@@ -40,7 +40,7 @@ def sdist(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def unpacked(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sdist's files: what is built from them shows that the sdist holds all that a build needs."""
+    """Files of the sdist; building from them shows that the sdist has all that a build needs."""
     directory = tmp_path_factory.mktemp("unpacked")
     with tarfile.open(sdist) as archive:
         archive.extractall(directory, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))  # from 3.11.4
@@ -59,7 +59,7 @@ def wheel(unpacked: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """An environment with the wheel in it; programs run in an empty directory."""
+    """Environment with the wheel installed; programs run in an empty directory."""
     environment = make_environment(tmp_path_factory.mktemp("installed"), tmp_path_factory.mktemp("elsewhere"))
     environment.install(wheel)
     return environment
@@ -67,9 +67,9 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environm
 
 @pytest.fixture(scope="session")
 def editable(unpacked: Path, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """An environment with the files of the sdist installed in place, once the wheel is made; programs run in its root.
+    """Environment with the sdist's files installed in place, after the wheel is made; programs run in their root.
 
-    It goes on with the wheel's build. (The tests themselves run in an editable installation that was built as one.)
+    It reuses the wheel's build. (The tests themselves run in an editable installation that was built as one.)
     """
     environment = make_environment(tmp_path_factory.mktemp("editable"), unpacked)
     environment.install(*BUILD, "--editable", unpacked)

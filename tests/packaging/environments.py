@@ -1,4 +1,4 @@
-"""A copy of the source tree, and environments to install what is built from it into.
+"""A copy of the source tree, and environments in which builds of it are installed.
 
 Nothing here needs the network: the environments see the packages of the one that runs the tests, except the engine.
 """
@@ -20,7 +20,7 @@ BUILD = ("-Cbuild-dir=build/shared", "-Csetup-args=-Doptimization=0")
 
 
 def run(command: list[str | Path], cwd: Path, **variables: str) -> str:
-    """Run a command that must succeed; returns what it printed."""
+    """Run a command that must succeed; return its output."""
     env = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", **variables}
     for name in ("PYTHONPATH", "NINJA", "CFLAGS"):
         env.pop(name, None)
@@ -31,7 +31,7 @@ def run(command: list[str | Path], cwd: Path, **variables: str) -> str:
 
 @dataclass
 class Environment:
-    """A virtual environment and the directory that programs run in."""
+    """A virtual environment, and the directory in which its programs run."""
 
     path: Path
     cwd: Path
@@ -41,7 +41,7 @@ class Environment:
         return self.path / "bin" / "python"
 
     def popen(self, code: str, **options: object) -> subprocess.Popen[str]:
-        """Start Python as a user does who has not activated the environment: its tools are not on PATH."""
+        """Start Python without activating the environment, so that its tools are not on PATH."""
         env = {"PATH": "/usr/bin:/bin", "HOME": str(self.path)}
         return subprocess.Popen(
             [self.python, "-c", code], cwd=self.cwd, env=env, text=True,
@@ -49,7 +49,7 @@ class Environment:
         )  # fmt: skip
 
     def python_says(self, code: str, status: int = 0) -> str:
-        """What Python prints when it runs `code`, without the last newline."""
+        """Run `code` in Python; return its output without the last newline."""
         with self.popen(code) as process:
             output, _ = process.communicate(timeout=300)
         assert process.returncode == status, output
@@ -72,7 +72,7 @@ def make_environment(path: Path, cwd: Path) -> Environment:
 
 
 def copy_tree(target: Path) -> Path:
-    """The files that git knows or would add."""
+    """Copy the files that git tracks or would add."""
     names = run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], ROOT).split("\0")
     for name in filter(None, names):
         if (ROOT / name).is_file():
@@ -82,7 +82,7 @@ def copy_tree(target: Path) -> Path:
 
 
 def commit(tree: Path) -> None:
-    """Make a directory a repository of its own: an sdist holds what is committed."""
+    """Make a directory a git repository of its own, since an sdist holds committed files."""
     run(["git", "init", "-q"], tree)
     run(["git", "add", "-A"], tree)
     run(["git", "-c", "user.name=test", "-c", "user.email=test@localhost", "commit", "-q", "-m", "copy"], tree)

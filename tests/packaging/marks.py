@@ -1,4 +1,4 @@
-"""Constants that a copy of the engine is made to show, one from each kind of file that a module is made of."""
+"""Constants that a copy of the engine exposes, one from each kind of source file of a module."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Marks = tuple[int, int, int]
 
 
 def read_marks(tree: Path) -> Marks:
-    """The three constants as the sources have them: of the .pyx, the .pxd and the header."""
+    """Values of the three constants in the sources: the .pyx, the .pxd and the header."""
     places = {
         "engine_ext/core.pyx": r"^mark_pyx, .* = (\d+),",
         "engine_ext/marks.pxd": r"MARK_PXD = (\d+)",
@@ -20,7 +20,7 @@ def read_marks(tree: Path) -> Marks:
 
 
 def write_marks(tree: Path, marks: Marks) -> None:
-    """Give the module three constants, one from each kind of file that it is made of."""
+    """Write the three constants, one into each kind of source file."""
     pyx, pxd, header = marks
     files = {
         "engine_ext/marks.h": f"#define MARK_H {header}\n",

@@ -1,4 +1,4 @@
-"""What the archives hold, and what the extension modules link."""
+"""Contents of the archives, and libraries that the extension modules link."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_sdist_holds_what_is_committed(sdist: Path, tree: Path) -> None:
 
 
 def test_extensions_link_only_the_libc_family(wheel: Path, tmp_path: Path) -> None:
-    """Frameworks and vendors' libraries are found at run time, so that one build serves every version of them."""
+    """Libraries of frameworks and vendors are found at run time, so that one build serves all of their versions."""
     zipfile.ZipFile(wheel).extractall(tmp_path)
     extensions = sorted(tmp_path.rglob("*.so"))
     assert extensions

@@ -1,4 +1,4 @@
-"""An editable install never runs stale code, and ranks that import together build once."""
+"""An editable install never runs stale code, and ranks that import at the same time build once."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def sources(editable: Environment) -> Path:
 
 
 def shown(sources: Path) -> str:
-    """What `MARKS` prints when the build is not older than the sources."""
+    """Output of `MARKS` when the build is up to date with the sources."""
     return "{} {} {}".format(*read_marks(sources))
 
 
 def builds(sources: Path) -> int:
-    """How often the module was linked since the last clean build."""
+    """Number of times that the module was linked since the last clean build."""
     (log,) = (sources / "build").glob("*/.ninja_log")
     return len(re.findall(r"\tengine_ext/core\.cpython-[^\t/]+\.so\t", log.read_text()))
 

@@ -1,4 +1,4 @@
-"""An operation is added by a file, a number and a line of the table; everything else follows from its row."""
+"""Adding an operation takes a file, a number and a line of the table; everything else derives from its row."""
 
 from __future__ import annotations
 
@@ -67,6 +67,6 @@ def test_the_recipe_names_every_file() -> None:
 
 @pytest.mark.parametrize("name", ["bindings/collectives", "operations/kinds", "operations/rotate"])
 def test_sources_with_the_operation_are_cython(tree: Path, tmp_path: Path, name: str) -> None:
-    """What the recipe adds uses no name that the file does not have: told without a build."""
+    """Code that the recipe adds uses no undefined name; Cython alone shows that, without a build."""
     cython = ["-m", "cython", "-3", "--fast-fail", f"engine_ext/{name}.pyx", "-o", tmp_path / "out.c"]
     run([sys.executable, *cython], tree)

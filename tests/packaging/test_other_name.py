@@ -1,4 +1,4 @@
-"""`import enginerun`: the package's other name, which goes round an `engine.py` of the user's own."""
+"""`import enginerun`: the package's other name, for users who have an `engine.py` of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Python puts the current directory first: in the root of the sources, `import engine` finds the sources."""
+"""Python looks in the current directory first: in the root of the sources, `import engine` finds the sources."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_dashboards_are_written_from_the_wheel(installed: Environment) -> None:
 
 
 def test_every_extension_module_imports_by_itself(installed: Environment) -> None:
-    """In any order, and with every symbol bound: nothing that a module calls was left out of it."""
+    """Modules import in any order with every symbol bound, so that none lacks code that it calls."""
     packages = Path(installed.python_says("import engine_ext; print(engine_ext.__path__[0])")).parent
     # The libraries of frameworks, which are no modules, have names without the interpreter's tag.
     extensions = sorted(path for path in packages.rglob("*.so") if path.name.count(".") > 1)

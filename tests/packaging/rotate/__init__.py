@@ -1,4 +1,4 @@
-"""An operation that the engine has not, to be added to a copy of its sources as CONTRIBUTING.md says."""
+"""An operation that the engine lacks, to be added to a copy of its sources as CONTRIBUTING.md says."""
 
 from __future__ import annotations
 
