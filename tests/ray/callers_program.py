@@ -1,6 +1,6 @@
 """A caller with an executor and two elastic jobs at once, to be killed: `python callers_program.py DIRECTORY`.
 
-Nobody has called `ray.init`. Before, it calls `ray.shutdown` too early.
+It does not call `ray.init`. Before that, it calls `ray.shutdown` too early.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.waiting import let_pass
 
 
 def started() -> tuple[RayExecutor, list[ElasticRayExecutor]]:
-    """All of them."""
+    """Start an executor of one rank, and two elastic jobs."""
     ranks = RayExecutor(num_workers=1)
     jobs = [ElasticRayExecutor(ElasticRayExecutor.create_settings(min_np=1, max_np=1)) for _ in range(2)]
     ranks.start()

@@ -1,4 +1,4 @@
-"""A caller that Ray Client connects: `python client_program.py ray://ADDRESS:PORT`. An executor, and an elastic job."""
+"""A Ray Client caller with an executor and an elastic job: `python client_program.py ray://ADDRESS:PORT`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cluster of Ray on this machine: three nodes with four CPUs and two GPUs that are none, for all tests here."""
+"""A Ray cluster on this machine for all tests here: three nodes with four CPUs and two pretended GPUs each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SETTINGS = {
 
 @pytest.fixture(scope="package")
 def cluster() -> Iterator[Any]:
-    """The cluster, to which this process is connected. Of its processes none is left."""
+    """Cluster to which this process is connected; afterwards none of its processes is left."""
     ray = pytest.importorskip("ray", reason="needs ray: pip install 'ray[train]'")
     from ray.cluster_utils import Cluster
 
@@ -48,7 +48,7 @@ def cluster() -> Iterator[Any]:
 
 @pytest.fixture
 def add_node(cluster: Any) -> Iterator[Callable[[], Any]]:
-    """Adds a node with two CPUs, which is removed at the end of the test if it still is there."""
+    """Add a node with two CPUs, which is removed at the end of the test if it still exists."""
     added: list[Any] = []
 
     def add() -> Any:

@@ -1,4 +1,4 @@
-"""What workers of elastic jobs on Ray run in the tests. It travels by value, as `programs` does."""
+"""Programs of elastic workers on Ray. Like `programs`, the module is pickled by value."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ PAUSE = 0.02  # seconds of a step
 
 
 def expected(steps: int) -> float:
-    """The sum of all samples of so many steps."""
+    """Sum of all samples of so many steps."""
     return float(sum(range(steps * BATCH)))
 
 
 def add_up(home: str, stop: str = "stop") -> dict[str, Any]:
-    """Add up samples, a batch in a step, shared by the ranks that there are, until there is a file `stop`.
+    """Add up samples, one batch per step shared by the current ranks, until the file `stop` exists.
 
-    Who is in a step writes its place to a file of its own.
+    Each worker that takes part in a step writes its place to a file of its own.
     """
     engine.init()
     state = engine.elastic.ObjectState(step=0, total=0.0, stopped=False)
@@ -59,7 +59,7 @@ def add_up(home: str, stop: str = "stop") -> dict[str, Any]:
 
 
 def raise_in_rank_1() -> None:
-    """Rank 1 raises, in each world at the same line."""
+    """Raise on rank 1, in each world at the same line."""
     engine.init()
     state = engine.elastic.ObjectState(step=0)
 
@@ -74,7 +74,7 @@ def raise_in_rank_1() -> None:
 
 
 def log_too_much() -> None:
-    """Log what is too large, and why that was refused."""
+    """Log a message that is too large, then the reason for its refusal."""
     engine.init()
 
     @engine.elastic.run
@@ -90,7 +90,7 @@ def log_too_much() -> None:
 
 
 def devices() -> list[str | None]:
-    """The GPUs that a rank sees, the number of its slot, and its threads."""
+    """GPUs visible to a rank, its slot's number, and its thread count."""
     engine.init()
 
     @engine.elastic.run

@@ -1,6 +1,6 @@
-"""The caller of jobs on two hosts, which are nodes of one Ray cluster: `python hosts_program.py ADDRESS FILE`.
+"""Caller of jobs on two hosts, which are nodes of one Ray cluster: `python hosts_program.py ADDRESS FILE`.
 
-The file appears when the ranks of the last job work, for somebody to cut off the second host.
+The file appears when the ranks of the last job run, so that the test can cut off the second host.
 """
 
 from __future__ import annotations

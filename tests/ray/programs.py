@@ -1,4 +1,4 @@
-"""What ranks of the tests run. It travels by value: their processes need not find these tests."""
+"""Programs of the tests' ranks. The module is pickled by value: their processes need not find these tests."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 def place() -> tuple[int, int, int, int]:
-    """Where the engine says that this rank is."""
+    """Rank, size, local rank and local size of this process."""
     return engine.rank(), engine.size(), engine.local_rank(), engine.local_size()
 
 
 def add(*values: float, scale: float = 1.0) -> dict[str, Any]:
-    """Sum a tensor over all ranks, in a world that goes on."""
+    """Sum a tensor over all ranks, in a world that stays open."""
     engine.init()
     total = engine.allreduce(np.full(3, engine.rank() + sum(values)) * scale, op=engine.Sum)
     main = threading.current_thread() is threading.main_thread()
@@ -40,13 +40,13 @@ class Counter:
         self.value, self.step = start, step
 
     def count(self) -> tuple[int, int]:
-        """Count on; the rank and the number."""
+        """Count on; return the rank and the count."""
         self.value += self.step
         return engine.rank(), self.value
 
 
 def raise_in(rank: int) -> Any:
-    """One rank raises, the others wait for it in a collective."""
+    """Raise on one rank while the others wait for it in a collective."""
     engine.init()
     if engine.rank() == rank:
         raise ValueError("bad batch")
@@ -54,7 +54,7 @@ def raise_in(rank: int) -> Any:
 
 
 class Strange(Exception):
-    """It cannot be made again from its pickle; or, with a lock, not be pickled."""
+    """Exception that cannot be unpickled; or, with a lock, cannot be pickled."""
 
     def __init__(self, way: str, _: str) -> None:
         super().__init__("of a kind")
@@ -62,7 +62,7 @@ class Strange(Exception):
 
 
 def raise_something_strange(rank: int, way: str) -> Any:
-    """One rank raises what cannot be pickled, or not be unpickled; the others wait for it."""
+    """Raise on one rank an exception that cannot be pickled or unpickled; the others wait for it."""
     engine.init()
     if engine.rank() == rank:
         raise Strange(way, "")
@@ -70,7 +70,7 @@ def raise_something_strange(rank: int, way: str) -> Any:
 
 
 def die_in(rank: int, before_init: bool = False) -> Any:
-    """One rank is killed, the others wait for it."""
+    """Kill one rank while the others wait for it."""
     if before_init and int(os.environ["ENGINE_RANK"]) == rank:
         os.kill(os.getpid(), signal.SIGKILL)
     engine.init()
@@ -80,7 +80,7 @@ def die_in(rank: int, before_init: bool = False) -> Any:
 
 
 def raise_while_others_compute() -> None:
-    """Rank 1 raises; the others ask nobody for anything, and never end."""
+    """Raise on rank 1 while the others run no collective and never end."""
     engine.init()
     if engine.rank() == 1:
         raise ValueError("bad batch")
@@ -88,13 +88,13 @@ def raise_while_others_compute() -> None:
 
 
 def stay_away_from(rank: int) -> Any:
-    """All but one rank want to meet."""
+    """Meet on all ranks but one."""
     if int(os.environ["ENGINE_RANK"]) != rank:
         engine.init()
 
 
 class Fatal:
-    """An object whose making ends the process."""
+    """Object whose construction ends the process."""
 
     def __init__(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -106,7 +106,7 @@ def variables(*names: str) -> list[str | None]:
 
 
 def train(config: dict[str, str]) -> None:
-    """Six steps, each a sum over two workers; one is killed at the fifth, in the first run of a group."""
+    """Run six steps, each a sum over two workers; one worker is killed at the fifth, in the group's first run."""
     import json
     import tempfile
 
@@ -131,7 +131,7 @@ def train(config: dict[str, str]) -> None:
 
 
 def train_on(config: dict[str, str]) -> None:
-    """Count steps, each of which is reported with a checkpoint, until there is a file `stop`; all are written down."""
+    """Count steps until the file `stop` exists; each is reported with a checkpoint, and recorded."""
     import json
     import tempfile
 
@@ -159,7 +159,7 @@ def train_on(config: dict[str, str]) -> None:
 
 
 def train_and_raise(config: dict[str, str]) -> None:
-    """The engine and PyTorch's process group side by side; then one worker raises."""
+    """Use the engine beside PyTorch's process group; then one worker raises."""
     import torch
     import torch.distributed
 
@@ -177,7 +177,7 @@ def train_and_raise(config: dict[str, str]) -> None:
 
 
 def work_until_it_fails(mark: str) -> None:
-    """Sum and sum; rank 0 makes a file once it has begun."""
+    """Sum for ever; rank 0 creates a file once it has begun."""
     engine.init()
     while True:
         engine.allreduce(np.ones(3), name="sum")
@@ -186,6 +186,6 @@ def work_until_it_fails(mark: str) -> None:
 
 
 def raise_late(error: Exception, seconds: float) -> None:
-    """Raise something, after a while."""
+    """Raise an exception after a while."""
     be_late(seconds)
     raise error

@@ -1,4 +1,4 @@
-"""Callers of `engine.ray` with several jobs at once, that end Ray too early, are killed, or come by Ray Client."""
+"""Callers of `engine.ray` with several jobs at once, which shut Ray down early, are killed, or use Ray Client."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.timeout(240)]
 
 
 def worker(directory: Path) -> list[int]:
-    """The worker of an elastic job that has come to a step."""
+    """Process IDs of the elastic workers that have reached a step."""
     return [int(path.name.partition(".")[2]) for path in directory.glob("worker.*")]
 
 

@@ -1,4 +1,4 @@
-"""`engine.ray.ElasticRayExecutor` on nodes that come and go: who goes on, who joins, what is returned."""
+"""`engine.ray.ElasticRayExecutor` on nodes that come and go: surviving workers, new workers, results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SOON = 90.0  # seconds in which a worker begins, on a machine that does somethin
 
 
 class Job:
-    """A job that runs in a thread of its own, and whose workers write down where they are."""
+    """Job in a thread of its own, whose workers record their places."""
 
     def __init__(self, home: Path, executor: ElasticRayExecutor) -> None:
         self.home = home
@@ -46,12 +46,12 @@ class Job:
         threading.Thread(target=run, daemon=True).start()
 
     def workers(self) -> dict[int, tuple[int, int, str]]:
-        """By pid, rank, size and host of each worker that has come to a step, and lives."""
+        """Rank, size and host, by process ID, of each live worker that has reached a step."""
         found = {int(path.name.partition(".")[2]): path.read_text().split() for path in self.home.glob("worker.*")}
         return {pid: (int(at[0]), int(at[1]), at[2]) for pid, at in found.items() if not gone(pid)}
 
     def of_size(self, size: int) -> list[int]:
-        """Wait for a world of so many ranks; their pids, by rank."""
+        """Wait for a world of that size; return the process IDs by rank."""
 
         def there() -> list[int]:
             assert not self._done.done(), self._done.result()
@@ -61,18 +61,18 @@ class Job:
         return until(there, f"there are {size} ranks", SOON, pause=0.02)
 
     def stop(self) -> list[Any]:
-        """Have the training end; what it returns."""
+        """End the training; return its result."""
         (self.home / "stop").touch()
         return self.result()
 
     def result(self) -> list[Any]:
-        """What the function returns, or raises."""
+        """Return the function's result, or raise its exception."""
         return self._done.result(SOON)
 
 
 @pytest.fixture
 def start(nothing_left: None) -> Iterator[Callable[..., ElasticRayExecutor]]:
-    """Starts an executor, which is shut down at the end of the test: nothing of it is left."""
+    """Start an executor that is shut down at the end of the test and leaves nothing behind."""
     made: list[ElasticRayExecutor] = []
 
     def start(settings: Mapping[str, Any], **options: Any) -> ElasticRayExecutor:
@@ -87,7 +87,7 @@ def start(nothing_left: None) -> Iterator[Callable[..., ElasticRayExecutor]]:
 
 @pytest.fixture
 def nothing_left(cluster: Any) -> Iterator[None]:
-    """At the end, when nodes that the test has added are gone, all is free."""
+    """Check after each test, once its additional nodes are removed, that all resources are free."""
     yield
     nothing_is_left()
 

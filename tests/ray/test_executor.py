@@ -1,4 +1,4 @@
-"""`engine.ray.RayExecutor` on three nodes: calls, places, failures, and what is left behind."""
+"""`engine.ray.RayExecutor` on three nodes: calls, places, failures, and leftovers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SOON = 60.0  # seconds in which a failure is known on a machine that does someth
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., RayExecutor]]:
-    """Starts an executor, which is shut down at the end of the test."""
+    """Start an executor that is shut down at the end of the test."""
     made: list[RayExecutor] = []
 
     def start(executable: Any = None, seconds: float = 30, **options: Any) -> RayExecutor:
@@ -48,7 +48,7 @@ def start() -> Iterator[Callable[..., RayExecutor]]:
 
 
 def nothing_is_left() -> None:
-    """All CPUs and GPUs of the cluster are free, and there is no placement group."""
+    """Check that all CPUs and GPUs of the cluster are free, and no placement group exists."""
     whole = {"CPU": 4.0, "GPU": 2.0}
     until(lambda: whole.items() <= ray.available_resources().items(), "all resources are free", pause=0.05)
     groups = [group for group in placement_group_table().values() if group["state"] != "REMOVED"]
@@ -56,7 +56,7 @@ def nothing_is_left() -> None:
 
 
 def gone(pid: int) -> bool:
-    """Whether there is no such process, or only what its parent has not taken note of."""
+    """Return whether a process does not exist, or is a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except OSError:
@@ -156,7 +156,7 @@ def test_an_exception_that_cannot_be_pickled_is_told_with_its_traceback(
 
 
 def test_the_error_of_the_rank_that_the_others_name_is_waited_for() -> None:
-    """Ray tells of it a second later."""
+    """Ray delivers that error a second later."""
     task = ray.remote(num_cpus=0)(programs.raise_late)
     refs = [task.remote(RankRaisedError("rank 1 failed: x", 1), 0), task.remote(ValueError("x"), 1)]
     with pytest.raises(ValueError, match="x") as caught:

@@ -1,4 +1,4 @@
-"""The examples of docs/ray.md run as they are written, on the cluster of the tests."""
+"""The examples of docs/ray.md run as printed, on the tests' cluster."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.timeout(180)]
 
 
 def run(name: str, directory: Path) -> str:
-    """Run one example as a program of its own, as a user does; what it printed."""
+    """Run one example as a separate program, as a user does; return its output."""
     (program,) = re.findall(rf"<!-- {name}: a test runs it -->\n```python\n(.*?)^```", PAGE.read_text(), re.S | re.M)
     script = directory / "train_on_ray.py"
     script.write_text(program)

@@ -1,4 +1,4 @@
-"""What `engine.ray` decides without a cluster: who shares a host, which rank is where, who failed first."""
+"""Decisions of `engine.ray` that need no cluster: ranks that share a host, their places, the first failure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ HERE = "127.0.0.1"
 
 
 def standing(machine: str, node: str, *gpus: str, network: int = 1, user: int = 0) -> Standing:
-    """A process that all others share address and name with."""
+    """A process whose address and process ID equal those of all others."""
     return Standing((machine, network, user), node, "10.0.0.1", 7, gpus)
 
 
@@ -53,7 +53,7 @@ def test_ranks_count_through_hosts_and_nodes_as_they_first_occur() -> None:
 
 
 def test_two_hosts_are_told_of_the_hub_and_each_rank_of_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The secret is an argument, and the port that of the process of rank 0."""
+    """The secret is passed as an argument, and the port is that of rank 0's process."""
     calls: list[tuple[Any, ...]] = []
 
     def answers(refs: list[Any], seconds: float, doing: str) -> list[Any]:
@@ -79,7 +79,7 @@ def test_each_rank_of_a_host_finds_the_first_of_its_gpus_at_its_local_rank() -> 
 
 
 def test_slots_are_asked_for_as_many_at_once_as_might_find_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no most is given. Of those that wait in vain one at a time is withdrawn."""
+    """Holds without an upper bound. Of the slots that wait in vain, one at a time is withdrawn."""
     free: dict[str, float] = {}
     monkeypatch.setattr("ray.available_resources", lambda: free)
     asked = Slots({"CPU": 2, "GPU": 1}, least=1, most=64, bounded=False)
@@ -119,7 +119,7 @@ def test_threads_that_ray_has_set_for_an_actor_without_cpus_are_not_those_of_wor
 
 
 def raised(error: Exception) -> RayTaskError:
-    """What Ray raises for an exception of a rank."""
+    """Exception that Ray raises for a rank's exception."""
     return RayTaskError("run", "Traceback ...", error).as_instanceof_cause()
 
 
@@ -220,7 +220,7 @@ def test_a_worker_that_dies_while_places_are_told_is_what_ray_train_starts_again
 
 
 def test_the_socket_that_the_engine_takes_over_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else its number, which may be another file's by then, would be closed with the object."""
+    """Otherwise the object would close its descriptor, whose number may belong to another file by then."""
     monkeypatch.setattr(actor, "_door", network.listen("127.0.0.1", 0, 4))
     with patch.dict(os.environ):
         actor.take_place(Job(1, "test", "secret", 1, Path(), {}), None, 0, {})

@@ -1,4 +1,4 @@
-"""`engine.ray.RayExecutor` on hosts that share no memory: namespaces of this machine with a cable between them."""
+"""`engine.ray.RayExecutor` on hosts without shared memory: namespaces of this machine, joined by a cable."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ ENVIRONMENT |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": 16 * "word"}  # whet
 
 @pytest.fixture
 def short() -> Iterator[Path]:
-    """A directory with a short name: Ray makes sockets deep in it, whose names may have 107 bytes."""
+    """Directory with a short path: Ray creates sockets deep below it, whose paths are limited to 107 bytes."""
     with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as name:
         yield Path(name)
 
 
 def start_node(hosts: Hosts, host: int, directory: Path) -> subprocess.Popen[str]:
-    """A node of the cluster that host 0 is the head of, once it runs."""
+    """Start a node of the cluster whose head is host 0; return once it runs."""
     head = f"{hosts.address(0)}:6379"
     joins = [f"--address={head}"] if host else ["--head", "--port=6379", "--include-dashboard=false"]
     log = directory / f"node{host}"

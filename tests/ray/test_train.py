@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.timeout(240)]
 
 
 def run_config(directory: Path, failures: int) -> Any:
-    """Where Ray keeps checkpoints, and how often it starts again."""
+    """Ray's directory for checkpoints, and its number of restarts."""
     return RunConfig(storage_path=str(directory), failure_config=FailureConfig(max_failures=failures))
 
 
@@ -52,7 +52,7 @@ def test_a_killed_worker_is_made_up_for_by_a_new_group_that_begins_at_the_last_c
 
 
 class Training:
-    """A run of Ray Train in a thread of its own, whose workers write down each step that they make."""
+    """Run of Ray Train in a thread of its own, whose workers record their steps."""
 
     def __init__(self, home: Path, trainer: DataParallelTrainer) -> None:
         self._home = home
@@ -60,13 +60,13 @@ class Training:
         self._fitting = ThreadPoolExecutor(1).submit(trainer.fit)
 
     def steps(self) -> list[tuple[int, ...]]:
-        """Number, size, rank and pid of all steps so far."""
+        """Number, size, rank and process ID of all steps so far."""
         path = self._home / "steps"
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         return [tuple(map(int, line.split())) for line in lines if line.endswith("\n")]
 
     def group(self, size: int) -> dict[int, int]:
-        """Wait until a group of so many workers has made steps since the last call; their pids, by rank."""
+        """Wait until a group of that size has made steps since the last call; return the process IDs by rank."""
 
         def there() -> dict[int, int]:
             assert not self._fitting.done(), self._fitting.result()
@@ -78,7 +78,7 @@ class Training:
         return found
 
     def stop(self) -> Any:
-        """Have the training end; the metrics that were reported last."""
+        """End the training; return the metrics that were reported last."""
         (self._home / "stop").touch()
         return self._fitting.result(120).metrics
 
