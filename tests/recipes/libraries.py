@@ -63,7 +63,7 @@ def change(program: str, changes: dict[str, str]) -> str:
 
 
 def run(program: str, ranks: int, *options: str, arguments: tuple[str, ...] = ()) -> list[tuple[float, Any, Any]]:
-    """Losses, parameters before and parameters after a program, by rank.
+    """Run a program; return its losses, and its parameters before and after, by rank.
 
     Raises
     ------
@@ -84,7 +84,7 @@ def run(program: str, ranks: int, *options: str, arguments: tuple[str, ...] = ()
 
 
 def distance(own: tuple[float, Any, Any], right: tuple[float, Any, Any]) -> tuple[float, float]:
-    """Difference of the losses, and of the parameters as a part of the way that these have gone in training."""
+    """Difference of the losses, and distance of the parameters relative to their change in training."""
     loss, _, parameters = own
     right_loss, start, right_parameters = right
     apart = sum(float((parameters[name] - each).pow(2).sum()) for name, each in right_parameters.items())
@@ -93,7 +93,7 @@ def distance(own: tuple[float, Any, Any], right: tuple[float, Any, Any]) -> tupl
 
 
 def check(name: str, program: str) -> list[str]:
-    """Run a program, and its wrong form; what is not as it should be."""
+    """Run a program and its wrong form; return the faults."""
     program = BEGINNING + START + program
     plain = change(program, PLAIN | (dict([SHUFFLED]) if "ightning" in name else {}))
     right = run(plain, 1)[0]
@@ -115,7 +115,7 @@ def check(name: str, program: str) -> list[str]:
 
 
 def main() -> int:
-    """Run each program, and say which fails."""
+    """Run each program, and print the failures."""
     assert COMMAND is not None and COMMAND[1].split() == ["enginerun", "-np", "2", "python", "train.py"]
     assert len(PROGRAMS) == 4
     failed = []
