@@ -1,4 +1,4 @@
-"""What the ranks of the tests of Spark do."""
+"""Functions that the ranks of the Spark tests run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..waiting import let_pass, linger, until
 
 
 def place(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
-    """Give this rank's place and what it was called with, after all have met."""
+    """Return this rank's place and its arguments, after all ranks have met."""
     engine.init()
     total = engine.allreduce(np.ones(3), op=engine.Sum)
     found = engine.rank(), engine.size(), engine.local_rank(), engine.local_size(), float(total[0])
@@ -38,14 +38,14 @@ def raises_on(rank: int) -> None:
 
 
 def alone_and_raises_on(rank: int) -> None:
-    """Raise on one rank while the others do something that has nothing to do with it."""
+    """Raise on one rank while the others do unrelated work."""
     if os.environ["ENGINE_RANK"] == str(rank):
         raise ValueError(f"rank {rank} does not like it")
     linger()
 
 
 def tells_and_waits(directory: str, child: bool = False) -> None:
-    """Say who this rank and its task are, and stay."""
+    """Record the process IDs of this rank, its task and a child, and stay."""
     import subprocess
 
     engine.init()
@@ -59,7 +59,7 @@ def tells_and_waits(directory: str, child: bool = False) -> None:
 
 
 def waits_for(directory: str) -> int:
-    """Say that this rank is there, and stay until `go` is."""
+    """Record that this rank has started, and wait until `go` exists."""
     engine.init()
     Path(directory, f"there.{engine.rank()}").touch()
     until(Path(directory, "go").exists, "the ranks may end")
@@ -67,12 +67,12 @@ def waits_for(directory: str) -> int:
 
 
 def exits(code: int) -> None:
-    """End without a word."""
+    """Exit without a message."""
     sys.exit(code)
 
 
 def killed_on(rank: int) -> None:
-    """Be killed, on one rank."""
+    """Kill one rank."""
     engine.init()
     if engine.rank() == rank:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -80,10 +80,10 @@ def killed_on(rank: int) -> None:
 
 
 def sums(home: str, steps: int, holds: bool) -> tuple[int, int, list[float]]:
-    """Train elastically: the sum of each step's samples, which the ranks share out, in a list that is committed.
+    """Train elastically: append to a committed list the sum of each step's samples, which the ranks share.
 
-    With `holds` the ranks commit on the spot in the middle, until `go` is there; each tells in every world who it is,
-    who has started it (its agent), and who has started that (its task).
+    With `holds`, the ranks keep committing in the middle until `go` exists. In every world each rank records the IDs of
+    its own process, its parent (its agent) and its grandparent (its task).
     """
     import engine.elastic
     from engine.elastic import ObjectState

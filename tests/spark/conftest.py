@@ -10,7 +10,7 @@ from .sessions import Spark
 
 @pytest.fixture(scope="session")
 def application() -> Iterator[Spark]:
-    """What has the session that a module asks for."""
+    """Holder of the Spark application, which gives the session that a module asks for."""
     found = Spark()
     yield found
     found.end()
@@ -18,5 +18,5 @@ def application() -> Iterator[Spark]:
 
 @pytest.fixture(scope="module")
 def spark(application: Spark) -> Any:
-    """A session with two slots in one process, unless a module has another."""
+    """Session with two slots in one process, unless a module overrides it."""
     return application.session("local[2]")

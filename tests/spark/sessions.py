@@ -1,4 +1,4 @@
-"""Spark in tests: one application at a time in a process, kept as long as the next test wants the same."""
+"""Spark in tests: one application at a time in a process, kept while the next test asks for the same."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def skip_without_spark() -> None:
 
 @functools.cache
 def java_version() -> int:
-    """The number of the Java that Spark would start; 0: there is none."""
+    """Version of the Java that Spark would start, or 0 if there is none."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else "java"
     try:
@@ -49,7 +49,7 @@ def java_version() -> int:
 
 
 class Spark:
-    """The application that runs, and its JVM."""
+    """The running application, and its JVM."""
 
     def __init__(self) -> None:
         self._master = ""
@@ -58,14 +58,14 @@ class Spark:
         self._patch = pytest.MonkeyPatch()
 
     def session(self, master: str, conf: Mapping[str, str] | None = None) -> Any:
-        """A session of an application with that master; another one is ended.
+        """Session of an application with that master; an application with another one is ended.
 
         Parameters
         ----------
         master : str
             `local[N]` or `local-cluster[...]`.
         conf : mapping, optional
-            More of Spark's settings, the same wherever the master is.
+            Further Spark settings, the same for every call with that master.
         """
         skip_without_spark()
         if self._master != master:

@@ -1,4 +1,4 @@
-"""`engine.spark.run` with executors of their own, and one of them killed."""
+"""`engine.spark.run` with separate executors, one of which is killed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def spark(application: Spark) -> Any:
 
 
 def executor_of(pid: int) -> int:
-    """The JVM above a task's Python process and the daemon that has forked it."""
+    """Process ID of the executor's JVM, two levels above a task's Python process and its daemon."""
     daemon = processes.look(pid)
     assert daemon is not None
     above = processes.look(daemon.parent)
@@ -39,7 +39,7 @@ def executor_of(pid: int) -> int:
 
 @pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_killed_executor_ends_the_job_and_leaves_nothing(spark, tmp_path, times):
-    """Problem 24: also twice, since Spark starts a new one; and executors of one machine are one host."""
+    """Holds twice in a row, since Spark starts a new executor; executors of one machine count as one host."""
     from engine.spark import run, slots
 
     quiet = {"stdout": io.StringIO(), "stderr": io.StringIO()}

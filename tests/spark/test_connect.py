@@ -52,7 +52,7 @@ print([found[:2] for found in engine.spark.run(outlasts_the_start, num_proc=2, s
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_jobs_run_and_fail_as_without_it(tmp_path: Path) -> None:
-    """Problem 24: where there is no JVM to ask for slots, our own deadline tells, and the server's progress."""
+    """Without a JVM to ask for slots, the engine's own deadline and the server's progress decide."""
     skip_without_spark()
     env = os.environ | {"PYTHONPATH": str(Path(engine.__file__).parents[1]), "SPARK_LOCAL_IP": "127.0.0.1"}
     env["PYSPARK_PYTHON"] = sys.executable

@@ -1,4 +1,4 @@
-"""`engine.spark.run_elastic`: ranks, tasks and executors that are killed, who may be a host, and what is refused."""
+"""`engine.spark.run_elastic`: killed ranks, tasks and executors, admission of hosts, and refusals."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def spark(application: Spark) -> Any:
 
 
 class Worlds:
-    """What the ranks have told in each world."""
+    """Worlds so far, as the ranks have recorded them."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -44,7 +44,7 @@ class Worlds:
         self.pids: set[int] = set()
 
     def next(self) -> list[tuple[int, int, int]]:
-        """Wait for a world of two ranks after the last one; by rank: its process, its agent's, its task's."""
+        """Wait for a world of two ranks after the last one; return the process IDs of each rank, agent and task."""
 
         def found() -> list[list[int]] | None:
             numbers = sorted({int(path.name.split(".")[1]) for path in self.home.glob("world.*")}, reverse=True)
@@ -63,7 +63,7 @@ class Worlds:
 
 
 def disturbed(home: Path, kills: Any, **options: Any) -> tuple[list[Any], str]:
-    """Run a job while `kills` is at work, which is given its worlds; what it returned, and what the launcher said."""
+    """Run a job while `kills` acts on its worlds; return the job's result, and the launcher's output."""
     worlds, problems = Worlds(home), []
 
     def work() -> None:
@@ -86,7 +86,7 @@ def disturbed(home: Path, kills: Any, **options: Any) -> tuple[list[Any], str]:
 
 
 def test_ranks_and_tasks_are_killed_and_the_result_is_that_of_an_undisturbed_run(spark, tmp_path):
-    """Problem 24, with speculation on: a rank, then the Python process of a task, which Spark starts again."""
+    """A rank is killed with speculation on, then the Python process of a task, which Spark restarts."""
 
     def kills(worlds: Worlds) -> None:
         os.kill(worlds.next()[1][0], signal.SIGKILL)
@@ -100,7 +100,7 @@ def test_ranks_and_tasks_are_killed_and_the_result_is_that_of_an_undisturbed_run
 
 @pytest.mark.slow
 def test_agents_and_executors_are_killed_and_the_result_is_that_of_an_undisturbed_run(spark, tmp_path):
-    """Problem 24: an agent, which its task starts again, and then an executor, in whose place Spark starts another."""
+    """An agent is killed, which its task restarts, and then an executor, which Spark replaces."""
     until(lambda: slots._slots(spark.sparkContext) == 2, "both executors are there")
 
     def kills(worlds: Worlds) -> None:
@@ -115,7 +115,7 @@ def test_agents_and_executors_are_killed_and_the_result_is_that_of_an_undisturbe
 
 
 def test_an_exception_of_the_program_ends_the_job_with_its_traceback(spark):
-    """The job has the properties of the thread that asked for it, such as the group."""
+    """Such a job has the properties of the calling thread, such as its group."""
     quiet = {"stdout": io.StringIO(), "stderr": io.StringIO()}
     spark.sparkContext.setJobGroup("mine", "a job of ours")
     with pytest.raises(JobError, match=r"(?s)first failure: .*ValueError: rank 1 does not like it"):
@@ -135,7 +135,7 @@ def test_what_cannot_be_is_refused_before_anything_starts(spark):
 
 
 def test_who_comes_and_is_gone_at_once_disturbs_nobody(tmp_path, monkeypatch):
-    """As port scanners do: more of them than may be unproven at once, and each is reset."""
+    """Port scanners do that: more than the limit of unauthenticated connections come, and each is reset."""
     problems: list[Any] = []
     monkeypatch.setattr(threading, "excepthook", problems.append)
     with Offers(1, "secret", "127.0.0.1", tmp_path) as offered:
@@ -148,7 +148,7 @@ def test_who_comes_and_is_gone_at_once_disturbs_nobody(tmp_path, monkeypatch):
 
 
 def test_one_attempt_of_a_task_is_a_host_at_a_time_and_another_is_a_host_of_another_name(tmp_path):
-    """Problem 24, with speculation: who comes second waits until the first has gone; carriers get each once."""
+    """The second attempt waits, under speculation, until the first has gone; carriers get each attempt once."""
 
     def hosts() -> list[str]:
         return (tmp_path / HOSTS).read_text().split()

@@ -1,4 +1,4 @@
-"""Estimators: what is written, what each rank reads of it, and training, transforming, saving and loading."""
+"""Estimators: written files, the rows that each rank reads, training, transforming, saving and loading."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def files(store: Store, path: str, rows: list[int], kind: type = int) -> Manifest:
-    """Files with so many rows, and row groups of 64; their column counts through."""
+    """Write files with these row counts in row groups of 64; their column counts upwards over all files."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -47,7 +47,7 @@ def files(store: Store, path: str, rows: list[int], kind: type = int) -> Manifes
 @pytest.mark.parametrize(("rows", "size"), [([500, 3, 500], 7), ([1003], 1), ([10], 7), ([64, 64], 3), ([3], 3)])
 @pytest.mark.parametrize("batch_size", [1, 10, 4096])
 def test_ranks_read_every_row_once_and_equally_many_batches(store, rows, size, batch_size):
-    """Problem 25: 1003 rows or other numbers, fewer row groups than ranks."""
+    """Covers 1003 rows and other numbers, and fewer row groups than ranks."""
     manifest = files(store, "data/a", rows)
     orders = []
     for epoch in range(2):
@@ -63,7 +63,7 @@ def test_ranks_read_every_row_once_and_equally_many_batches(store, rows, size, b
 
 
 def test_row_groups_without_rows_are_passed_over(store):
-    """Others write such files; the first group of one is empty, all of another."""
+    """Other programs write such files; one file starts with an empty group, another has only empty ones."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -98,7 +98,7 @@ def frame(spark: Any, rows: list[tuple[Any, ...]], schema: str, partitions: int 
 
 
 def test_what_is_written_is_what_the_manifest_says(spark, store):
-    """Problem 25: empty partitions, duplicate files, vectors, and a split in the same pass."""
+    """Covers empty partitions, duplicate files, vectors, and a split in the same pass."""
     from pyspark.ml.functions import array_to_vector
     from pyspark.sql import functions
 
@@ -125,7 +125,7 @@ def test_what_is_written_is_what_the_manifest_says(spark, store):
 
 
 def test_a_frame_that_differs_at_each_evaluation_is_written_once(spark, store):
-    """Problem 25: training and validation share no row, and lack none."""
+    """Training and validation share no row, and lack none."""
     from pyspark.sql import functions
 
     from engine.spark.writer import write
@@ -163,7 +163,7 @@ def test_a_frame_that_differs_at_each_evaluation_is_written_once(spark, store):
     ],
 )
 def test_rows_that_cannot_be_trained_on_are_told_by_their_column(spark, store, rows, schema, said):
-    """Problem 25: ragged lists within a partition and between two, nulls, strings."""
+    """Covers ragged lists within a partition and between two, nulls, and strings."""
     from engine.spark.writer import write
 
     for partitions in (1, 2):
@@ -210,7 +210,7 @@ def linear() -> tuple[Any, Any]:
 
 @pytest.fixture(scope="module")
 def points(spark: Any) -> Any:
-    """Rows of y = 2 a - 3 b + 1, and of these as a vector."""
+    """Rows of y = 2 a - 3 b + 1, with a and b also as a vector."""
     from pyspark.ml.feature import VectorAssembler
 
     draw = random.Random(3)
@@ -287,7 +287,7 @@ def test_parquet_that_is_there_already_is_trained_on(spark, store, points):
 
 
 def test_models_of_one_run_id_do_not_compute_with_each_others_parameters(spark, store, points):
-    """A run was removed, and another got its name: a model of the first is still itself."""
+    """A run was removed, and another got its ID: a model of the first keeps its own parameters."""
     torch = pytest.importorskip("torch", reason="needs torch")
     from engine.spark.torch import TorchModel
 
@@ -348,7 +348,7 @@ def test_what_an_estimator_lacks_is_told(store):
 
 
 def test_gradients_of_several_batches_are_added_up_for_a_step(store):
-    """The gradients of five batches, which are the means of 0, 1 and so on, make steps of 2, 2 and 1, in each epoch."""
+    """The gradients of five batches are the means of 0, 1 and so on; they make steps of 2, 2 and 1 in each epoch."""
     torch = pytest.importorskip("torch", reason="needs torch")
     pytest.importorskip("pyspark", reason="needs pyspark 4", exc_type=ImportError)
     from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -427,7 +427,7 @@ def test_a_shape_is_that_of_a_row_with_the_rows_or_without(shape, length, row):
 
 @pytest.mark.parametrize("cache", [False, True])
 def test_labels_get_the_shape_of_the_output_and_losses_see_it(spark, store, cache):
-    """Two outputs, of which one is a number a row and one the scores of classes; training and validation alike."""
+    """One output is a number per row, the other the scores of classes; training and validation treat them alike."""
     torch = pytest.importorskip("torch", reason="needs torch")
     from engine.spark.backend import SparkBackend
     from engine.spark.torch import TorchEstimator

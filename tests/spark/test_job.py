@@ -1,4 +1,4 @@
-"""What a job makes of Spark's answers: whether tasks run that do not come, and who is blamed; without Spark."""
+"""Interpretation of Spark's answers without Spark: whether missing tasks run, and which rank is blamed."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_what_a_task_has_raised_goes_before_its_lost_connection():
 
 
 def test_a_task_says_for_which_rank_it_has_raised(monkeypatch: pytest.MonkeyPatch):
-    """Whatever it raises after the driver knows the rank, such as of a full disk."""
+    """Holds for any exception after the driver knows the rank, such as one of a full disk."""
     import sys
 
     from engine.spark import task

@@ -27,7 +27,7 @@ def store(tmp_path: Path) -> Store:
 
 @pytest.fixture(scope="module")
 def points(spark: Any) -> Any:
-    """Rows of y = 2 a - 3 b + 1, or of something else in rows that count nothing, which c tells."""
+    """Rows of y = 2 a - 3 b + 1, some with another y and weight c = 0."""
     draw = random.Random(3)
     rows = []
     for number in range(203):
@@ -37,7 +37,7 @@ def points(spark: Any) -> Any:
 
 
 def halving() -> tuple[Any, Any]:
-    """A layer and a loss that nobody else knows: not registered, and of no module that executors could import."""
+    """Unregistered layer and loss, of a module that executors cannot import."""
 
     class Half(keras.layers.Layer):  # type: ignore[misc]
         def call(self, x: Any) -> Any:
@@ -55,7 +55,7 @@ def linear(*layers: Any) -> Any:
 
 
 def estimate(store: Store, model: Any, **parameters: Any) -> Any:
-    """An estimator of a model, on two ranks."""
+    """Make an estimator of a model, on two ranks."""
     from engine.spark.keras import KerasEstimator
 
     common = {"num_proc": 2, "feature_cols": ["x"], "label_cols": ["y"], "batch_size": 8, "epochs": 20, "verbose": 0}
@@ -63,7 +63,7 @@ def estimate(store: Store, model: Any, **parameters: Any) -> Any:
 
 
 def test_a_model_is_trained_saved_and_loaded_in_a_pipeline(spark, store, points, tmp_path):
-    """Rows that weigh nothing would spoil it; a callback ends it; custom objects go wherever the model does."""
+    """Rows of weight 0 would spoil the model; a callback ends the training; custom objects travel with the model."""
     from pyspark.ml import Pipeline, PipelineModel
     from pyspark.ml.feature import VectorAssembler
 
@@ -139,7 +139,7 @@ def test_what_an_estimator_lacks_is_told(store):
 
 @pytest.mark.parametrize("known", [True, False])
 def test_labels_get_the_shape_of_the_output_for_losses_and_metrics_of_ones_own(spark, store, points, known):
-    """Neither the call of a `Loss` nor a metric's function is given labels in its shape by Keras itself."""
+    """Keras itself reshapes labels neither for the call of a `Loss` nor for a metric's function."""
 
     class Distance(keras.losses.Loss):  # type: ignore[misc]
         def call(self, label: Any, output: Any) -> Any:

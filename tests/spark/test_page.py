@@ -1,4 +1,4 @@
-"""The examples of docs/spark.md run as they are printed, and print what the page says."""
+"""The examples of docs/spark.md run as printed, and print what the page says."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def printed(program: str, tmp_path: Path) -> list[str]:
 
 
 def test_the_example_runs(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the session that is there, which its own call finds, and with its own `__main__`."""
+    """It runs in the existing session, which its own call finds, and with its own `__main__`."""
     monkeypatch.setattr(type(spark), "stop", lambda session: None)
     out = io.StringIO()
     with redirect_stdout(out):

@@ -1,4 +1,4 @@
-"""Places of ranks, the line to the driver, and what is refused beforehand: without Spark."""
+"""Places of ranks, the connection to the driver, and early refusals, without Spark."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_card_survives_its_way():
 
 
 def test_tasks_on_two_hosts_make_a_world(tmp_path: Path):
-    """The hosts are pretended: rank 0's task listens, and hands the socket on."""
+    """The hosts are pretended: rank 0's task listens, and passes the socket on."""
     with network.listen("127.0.0.1", 0, backlog=4) as hub:
         port = hub.getsockname()[1]
         given = [Card(host, host, "127.0.0.1", port, 1) for host in "aba"]
@@ -145,7 +145,7 @@ def test_neither_a_strangers_message_nor_a_streams_exception_ends_the_listening(
 
 
 def test_an_unproven_message_of_sixty_megabytes_is_refused_by_its_length():
-    """It is not kept, not parsed, and does not keep a task waiting."""
+    """It is neither stored nor parsed, and does not make a task wait."""
     with Listener(1, "secret", "127.0.0.1", (io.StringIO(), io.StringIO())) as listener:
         address = ("127.0.0.1", listener.port)
         with socket.create_connection(address, 30) as stranger:
@@ -242,7 +242,7 @@ def test_a_record_with_numbers_that_cannot_be_is_refused(change: dict[str, Any])
 
 @pytest.mark.parametrize("says", [(), ("challenge",), ("challenge", "welcome")])
 def test_a_pretended_driver_is_told_nothing(says: tuple[str, ...]):
-    """It says nothing, or what a driver says, without the secret."""
+    """The impostor stays silent, or sends a driver's messages, without the secret."""
     with network.listen("127.0.0.1", 0, backlog=4) as pretended:
         pretended.setblocking(True)
 

@@ -1,4 +1,4 @@
-"""`engine.spark.run` in one process of Spark: places, output, slots, and who is blamed for a failure."""
+"""`engine.spark.run` in one process of Spark: places, output, slots, and the rank blamed for a failure."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_rank_that_ends_without_a_result_is_an_error(run):
 
 
 def test_a_killed_task_ends_the_job_and_leaves_nothing(run, tmp_path):
-    """Problem 24: Spark's Python process is killed; twice, since Spark starts a new one."""
+    """Spark's Python process is killed; twice, since Spark starts a new one."""
     for time_ in range(2):
         home = tmp_path / str(time_)
         home.mkdir()
@@ -114,14 +114,14 @@ def test_a_killed_task_ends_the_job_and_leaves_nothing(run, tmp_path):
 
 
 def told(home: Path) -> list[tuple[int, int, int]]:
-    """By rank: its process, that of its task, and a child of its own that has left its session."""
+    """Process IDs of each rank, its task, and a child of the rank that has left its session."""
     paths = [home / f"rank.{rank}.there" for rank in range(2)]
     until(lambda: all(path.exists() for path in paths), "both ranks have told")
     return [tuple(map(int, path.read_text().split())) for path in paths]  # type: ignore[misc]
 
 
 def test_too_few_slots_are_told_at_once(run):
-    """Problem 24: left to itself, Spark would wait for minutes."""
+    """Spark by itself would wait for minutes."""
     began = time.monotonic()
     with pytest.raises(LaunchError, match="5 ranks need as many slots at once, and Spark has 2"):
         run(called.place, num_proc=5)
@@ -129,7 +129,7 @@ def test_too_few_slots_are_told_at_once(run):
 
 
 class Watched(io.StringIO):
-    """A stream that does something when a text is written to it."""
+    """Stream that acts when a given text is written to it."""
 
     def __init__(self, text: str, act: Any) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ class Watched(io.StringIO):
 
 
 def held_slot(spark: Any, home: Path) -> tuple[threading.Thread, Path]:
-    """Have another job hold a slot until a file is there; the thread that waits for it, and the file."""
+    """Let another job hold a slot until a file exists; return the thread that waits for it, and the file."""
     begun, release = home / "begun", home / "release"
 
     def hold(_: Any) -> None:
@@ -158,7 +158,7 @@ def held_slot(spark: Any, home: Path) -> tuple[threading.Thread, Path]:
 
 
 def test_a_job_waits_for_slots_that_another_one_holds_and_says_so(spark, run, tmp_path):
-    """Problem 24."""
+    """The message says how many of the slots other jobs hold."""
     from engine.spark import slots
 
     thread, release = held_slot(spark, tmp_path)
@@ -170,7 +170,7 @@ def test_a_job_waits_for_slots_that_another_one_holds_and_says_so(spark, run, tm
 
 
 def test_a_job_that_is_asked_for_in_the_moment_of_another_says_so_later(spark, run, tmp_path, monkeypatch):
-    """Problem 24: the other's tasks do not run yet when slots are counted."""
+    """The other job's tasks do not run yet when slots are counted."""
     from engine.spark import slots
 
     thread, release = held_slot(spark, tmp_path)
@@ -192,7 +192,7 @@ def test_slots_that_do_not_become_free_are_an_error(spark, run, monkeypatch):
 
 
 def test_tasks_that_do_not_come_are_told_by_our_own_deadline(run, monkeypatch):
-    """Problem 24, with Spark Connect: nobody tells of slots there."""
+    """Slots are unknown with Spark Connect, so that this deadline decides."""
     from engine.spark import job
 
     monkeypatch.setattr(job, "check", lambda *_: None)
