@@ -1,4 +1,4 @@
-"""Stand-ins for libcuda and libnccl: built when a test needs them; and programs started with them."""
+"""Stand-ins for libcuda and libnccl, built when a test needs them, and programs started with them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def build(where: Path, nccl_version: int | None = None) -> Path:
     ----------
     where : Path
     nccl_version : int, optional
-        What libnccl says it is, as 21805; functions that came later are missing.
+        Version that libnccl reports, such as 21805; later functions are missing.
 
     Returns
     -------
@@ -57,12 +57,12 @@ def build(where: Path, nccl_version: int | None = None) -> Path:
 
 
 def build_program(target: Path, *sources: Path) -> Path:
-    """Build a program in C that loads libcuda when it starts: the same binary runs with a driver."""
+    """Build a C program that loads libcuda when it starts; the same binary runs with a real driver."""
     return compiled(target, sources, "-ldl")
 
 
 def environment(libraries: Path, **settings: object) -> dict[str, str]:
-    """What a process needs to find the stand-ins, with settings by the names that README.md gives without STAND_."""
+    """Environment of a process that uses the stand-ins; settings are the names in README.md without STAND_."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(("STAND_", "CUDA_", "NCCL_"))}
     chosen = {f"STAND_{name.upper()}": str(value) for name, value in settings.items()}
     return {**own, "LD_LIBRARY_PATH": str(libraries), **chosen}

@@ -1,4 +1,4 @@
-"""The shipped kernels for the stand-in for libcuda: translated, and with what each reads and writes.
+"""The shipped kernels for the stand-in of libcuda: translated, with a description of their reads and writes.
 
 `build` makes a library which registers all of them in the process that loads it.
 """
@@ -76,7 +76,7 @@ def _accesses(name: str) -> str:
 
 
 def build(where: Path, libraries: Path) -> Path:
-    """The library, beside what it is made of."""
+    """Build the library in `where`, beside its sources."""
     text = PTX.read_text()
     made = ptx.build(text, where)
     names = [kernel.name for kernel in ptx.functions(text)]

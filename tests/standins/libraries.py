@@ -1,4 +1,4 @@
-"""The stand-ins in this process, by ctypes: a device with one stream, arrays on it, and communicators."""
+"""The stand-ins in this process, through ctypes: a device with one stream, arrays on it, and communicators."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Id(ctypes.Structure):
 
 
 class Device:
-    """Device 0 of this process, with a stream that is not blocking."""
+    """Device 0 of this process, with a non-blocking stream."""
 
     def __init__(self) -> None:
         self.cuda = ctypes.CDLL("libcuda.so.1", mode=ctypes.RTLD_GLOBAL)
@@ -69,13 +69,13 @@ class Device:
             raise Failed(name, code)
 
     def new_stream(self) -> ctypes.c_void_p:
-        """Make a stream that is not blocking."""
+        """Make a non-blocking stream."""
         stream = ctypes.c_void_p()
         self.call("cuStreamCreateWithPriority", ctypes.byref(stream), 1, 0)
         return stream
 
     def put(self, values: np.ndarray) -> ctypes.c_void_p:
-        """Make device memory with these values; they are there when this returns."""
+        """Make device memory with these values, which are stored when this returns."""
         at = ctypes.c_uint64()
         self.call("cuMemAlloc_v2", ctypes.byref(at), ctypes.c_size_t(max(values.nbytes, 1)))
         source = np.ascontiguousarray(values)
@@ -99,7 +99,7 @@ class Device:
         self.call("cuStreamSynchronize", self.stream)
 
     def reports(self) -> list[str]:
-        """What the stand-ins found."""
+        """Problems that the stand-ins have found."""
         text = ctypes.create_string_buffer(1 << 16)
         self.cuda.stand_report(text, ctypes.c_size_t(len(text)))
         return text.value.decode().splitlines()
@@ -114,7 +114,7 @@ class Communicators:
         self.nccl.ncclGetLastError.restype = ctypes.c_char_p
 
     def call(self, name: str, *arguments: Any, comm: ctypes.c_void_p | None = None) -> None:
-        """Call NCCL; with a communicator that is not blocking, until it is no longer in progress."""
+        """Call NCCL; with a non-blocking communicator, wait until it is no longer in progress."""
         code = getattr(self.nccl, name)(*arguments)
         if comm is not None:
             self.wait(comm)
@@ -122,13 +122,13 @@ class Communicators:
             raise Failed(name, code, self.nccl.ncclGetLastError(None).decode())
 
     def state(self, comm: ctypes.c_void_p) -> int:
-        """What ncclCommGetAsyncError says."""
+        """State that ncclCommGetAsyncError gives."""
         state = ctypes.c_int(-1)
         self.call("ncclCommGetAsyncError", comm, ctypes.byref(state))
         return state.value
 
     def wait(self, comm: ctypes.c_void_p) -> None:
-        """Ask until a communicator is no longer in progress."""
+        """Poll until a communicator is no longer in progress."""
         while (state := self.state(comm)) == IN_PROGRESS:
             pass
         if state:

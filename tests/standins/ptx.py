@@ -46,7 +46,7 @@ FLAGS = ["-std=gnu11", "-O1", "-fwrapv", "-ffp-contract=off", "-fPIC", "-w", f"-
 
 
 class UnknownError(Exception):
-    """The PTX has something of which the translator does not know what it does."""
+    """The PTX contains a construct that the translator does not know."""
 
 
 # Registers hold bits. In a rule, `a`, `b`, `c`, `d` are operands as values of the instruction's type, and `A` to `D`
@@ -66,7 +66,7 @@ SPECIAL = {
 
 
 def rules() -> dict[str, tuple[str, str, str]]:
-    """Opcode: type of its operands, expression, type of its value."""
+    """Operand type, expression and result type of each opcode."""
     known: dict[str, tuple[str, str, str]] = {}
 
     def rule(opcodes: str, types: str, expression: str, result: str = "{t}") -> None:
@@ -370,7 +370,7 @@ class Function:
 
 
 def functions(ptx: str, only: Sequence[str] | None = None) -> list[Function]:
-    """The kernels of a PTX text, or those of these names."""
+    """Kernels of a PTX text, optionally only those with these names."""
     text = without_comments(ptx)
     rest = HEAD.sub("", ENTRY.sub("", text)).strip()
     if rest:
@@ -380,7 +380,7 @@ def functions(ptx: str, only: Sequence[str] | None = None) -> list[Function]:
 
 
 def table(kernels: Sequence[Function]) -> str:
-    """The C that all kernels are found by, and run with."""
+    """C table through which all kernels are found and run."""
     rows = "".join(f'  {{"{kernel.name}", {kernel.name}, {len(kernel.parameters)}}},\n' for kernel in kernels)
     declared = "".join(f"extern ptx_function {kernel.name};\n" for kernel in kernels)
     row = "{ const char *name; ptx_function *function; unsigned arguments; }"
@@ -388,13 +388,13 @@ def table(kernels: Sequence[Function]) -> str:
 
 
 def translate(ptx: str, only: Sequence[str] | None = None) -> str:
-    """All in one C source."""
+    """Translate the kernels into one C source."""
     kernels = functions(ptx, only)
     return PRELUDE + "".join(kernel.source() for kernel in kernels) + table(kernels)
 
 
 def build(ptx: str, directory: Path, only: Sequence[str] | None = None) -> Path:
-    """A shared library of the kernels, compiled by all processors that there are."""
+    """Build a shared library of the kernels, compiled on all processors."""
     kernels = functions(ptx, only)
     jobs = min(4, len(kernels))
     heaviest = sorted(kernels, key=lambda kernel: -len(kernel.lines))
@@ -416,22 +416,22 @@ def build(ptx: str, directory: Path, only: Sequence[str] | None = None) -> Path:
 
 
 class Device:
-    """The kernels of a library, to be launched from Python."""
+    """Kernels of a library, to be launched from Python."""
 
     def __init__(self, library: Path) -> None:
         self.library = ctypes.CDLL(str(library))
         self.error = (ctypes.c_char * 256).in_dll(self.library, "ptx_error")
 
     def allow(self, ranges: Sequence[tuple[int, int, bool]]) -> None:
-        """Let kernels access these addresses alone: beginning, end, whether they may write."""
+        """Restrict kernels to these address ranges: begin, end, whether writable."""
         flat = [number for each in sorted(ranges) for number in each]
         self.ranges = (ctypes.c_uint64 * len(flat))(*flat)
         self.library.ptx_ranges(self.ranges, ctypes.c_uint64(len(ranges)))
 
     def launch(self, name: str, grid: int, block: int, *arguments: Any, only: int | None = None) -> None:
-        """Run a kernel, or the block `only` of it. Arguments are numbers of ctypes.
+        """Run a kernel, or only its block `only`. Arguments are ctypes numbers.
 
-        RuntimeError: an access that a device would refuse, or that is outside of what is allowed.
+        Raises RuntimeError for an access that a device would refuse, or outside of the allowed ranges.
         """
         pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(argument) for argument in arguments))
         sizes = ((ctypes.c_uint * 3)(grid, 1, 1), (ctypes.c_uint * 3)(block, 1, 1))
