@@ -1,1 +1,1 @@
-"""Machines unlike the one that the tests run on, and what takes too long for the test command (`make strange`)."""
+"""Unusual machines, and checks that take too long for the test command (`make strange`)."""

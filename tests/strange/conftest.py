@@ -1,4 +1,4 @@
-"""Machines for one test each. What they start is ended with it."""
+"""Machines for one test each, which end all that they have started."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def machine(tmp_path: Path, site: Path) -> Iterator[Machine]:
-    """Give a machine on which a test runs its commands."""
+    """Machine on which a test runs its commands."""
     made = Machine(tmp_path, site)
     try:
         yield made

@@ -1,8 +1,8 @@
-"""Run the tests of the torch binding with the oldest torch that is promised, 2.2.2, in an environment of its own.
+"""Run the tests of the torch binding with the oldest supported torch, 2.2.2, in an environment of its own.
 
-The wheel of PyPI is a CUDA build of 720 MiB, whose libraries are 2 GiB more. On a machine without a GPU none is ever
-called, so stand-ins take their place: libraries of the same names and versions, each of whose functions fails. They
-are made of the symbols that torch's own libraries look for.
+The wheel of PyPI is a CUDA build of 720 MiB, whose libraries are 2 GiB more. Without a GPU none of them is ever
+called, so stand-ins replace them: libraries of the same names and versions, each of whose functions fails. They
+are made from the symbols that torch's own libraries look for.
 
     python -m tests.strange.old_torch [--work build/old-torch] [--size 2]
 """
@@ -61,12 +61,12 @@ CANNOT = {
 
 
 def run(*command: object, **options: object) -> None:
-    """Run a command; its failure ends this program."""
+    """Run a command; exit if it fails."""
     subprocess.run([str(each) for each in command], check=True, **options)  # type: ignore[call-overload]
 
 
 def missing_symbols(libraries: Path) -> list[str]:
-    """The functions of CUDA that torch's own libraries look for."""
+    """CUDA functions that torch's own libraries look for."""
     found = set()
     for library in libraries.glob("*.so"):
         lines = subprocess.run(["nm", "-D", "--undefined-only", library], check=True, capture_output=True, text=True)
@@ -75,7 +75,7 @@ def missing_symbols(libraries: Path) -> list[str]:
 
 
 def stand_ins(work: Path, libraries: Path) -> Path:
-    """A directory of libraries that take the place of CUDA's."""
+    """Directory of libraries that replace CUDA's."""
     directory = work / "stand-ins"
     directory.mkdir(exist_ok=True)
     source, script = directory / "functions.c", directory / "version.map"
@@ -89,7 +89,7 @@ def stand_ins(work: Path, libraries: Path) -> Path:
 
 
 def prepare(work: Path) -> tuple[Path, Path]:
-    """The interpreter of an environment with this torch and this project, and the directory of the stand-ins."""
+    """Interpreter of an environment with this torch and this project, and the directory of the stand-ins."""
     work.mkdir(parents=True, exist_ok=True)
     python = work / "environment" / "bin" / "python"
     pip = (python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet")
@@ -106,20 +106,20 @@ def prepare(work: Path) -> tuple[Path, Path]:
 
 
 def run_cases(python: Path, work: Path, size: int, known: dict[str, str], libraries: Path | None = None) -> int:
-    """Run the cases with an interpreter's torch; the exit code.
+    """Run the cases with an interpreter's torch; return the exit code.
 
     Parameters
     ----------
     python : Path
-        Of an environment with torch and this project.
+        Interpreter of an environment with torch and this project.
     work : Path
-        Where to run: not in the sources, which would hide what is installed.
+        Working directory: not the sources, which would hide the installation.
     size : int
-        Ranks.
+        Number of ranks.
     known : dict
-        Cases that cannot pass, and why.
+        Cases that cannot pass, with the reasons.
     libraries : Path, optional
-        A directory of libraries that the dynamic linker looks in first.
+        A directory of libraries that the dynamic linker searches first.
     """
     environment = {**os.environ, **({} if libraries is None else {"LD_LIBRARY_PATH": str(libraries)})}
     options = ["-q", "-p", "no:cacheprovider", "-o", "timeout=600", "-m", "on_ranks", "--only-ranks", str(size)]
@@ -135,7 +135,7 @@ def run_cases(python: Path, work: Path, size: int, known: dict[str, str], librar
 
 
 def main() -> int:
-    """Run all; the exit code."""
+    """Run everything; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "old-torch", help="the environment's directory")
     parser.add_argument("--size", type=int, default=2, help="ranks")

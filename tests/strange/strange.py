@@ -1,6 +1,6 @@
-"""What takes too long for the test command: many ranks, other Pythons, the oldest and the newest torch.
+"""Run checks that take too long for the test command: many ranks, other Pythons, the oldest and the newest torch.
 
-Each part says what it did, and the command fails if a part does. What is not to be had here is named and left out.
+Each part prints what it did, and the command fails if a part does. Parts that cannot run here are named and left out.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ FAST = "-Csetup-args=-Doptimization=0"  # what is looked for here does not depen
 
 
 class LeftOutError(Exception):
-    """A part that cannot run here; says why."""
+    """A part cannot run here; the message gives the reason."""
 
 
 def many_ranks(build: Path) -> str:
-    """Run collectives on many ranks; then scrape the metrics of as many, kill one, and look what is said and left."""
+    """Run collectives on many ranks; then scrape the metrics of as many, kill one, and check output and leftovers."""
     del build
     with tempfile.TemporaryDirectory() as home:
         install(Path(home, "site"))
@@ -78,7 +78,7 @@ def another_python(version: str, build: Path) -> str:
 
 
 def oldest_torch(build: Path) -> str:
-    """Run the torch cases with the oldest torch that is promised."""
+    """Run the torch cases with the oldest supported torch."""
     return _cases([sys.executable, "-m", "tests.strange.old_torch", "--work", build / "torch-oldest"])
 
 
@@ -97,7 +97,7 @@ def newest_torch(build: Path) -> str:
 
 
 def _cases(command: list[object]) -> str:
-    """Run a command that runs the torch cases; how many of them passed."""
+    """Run a command that runs the torch cases; return the number that passed."""
     done = _finish(command, ROOT, dict(os.environ), 3000)
     passed = re.findall(r"^(\d+) of (\d+) cases pass", done.stdout, re.MULTILINE)
     count, of = (sum(int(pair[k]) for pair in passed) for k in (0, 1))
@@ -106,7 +106,7 @@ def _cases(command: list[object]) -> str:
 
 
 def _interpreter(version: str) -> Path | None:
-    """Find an interpreter that runs, on PATH or where pyenv keeps them; a shim may stand for one that is not chosen."""
+    """Find a working interpreter on PATH or in pyenv's directories; a pyenv shim may be one that does not run."""
     found = [shutil.which(f"python{version}"), *Path.home().glob(f".pyenv/versions/{version}.*/bin/python{version}")]
     for each in filter(None, found):
         tried = subprocess.run([each, "-c", "import venv"], capture_output=True, check=False, cwd="/")
@@ -116,7 +116,7 @@ def _interpreter(version: str) -> Path | None:
 
 
 def _environment(path: Path, program: Path) -> Path:
-    """Make a virtual environment anew; its interpreter."""
+    """Make a fresh virtual environment; return its interpreter."""
     shutil.rmtree(path, ignore_errors=True)
     _run([program, "-m", "venv", path])
     return path / "bin/python"
@@ -127,7 +127,7 @@ def _pip(python: Path, *arguments: str) -> None:
 
 
 def _job(python: Path) -> str:
-    """Run two ranks, and the engine alone."""
+    """Run a job of two ranks, and the engine alone."""
     out = _run([python, "-m", "engine.launch", "-np", "2", "--summary", python, JOB])
     assert "rank 1 of 2 is done" in out, out
     assert "rank 0 of 1 is done" in _run([python, JOB])
@@ -135,7 +135,7 @@ def _job(python: Path) -> str:
 
 
 def _run(command: list[object]) -> str:
-    """Run a command outside of the sources, which would hide what is installed; what it printed."""
+    """Run a command outside of the sources, which would hide the installation; return its output."""
     names = ("PYTHONPATH", "MESONPY_EDITABLE_SKIP", "ENGINE_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(names)}
     done = _finish(command, Path("/"), environment, 1800)
@@ -146,7 +146,7 @@ def _run(command: list[object]) -> str:
 def _finish(
     command: list[object], directory: Path, environment: dict[str, str], seconds: float
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end, with what it printed in one text."""
+    """Run a command to its end; return its output, both streams in one text."""
     return subprocess.run(
         [str(part) for part in command],
         cwd=directory,
@@ -160,7 +160,7 @@ def _finish(
 
 
 def parts(build: Path) -> Iterator[tuple[str, Callable[[], str]]]:
-    """Yield what there is to do, by name."""
+    """Yield the parts by name."""
     yield "ranks", lambda: many_ranks(build)
     for version in PYTHONS:
         yield f"python{version}", lambda version=version: another_python(version, build)  # type: ignore[misc]
@@ -169,7 +169,7 @@ def parts(build: Path) -> Iterator[tuple[str, Callable[[], str]]]:
 
 
 def main() -> int:
-    """Do all parts, or those that are named."""
+    """Run all parts, or the named ones."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--build", type=Path, required=True, help="where environments are made")
     parser.add_argument("parts", nargs="*", help="names: ranks, python3.12, torch-oldest, torch-newest, ...")

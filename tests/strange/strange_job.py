@@ -1,7 +1,7 @@
-"""What a rank does on a strange machine: collectives of NumPy arrays, checked, and a word at the end.
+"""Rank of a job on an unusual machine: checks collectives of NumPy arrays, and prints a word at the end.
 
-As `strange_job.py hold DIRECTORY` it goes on reducing until there is a file `go`; `strange_job.py descriptors FILE`
-says what the descriptors 0 to 2 are.
+`strange_job.py hold DIRECTORY` keeps reducing until the file `go` exists; `strange_job.py descriptors FILE`
+prints what the descriptors 0 to 2 are.
 """
 
 import os
@@ -14,7 +14,7 @@ import engine
 
 
 def collectives() -> None:
-    """More bytes than go at once, and every way of moving them that a training job uses."""
+    """Run collectives of more bytes than are sent at once, by every way of moving them that a training job uses."""
     rank, size = engine.rank(), engine.size()
     total = engine.allreduce(np.full(70_000, rank + 1, np.float32), engine.Sum)
     assert (total == size * (size + 1) / 2).all()

@@ -1,4 +1,4 @@
-"""Machines unlike the one that the tests run on, imitated around a command: filters, name spaces, other users."""
+"""Imitations of unusual machines around a command: filters, namespaces, other users."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ COMMON = {"pidfd_open": 434, "close_range": 436}
 
 
 class Machine:
-    """Runs commands for one test, and sees to it that nothing of them is left.
+    """Runs commands for one test, and ensures that no process of them is left.
 
     Parameters
     ----------
     home : Path
-        Where commands run, and what they write.
+        Working directory of commands, and of their files.
     site : Path
-        Where the engine is installed; `install` makes it.
+        Directory in which the engine is installed; `install` makes it.
     """
 
     def __init__(self, home: Path, site: Path) -> None:
@@ -90,7 +90,7 @@ class Machine:
         return process
 
     def finish(self, process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
-        """Wait for its end. Nothing that it started may be left."""
+        """Wait for the end of a command, and check that no process of it is left."""
         try:
             out, err = process.communicate(timeout=self.deadline)
         except subprocess.TimeoutExpired:
@@ -105,14 +105,14 @@ class Machine:
         return self.finish(self.start(command, **options))  # type: ignore[arg-type]
 
     def kill(self) -> None:
-        """End all that a test has started."""
+        """Kill all processes that a test has started."""
         for pid in [pid for mark in self.marks.values() for pid in marked(mark)]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
 
 def install(site: Path) -> None:
-    """Put the engine into a directory, as an installation that is not editable would."""
+    """Put the engine into a directory, as a non-editable installation would."""
     for package in (autotune, engine, engine_ext):
         source = Path(str(package.__file__)).parent
         shutil.copytree(source, site / package.__name__, ignore=shutil.ignore_patterns("__pycache__"))
@@ -123,13 +123,13 @@ def install(site: Path) -> None:
 
 
 def lines(run: subprocess.CompletedProcess[str]) -> list[str]:
-    """What ranks printed, without the launcher's prefix, in the order of the ranks."""
+    """Output of the ranks without the launcher's prefix, sorted."""
     assert run.returncode == 0, run.stdout + run.stderr
     return sorted(line.partition(">:")[2] for line in run.stdout.split("\n") if line.startswith("["))
 
 
 def refuse(calls: Sequence[str], error: int = errno.EPERM) -> None:
-    """Have the kernel answer calls of this process, and of all that it starts, with an error: a seccomp filter."""
+    """Make calls of this process, and of its children, fail with an error, by a seccomp filter."""
     numbers = [CALLS[call].get(platform.machine(), COMMON.get(call, -1)) for call in calls]
     load = struct.pack("=HBBI", 0x20, 0, 0, 0)  # the number of the call
     tests = [struct.pack("=HBBI", 0x15, len(numbers) - index, 0, number) for index, number in enumerate(numbers)]
@@ -145,7 +145,7 @@ def refuse(calls: Sequence[str], error: int = errno.EPERM) -> None:
 
 
 def obstacle(*programs: str) -> str:
-    """Why this user cannot make name spaces here, or an empty string."""
+    """Reason why this user cannot make namespaces here, or an empty string."""
     if os.geteuid() != 0:
         return "only root may make name spaces and become another user"
     missing = [program for program in programs if shutil.which(program) is None]

@@ -21,7 +21,7 @@ UNIFIED = Path("/sys/fs/cgroup")
 
 @contextlib.contextmanager
 def quota() -> Iterator[Path]:
-    """Make a control group of half a processor."""
+    """Make a control group limited to half a processor."""
     version = 2 if (UNIFIED / "cgroup.controllers").exists() else 1
     group = (UNIFIED if version == 2 else CPU) / f"enginerun-test-{uuid.uuid4().hex[:8]}"
     try:

@@ -1,4 +1,4 @@
-"""Names that are no ASCII or no text at all, in the plainest locale; and jobs that stand still for a while."""
+"""Names that are not ASCII or not text, in the plainest locale; and jobs that are suspended for a while."""
 
 from __future__ import annotations
 
@@ -80,5 +80,5 @@ def test_a_suspended_job_goes_on(machine: Machine, number: signal.Signals) -> No
 
 
 def state(pid: int) -> str:
-    """The state of a process: T if it is stopped."""
+    """State of a process: T if it is stopped."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]

@@ -1,4 +1,4 @@
-"""Containers and other users: name spaces, odd mounts, no home, nothing that can be written to."""
+"""Containers and other users: namespaces, odd mounts, no home, no writable directory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ POSIX = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 
 def inside(setup: bytes, *commands: list[object]) -> list[object]:
-    """Make commands, of which the last one's output counts, that run in PID and mount name spaces of their own."""
+    """Build a command that runs others in new PID and mount namespaces, after `setup`."""
     shown = [" ".join(shlex.quote(str(part)) for part in command).encode() for command in commands]
     script = b"set -e\n" + setup + b"\n" + b"\n".join(shown) + b"\n"
     return ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", script]

@@ -1,4 +1,4 @@
-"""Machines that have just booted: less ago than a stall's warning, than its limit, and hardly longer than that."""
+"""Machines whose uptime is below a stall's warning, below its limit, or hardly above that."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LASTS = 120.0  # seconds that the job may have taken
 
 @dataclass
 class Booted:
-    """A job on a machine with some uptime, and what it has left behind."""
+    """Finished job on a machine with some uptime, and its files."""
 
     uptime: int
     finished: Finished

@@ -1,6 +1,6 @@
-"""A machine that has just booted: a job in a time namespace, in which the monotonic clock and the uptime begin anew.
+"""A machine that has just booted: a job in a time namespace, in which the monotonic clock and the uptime start anew.
 
-`run` is what its ranks do, so this module imports no pytest.
+`run` is the program of its ranks, so this module does not import pytest.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LATE = 0.25  # seconds by which rank 1 is late: more than a wait lasts before it
 
 
 def namespace(uptime: int) -> list[str]:
-    """The command that runs another one on a machine that seems to have booted `uptime` seconds ago."""
+    """Command that runs another one on a machine that seems to have booted `uptime` seconds ago."""
     offsets = {"monotonic": 0, "boottime": 0}  # the kernel counts them from the first namespace
     for line in Path("/proc/self/timens_offsets").read_text().splitlines():
         name, seconds, _ = line.split()
@@ -38,7 +38,7 @@ def namespace(uptime: int) -> list[str]:
 
 
 def refusal() -> str:
-    """Why this machine has no time namespace for us; empty if it has."""
+    """Reason why no time namespace is available, or an empty string."""
     try:
         tried = subprocess.run([*namespace(1), "true"], capture_output=True, text=True, timeout=10)
     except OSError as error:
@@ -47,7 +47,7 @@ def refusal() -> str:
 
 
 def reduce_with_a_late_rank(name: str | None, mark: str) -> float:
-    """An allreduce that rank 1 brings when rank 0 has waited for it for a while; the sum."""
+    """Run an allreduce that rank 1 submits only after rank 0 has waited for a while; return the sum."""
     rank = engine.rank()
     if rank == 1:
         until(Path(mark).exists, "rank 0 has waited")
@@ -64,7 +64,7 @@ def reduce_with_a_late_rank(name: str | None, mark: str) -> float:
 
 
 def train_until_tuned(trials: int) -> int:
-    """Steps of an optimizer of torch until the tuner has tried that many settings; how many."""
+    """Run steps of a torch optimizer until the tuner has tried that many settings; return the number of steps."""
     import torch
 
     parameter = torch.nn.Parameter(torch.zeros(4096))
@@ -85,7 +85,7 @@ def train_until_tuned(trials: int) -> int:
 
 
 def look_from_outside() -> dict[str, str]:
-    """What `enginerun top` and a scrape of the endpoint say about this job."""
+    """Output of `enginerun top`, and of a scrape of the endpoint, for this job."""
     launcher = os.getppid()
     command = [sys.executable, "-m", "engine.launch", "top", str(launcher), "--once", "--interval", "0.2"]
     top = subprocess.run(command, capture_output=True, text=True, timeout=90, env={**os.environ, "COLUMNS": "120"})
@@ -96,7 +96,7 @@ def look_from_outside() -> dict[str, str]:
 
 
 def run() -> dict[str, Any]:
-    """Use all of the engine that looks at a clock, once."""
+    """Use each part of the engine that reads a clock, once."""
     began = time.clock_gettime(time.CLOCK_BOOTTIME)
     engine.init()
     found: dict[str, Any] = {"began": began, "monotonic": time.monotonic() - time.clock_gettime(time.CLOCK_BOOTTIME)}
