@@ -1,4 +1,4 @@
-"""The kernels' C interface for their tests: compiled on the spot, called through ctypes."""
+"""The kernels' C interface for their tests, compiled on the spot and called through ctypes."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Kernels(ctypes.Structure):
 
 
 def build(directory: Path) -> Path:
-    """Compile the kernels as the build does, with sanitizers if asked."""
+    """Compile the kernels as the build does, with sanitizers on request."""
     compiler = os.environ.get("CC", "gcc")
     if shutil.which(compiler) is None:
         pytest.skip(f"no C compiler {compiler!r}")
@@ -135,7 +135,7 @@ def load(path: Path) -> ctypes.CDLL:
 
 
 def runnable(library: ctypes.CDLL) -> list[Kernels]:
-    """The kernels of every level that this processor has."""
+    """Kernels of every level that this processor supports."""
     tables = [library.engine_kernels_get(level) for level in range(len(LEVELS))]
     return [table.contents for table in tables if table]
 

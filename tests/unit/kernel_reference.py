@@ -1,4 +1,4 @@
-"""What the kernels should compute, by NumPy, and numbers to try it with. A NaN equals any other."""
+"""NumPy reference of the kernels, and numbers for its comparison with them. All NaNs count as equal."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def rounded(dtype: str, x: np.ndarray) -> np.ndarray:
 
 
 def truncated(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Toward zero, saturating: by Python's integers, which have no width."""
+    """Values truncated toward zero, saturating, by Python's unbounded integers."""
     limits = np.iinfo(dtype)
     return np.array(
         [min(max(int(v) if np.isfinite(v) else limits.max * int(np.sign(v)) * 2, limits.min), limits.max) for v in x],
@@ -107,7 +107,7 @@ def assert_equal_bits(dtype: str, got: np.ndarray, want: np.ndarray) -> None:
 
 
 def numbers(dtype: str, n: int, seed: int) -> np.ndarray:
-    """Every kind of number: small ones of both signs, any bit pattern, and the special ones."""
+    """Numbers of every kind: small ones of both signs, random bit patterns, and special values."""
     rng = np.random.default_rng(seed)
     kind = stored(dtype)
     anything = rng.integers(0, 256, n * kind.itemsize, np.uint8).view(kind)

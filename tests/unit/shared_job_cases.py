@@ -1,4 +1,4 @@
-"""What ranks of test_shared_jobs.py call."""
+"""Functions that the ranks of test_shared_jobs.py run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files and texts that others wrote are read within limits, and what is wrong with one is told in a line."""
+"""Foreign files and texts are read within limits, and a fault in one is reported in a line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ages that cannot wrap, and time that a process has seen pass: the C header by itself, with a clock that is set."""
+"""Ages that cannot wrap, and a process's own sense of elapsed time: the C header by itself, with a fake clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings: where they come from, which wins, and what a bad one is told."""
+"""Settings: their sources, precedence, and the errors of bad ones."""
 
 from __future__ import annotations
 

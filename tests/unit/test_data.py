@@ -1,4 +1,4 @@
-"""Data loaders whose batches are made in a thread of their own."""
+"""Data loaders whose batches are made in a separate thread."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LIMIT = 60.0
 
 
 class Numbers(BaseDataLoader):
-    """So many numbers; it says who makes them, and can be held."""
+    """Loader of numbers that records the threads that make them, and can be paused."""
 
     def __init__(self, count: int, fails_at: int = -1) -> None:
         self.count, self.fails_at = count, fails_at
@@ -47,7 +47,7 @@ class Ahead(AsyncDataLoaderMixin, Numbers):
 
 
 def ended(loader: Ahead) -> bool:
-    """Whether the threads that made batches have ended."""
+    """Return whether the threads that made batches have ended."""
     for maker in loader.makers:
         maker.join(LIMIT)
     return not any(maker.is_alive() for maker in loader.makers)

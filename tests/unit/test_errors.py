@@ -1,4 +1,4 @@
-"""The engine's exceptions, found again in those of a framework."""
+"""The engine's exceptions, recovered from those of a framework."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.runner import function
 
 
 class FrameworkError(Exception):
-    """What a framework makes of a message."""
+    """Exception that a framework raises with a message."""
 
 
 def raised(text: str, cause: BaseException | None = None) -> FrameworkError:
@@ -33,7 +33,7 @@ def test_the_end_of_the_world_names_who_is_to_blame() -> None:
 
 
 class Unspeakable(Exception):
-    """An exception whose text cannot be made."""
+    """Exception whose text cannot be made."""
 
     def __str__(self) -> str:
         raise KeyError("no text")

@@ -1,4 +1,4 @@
-"""What is foreseen of more hosts: laws of the model on drawn steps, figures known by hand, broken files."""
+"""Predictions for more hosts: laws of the model on drawn steps, figures computed by hand, broken files."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ KINDS = ("allreduce", "allreduce", "allreduce", "broadcast", "allgather", "reduc
 
 @st.composite
 def steps(draw: st.DrawFn) -> Step:
-    """Tensors that become ready one after another in 100 ms, waits that are apart, and entries in order."""
+    """Strategy of steps: tensors that become ready one after another in 100 ms, disjoint waits, and ordered entries."""
     moments = sorted(draw(st.lists(st.floats(0, 0.09), min_size=1, max_size=30)))
     tensors, free = [], 0.0
     for ready in moments:
@@ -87,7 +87,7 @@ def test_one_host_needs_no_network(step: Step, chosen: Rules, network: Network) 
 def test_a_step_is_no_shorter_with_a_slower_network_or_more_hosts(
     step: Step, chosen: Rules, network: Network, hosts: int, ranks: int, factor: float, more: int
 ) -> None:
-    """But where more hosts make a direct exchange of a chain, which may be shorter over a long way."""
+    """Except where more hosts turn a chain into a direct exchange, which may be shorter at high latency."""
     seconds = predict(step, chosen, hosts, network, ranks).seconds
     slower = replace(network, bandwidth=network.bandwidth / factor)
     later = replace(network, latency=network.latency * factor)
@@ -153,7 +153,7 @@ def test_when_batches_close(
 
 
 def test_what_one_allreduce_costs() -> None:
-    """1 MB in 16 chunks over 1 Gbit/s: 8 ms on two hosts, and four trips of 0.1 ms, all after backward."""
+    """1 MB in 16 chunks over 1 Gbit/s takes 8 ms on two hosts, and four trips of 0.1 ms, all after backward."""
     one = Step(0.1, (Tensor(0.090, 0.090, 0.090, 1e6),), ((0.090, 0.0901),))
     added = predict(one, RULES, 2, LINK).seconds - 0.1
     assert added == pytest.approx(8e-3 + 4e-4 - 1e-4)
@@ -163,7 +163,7 @@ def test_what_one_allreduce_costs() -> None:
 
 
 def test_what_one_allreduce_costs_along_a_chain() -> None:
-    """8 MiB of four ranks a host: at 1 Gbit/s 67 ms once, and the rounds in which hosts have nothing to do yet."""
+    """8 MiB with four ranks per host: 67 ms once at 1 Gbit/s, and the rounds in which hosts have nothing to do yet."""
     one = Step(0.1, (Tensor(0.090, 0.090, 0.090, 1 << 23),), ((0.090, 0.0901),))
     chosen = replace(RULES, chunk_bytes=1 << 19)
     fast = Network(1e9, 0.0)
@@ -232,7 +232,7 @@ def test_a_batch_has_what_its_tensors_have() -> None:
 
 
 def timeline(rank: int, waited_ms: float = 5, count: int = 5, **told: Any) -> list[dict[str, Any]]:
-    """Steps of 100 ms with a tensor of 400 bytes that travels as 200, ready at 80 ms and awaited until 90."""
+    """Steps of 100 ms with a tensor of 400 bytes that travels as 200, ready at 80 ms and awaited until 90 ms."""
     about = head(rank)
     about["args"] |= told
     events = [about, {"ph": "M", "pid": rank, "tid": 17, "name": "thread_name", "args": {"name": "a"}}]

@@ -1,7 +1,7 @@
-"""Files that are damaged by drawing, through the commands that read them: an answer, or one line of what is wrong.
+"""Randomly damaged files, given to the commands that read them: the result is an answer, or a one-line error.
 
-Each kind begins with a good file. Bits are flipped, ends cut, blocks repeated, and numbers and values of JSON replaced
-by those that do harm: at limits, beyond them, nested deeply.
+Each kind begins with a valid file. Bits are flipped, ends cut, blocks repeated, and numbers and values of JSON replaced
+by harmful ones: at limits, beyond them, nested deeply.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ TOKEN = re.compile(rb'"(?:[^"\\\n]|\\.)*"|-?\d[\d.eE+-]*|\b\w+\b')
 
 
 def damaged(dice: random.Random, good: bytes) -> bytes:
-    """A file with one to three damages."""
+    """File with one to three damages."""
     data = bytearray(good)
     for _ in range(dice.choice((1, 1, 2, 3))):
         at, kind = dice.randrange(len(data) + 1), dice.randrange(8)

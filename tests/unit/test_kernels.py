@@ -114,7 +114,7 @@ def test_sum_is_in_rank_order(kernels: Kernels) -> None:
 
 @pytest.mark.parametrize(("dtype", "huge"), [("float16", 60000.0), ("bfloat16", 3e38)])
 def test_halves_round_once(kernels: Kernels, dtype: str, huge: float) -> None:
-    """A running total beyond the dtype comes back; additions too small for its precision are not lost."""
+    """A sum recovers from a running total beyond the dtype's range; additions below its precision are not lost."""
     if dtype == "float16":
         sources = [rounded(dtype, np.full(67, x, np.float32)) for x in (huge, huge, -huge)]
         assert (reduced(kernels, Spec(dtype, "sum"), sources).astype(np.float32) == np.float16(huge)).all()
@@ -159,7 +159,7 @@ def test_integers_wrap_but_averages_do_not(kernels: Kernels) -> None:
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize(("dtype", "op"), CASES)
 def test_result_replaces_sources(kernels: Kernels, dtype: str, op: str, streaming: bool) -> None:
-    """As with tensors in shared memory: every rank's tensor is read, and then overwritten."""
+    """The target is one of the sources, as in shared memory: every rank's tensor is read, then overwritten."""
     for count in (1, 2, 3, 4):
         for own in range(count):
             spec = Spec(dtype, op, divisor=count if op == "average" else 1)
@@ -216,7 +216,7 @@ WIRES = [(tensor, wire) for tensor in ("float32", "float64") for wire in ("float
 
 
 def compressed(tensor: np.ndarray, wire: str, factor: float = 1.0) -> np.ndarray:
-    """What a rank offers: scaled in the tensor's dtype, by way of float32."""
+    """Tensor as a rank sends it: scaled in its own dtype, then rounded to `wire` by way of float32."""
     with np.errstate(all="ignore"):
         return rounded(wire, (tensor * tensor.dtype.type(factor)).astype(np.float32))
 
@@ -247,7 +247,7 @@ def test_unpack_copies_what_is_not_compressed(kernels: Kernels, dtype: str) -> N
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize(("tensor", "wire"), WIRES)
 def test_reduction_of_compressed_tensors(kernels: Kernels, tensor: str, wire: str, op: str) -> None:
-    """The own tensor, replaced by the result, among what others have packed; a mirror gets the result as it travels."""
+    """The result replaces the own tensor, reduced with the others' packed ones; a mirror gets the wire format."""
     for seed, n in enumerate([*LENGTHS, 20011]):
         for count in (1, 2, 3):
             own, prescale, streaming = seed % count, (1.0, 0.3)[seed % 2], bool(seed % 3)
@@ -269,7 +269,7 @@ def test_reduction_of_compressed_tensors(kernels: Kernels, tensor: str, wire: st
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize(("tensor", "wire"), [*((each, each) for each in DTYPES), *WIRES])
 def test_stretches_have_the_bits_of_the_whole(kernels: Kernels, tensor: str, wire: str, op: str) -> None:
-    """Sums that pass from host to host: in two or three stretches, the own tensor in any of them."""
+    """Sums pass from host to host in two or three stretches, with the own tensor in any of them."""
     if wire == "bool" and op == "average":
         return
     accumulator = kernels.types[DTYPES.index(wire)].ops[OPS.index(op)].size
@@ -321,7 +321,7 @@ def narrow(kernels: Kernels, dtype: str, x: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("tail", [0, 1])
 def test_every_half_survives_the_round_trip(kernels: Kernels, dtype: str, tail: int) -> None:
-    """`tail`: one number at a time, so that the conversion of what is left of a vector is tried on every value too."""
+    """`tail` converts one number at a time, so that the scalar remainder of a vector is tried on every value too."""
     every = np.arange(65536, dtype=np.uint16).view(stored(dtype))
     if tail:
         wide = np.concatenate([widen(kernels, dtype, every[i : i + 1]) for i in range(0, 65536, 13)])
@@ -336,7 +336,7 @@ def test_every_half_survives_the_round_trip(kernels: Kernels, dtype: str, tail: 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_rounding_to_nearest_even(kernels: Kernels, dtype: str) -> None:
-    """Every number halfway between two neighbours, its own neighbours, and many others."""
+    """Covers every number halfway between two neighbours, its own neighbours, and many others."""
     every = np.arange(65536, dtype=np.uint16)
     low = bits(widened(dtype, every.view(stored(dtype)))).astype(np.int64)
     step = {"float16": 1 << 12, "bfloat16": 1 << 15}[dtype]  # half a last place, as float32 bits, for normal numbers
@@ -353,7 +353,7 @@ def test_rounding_to_nearest_even(kernels: Kernels, dtype: str) -> None:
 
 
 def inner(kernels: Kernels, dtype: str, rows: list[np.ndarray], cut: int = 0, offset: int = 0) -> np.ndarray:
-    """The lanes of each pair; in two calls, if `cut` is given."""
+    """Lanes of each pair's inner product, computed in two calls if `cut` is given."""
     lanes = (ctypes.c_double * (8 * len(rows) * (len(rows) + 1) // 2))()
     for part in (slice(0, cut), slice(cut, None)):
         buffers = [buffer_of(row[part], offset) for row in rows]

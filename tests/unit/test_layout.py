@@ -1,4 +1,4 @@
-"""What processes share is hashed whole, so that ranks of other builds are refused; each number has one name."""
+"""All shared declarations are hashed, so that ranks of other builds are refused; each number has one name."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ CHANGES = {
 
 
 def layout(tree: Path, header: str = "", old: str = "", new: str = "") -> str:
-    """The hash, as a program prints it that is compiled with copies of the headers, one of them changed."""
+    """Layout hash that a program prints, compiled with copies of the headers, one of them changed."""
     for name in HEADERS:
         copy = tree / "engine_ext" / name
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -98,7 +98,7 @@ def test_a_comment_changes_nothing(tmp_path: Path) -> None:
 
 
 def declared_outside(text: str) -> list[str]:
-    """Structs and enums of a header that stand outside of `SHARED(...)`."""
+    """Structs and enums of a header that are declared outside of `SHARED(...)`."""
     code = re.sub(r"/\*.*?\*/", "", text.replace(") /* SHARED */", "END"), flags=re.DOTALL)
     before, inside, after = re.fullmatch(r"(.*?)^SHARED\((.*)^END(.*)", code, re.DOTALL | re.MULTILINE).groups()  # type: ignore[union-attr]
     assert "rank_page;" in inside

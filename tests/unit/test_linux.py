@@ -1,4 +1,4 @@
-"""System calls that Python may lack and systems may refuse, what hosts may lack, and what a rank's stacks tell."""
+"""System calls that Python may lack or systems may refuse, features that hosts may lack, and a rank's stacks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from engine.tuning.process import TunerError, TunerProcess
 
 @pytest.fixture(params=["offered", "missing"])
 def python(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python as it is, and as one that was built without the calls."""
+    """Run a test with Python as it is, and as one built without the calls."""
     if request.param == "missing":
         for name in ("memfd_create", "pidfd_open"):
             monkeypatch.delattr(os, name, raising=False)
@@ -146,7 +146,7 @@ def test_who_asks_late_does_no_harm(tmp_path: Path) -> None:
 
 @pytest.fixture
 def removed_directory(tmp_path: Path) -> Iterator[None]:
-    """This process works in a directory that is no more."""
+    """Make the working directory of this process a removed one."""
     before, gone = os.getcwd(), tmp_path / "gone"
     gone.mkdir()
     os.chdir(gone)

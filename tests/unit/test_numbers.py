@@ -1,4 +1,4 @@
-"""Numbers of settings, variables and options: what one cannot be is refused in one line that says where and why."""
+"""Numbers of settings, variables and options: an invalid one is refused in one line with its place and the reason."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LAUNCHERS = list(world.LAUNCHERS)
 
 
 def expect_refusal(call: Any, source: str, kind: type[Exception] = ConfigError) -> None:
-    """One line, which names the source and what is expected of it, and holds no control character."""
+    """Check that the error is one printable line that names the source and the expected values."""
     with pytest.raises(kind) as caught:
         call()
     text = str(caught.value)
@@ -74,7 +74,7 @@ def test_a_form_takes_its_limits_and_nothing_beyond(form: Any) -> None:
 
 
 def test_drawn_numbers_are_taken_within_limits_alone() -> None:
-    """Numbers of any size, as an int, a float and a text: what is taken is the number itself."""
+    """Numbers of any size, as an int, a float and a text: the parsed value is the number itself."""
     dice = random.Random(29)
     for _ in range(20_000):
         low = dice.randrange(-5, 1000)
@@ -135,7 +135,7 @@ def test_what_is_no_list_of_slurms_tasks_is_refused(text: str) -> None:
 
 
 def test_a_list_of_slurms_tasks_of_many_nodes_takes_no_memory() -> None:
-    """The kind of 2(x999999999): a list of as many numbers would be gigabytes."""
+    """A list such as 2(x999999999), written out, would take gigabytes."""
     variables = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0", "SLURM_JOB_ID": "1"}
     variables |= {"SLURM_STEP_TASKS_PER_NODE": "1(x3),2(x999999999)", "SLURM_NODEID": "900000"}
     assert world.find_place(variables).local_size == 2
@@ -147,7 +147,7 @@ def test_what_is_no_number_of_a_worker_is_refused(text: str) -> None:
 
 
 def options() -> Iterator[str]:
-    """All options of the launcher that take a number, but for those whose value is a word or a path."""
+    """Options of the launcher that take a number, except those whose value is a word or a path."""
     yield from (option for each in NUMBERS.values() if each.option is not None for option in each.options[:1])
     yield from ("-np", "--min-np", "--max-np", "--slots", "--reset-limit", "--start-timeout", "--elastic-timeout")
     yield from ("--cpus-per-rank", "-p", "--lease", "--fusion-threshold-mb")
@@ -210,7 +210,7 @@ def test_numbers_of_messages_are_taken_up_to_their_limits() -> None:
 
 
 def welcome() -> dict[str, Any]:
-    """What a leader tells a rank of a world of 3 on two hosts, with two sockets for each lane."""
+    """Message of a leader to a rank of a world of 3 on two hosts, with two sockets for each lane."""
     return {
         "pids": [11, 12, 13],
         "processors": [[0], [1, 2], []],
@@ -249,7 +249,7 @@ def test_what_is_no_mask_of_processors_is_refused(digits: Any) -> None:
 
 
 def place() -> dict[str, Any]:
-    """A worker's place in a world, as its agent tells it."""
+    """Message of an agent that gives a worker its place in a world."""
     return {
         "world": 3,
         "rank": 1,

@@ -1,4 +1,4 @@
-"""What is said of parameters that differ, and which exceptions and files speak for a rank."""
+"""Reports of parameters that differ, and the exceptions and files that speak for a rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files and directories of a job: what other users have laid there, links, and modes of what exists."""
+"""Files and directories of a job: files planted by other users, links, and modes of existing files."""
 
 from __future__ import annotations
 

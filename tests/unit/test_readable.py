@@ -1,4 +1,4 @@
-"""Numbers are written in one way everywhere."""
+"""Numbers are formatted in one way everywhere."""
 
 from __future__ import annotations
 

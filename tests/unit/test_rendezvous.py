@@ -1,4 +1,4 @@
-"""Ranks finding each other: who comes, who does not, who must not."""
+"""Rendezvous of ranks on one host: who comes, who does not, who must not."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BUILD: dict[str, str | int] = {"protocol": 1, "layout": "abc", "sources": "f00d"
 
 @pytest.fixture
 def job() -> Callable[..., World]:
-    """Makes the worlds of one job of its own."""
+    """Make the worlds of a new job."""
     key = uuid.uuid4().hex
 
     def world(rank: int, size: int, secret: str | None = "s") -> World:
@@ -56,7 +56,7 @@ def create() -> tuple[int, int]:
 
 
 def meet(*ranks: tuple[World, dict[str, str | int]], timeout: float = 60.0) -> list[Any]:
-    """Run ranks as threads; what each returned or raised."""
+    """Run ranks as threads; return the result or error of each."""
     results: list[Any] = [None] * len(ranks)
 
     def run(index: int, world: World, build: dict[str, str | int]) -> None:
@@ -116,7 +116,7 @@ def test_a_visitor_who_has_spoken_is_heard_however_late(
     accept = hosting.Hosting._accept
 
     def accept_and_pause(self: hosting.Hosting, listener: socket.socket) -> None:
-        """Rank 0 stands still between the greeting and the answer, until the answer is there and its time is over."""
+        """Pause rank 0 between greeting and answer, until the answer has come and its time limit has passed."""
         accept(self, listener)
         for visitor in self.strangers:
             assert ready_to_read([visitor.connection.fileno()], 60.0)
@@ -199,7 +199,7 @@ def test_another_secret_is_refused_and_does_not_disturb(job: Callable[..., World
 
 
 def test_strangers_neither_break_nor_stall_the_others(job: Callable[..., World]) -> None:
-    """Junk, silence, half a message, and connections by the hundred."""
+    """Strangers send junk, silence or half a message, and open connections by the hundred."""
 
     def measure() -> None:
         stop = threading.Event()
@@ -263,7 +263,7 @@ print(stranger.recv(1), flush=True)
 
 
 def of_another_user(name: str, deed: str) -> subprocess.Popen[str]:
-    """A process of another user that connects to the name, or takes it."""
+    """Start a process of another user that connects to the name, or takes it."""
     command = [sys.executable, "-c", STRANGER, name.encode().hex(), deed]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
@@ -309,7 +309,7 @@ def start(rank: int, size: int, key: str) -> subprocess.Popen[str]:
 
 
 def wait_for_members(process: subprocess.Popen[str], count: int) -> None:
-    """Until rank 0 holds the pidfds of so many ranks, its own included."""
+    """Wait until rank 0 holds the pidfds of so many ranks, its own included."""
     folder = f"/proc/{process.pid}/fd"
 
     def members() -> int:
@@ -342,7 +342,7 @@ def test_the_number_of_an_elastic_world_keeps_worlds_apart(job: Callable[..., Wo
 
 
 def test_an_error_of_the_start_shows_where_the_program_called_and_what_is_wrong() -> None:
-    """Not where in the engine it was raised."""
+    """The traceback does not show the place within the engine."""
     alone = {
         "RANK": "1",
         "SIZE": "2",

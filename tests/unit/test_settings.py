@@ -1,4 +1,4 @@
-"""A setting is written once: options, environment, refusals, knobs and gauges follow from one field of `Config`."""
+"""A setting is declared once: options, environment, refusals, knobs and gauges derive from one field of `Config`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class More(config.Config):
-    """Settings that the engine does not have."""
+    """Additional settings that the engine does not have."""
 
     lane_bytes: int = setting(
         1 << 16,
@@ -48,7 +48,7 @@ class More(config.Config):
 
 
 def given(*arguments: str) -> dict[str, str]:
-    """The settings that options give, by variable."""
+    """Settings that command-line options give, by variable."""
     return options.parse(["-np", "2", *arguments, "true"], More).settings
 
 

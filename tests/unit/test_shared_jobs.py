@@ -1,4 +1,4 @@
-"""Jobs that tests share: a failure is that of one test, and the end of a job that of all that it had not finished."""
+"""Jobs that tests share: a failure fails one test, and the end of a job all tests that it had not finished."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .shared_job_cases import fails_in_parts, fails_on_rank_1, kills_rank_1, nev
 
 @pytest.fixture
 def share() -> Iterator[Callable[..., SharedJob]]:
-    """Make a job of some functions, whose ids are their places and names."""
+    """Make a job of some functions, whose IDs are their positions and names."""
     made: list[SharedJob] = []
 
     def share(*functions: Any) -> SharedJob:

@@ -1,4 +1,4 @@
-"""The table of time that a whole run of the tests ends with."""
+"""The table of times at the end of a full run of the tests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..time_table import WHOLE, long_tests, time_table
 
 
 def reports(directory: str, tests: int, seconds: float) -> list[object]:
-    """What pytest knows of tests of which each part takes so long."""
+    """Reports as pytest gives them for tests whose setup, call and teardown take `seconds` each."""
     return [
         pytest.TestReport(
             f"{directory}/test_a.py::test[{number}-a/b]", ("", 0, ""), {}, "passed", None, when, (), seconds

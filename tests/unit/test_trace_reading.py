@@ -1,4 +1,4 @@
-"""What is read from timelines and flight records, on files whose content is known."""
+"""Reading of timelines and flight records, on files with known content."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def tensor(rank: int, row: int, entry: int, times_ms: list[float], last: int, la
 
 
 def a_rank(rank: int) -> list[dict[str, Any]]:
-    """Two entries, 10 to 20 ms and 30 to 50 ms; a caller waits from 15 to 40 ms; rank 1 is late by 4 and by 6 ms."""
+    """Timeline of two entries, 10 to 20 and 30 to 50 ms; a caller waits from 15 to 40 ms; rank 1 is 4 and 6 ms late."""
     names = [
         {"ph": "M", "pid": rank, "tid": 17 + k, "name": "thread_name", "args": {"name": n}} for k, n in enumerate("ab")
     ]
@@ -63,7 +63,7 @@ def a_rank(rank: int) -> list[dict[str, Any]]:
 
 
 def in_a_set(rank: int, number: int, ranks: list[int], late_ms: float = 5) -> list[dict[str, Any]]:
-    """One entry, 60 to 70 ms, of the tensor `a` in a process set, whose first rank is late by 5 ms."""
+    """Timeline of one entry, 60 to 70 ms, of the tensor `a` in a process set, whose first rank is late by 5 ms."""
     about = {"rank": rank, "id": number, "ranks": ranks}
     pid = 1000 * number + rank
     submitted = 58 if rank == ranks[0] else 58 - late_ms
@@ -311,7 +311,7 @@ def test_a_rank_without_a_record_is_found_in_the_others(tmp_path: Path) -> None:
 
 
 def test_records_of_hosts_whose_clocks_differ_come_in_their_order(tmp_path: Path) -> None:
-    """Problem 14: the first to tell is found by the clock that the records share, not by those of their hosts."""
+    """The first failure is found by the clock that the records share, not by those of their hosts."""
     for rank, at, ahead in ((0, 100.3, 0.0), (1, 100.1, 3600.0), (2, 100.2, -3600.0)):
         told = {"time": NOW + at + ahead, "common": at}
         blamed = {"rank": 2 if rank == 1 else 0, "cause": "died", "message": f"what {rank} says", **told}
@@ -497,7 +497,7 @@ def test_a_directory_without_records_is_an_error(tmp_path: Path, capsys: pytest.
 
 
 def of_worlds(directory: Path, **about: Any) -> Path:
-    """Two worlds: of workers 0 and 1, and 100 ms later of 1 and 2, as its ranks 0 and 1. Tensors have other rows."""
+    """Write two worlds: workers 0 and 1, then 100 ms later workers 1 and 2 as ranks 0 and 1. Tensors' rows differ."""
     for number, workers in ((1, (0, 1)), (2, (1, 2))):
         (directory / f"world.{number}").mkdir()
         reason = "the job begins" if number == 1 else "rank 0 was killed by SIGKILL"
@@ -548,7 +548,7 @@ def test_worlds_that_cannot_be_merged_are_refused(
 
 
 def test_worlds_are_merged_by_the_clock_of_a_host_that_was_in_both(tmp_path: Path) -> None:
-    """World 1 goes by the clock of host a, 5 ms ahead of that of b, by which world 2 goes."""
+    """World 1 uses the clock of host a, 5 ms ahead of host b's, which world 2 uses."""
     of_worlds(tmp_path)
     clocks = {(1, 0): ("a", 0), (1, 1): ("b", 5_000_000), (2, 0): ("b", 0), (2, 1): ("c", -7_000_000)}
     for (number, rank), (boot, ahead) in clocks.items():

@@ -1,4 +1,4 @@
-"""Waiting for states, and measuring again, in the tests' own words."""
+"""The tests' own helpers for waiting for a state, and for repeating a measurement."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..waiting import NotWithin, be_late, measured, until
 
 
 def failing(times: int, error: type[Exception] = AssertionError) -> tuple[Callable[[], None], list[int]]:
-    """What fails so often, and how often it was called."""
+    """Function that fails so many times, and the count of its calls."""
     calls = [0]
 
     def measure() -> None:

@@ -1,4 +1,4 @@
-"""Who this process is, by the variables of each launcher."""
+"""Detection of a process's rank and place from the variables of each launcher."""
 
 from __future__ import annotations
 
@@ -295,7 +295,7 @@ def test_the_first_node_of_a_step_is_the_hub(nodes: str, first: str) -> None:
 
 @pytest.mark.parametrize("source", ["mpirun (Open MPI)", "mpiexec (PMI)"])
 def test_ranks_that_mpi_has_started_agree_on_what_is_not_given(source: str) -> None:
-    """What is given stays, and where both are given nobody is asked."""
+    """Given values stay, and if both are given, nothing is negotiated."""
     environ = {**HOSTS[source], "ENGINE_SECRET": "a secret of tests"}
     asked: list[World] = []
 
@@ -316,7 +316,7 @@ def test_ranks_that_mpi_has_started_agree_on_what_is_not_given(source: str) -> N
 
 
 def test_processes_of_mpich_belong_to_the_one_that_has_started_them(tmp_path: Path) -> None:
-    """It names no job, gives each process a session of its own, and there may be a shell between."""
+    """MPICH names no job, gives each process a session of its own, and a shell may stand in between."""
     code = "import os; from engine.world import detect; print(detect(dict(os.environ)).job)"
     command = ["sh", "-c", '"$0" -c "$1"; exit $?', sys.executable, code]
     environ = {**os.environ, **PMI}
