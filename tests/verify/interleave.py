@@ -1,9 +1,9 @@
-"""Plays thousands of orders of the protocol's steps, and shows that a look left out of the engine would be found.
+"""Runs thousands of schedules of the protocol's steps, and shows that an omitted check of the engine would be found.
 
     python -m tests.verify.interleave --build build/interleave
     python -m tests.verify.interleave --seed 1234 --size 3      # one schedule again
 
-Ranks are threads of one process, of which the scheduler of schedule.c lets one go on at a time. It knows sequential
+Ranks are threads of one process, of which the scheduler of schedule.c runs one at a time. It knows sequential
 consistency only: fences that the processor needs are for mutate.py and the thread sanitizer.
 """
 
@@ -27,7 +27,7 @@ PART = 250  # schedules of one process
 
 @dataclass(frozen=True)
 class Mutant:
-    """A change of the engine that loses wake-ups."""
+    """Change of the engine that loses wake-ups."""
 
     name: str
     file: str
@@ -77,7 +77,7 @@ MUTANTS = (
 
 
 class Build:
-    """The engine with a point for the scheduler at every step, from a copy of the sources."""
+    """The engine with a scheduling point at every step, built from a copy of the sources."""
 
     def __init__(self, directory: Path) -> None:
         self.tree, self.ninja, self.site = directory / "tree", directory / "ninja", directory / "site"
@@ -85,7 +85,7 @@ class Build:
         self.environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 
     def copy(self) -> None:
-        """Bring the copy up to date; what is equal keeps its time, so that it is not compiled again."""
+        """Update the copy; unchanged files keep their times, so that they are not compiled again."""
         for source in SOURCES:
             paths = [ROOT / source] if (ROOT / source).is_file() else sorted((ROOT / source).rglob("*"))
             for path in paths:
@@ -112,7 +112,7 @@ class Build:
             raise SystemExit(f"`{' '.join(command)}` failed\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
 
     def play(self, size: int, first: int, count: int) -> tuple[int, str]:
-        """Steps taken, and what went wrong, if anything, with the seed."""
+        """Run schedules; return the number of steps, and the first fault with its seed, or an empty string."""
         command = [sys.executable, "-P", "-m", "tests.verify.interleave_program", "--library", str(self.library)]
         options = ["--size", str(size), "--first", str(first), "--count", str(count)]
         environment = {**self.environment, "PYTHONPATH": f"{self.site}{os.pathsep}{ROOT}"}
@@ -131,7 +131,7 @@ class Build:
 
 
 def search(build: Build, schedules: int, quiet: bool = False) -> str:
-    """Play `schedules` schedules, of 2 and 3 ranks in turn; what went wrong first, if anything."""
+    """Run `schedules` schedules, of 2 and 3 ranks in turn; return the first fault, or an empty string."""
     begun, steps = time.monotonic(), 0
     for part in range(0, schedules, PART):
         size = 2 + part // PART % 2

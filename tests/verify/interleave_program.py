@@ -1,7 +1,7 @@
 """Short programs of ranks that are threads, under the scheduler of schedule.c. Run by interleave.py, in its own build.
 
-A seed chooses the program, who goes on at every step, and how often that changes. A hang ends the process with the last
-steps on stderr.
+A seed chooses the program, the thread that runs at every step, and how often that changes. A hang ends the process with
+the last steps on stderr.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MANNERS = ("blocking", "waiting", "polling", "polling", "later")
 
 
 class Line:
-    """Some allreduces by few names, one after the other on all ranks; each rank goes about them in its own manner."""
+    """Sequence of allreduces with few names, the same on all ranks; each rank handles them in its own manner."""
 
     def __init__(self, rank: int, seed: int, names: str, rest: Callable[[], None]) -> None:
         self.rank, self.names, self.rest = rank, names, rest
@@ -63,14 +63,14 @@ class Line:
 
 
 class Scheduler:
-    """The library, which has to be there before the engine is."""
+    """The library of the scheduler, which must be loaded before the engine."""
 
     def __init__(self, path: str) -> None:
         self.library = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
         self.library.schedule_end.restype = ctypes.c_uint64
 
     def run(self, seed: int, size: int, order: bytes = b"") -> bytes:
-        """Who went on at each step, in a program of `size` ranks; `order` comes before what the seed chooses."""
+        """Run a program of `size` ranks; return the thread of each step. `order` precedes the seed's choices."""
         import engine
 
         from ..parallel.thread_world import ThreadWorld
@@ -116,7 +116,7 @@ class Scheduler:
         return bytes(taken[: min(steps, ROOM)])
 
     def enrolled(self, name: str, work: Callable[..., None]) -> Callable[..., None]:
-        """What a new thread is to run, so that it goes on only when it is its turn."""
+        """Wrap a new thread's function so that the thread runs only when it is scheduled."""
         number = self.library.schedule_enrol(name.encode())
 
         def scheduled(*args: Any) -> None:

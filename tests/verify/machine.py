@@ -47,9 +47,9 @@ class Step:
 
 @dataclass
 class Code:
-    """The steps of one thread. Labels are places; registers are named and start at 0.
+    """The steps of one thread. Labels are positions; registers are named and start at 0.
 
-    A word in `constant` always has that value: no other thread of the scenario touches it.
+    A word in `constant` always has that value: no other thread of the scenario changes it.
     """
 
     steps: list[Step] = field(default_factory=list)
@@ -77,22 +77,22 @@ class Code:
             self.steps.append(Step("store", word, value=value, ordered=release))
 
     def stream(self, word: str, value: Value) -> None:
-        """A store past the caches."""
+        """Store past the caches."""
         self.steps.append(Step("stream", word, value=value))
 
     def add(self, word: str, value: int) -> None:
-        """Acquire and release, as every read-modify-write of the engine."""
+        """Atomic addition with acquire and release, as every read-modify-write of the engine."""
         self.steps.append(Step("add", word, value=value))
 
     def cas(self, into: str, word: str, expected: Value, value: Value) -> None:
-        """Compare and swap; `into` says whether it did."""
+        """Compare and swap; `into` gets whether it succeeded."""
         if word in self.constant:
             self.let(into, int(self.constant[word] == expected))
         else:
             self.steps.append(Step("cas", word, into, value, expected))
 
     def take(self, word: str, expected: int, value: int) -> None:
-        """Compare and swap, polled until it succeeds."""
+        """Compare and swap, repeated until it succeeds."""
         self.steps.append(Step("take", word, value=value, expected=expected))
 
     def fence(self, name: str, kind: str = "full") -> None:
@@ -105,7 +105,7 @@ class Code:
         self.steps.append(Step("wait", word, expected=expected))
 
     def futex_wake(self, word: str) -> None:
-        """Wakes all who sleep on it: the engine wakes one where only one can sleep."""
+        """Wake all threads that sleep on the word; where the engine wakes one, only one can sleep."""
         self.steps.append(Step("wake", word))
 
     def let(self, into: str, value: Value) -> None:
@@ -123,7 +123,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Program:
-    """A thread, ready to run: `registers` lists the names of its registers, in the order of a state's tuple."""
+    """Thread that is ready to run: `registers` lists the names of its registers, in the order of a state's tuple."""
 
     name: str
     code: Code
@@ -149,18 +149,18 @@ class Memory(Protocol):
     name: str
 
     def start(self, values: list[int], readers: Readers) -> Any:
-        """`readers`: by thread, which words it may ever read."""
+        """First state of memory; `readers` tells for each thread which words it may ever read."""
 
     def latest(self, memory: Any) -> list[int]: ...
     def background(self, memory: Any) -> Iterator[Any]:
-        """What memory may do by itself."""
+        """Yield the states that memory may reach by itself."""
 
     def load(self, memory: Any, thread: int, word: int, ordered: bool) -> Iterator[tuple[Any, int]]: ...
     def store(self, memory: Any, thread: int, word: int, value: int, ordered: bool) -> Any: ...
     def modify(
         self, memory: Any, thread: int, word: int, change: Callable[[int], int | None]
     ) -> Iterator[tuple[Any, bool]]:
-        """Read and write in one step; `change` gives None where it does not write."""
+        """Read and write in one step; `change` returns None where it does not write."""
 
     def stream(self, memory: Any, thread: int, word: int, value: int) -> Any: ...
     def fence(self, memory: Any, thread: int, kind: str) -> Iterator[Any]: ...
@@ -309,7 +309,7 @@ class Views:
         return self._compact(histories, _with(threads, thread, (now, acquired, released)), fence), value
 
     def _compact(self, histories: Any, threads: Any, fence: Any) -> Any:
-        """Forget what no thread will read any more, so that equal futures are equal states."""
+        """Drop what no thread will read any more, so that states with equal futures are equal."""
         gone = []
         for word, history in enumerate(histories):
             first = len(history) - 1
@@ -341,7 +341,7 @@ class Views:
 
 @lru_cache(maxsize=100_000)
 def _moved(view: tuple[int, ...], start: tuple[int, ...]) -> tuple[int, ...]:
-    """Times counted from `start`. What lies before it is as good as the start itself."""
+    """Times counted from `start`; earlier ones count as the start itself."""
     return tuple([time - first if time > first else 0 for time, first in zip(view, start, strict=True)])
 
 
@@ -355,7 +355,7 @@ def _join(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Found:
-    """What exploring gave: `flaw` is empty, or says what is wrong in the state that `trace` leads to."""
+    """Result of exploring: `flaw` is empty, or names the fault in the state that `trace` leads to."""
 
     states: int
     flaw: str = ""
@@ -367,7 +367,7 @@ class TooManyStates(RuntimeError):
 
 
 class Explorer:
-    """Every interleaving of some programs under one memory model.
+    """Explorer of every interleaving of some programs under one memory model.
 
     Parameters
     ----------
@@ -376,8 +376,8 @@ class Explorer:
         The shared words and their first values.
     programs : list of Program
     judge : callable
-        Of the values of all words, and by name of thread the word it sleeps on (None: it has ended). Called where
-        nothing can happen any more; returns what is wrong, or an empty string.
+        Function of the values of all words and, by name of thread, the word it sleeps on (None: it has ended). Called
+        where nothing can happen any more; returns the fault, or an empty string.
     """
 
     def __init__(
@@ -418,7 +418,7 @@ class Explorer:
         return Found(len(came))
 
     def _reads(self, code: Code) -> tuple[bool, ...]:
-        """By word, whether the thread may ever read it."""
+        """Flag for each word: whether the thread may ever read it."""
         steps = [step for step in code.steps if step.kind in ("load", "add", "cas", "take", "wait")]
         named = {step.word for step in steps}
         return tuple(word in named for word in self.words)

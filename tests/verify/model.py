@@ -33,9 +33,9 @@ class Thread(Code):
     drive : callable
         Writes the steps of `drive_once`: register `moved` says whether it did anything.
     reasons : callable or None
-        Writes what an announcement needs, into register `reasons`.
+        Writes the steps that put the reasons for sleeping into register `reasons`.
     left_behind : callable or None
-        Writes what `give_back` looks at, into register `left`.
+        Writes the checks of `give_back`, whose result is in register `left`.
     """
 
     def __init__(self, without: frozenset[str], **constant: int) -> None:
@@ -86,7 +86,7 @@ class Thread(Code):
         self.forget("others")
 
     def run_schedule(self, completes: dict[int, str] | None = None) -> None:
-        """One entry. `completes`: the operation that an entry completes, by position."""
+        """Execute one entry. `completes` gives the operation that each entry completes, by position."""
         out, nothing = self.fresh(), self.fresh()
         self.load("tail", "tail", acquire=True)
         self.load("cursor", "cursor")
@@ -106,7 +106,7 @@ class Thread(Code):
         self.forget("tail", "cursor", "others")
 
     def forget(self, *registers: str) -> None:
-        """What is never read again does not make states different."""
+        """Reset registers that are never read again, so that they do not make states different."""
         for register in registers:
             self.let(register, 0)
 
@@ -268,7 +268,7 @@ class Thread(Code):
         self.store("role", ENGINE_ASLEEP, release=True)
 
     def notify_leader(self, mine: str, others: list[str]) -> None:
-        """A submission that may complete a set: `mine` and `others` are bits of the ranks that are not the leader."""
+        """Submission that may complete a set: `mine` and `others` are bits of the ranks that are not the leader."""
         out = self.fresh()
         self.fence("SUBMIT")
         self.load("asleep", "asleep")
@@ -289,7 +289,7 @@ class Thread(Code):
         self.forget("waits")
 
     def tell_up(self) -> None:
-        """One look of a leader. `told.` words are the coordinator's copies, registers of that name their values."""
+        """One look of a leader. `told.` words are the coordinator's copies; registers of that name, their values."""
         again, off, done = self.fresh(), self.fresh(), self.fresh()
         behind = "WAIT_BEHIND" not in self.without
         self.load("waits", "waits", acquire=True)
@@ -321,7 +321,7 @@ class Thread(Code):
         self.forget("waits", "arrivals", "named", "a", "b", "wait_all", "now")
 
     def tell(self, word: str, value: Value) -> None:
-        """Only what has changed is told. Frames arrive in order, and each word is stored with release."""
+        """Send only changed words. Frames arrive in order, and each word is stored with release."""
         out, told = self.fresh(), "told." + word
         self.let("value", value)
         self.jump_if(lambda r: r["value"] == r[told], out)
@@ -331,7 +331,7 @@ class Thread(Code):
         self.forget("value")
 
     def cannot_fill(self) -> None:
-        """With member `a` of the second pass held: whether `b` is taken for one that does not come in it."""
+        """Break the batch, with member `a` of the second pass held, if `b` seems not to come in that pass."""
         out = self.fresh()
         self.load("a", "told.a", acquire=True)
         self.jump_if(lambda r: r["a"] < 2, out)
@@ -362,7 +362,7 @@ SLEEPER = {word: PROCESS[word] for word in ("asleep", "door1", "door2")}
 
 
 def _publisher(without: frozenset[str], first: int, last: int, late: bool = False) -> Program:
-    """The coordinator on another rank: appends entries, rings after each; `late`: has yet to ring for one before."""
+    """Coordinator on another rank: appends entries and rings after each; if `late`, one earlier ring is outstanding."""
     code = Thread(without)
     if late:
         code.wake()
@@ -378,7 +378,7 @@ def _engine(code: Thread) -> Program:
 
 
 def entries(without: frozenset[str]) -> Scenario:
-    """The engine thread executes what another rank appends."""
+    """The engine thread executes the entries that another rank appends."""
     engine = Thread(without, **ALONE)
     engine.drive = engine.run_schedule
 
@@ -389,7 +389,7 @@ def entries(without: frozenset[str]) -> Scenario:
 
 
 def call(without: frozenset[str]) -> Scenario:
-    """A caller takes the role from the sleeping engine thread and waits for what an entry completes."""
+    """A caller takes the driver's role from the sleeping engine thread, and waits for an entry's operation."""
     caller = Thread(without)
     caller.drive = lambda: caller.run_schedule({0: "op"})
     caller.driver_wait("op")
@@ -405,7 +405,7 @@ def call(without: frozenset[str]) -> Scenario:
 def give_back(without: frozenset[str]) -> Scenario:
     """A caller has executed the first entry and gives the role back; the second is for the engine thread.
 
-    Who appended the first has yet to ring for it, so that the ring may be for the sleep that is announced only now.
+    The publisher of the first has yet to ring for it, so that the ring may hit the sleep that is announced only now.
     """
     caller, engine = Thread(without, waiters=1), Thread(without, waiters=0)
     engine.drive = engine.run_schedule
@@ -422,7 +422,7 @@ def give_back(without: frozenset[str]) -> Scenario:
 
 
 def two_waiters(without: frozenset[str]) -> Scenario:
-    """Two threads of a rank; an entry completes the first one's operation, the second one's never comes."""
+    """Two threads of a rank wait; an entry completes the first one's operation, but the second one's never comes."""
     waiters = []
     for op in ("op1", "op2"):
         code = Thread(without)
@@ -439,7 +439,7 @@ def two_waiters(without: frozenset[str]) -> Scenario:
 
 
 def role(without: frozenset[str]) -> Scenario:
-    """The engine thread is woken for nothing while a thread begins to wait: the thread is to have the role."""
+    """The engine thread has a spurious wake-up while a thread begins to wait, which must get the driver's role."""
     engine, waiter, bell = Thread(without), Thread(without), Thread(without)
     waiter.driver_wait("op")
     bell.add("door1", 1)
@@ -454,7 +454,7 @@ def role(without: frozenset[str]) -> Scenario:
 
 
 def stages(without: frozenset[str]) -> Scenario:
-    """In the middle of an entry: the engine thread needs another rank's first stage, then its second."""
+    """The engine thread, in the middle of an entry, needs another rank's first stage, then its second."""
     engine, other = Thread(without, **ALONE), Thread(without)
     stages = ("packed", "reduced")
 
@@ -506,7 +506,7 @@ def stages(without: frozenset[str]) -> Scenario:
 
 
 def submissions(without: frozenset[str]) -> Scenario:
-    """Two ranks bring the last two bits of a set: only one that sees the other's has to wake the leader."""
+    """Two ranks submit the last two bits of a set: only one that sees the other's must wake the leader."""
     leader = Thread(without, **ALONE)
 
     def drive() -> None:
@@ -537,7 +537,7 @@ def submissions(without: frozenset[str]) -> Scenario:
 
 
 def cycle(without: frozenset[str]) -> Scenario:
-    """A batch is open and its cycle is long: who begins to wait for a member closes it, whoever brings the last bit."""
+    """A batch is open and its cycle is long: a new waiter for a member closes it, whoever submits the last bit."""
     leader, waiter, last = Thread(without, **ALONE), Thread(without), Thread(without)
 
     def drive() -> None:
@@ -597,7 +597,7 @@ def stop(without: frozenset[str]) -> Scenario:
 
 
 def stop_waiter(without: frozenset[str]) -> Scenario:
-    """`driver_stop`, the engine thread gone, while another thread begins to wait for an operation that now fails."""
+    """`driver_stop` runs once the engine thread is gone, while a thread begins to wait for an operation that now fails."""
     waiter, stopper = Thread(without), Thread(without)
     del waiter.constant["stop"], stopper.constant["stop"]
     waiter.driver_wait("op")
@@ -615,7 +615,7 @@ def stop_waiter(without: frozenset[str]) -> Scenario:
 
 
 def clock(without: frozenset[str]) -> Scenario:
-    """A thread looks at the process's clock twice, while another asks for the last look (platform/clock.h)."""
+    """A thread reads the process's clock twice, while another asks for the last reading (platform/clock.h)."""
     looking, asking = Thread(without), Thread(without)
     for turn in (1, 2):  # patience_look
         looking.fence("TURN", "release")
@@ -647,7 +647,7 @@ def clock(without: frozenset[str]) -> Scenario:
 
 
 def streamed(without: frozenset[str]) -> Scenario:
-    """A rank packs one slot after the other past the caches and publishes each; another reads what is published."""
+    """A rank packs one slot after the other past the caches and publishes each; another reads the published slots."""
     packing, reading = Thread(without), Thread(without)
     words = {"packed": 0, "missing": 0}
     for chunk in (1, 2, 3):
@@ -673,9 +673,9 @@ def streamed(without: frozenset[str]) -> Scenario:
 
 
 def passes(without: frozenset[str]) -> Scenario:
-    """A rank of another host has waited for a backward pass, brings `a` and `b` of the next one, and waits again.
+    """A rank of another host has waited for a backward pass, submits `a` and `b` of the next one, and waits again.
 
-    Its leader looks twice. From who waits, rank 0 tells which gradients do not come in this pass.
+    Its leader looks twice. The announced waits tell rank 0 which gradients do not come in this pass.
     """
     rank, leader, coordinator = Thread(without), Thread(without), Thread(without)
     rank.driver_wait_for_all(False)
@@ -748,7 +748,7 @@ def explore(scenario: str, memory: Memory, without: frozenset[str] = frozenset()
 
 
 def finders(mutant: str) -> Iterator[tuple[str, str]]:
-    """Memory models that find `mutant`, each with the first scenario in which it does."""
+    """Memory models that find `mutant`, each with the first scenario that shows it."""
     for memory in MODELS:
         for scenario in {**FENCES, **RULES}[mutant]:
             if explore(scenario, memory, frozenset({mutant})).flaw:

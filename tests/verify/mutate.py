@@ -1,11 +1,11 @@
-"""Builds the engine without each of its fences, and shows who misses it: a stress run of the build, or the model.
+"""Builds the engine without each of its fences, and shows what detects its absence: a stress run, or the model.
 
     python -m tests.verify.mutate --build build/mutate
 
-Not seen natively is what the processor forgives: on x86 a fence beside a locked instruction (the unlock of a mutex, an
-atomic addition) costs nothing to leave out, and fences of one side are no instructions: the build without them is the
-build with them. For those the weaker memory model has to miss it. The run fails if the unmutated build loses a wake-up,
-or if nobody misses a fence.
+A stress run cannot detect what the processor forgives: on x86 a fence beside a locked instruction (the unlock of a
+mutex, an atomic addition) costs nothing to leave out, and one-sided fences are no instructions: the build without them
+is the build with them. Those the weaker memory model has to detect. The run fails if the unmutated build loses a
+wake-up, or if a missing fence is not detected.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FOCUS = {"WAKE": "calls", "STAGE": "chunks", "ENGINE": "pairs", "CALLER": "calls
 
 @dataclass
 class Seen:
-    """What stress runs of one build showed.
+    """Result of the stress runs of one build.
 
     `starved`: seconds that threads were ready to run and did not; on a busy machine waits are slow with every fence.
     """
@@ -73,13 +73,13 @@ class Seen:
 
 
 def fences() -> dict[str, int]:
-    """The names and numbers in fences.h."""
+    """Names and numbers of the fences in fences.h."""
     text = (ROOT / "engine_ext/platform/fences.h").read_text()
     return {name: int(number) for name, number in re.findall(r"^\s*FENCE_(\w+) = (\d+)", text, re.MULTILINE)}
 
 
 def build(directory: Path, number: int) -> Path:
-    """Build without fence `number` (0: with all); where it is installed."""
+    """Build without fence `number` (0: with all); return the directory of the installation."""
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     ninja, site = directory / "ninja", directory / f"without-{number}"
     define = f"-Dc_args=-DENGINE_WITHOUT_FENCE={number}"
@@ -100,7 +100,7 @@ def build(directory: Path, number: int) -> Path:
 
 
 def run_once(site: Path, shape: Shape, seconds: float, seed: int, blocks: tuple[str, ...], seen: Seen) -> None:
-    """Add one stress run to `seen`."""
+    """Run one stress run, and add its counts to `seen`."""
     ranks, cycle_time_ms, options = shape
     begun = time.monotonic()
     try:
@@ -130,7 +130,7 @@ def run_once(site: Path, shape: Shape, seconds: float, seed: int, blocks: tuple[
 
 
 def hammer(site: Path, seconds: float, without: str = "") -> Seen:
-    """Run every shape for `seconds`; a build without a fence only until a wake-up is lost."""
+    """Run every shape for `seconds`; a build without a fence only until it loses a wake-up."""
     seen = Seen()
     blocks = (FOCUS[without],) if without in FOCUS else ()
     for seed, shape in enumerate(SHAPES):

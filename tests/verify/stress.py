@@ -1,8 +1,8 @@
-"""Hammers the windows in which a wake-up could be lost, and says which were. Runs on every rank.
+"""Stresses the windows in which a wake-up could be lost, and reports lost ones. Runs on every rank.
 
-A lost wake-up costs a caller the rest of its tick, 100 ms, and the engine thread whatever comes next. So a rank counts
-waits that a tick ended although there was work (the engine's own count), operations that were not done long after every
-rank had brought them, and waits that lasted although the operation was there.
+A lost wake-up costs a caller the rest of its tick, 100 ms, and the engine thread the time until the next event. So a
+rank counts waits that a tick ended although there was work (the engine's own count), operations that were not done long
+after every rank had submitted them, and waits that lasted although the operation was submitted everywhere.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NAMES = 5
 
 @dataclass
 class Report:
-    """What one rank saw. Times are of the host's monotonic clock, which all ranks share.
+    """Counts of one rank. Times are of the host's monotonic clock, which all ranks share.
 
     Attributes
     ----------
@@ -41,7 +41,7 @@ class Report:
     slow : list of (key, start, end)
         Waits of `LATE` or more.
     starts : dict
-        When this rank brought the operations of blocks in which some rank was slow, by key.
+        Times at which this rank submitted the operations of blocks in which some rank was slow, by key.
     starved : float
         Seconds that threads of this rank were ready to run and did not, summed over those blocks.
     """
@@ -96,7 +96,7 @@ class _Rank:
         self.mine = random.Random(seed * 1000 + number)
 
     def pause(self, dice: random.Random) -> None:
-        """A few microseconds, so that the ranks meet at every offset; now and then long enough to fall asleep."""
+        """Pause for a few microseconds, so that ranks meet at every offset; now and then long enough to fall asleep."""
         length = dice.choice((0, 500, 2000, 5000, 10_000, 20_000))
         end = time.perf_counter_ns() + int(dice.random() * length)
         while time.perf_counter_ns() < end:
@@ -119,7 +119,7 @@ class _Rank:
         self.wait(handle, key, self.starts[key])
 
     def poll(self, handle: Any, key: str) -> None:
-        """Until the engine threads have done it; in case they never do, `wait` drives."""
+        """Poll until the engine threads have completed the operation; if they never do, `wait` drives."""
         begun = time.monotonic()
         try:
             until(lambda: handle.done, key, LOST, pause=2e-5)
@@ -137,13 +137,13 @@ def calls(rank: _Rank, block: int) -> None:
 
 
 def chunks(rank: _Rank, block: int) -> None:
-    """Blocking calls of many chunks: the ranks go through the stages side by side, and each stage may be waited for."""
+    """Blocking calls of many chunks: the ranks go through the stages side by side, and may wait for each stage."""
     for turn in range(30):
         rank.call("chunks", 300_000, f"{block}.{turn}")
 
 
 def polls(rank: _Rank, block: int) -> None:
-    """Nobody waits: all is up to the engine threads."""
+    """No thread waits: the engine threads alone advance the operations."""
     for turn in range(60):
         handles = []
         for part in range(rank.ours.randint(1, 4)):
@@ -156,7 +156,7 @@ def polls(rank: _Rank, block: int) -> None:
 
 
 def pairs(rank: _Rank, block: int) -> None:
-    """Rank 0 has brought everything; of two submissions the second meets its engine thread on the way back to sleep."""
+    """Rank 0 has submitted everything; of two submissions, the second meets its engine thread going back to sleep."""
     turns = [(f"{block}.{turn}", f"pair.{turn}") for turn in range(100)]
     if rank.engine.rank == 0:
         handles = [(key, rank.bring(name, 1, key, False)) for key, name in turns]
@@ -177,9 +177,9 @@ def pairs(rank: _Rank, block: int) -> None:
 
 
 def returns(rank: _Rank, block: int) -> None:
-    """A caller gives the role back just when something comes that is for its engine thread.
+    """A caller gives the role back just when work arrives for its engine thread.
 
-    That is a burst of barriers, for which rank 0 waits for nobody.
+    That work is a burst of barriers, for which rank 0 waits for no rank.
     """
     for turn in range(100):
         bursts = [f"returns.{number}" for number in range(rank.ours.randint(1, 4))]
@@ -198,7 +198,7 @@ def returns(rank: _Rank, block: int) -> None:
 
 
 def waits(rank: _Rank, block: int) -> None:
-    """Submit, be busy for a moment, wait: the role changes hands all the time."""
+    """Submit, compute for a moment, wait: the driver's role changes hands all the time."""
     for turn in range(100):
         size = rank.ours.choice(SIZES) if turn % 8 == 0 else 1
         key = f"{block}.{turn}"
@@ -209,7 +209,7 @@ def waits(rank: _Rank, block: int) -> None:
 
 
 def threads(rank: _Rank, block: int) -> None:
-    """Several threads of a rank wait at once, for operations of their own."""
+    """Several threads of a rank wait at once, each for its own operations."""
 
     def work(number: int) -> None:
         dice = random.Random(f"{block}.{number}")

@@ -1,5 +1,6 @@
-"""No wake-up is lost in any interleaving of the model, every fence, look and rule is needed, and what the model and the
-mutants name is in the sources.
+"""No wake-up is lost in any interleaving of the model, and every fence, look and rule is needed.
+
+Functions and code that the model and the mutants name exist in the sources.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def test_every_fence_of_the_engine_has_a_mutant() -> None:
 
 
 def test_every_fence_of_the_engine_has_a_name() -> None:
-    """All are in fences.h, each is used, and each number is told apart from the others."""
+    """All fences are in fences.h, each is used, and their numbers differ."""
     used, nameless = set(), []
     for path in sorted((ROOT / "engine_ext").rglob("*.*")):
         if path.suffix in (".pyx", ".pxd", ".h", ".c") and path.name != "fences.h":
@@ -44,7 +45,7 @@ def test_every_fence_of_the_engine_has_a_name() -> None:
 
 
 def test_every_mutant_of_the_orders_fits_its_source() -> None:
-    """`make interleave` takes minutes, so that nobody runs it after a change of words."""
+    """`make interleave` takes minutes, so that it is not run after every change of the sources."""
     fits = {mutant.name: (ROOT / mutant.file).read_text().count(mutant.old) for mutant in interleave.MUTANTS}
     assert fits == dict.fromkeys(fits, 1)
 
