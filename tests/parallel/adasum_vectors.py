@@ -1,4 +1,4 @@
-"""Vectors for Adasum, and how near its results must be to the paper's formula."""
+"""Vectors for Adasum, and the tolerance of its results against the paper's formula."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CLOSE = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64
 
 
 def vector(dtype: str, shape: Any, rank: int, seed: int = 0) -> Array:
-    """What a rank brings, known to every rank: vectors that agree in part."""
+    """Vector of a rank, computable on every rank; the vectors of all ranks partly agree."""
     common = np.random.default_rng([seed, 77]).standard_normal(shape)
     own = np.random.default_rng([seed, rank]).standard_normal(shape)
     values = ((own + 0.7 * common) * 2.0 ** (rank % 3)).astype(np.float64 if dtype == "float64" else np.float32)

@@ -1,4 +1,4 @@
-"""Arrays that ranks bring, known to every rank, and what is checked of results."""
+"""Input arrays that every rank can compute, and checks of results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .operation_table import BOOL, FLOATS, HALVES, MOVED, Array, narrow, same, s
 
 
 def numbers(dtype: str, shape: Any, rank: int, seed: int = 0) -> Array:
-    """What a rank brings, known to every rank: small numbers, any bits, and the special ones."""
+    """Array of a rank, computable on every rank: small numbers, random bits, and special values."""
     rng = np.random.default_rng([seed, rank, *dtype.encode()])
     count = int(np.prod(shape))
     kind = stored(dtype)
@@ -37,7 +37,7 @@ def numbers(dtype: str, shape: Any, rank: int, seed: int = 0) -> Array:
 
 
 def small_numbers(dtype: str, shape: Any, rank: int, seed: int = 0) -> Array:
-    """As `numbers`, without anything special: sums that a reader can follow."""
+    """Array of a rank without special values, so that its sums are easy to follow; otherwise as `numbers`."""
     rng = np.random.default_rng([seed, rank])
     whole = rng.integers(0, 2 if dtype in BOOL else 7, int(np.prod(shape)))
     values = whole.astype(np.float32) if dtype in HALVES else whole.astype(stored(dtype))
@@ -45,12 +45,12 @@ def small_numbers(dtype: str, shape: Any, rank: int, seed: int = 0) -> Array:
 
 
 def shares(rows: int, size: int) -> list[int]:
-    """Where each rank's rows of a reduce-scatter begin, and the end."""
+    """First row of each rank's share in a reduce-scatter, and the end."""
     return list(itertools.accumulate((rows // size + (rank < rows % size) for rank in range(size)), initial=0))
 
 
 def tensor(dtype: str, array: Array) -> Any:
-    """Of torch for bfloat16, of NumPy for the rest; a copy."""
+    """Copy of an array as a tensor: of torch for bfloat16, of NumPy for other dtypes."""
     if dtype != "bfloat16":
         return array.copy()
     import torch
@@ -59,7 +59,7 @@ def tensor(dtype: str, array: Array) -> Any:
 
 
 def array(dtype: str, tensor: Any) -> Array:
-    """The other way."""
+    """Array of a tensor, the inverse of `tensor`."""
     if dtype != "bfloat16":
         return np.asarray(tensor)
     import torch
@@ -80,7 +80,7 @@ def check_equal(dtype: str, got: Array, want: Array) -> None:
 
 
 def refused(call: Callable[[], Any], text: str, kind: Any = engine.errors.UnsupportedTensorError) -> str:
-    """Check that `call` raises `kind`, one or a tuple, and says `text`; all that it says."""
+    """Check that `call` raises `kind`, one or a tuple, with `text` in its message; return the message."""
     try:
         call()
     except kind as error:
@@ -97,7 +97,7 @@ def check_same_on_all(parts: list[Array]) -> None:
 
 
 def works(size: int) -> None:
-    """The engine goes on: a named, an unnamed and a large operation. Collective."""
+    """Check that the engine still works: a named, an unnamed and a large operation. Collective."""
     assert engine.allreduce(np.ones(3, np.float32), engine.Sum).tolist() == [size] * 3
     assert engine.allreduce(np.ones(3, np.int64), engine.Sum, "still works").tolist() == [size] * 3
     assert engine.allreduce(np.ones(300_000, np.float32), engine.Sum, "large still works")[-1] == size

@@ -1,4 +1,4 @@
-"""What ranks do while they count, and what their pages say."""
+"""Programs of ranks with counters, and the content of their pages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Fields = dict[str, list[int]]
 
 
 def pages() -> list[Path]:
-    """The pages of counters that this process holds."""
+    """Pages of counters that this process holds."""
     links = Path("/proc/self/fd").iterdir()
     return [link for link in links if os.path.lexists(link) and f"memfd:{page.NAME}" in os.readlink(link)]
 
@@ -36,7 +36,7 @@ def own() -> Fields:
 
 
 def every_kind() -> dict[str, Any]:
-    """Each collective, so often that its numbers tell it apart."""
+    """Run each collective a different number of times, so that its counts are recognizable."""
     engine.init(metrics=True, cycle_time_ms=0)
     before = own()
     rank, size = engine.rank(), engine.size()
@@ -60,7 +60,7 @@ def every_kind() -> dict[str, Any]:
 
 
 def late(slow: int, delay: float, steps: int) -> Fields:
-    """`slow` brings its tensors `delay` seconds after the others."""
+    """Submit the tensors of rank `slow` `delay` seconds after the others."""
     engine.init(metrics=True)
     for _ in range(steps):
         engine.barrier()
@@ -71,7 +71,7 @@ def late(slow: int, delay: float, steps: int) -> Fields:
 
 
 def late_without_names(slow: int, delay: float, steps: int) -> Fields:
-    """The same, with a name that is new in each step."""
+    """Same as `late`, with a new name in each step."""
     engine.init(metrics=True)
     for step in range(steps):
         if engine.rank() == slow:
@@ -81,7 +81,7 @@ def late_without_names(slow: int, delay: float, steps: int) -> Fields:
 
 
 def steps(count: int, seconds: float) -> dict[str, Any]:
-    """Optimizer steps of a known length, of which half the time is spent in the engine."""
+    """Run optimizer steps of a known length, half of which is spent in the engine."""
     engine.init(metrics=True)
     native = engine.runtime.engine()
     engine.barrier()
@@ -97,7 +97,7 @@ def steps(count: int, seconds: float) -> dict[str, Any]:
 
 
 def off() -> tuple[int, int]:
-    """How many pages there are without and, in a second world, with metrics."""
+    """Number of pages without metrics and, in a second world, with metrics."""
     engine.init()
     engine.allreduce(np.ones(3, np.float32))
     without = len(pages())
@@ -108,7 +108,7 @@ def off() -> tuple[int, int]:
 
 
 def worlds() -> Fields:
-    """Two worlds, one after the other, with a process set in the second."""
+    """Run two worlds, one after the other, with a process set in the second."""
     for number in range(2):
         engine.init(metrics=True)
         engine.allreduce(np.ones(3, np.float32), name=f"world.{number}")
@@ -134,7 +134,7 @@ def mismatch() -> Fields:
 
 
 def stalled() -> list[Fields]:
-    """Rank 1 withholds a tensor until it is overdue. What rank 0 says meanwhile, and after."""
+    """Withhold a tensor on rank 1 until it is overdue; return rank 0's counters meanwhile and afterwards."""
     engine.init(metrics=True, stall_warning=0.5)
     engine.allreduce(np.ones(2, np.float32), name="tensor")
     found = []
@@ -153,7 +153,7 @@ def stalled() -> list[Fields]:
 
 
 def given_up() -> Fields:
-    """Rank 1 withholds a tensor for longer than the limit; the process of the other one lives on."""
+    """Withhold a tensor on rank 1 for longer than the limit; the other rank's process lives on."""
     engine.init(metrics=True, stall_warning=0.5, stall_limit=4)
     engine.barrier()
     if engine.rank() == 1:
@@ -168,7 +168,7 @@ def given_up() -> Fields:
 
 
 def joined() -> Fields:
-    """Rank 0 goes on for three tensors after the others have joined."""
+    """Submit three tensors on rank 0 and one on the other ranks, and join."""
     engine.init(metrics=True)
     for _ in range(3 if engine.rank() == 0 else 1):
         engine.allreduce(np.ones(4, np.float32), name="tensor")
@@ -177,7 +177,7 @@ def joined() -> Fields:
 
 
 def bereaved() -> None:
-    """Ranks wait for one that is killed; one of them looks at everybody's page, then and after."""
+    """Wait for a rank that is killed; one rank reads all pages, then and afterwards."""
     engine.init(metrics=True)
     engine.allreduce(np.ones(4, np.float32), name="tensor")
     Path(f"ready.{engine.rank()}").touch()

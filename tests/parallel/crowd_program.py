@@ -1,4 +1,4 @@
-"""What ranks do that share one processor; as `on_ranks`."""
+"""Program of ranks that share one processor, as `on_ranks` runs it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WITHIN = 20.0
 
 
 def crowd() -> dict[str, Any]:
-    """Small and large blocking calls, and one that the last rank is late for; the yields and sleeps of each."""
+    """Run small and large blocking calls, and one for which the last rank is late; return yields and sleeps of each."""
     engine.init()
     rank, last = engine.rank(), engine.size() - 1
     native = engine.runtime.engine()
@@ -49,7 +49,7 @@ def crowd() -> dict[str, Any]:
 
 
 def _until_others_sleep(count: int) -> None:
-    """Return when the main threads of the first `count` ranks sleep all at once."""
+    """Return when the main threads of the first `count` ranks are all asleep at once."""
     pids = [Path(f"pid.{other}") for other in range(count)]
 
     def asleep() -> bool:

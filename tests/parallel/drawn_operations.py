@@ -1,6 +1,6 @@
-"""Programs for tests to draw: what they are made of, what a rank does with one, and what NumPy says comes out.
+"""Random programs of operations: their parts, their execution on a rank, and their results by NumPy.
 
-A program is a list of phases. In a phase every rank brings the same operations, each rank in an order of its own, the
+A program is a list of phases. In a phase every rank submits the same operations, each rank in an order of its own, the
 last of them perhaps by a blocking call; it waits for a result then, or some phases later, or never. A new kind of
 operation is a row of `KINDS`. Runs on every rank, so hypothesis, which draws, comes as the argument `st`.
 """
@@ -40,24 +40,24 @@ PAUSES = (0.0, 0.0, 0.0, 0.0001, 0.002)
 
 @dataclass(frozen=True)
 class Operation:
-    """One collective, as all ranks know it. Which fields count depends on the kind.
+    """One collective, the same on all ranks. The fields that count depend on the kind.
 
     Attributes
     ----------
     members : tuple of (dtype, shape)
         One tensor; several for a group. Where a rank has its own number of rows, the shape is that of a row.
     rows : tuple of int
-        By rank; of an allgather.
+        Rows of each rank in an allgather.
     splits : tuple of tuple of int
-        By rank; of an all-to-all.
+        Splits of each rank in an all-to-all.
     odd : int or None
         A rank whose tensors have one dimension more: every rank gets a `MismatchError`.
     wire : str or None
-        What a reduction travels as if it is `tuned`: several are held against the result.
+        Wire dtype of a reduction that is `tuned`; several are compared with the result.
     ranks : tuple of int
-        Of a process set; all other numbers of ranks count in it. Empty: all ranks.
+        Ranks of a process set, in which all other rank numbers count. Empty: all ranks.
     seed : int
-        Of the values.
+        Seed of the values.
     """
 
     kind: str
@@ -76,22 +76,22 @@ class Operation:
 
     @property
     def tuned(self) -> bool:
-        """Whether it may be compressed, as the knob says."""
+        """Return whether the operation may be compressed as the knob says."""
         return self.seed % 2 == 1 and self.kind in REDUCTIONS and self.op in OPS
 
 
 @dataclass(frozen=True)
 class Phase:
-    """What all ranks bring before any of them has to wait.
+    """Operations that all ranks submit before any of them has to wait.
 
     Attributes
     ----------
     manners : tuple of int
-        By rank, the seed of how it goes about it; 0 is in order, with plain tensors, waiting at the end.
+        Seed of each rank's order and manner; 0 submits in order, with plain tensors, and waits at the end.
     knobs : mapping
-        What rank 0 sets before.
+        Knobs that rank 0 sets before.
     joined : tuple of int
-        Ranks that join instead; the others do when they have brought everything.
+        Ranks that join instead; the others do when they have submitted everything.
     """
 
     operations: tuple[Operation, ...]
@@ -111,17 +111,17 @@ class Kind:
     Attributes
     ----------
     fields : callable
-        Of `st` and the world size: strategies for the fields of an `Operation` that count.
+        Function of `st` and the world size: strategies for the fields of an `Operation` that count.
     start : callable
-        Of the operation, its tensors, the rank and whether to block: the result then, else a handle.
+        Function of the operation, its tensors, the rank and whether to block: the result then, else a handle.
     results : callable
-        Of the operation, the tensors of all ranks and the rank: what this rank gets, one array for each tensor.
+        Function of the operation, the tensors of all ranks and the rank: this rank's result, one array for each tensor.
     shared : bool
-        All ranks get the same.
+        Whether all ranks get the same.
     check : callable
-        Of a dtype, a result and what was expected: raises unless they agree.
+        Function of a dtype, a result and the expected one: raises unless they agree.
     pairs : bool
-        Takes 1, 2, 4, 8 .. ranks.
+        Whether it needs 1, 2, 4, 8 .. ranks.
     """
 
     fields: Callable[[Any, int], dict[str, Any]]
@@ -144,7 +144,7 @@ def _rests(st: Any) -> Any:
 
 
 def _one(st: Any, shapes: Any, dtypes: tuple[str, ...] = PLAIN) -> Any:
-    """The members of an operation on one tensor."""
+    """Members of an operation on one tensor."""
     return st.tuples(st.tuples(st.sampled_from(dtypes), shapes))
 
 
@@ -169,14 +169,14 @@ def _splits(st: Any, size: int) -> Any:
 
 
 def subsets(size: int) -> tuple[tuple[int, ...], ...]:
-    """The process sets that programs use: overlapping ones, and such that share no rank."""
+    """Process sets that programs use: overlapping ones, and ones that share no rank."""
     chosen = (range(0, size, 2), range(1, size, 2), range(size - 1), (0, size - 1))
     found = dict.fromkeys(tuple(sorted(set(each))) for each in chosen)
     return tuple(each for each in found if 0 < len(each) < size)
 
 
 def program(st: Any, size: int, sets: tuple[tuple[int, ...], ...] = ()) -> Any:
-    """A strategy for programs of `size` ranks, of which `sets` have process sets."""
+    """Strategy of programs for `size` ranks, which use `sets` process sets."""
     groups = st.sampled_from(((), (), *sets))
     joined = st.one_of(st.just(()), st.just(()), st.sets(st.integers(0, size - 1), max_size=size - 1).map(sorted))
     manner = st.one_of(st.just(0), st.integers(0, 2**32 - 1))
@@ -224,7 +224,7 @@ def _operation(st: Any, kind: str, ranks: tuple[int, ...], world: int) -> Any:
 
 
 def _allowed(operation: Operation) -> Operation:
-    """The nearest operation that the engine takes on every rank."""
+    """Nearest operation that the engine accepts on every rank."""
     changes: dict[str, Any] = {}
     dtypes = [dtype for dtype, _ in operation.members]
     if operation.op in OPS and any(dtype in DTYPES and CELLS[dtype, operation.op].reduce is None for dtype in dtypes):
@@ -238,7 +238,7 @@ def _allowed(operation: Operation) -> Operation:
 
 
 def _without_joined(phase: Phase) -> Phase:
-    """The nearest phase in which the ranks that join are not needed."""
+    """Nearest phase that does not need the ranks that join."""
     if not phase.joined:
         return phase
     size = len(phase.manners)
@@ -275,7 +275,7 @@ def _stretched(row: tuple[int, ...], size: int) -> tuple[int, ...]:
 
 
 def _distinct(operations: list[Operation]) -> list[Operation]:
-    """Each name once in a phase, so that ranks may bring them in any order; and again in later phases."""
+    """Make names unique within a phase, so that ranks may submit in any order; later phases use them again."""
     return [
         Operation(**{**vars(each), "name": None if each.name is None else f"{each.name}{place}"})
         for place, each in enumerate(operations)
@@ -283,7 +283,7 @@ def _distinct(operations: list[Operation]) -> list[Operation]:
 
 
 def cut_kinds(program: Program) -> set[str]:
-    """The kinds of which some rank brings more bytes than a chunk has whose size was drawn odd, and is in force."""
+    """Kinds for which some rank submits more bytes than a chunk, while the chunk size in force is odd."""
     found: set[str] = set()
     chunk = 0
     for phase in program:
@@ -295,7 +295,7 @@ def cut_kinds(program: Program) -> set[str]:
 
 
 def _bytes(operation: Operation, rank: int) -> int:
-    """How much a rank brings."""
+    """Bytes that a rank submits."""
     rows = operation.rows[rank % len(operation.rows)] if operation.rows else 1
     rows *= sum(operation.splits[rank % len(operation.splits)]) if operation.splits else 1
     return sum(rows * math.prod(shape) * np.dtype(dtype).itemsize for dtype, shape in operation.members)
@@ -471,7 +471,7 @@ REDUCTIONS = ("allreduce", "grouped_allreduce", "reducescatter", "grouped_reduce
 
 
 def tensors_of(operation: Operation, rank: int) -> list[Array]:
-    """What `rank` brings."""
+    """Tensors that `rank` submits."""
     arrays = []
     for place, (dtype, shape) in enumerate(operation.members):
         if operation.rows:
@@ -488,7 +488,7 @@ def tensors_of(operation: Operation, rank: int) -> list[Array]:
 
 
 def identity_of(operation: Operation, array: Array) -> Array:
-    """What a rank that has joined contributes in place of an array."""
+    """Array that a rank that has joined contributes in place of its own."""
     if operation.op in ("Sum", "Average", "Adasum"):
         return np.zeros_like(array)
     if operation.op == "Product":
@@ -502,7 +502,7 @@ def identity_of(operation: Operation, array: Array) -> Array:
 
 
 def laid_out(array: Array, layout: str) -> Array:
-    """An equal array that lies otherwise in memory."""
+    """Equal array with another layout in memory."""
     if array.ndim == 0:
         return array.copy()
     if layout == "F":
@@ -525,7 +525,7 @@ def laid_out(array: Array, layout: str) -> Array:
 
 @dataclass
 class Flight:
-    """An operation that this rank has brought."""
+    """An operation that this rank has submitted."""
 
     place: str
     operation: Operation
@@ -537,14 +537,14 @@ class Flight:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a rank reports: failures by operation, and digests of the results that all ranks share."""
+    """Report of a rank: failures by operation, and digests of the results that all ranks share."""
 
     failures: dict[str, str] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
 
 
 class Walk:
-    """One rank on its way through a program."""
+    """Execution of a program on one rank."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
@@ -625,7 +625,7 @@ class Walk:
         return flight
 
     def land(self, flight: Flight) -> None:
-        """Wait for an operation and hold it against what NumPy says."""
+        """Wait for an operation, and compare its result with NumPy's."""
         operation = flight.operation
         try:
             result = flight.handle.wait()
@@ -673,7 +673,7 @@ class Walk:
 
 
 class Blocked:
-    """A handle of a call that has blocked."""
+    """Handle of a call that has blocked."""
 
     done = True
 
@@ -692,7 +692,7 @@ class Blocked:
 
 
 def problems(outcomes: list[Outcome]) -> list[str]:
-    """What went wrong on any rank, or between them."""
+    """Faults on any rank, or between ranks."""
     found = [f"rank {rank}, {text}" for rank, each in enumerate(outcomes) for text in each.failures.values()]
     for place in sorted({place for outcome in outcomes for place in outcome.digests}):
         digests = {outcome.digests[place] for outcome in outcomes if place in outcome.digests}

@@ -1,4 +1,4 @@
-"""Lists of operations, drawn: what test_names.py has ranks submit, each in an order of its own."""
+"""Random lists of operations that test_names.py has ranks submit, each in an order of its own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PLANS = 40
 
 @cache
 def plans(seed: int) -> list[list[dict[str, Any]]]:
-    """Drawn lists of steps, the same ones in every run and on every rank."""
+    """Random lists of steps, the same in every run and on every rank."""
     found: list[Any] = []
 
     @hypothesis.seed(seed)

@@ -17,7 +17,7 @@ SMALL = 8192  # bytes of a threshold that fits a part of them
 
 
 class World:
-    """Ranks with a GPU each."""
+    """Ranks with a pretended GPU each."""
 
     def __init__(self, hosts: Sequence[int], **settings: Any) -> None:
         self.size = len(hosts)
@@ -25,7 +25,7 @@ class World:
         self.gpus = [PretendedGpu(each) for each in self.threads.engines]
 
     def run(self, program: Callable[..., Any]) -> list[Any]:
-        """What a program returns on each rank: it is given the rank, its engine and its GPU."""
+        """Run a program on each rank with the rank, its engine and its GPU; return the results."""
         return self.threads.run(lambda rank: program(rank, self.threads.engines[rank], self.gpus[rank]))
 
 
@@ -41,7 +41,7 @@ def world(hosts: Sequence[int], **settings: Any) -> Iterator[World]:
 
 
 def backward(optimizer: Optimizer, order: Sequence[int], late: Callable[[], float]) -> None:
-    """A pass whose gradients come in an order, each after so many seconds."""
+    """Run a backward pass that makes gradients in an order, each after `delay()` seconds."""
     for k in order:
         be_late(late())
         optimizer.bring(k)

@@ -1,4 +1,4 @@
-"""What tensors that travel as float16 or bfloat16 are held against, in NumPy."""
+"""NumPy reference for tensors that travel as float16 or bfloat16."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ MANY = 700_001  # several chunks, the last one odd
 
 
 def sent(dtype: str, wire: str, values: Array, prescale: float = 1.0) -> Array:
-    """What travels of a rank's values."""
+    """Values of a rank in the dtype in which they travel."""
     with np.errstate(all="ignore"):
         return narrow(wire, scale(dtype, values, prescale).astype(np.float32))
 
 
 def compressed(dtype: str, wire: str, op: str, values: list[Array], pre: float = 1.0, post: float = 1.0) -> Array:
-    """The result of a compressed allreduce of one array of each rank."""
+    """Result of a compressed allreduce of one array of each rank."""
     return widen(wire, expected(wire, op, [sent(dtype, wire, each, pre) for each in values], 1.0, post)).astype(dtype)

@@ -1,4 +1,4 @@
-"""When a test cannot run."""
+"""Conditions under which a test cannot run."""
 
 from __future__ import annotations
 

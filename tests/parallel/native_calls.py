@@ -129,9 +129,9 @@ class Call:
     Attributes
     ----------
     sources, targets : list of ndarray
-        What it is given; `targets` have nothing in them where the engine allocates the result.
+        Inputs and outputs; `targets` are empty where the engine allocates the result.
     native : NativeCall
-        What is submitted; it may be spoiled before.
+        The submitted struct; tests may corrupt it before.
     outcome : Outcome
     """
 
@@ -193,11 +193,11 @@ class Call:
 
     @property
     def tensors(self) -> Any:
-        """The native tensors, to be spoiled."""
+        """Native tensors, which tests may corrupt."""
         return self._tensors
 
     def then(self, what: str | Callable[[Call], None], parameter: int = 0, left: int = 0) -> Call:
-        """Have `done` go on with a function of native_calls.c, or with Python."""
+        """Let `done` continue with a function of native_calls.c, or with Python."""
         if isinstance(what, str):
             self.outcome.then = ctypes.cast(getattr(self.driver.library, what), c_void_p).value
         else:
@@ -212,28 +212,28 @@ class Call:
         return ctypes.addressof(self.outcome)
 
     def wait(self, seconds: float = SECONDS, times: int = 1) -> Call:
-        """Wait for the end; it must come."""
+        """Wait for the end; fail if it does not come."""
         self.driver.wait([self], seconds, times)
         return self
 
     @property
     def status(self) -> str:
-        """How it ended, as the header names it: `OK`, `MISMATCH` .."""
+        """Status by its name in the header: `OK`, `MISMATCH` .."""
         return STATUSES[self.outcome.status]
 
     @property
     def text(self) -> str:
-        """Why it failed; empty if it did not."""
+        """Text of the failure; empty if the call succeeded."""
         return (self.outcome.text or b"").decode()
 
     @property
     def rows(self) -> list[int]:
-        """Rows that came from each rank."""
+        """Number of rows from each rank."""
         return self.outcome.rows[: self.outcome.ranks]
 
     @property
     def gathered(self) -> Any:
-        """What was gathered or exchanged of one tensor."""
+        """Gathered or exchanged rows of one tensor."""
         assert self.outcome.memory and self.outcome.memory % 64 == 0, hex(self.outcome.memory or 0)
         data = ctypes.string_at(self.outcome.memory, self.outcome.bytes)
         source = self.sources[0]
@@ -241,7 +241,7 @@ class Call:
 
     @property
     def gathered_group(self) -> list[tuple[Any, list[int]]]:
-        """Of each tensor of a gathered group: what was gathered, and the rows from each rank."""
+        """Gathered rows of each tensor of a group, and the number of rows from each rank."""
         assert self.outcome.memory and self.outcome.memory % 64 == 0, hex(self.outcome.memory or 0)
         parts, at, ranks = [], self.outcome.parts, self.outcome.ranks
         for k, source in enumerate(self.sources):
@@ -255,7 +255,7 @@ class Call:
 class Driver:
     """The C library, and the table of the engine's native calls.
 
-    As a context manager it holds at its end that every call that was submitted is done, once.
+    As a context manager, it checks at its end that every submitted call was done once.
     """
 
     def __init__(self) -> None:
@@ -285,7 +285,7 @@ class Driver:
         return call
 
     def run(self, kind: str, tensors: Sequence[Any], **options: Any) -> Call:
-        """Make a call, submit it from a plain thread, wait for its end."""
+        """Make a call, submit it from a plain thread, and wait for its end."""
         call = self.call(kind, tensors, **options)
         self.submit(call)
         return call.wait()
@@ -298,7 +298,7 @@ class Driver:
             raise AssertionError(f"{len(late)} of {len(calls)} calls were not done within {seconds} s: {late[:10]}")
 
     def timed(self, call: Call, times: int) -> list[float]:
-        """Microseconds from submit to done of a call that is submitted so often, one after the other."""
+        """Microseconds from submission to `done` of a call that is submitted repeatedly."""
         ns = (c_uint64 * times)()
         assert self.library.one_after_the_other(c_void_p(call.address), times, ns), "one took a minute"
         return [each / 1e3 for each in ns]
@@ -320,7 +320,7 @@ class Driver:
 
 
 def compiled(directory: Path) -> Path:
-    """The C library, compiled in `directory` by the first process that asks."""
+    """C library, compiled in `directory` by the first process that asks."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "native_calls.so"
     with open(directory / "native_calls.lock", "w") as guard:
@@ -337,7 +337,7 @@ def compiled(directory: Path) -> Path:
 
 @cache
 def library() -> Any:
-    """The C library of this process; ranks share it in their working directory."""
+    """C library of this process; ranks share it in their working directory."""
     if "RANK" in os.environ:
         found = ctypes.CDLL(str(compiled(Path("native_calls").absolute())))
     else:

@@ -1,4 +1,4 @@
-"""What each operation does for each dtype, once: the words of docs/operations.md and the NumPy code that tests expect.
+"""Effect of each operation on each dtype: the words of docs/operations.md and the tests' NumPy reference.
 
 A dtype is named as users name it. bfloat16 is stored as uint16, since NumPy has no such dtype. Run this file to write
 the page anew.
@@ -24,7 +24,7 @@ DTYPES = (*HALVES, *FLOATS, *INTEGERS, *BOOL)
 
 
 def stored(dtype: str) -> np.dtype[np.generic]:
-    """The NumPy dtype that holds the bits of `dtype`."""
+    """NumPy dtype that holds the bits of `dtype`."""
     return np.dtype(np.uint16 if dtype == "bfloat16" else dtype)
 
 
@@ -36,7 +36,7 @@ def bfloat16_of(x: NDArray[np.float32]) -> NDArray[np.uint16]:
 
 
 def widen(dtype: str, x: Array) -> Array:
-    """Into the type that sums are kept in."""
+    """Convert to the dtype in which sums are kept."""
     if dtype == "bfloat16":
         return (x.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return x.astype(np.float32) if dtype == "float16" else x
@@ -48,7 +48,7 @@ def narrow(dtype: str, x: Array) -> Array:
 
 
 def saturate(x: NDArray[np.float64], kind: np.dtype[np.generic]) -> Array:
-    """Toward zero, to the nearest number that there is."""
+    """Truncate toward zero, and clamp to the dtype's range."""
     limits = np.iinfo(kind)
     low, high = float(limits.min), float(limits.max)  # int64: high is 2**63, just outside
     result = np.clip(np.trunc(x), low, np.nextafter(high, 0) if kind == np.int64 else high).astype(kind)
@@ -56,7 +56,7 @@ def saturate(x: NDArray[np.float64], kind: np.dtype[np.generic]) -> Array:
 
 
 def scale(dtype: str, x: Array, factor: float) -> Array:
-    """What a factor does to the inputs."""
+    """Multiply inputs by a factor."""
     if factor == 1.0:
         return x
     if dtype in INTEGERS:
@@ -145,7 +145,7 @@ CELLS = {(dtype, op): cell for group, row in TABLE.items() for dtype in group fo
 
 
 def expected(dtype: str, op: str, values: Sequence[Array], prescale: float = 1.0, postscale: float = 1.0) -> Array:
-    """The result of an allreduce of one array of each rank, in rank order."""
+    """Result of an allreduce of one array of each rank, in rank order."""
     reduce = CELLS[dtype, op].reduce
     assert reduce is not None, f"{op} of {dtype} is refused"
     with np.errstate(all="ignore"):
@@ -159,7 +159,7 @@ def expected(dtype: str, op: str, values: Sequence[Array], prescale: float = 1.0
 
 
 def same(dtype: str, a: Array, b: Array) -> NDArray[np.bool_]:
-    """Equal bits, or both NaN, element by element. What is only moved must have equal bits."""
+    """Compare element by element: equal bits, or both NaN. Dtypes that are only moved need equal bits."""
     if dtype in MOVED:
         first, second = (np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in (a, b))
         return (first == second).reshape(-1, stored(dtype).itemsize).all(axis=1)
@@ -366,7 +366,7 @@ runs have equal bits all the same. `ordered` sends as many bytes as NCCL's rings
 
 
 def page() -> str:
-    """docs/operations.md."""
+    """Text of docs/operations.md."""
     columns = ["dtype", *(f"`{op}`" for op in (*OPS, "Adasum"))]
     cells = [[", ".join(group), *(row[op].text for op in OPS), ADASUM[group]] for group, row in TABLE.items()]
     header = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]

@@ -1,6 +1,6 @@
-"""GPUs that are none, for ranks that are threads: tensors say that they are on one, and nothing moves.
+"""Pretended GPUs for ranks that are threads: tensors claim to be on one, and no data moves.
 
-pretended_gpu.c is the device. What they are for: which gradients travel together, and when, without driver, NCCL and
+pretended_gpu.c is the device. Tests see with it which gradients travel together, and when, without a driver, NCCL or
 stand-ins for them.
 """
 
@@ -26,7 +26,7 @@ ROOM = 1 << 20  # words of a log
 
 @cache
 def library() -> Any:
-    """The C library of this process."""
+    """C library of this process."""
     with tempfile.TemporaryDirectory() as directory:
         source = Path(__file__).with_suffix(".c")
         found = ctypes.CDLL(str(compiled(Path(directory) / "pretended_gpu.so", [source], *LIBRARY)))
@@ -36,7 +36,7 @@ def library() -> Any:
 
 
 class PretendedTensor:
-    """An array that says it is on cuda:0."""
+    """Array that claims to be on cuda:0."""
 
     __dlpack_c_exchange_api__: ClassVar[Any]
     device = "cuda:0"
@@ -47,7 +47,7 @@ class PretendedTensor:
 
 
 class PretendedGpu:
-    """The device of an engine, from now on; to be ended when the engine is closed."""
+    """Device of an engine from now on; call `end` when the engine is closed."""
 
     def __init__(self, engine: core.Engine) -> None:
         self.log = (ctypes.c_uint64 * ROOM)()
@@ -57,11 +57,11 @@ class PretendedGpu:
         engine.use(self)  # type: ignore[arg-type]
 
     def count(self) -> int:
-        """How long the log is, when all that was handed over has ended."""
+        """Length of the log in words, once all work that was handed over has ended."""
         return int(library().pretended_words(self.at))
 
     def travelled(self, begin: int, end: int) -> list[tuple[int, ...]]:
-        """What travelled together: by entry the elements of its tensors, which are float32."""
+        """Element counts of the float32 tensors that travelled together, for each entry."""
         found = []
         while begin < end:
             rows = self.log[begin]
@@ -70,12 +70,12 @@ class PretendedGpu:
         return found
 
     def end(self) -> None:
-        """Stop its thread."""
+        """Stop the device's thread."""
         library().pretended_end(self.at)
 
 
 class Parameter:
-    """Is on the GPU, and has a gradient or none; its number of elements is its name."""
+    """Parameter on the GPU, with or without a gradient; its number of elements is its name."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -84,7 +84,7 @@ class Parameter:
 
 
 class Optimizer:
-    """Gradients of parameters with so many elements, but `without` some, which are reduced by hooks."""
+    """Parameters with these numbers of elements, whose gradients are reduced by hooks, except those in `without`."""
 
     def __init__(
         self, engine: core.Engine, counts: list[int], number: int = 0, without: Collection[int] = frozenset()
@@ -98,12 +98,12 @@ class Optimizer:
         }
 
     def bring(self, k: int, dtype: Any = np.float32) -> None:
-        """The backward pass has made a gradient."""
+        """Submit a gradient, as the backward pass does."""
         self.parameters[k].grad = PretendedTensor(self.parameters[k].count, dtype)
         self.hooks[k](self.parameters[k])
 
     def finish(self) -> None:
-        """The backward pass is over."""
+        """End the backward pass."""
         self.group.finish()
         for parameter in self.parameters:
             parameter.grad = None

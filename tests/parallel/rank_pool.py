@@ -1,4 +1,4 @@
-"""Ranks that stay: they are started once and given program after program, over a socket."""
+"""Persistent ranks: started once, they get one program after the other over a socket."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ENV = {"ENGINE_STALL_LIMIT": "30"}
 
 
 def serve(address: str) -> None:
-    """What a rank does: run programs until the socket closes. An exception goes back as its text, and is the end."""
+    """Run programs on a rank until the socket closes. An exception is sent back as its text, and ends the rank."""
     import engine
 
     engine.init()
@@ -44,7 +44,7 @@ def serve(address: str) -> None:
 
 
 class Pool:
-    """`size` ranks. After a program that a rank did not survive, the next one gets new ranks."""
+    """Pool of `size` ranks. After a program that a rank did not survive, the next one gets new ranks."""
 
     def __init__(self, size: int, answer_within: float = 60.0) -> None:
         self.size = size
@@ -77,7 +77,7 @@ class Pool:
         self.programs = 0
 
     def run(self, program: drawn_operations.Program) -> list[drawn_operations.Outcome]:
-        """What each rank reports.
+        """Run a program; return each rank's report.
 
         Raises
         ------
@@ -106,7 +106,7 @@ class Pool:
         return answers
 
     def close(self) -> None:
-        """End the ranks; by force those that do not go."""
+        """End the ranks; kill those that do not exit."""
         files, job = self._files, self._job
         self._files, self._job = [], None
         for file in files:

@@ -1,4 +1,4 @@
-"""Adasum: the formula of the paper, over any power of two of ranks."""
+"""Adasum follows the paper's formula, on any power of two of ranks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ each_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
 
 
 def each_dtype(test: Any) -> Any:
-    """With all that Adasum takes."""
+    """Parametrize a test with all dtypes that Adasum takes."""
     return pytest.mark.parametrize(
         "dtype", ["float16", "float32", "float64", pytest.param("bfloat16", marks=needs_torch)]
     )(test)
@@ -39,7 +39,7 @@ def each_dtype(test: Any) -> Any:
 
 @cache
 def in_flight_together(dtypes: tuple[str, ...]) -> dict[tuple[str, Any], Array]:
-    """The results of all shapes, waited for in another order on each rank; the same bits everywhere."""
+    """Results of all shapes, waited for in another order on each rank, with the same bits everywhere."""
     plan = list(itertools.product(dtypes, SHAPES))
     mine = [tensor(dtype, vector(dtype, shape, engine.rank(), seed(dtype, shape))) for dtype, shape in plan]
     handles = [engine.allreduce_async(each, Adasum, f"{dtypes} {at}") for at, each in enumerate(mine)]
@@ -51,7 +51,7 @@ def in_flight_together(dtypes: tuple[str, ...]) -> dict[tuple[str, Any], Array]:
 
 @cache
 def in_groups(dtypes: tuple[str, ...]) -> dict[tuple[str, Any], tuple[Array, Array]]:
-    """The same in one group, out of place and in place."""
+    """Results of the same tensors in one group, out of place and in place."""
     plan = list(itertools.product(dtypes, SHAPES))
     mine = [tensor(dtype, vector(dtype, shape, engine.rank(), seed(dtype, shape))) for dtype, shape in plan]
     grouped = engine.grouped_allreduce(mine, Adasum)
@@ -63,12 +63,12 @@ def in_groups(dtypes: tuple[str, ...]) -> dict[tuple[str, Any], tuple[Array, Arr
 
 
 def seed(dtype: str, shape: Any) -> int:
-    """Which of the vectors in flight together it is."""
+    """Seed that tells apart the vectors in flight together."""
     return beside(dtype).index(dtype) * len(SHAPES) + SHAPES.index(shape)
 
 
 def beside(dtype: str) -> tuple[str, ...]:
-    """The dtypes that are in flight together with this one."""
+    """Dtypes that are in flight together with this one."""
     return ("bfloat16",) if dtype == "bfloat16" else ("float16", "float32", "float64")
 
 
@@ -222,7 +222,7 @@ SETTINGS: tuple[dict[str, Any], ...] = (
 
 @on_ranks(1, 2, 4, world={"cycle_time_ms": 1})
 def test_no_knob_changes_a_bit(parts: Parts, rank: int, size: int) -> None:
-    """Fusion, chunks, stores and company; and groups of tensors of any size among them."""
+    """Covers fusion, chunks, stores, other tensors in flight, and groups with tensors of any size."""
     mine = [vector("float32", count, rank, count) for count in COUNTS]
     results: list[bytes] = []
     for setting in SETTINGS:
@@ -274,7 +274,7 @@ def test_many_ranks_and_a_group_with_more_members_than_a_slot_has_room_for(rank:
 
 @on_ranks(3)
 def test_three_ranks_are_refused(rank: int, size: int) -> None:
-    """Every rank is told before anything is sent, and the engine goes on. In a process set its ranks count."""
+    """Every rank gets the error before any data is sent, and the engine goes on. A process set's own size counts."""
     pair = engine.add_process_set([0, 2])
     if pair.included():
         got = engine.allreduce(vector("float32", 5000, rank), Adasum, process_set=pair)
@@ -292,7 +292,7 @@ def test_three_ranks_are_refused(rank: int, size: int) -> None:
 
 @on_ranks(2, 4)
 def test_ranks_that_have_joined(parts: Parts, rank: int, size: int) -> None:
-    """They bring zeros, to a tensor and to each tensor of a group: what is left is Adasum of the others."""
+    """They contribute zeros to a tensor and to each tensor of a group: the result is Adasum of the other ranks."""
     for step in range(rank + 1):
         left = range(step, size)
         for count in (3, 5000, 200_000):

@@ -1,4 +1,4 @@
-"""Allgather: rows that differ between ranks and calls, none on some ranks or on all, and large ones."""
+"""Allgather: row counts that differ between ranks and calls, none on some ranks or on all, and large ones."""
 
 from __future__ import annotations
 

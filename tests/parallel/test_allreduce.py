@@ -1,4 +1,4 @@
-"""Allreduce of every dtype, operation and scale, fused and alone; and what the notes below the table promise."""
+"""Allreduce of every dtype, operation and scale, fused and alone; and the promises of the notes below the table."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ each_of_the_plan = pytest.mark.parametrize(
 
 @cache
 def in_flight_together() -> tuple[list[Array], list[Any]]:
-    """The results of all of the plan, brought before the first is waited for; and what this rank brought."""
+    """Results of the whole plan, submitted before the first wait; and this rank's inputs."""
     handles, inputs = [], []
     for at, (dtype, op, pre, post, count) in enumerate(PLAN):
         mine = tensor(dtype, numbers(dtype, count, engine.rank(), at))

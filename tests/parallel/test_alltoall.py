@@ -1,4 +1,4 @@
-"""All-to-all: splits that differ between ranks and calls, none on some ranks or all, rows without bytes, large ones."""
+"""All-to-all: splits that differ between ranks and calls, none on some ranks or all, empty rows, large ones."""
 
 from __future__ import annotations
 

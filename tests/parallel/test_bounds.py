@@ -1,4 +1,4 @@
-"""What is as large as it may be: names, knobs, shared memory of many ranks."""
+"""Sizes at their upper limits: names, knobs, shared memory of many ranks."""
 
 from __future__ import annotations
 

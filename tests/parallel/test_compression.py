@@ -1,4 +1,4 @@
-"""float32 and float64 that travel as float16 and bfloat16, and compressors of one's own."""
+"""float32 and float64 that travel as float16 and bfloat16, and custom compressors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ each_of_the_plan = pytest.mark.parametrize(
 
 @cache
 def in_flight_together() -> tuple[list[Array], list[Array]]:
-    """The results of all of the plan, in flight together, each beside a sum that is not compressed."""
+    """Results of the whole plan, in flight together, each beside an uncompressed sum."""
     handles, plain = [], []
     for at, (dtype, wire, op, pre, post, count) in enumerate(PLAN):
         submit = engine.allreduce_async_ if at % 2 else engine.allreduce_async
@@ -70,7 +70,7 @@ def test_alone(at: int, rank: int) -> None:
 
 
 class ToHalf:
-    """A compressor as scripts for Horovod have them, for NumPy."""
+    """Compressor for NumPy, as scripts for Horovod have them."""
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
@@ -82,7 +82,7 @@ class ToHalf:
 
 
 class Doubling(engine.Compressor):
-    """Does something in Python, and has the engine cast."""
+    """Compressor that works in Python and lets the engine cast."""
 
     wire = "bfloat16"
 

@@ -1,4 +1,4 @@
-"""The page of counters: what it says is what was done."""
+"""The page of counters agrees with the work done."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""More ranks than processors: who waits for something small yields, for a while; a large operation sleeps at once."""
+"""More ranks than processors: waits for small operations yield for a while; waits for a large one sleep at once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SIZE = 3
 
 
 def crowded(turn: int) -> Any:
-    """What three ranks see on one processor, on another one in each turn."""
+    """Run the program on three ranks on one processor, another one in each turn."""
     processors = sorted(os.sched_getaffinity(0))
     one = str(processors[turn % len(processors)])
     return run_ranks(SIZE, crowd_program.crowd, prefix=("taskset", "-c", one)).values
@@ -31,12 +31,12 @@ def crowded(turn: int) -> Any:
 
 @pytest.fixture(scope="module")
 def seen() -> Any:
-    """What three ranks on one processor have seen."""
+    """Counts of three ranks on one processor."""
     return crowded(0)
 
 
 def often(seen: Any, check: Callable[[Any], None]) -> None:
-    """Check what was seen, and what is seen again where others use the processor for longer than a yield may last."""
+    """Check the counts, and repeat the measurement if others use the processor for longer than a yield may last."""
     turns = itertools.count()
     measured(lambda: check(crowded(turn) if (turn := next(turns)) else seen), 5)
 
@@ -56,7 +56,7 @@ def test_large_operations_do_not(seen: Any) -> None:
 
 
 def test_yields_are_bounded(seen: Any) -> None:
-    """The last rank comes only when the others sleep: a wait without a bound would never let it."""
+    """The last rank comes only when the others sleep, which an unbounded wait would never allow."""
     assert all(rank["late"]["sleeps"] >= 1 for rank in seen[:-1]), seen
 
 
@@ -68,7 +68,7 @@ def test_no_wake_up_is_lost(seen: Any) -> None:
 
 
 def test_ranks_that_share_processors_share_a_session(seen: Any) -> None:
-    """Autogroups hand a yielded processor on within a session. Each rank still leads a process group."""
+    """Autogroups pass a yielded processor on within a session. Each rank still leads a process group."""
     assert len({rank["session"] for rank in seen}) == 1
     assert [rank["group"] for rank in seen] == [rank["pid"] for rank in seen]
 
@@ -93,7 +93,7 @@ def test_who_spins_and_who_yields(processors: list[list[int]], spins: bool, yiel
 
 
 def calls(rank: int, count: int) -> dict[str, int]:
-    """Blocking calls of one element; what they cost."""
+    """Run blocking calls of one element; return the change of the counters."""
     native = engine.runtime.engine()
     value = np.empty(1, np.float32)
     engine.allreduce_(value, engine.Sum, "small")
@@ -114,7 +114,7 @@ def test_without_yields_nobody_yields() -> None:
 
 
 def test_a_caller_that_is_alone_wakes_nobody() -> None:
-    """Now and then the engine thread is awake by itself, and a call is left to it: in some fifty calls it is not."""
+    """The engine thread is sometimes awake by itself and gets a call; in some series of fifty calls it is not."""
     costs: list[int] = []
     with ThreadWorld(1) as world:
         while len(costs) < 40 and 0 not in costs:

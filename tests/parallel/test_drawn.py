@@ -1,4 +1,4 @@
-"""Programs drawn at random, on ranks that stay up from one to the next, against NumPy.
+"""Random programs on ranks that stay up from one to the next, compared with NumPy.
 
 DRAWN_EXAMPLES=5000 draws that many instead, others in each run: `make soak`.
 """

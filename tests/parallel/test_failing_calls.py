@@ -1,4 +1,4 @@
-"""A call that fails on one rank, or is left out there, is told to every rank, and unnamed operations stay in step."""
+"""A call that fails on one rank, or is omitted there, is reported on every rank; unnamed operations stay in step."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def ones(count: int = 3) -> Any:
 
 
 class Broken(engine.Compressor):
-    """A compressor that raises on one rank."""
+    """Compressor that raises on one rank."""
 
     @staticmethod
     def compress(tensor: Any) -> Any:
@@ -45,7 +45,7 @@ class Broken(engine.Compressor):
 
 
 class Unspeakable(Exception):
-    """An exception whose text cannot be made."""
+    """Exception whose text cannot be made."""
 
     def __str__(self) -> str:
         raise KeyError("no text")
@@ -54,7 +54,7 @@ class Unspeakable(Exception):
 
 
 class Unspoken(Broken):
-    """A compressor that raises such a one."""
+    """Compressor that raises an exception whose text cannot be made."""
 
     @staticmethod
     def compress(tensor: Any) -> Any:
@@ -64,7 +64,7 @@ class Unspoken(Broken):
 
 
 class Odd(Broken):
-    """A compressor that raises a text with a zero byte and half of a surrogate pair."""
+    """Compressor whose exception's text has a zero byte and half of a surrogate pair."""
 
     @staticmethod
     def compress(tensor: Any) -> Any:
@@ -156,17 +156,17 @@ CALLS: dict[str, tuple[Call, Call, str]] = {
 
 
 def finished(result: Any) -> Any:
-    """A result, or that of a handle."""
+    """Result itself, or the result of a handle."""
     return engine.synchronize(result) if isinstance(result, engine.Handle) else result
 
 
 def told(call: Callable[[], Any], text: str = "") -> str:
-    """The error that every rank gets but the one whose call has failed."""
+    """Error on every rank but the one whose call has failed."""
     return refused(lambda: finished(call()), text, MismatchError)
 
 
 def in_step() -> None:
-    """The next operation of each kind without a name meets its like. Collective."""
+    """Check that the next unnamed operation of each kind meets the same one of the other ranks. Collective."""
     rank, size = engine.rank(), engine.size()
     assert engine.allreduce(ones(), engine.Sum).tolist() == [size] * 3
     assert engine.broadcast(np.full(2, float(rank)), 0).tolist() == [0, 0]
@@ -371,7 +371,7 @@ def test_left_out_one_after_the_other_in_all_kinds() -> None:
 
 @on_ranks(3)
 def test_process_sets_have_failures_of_their_own() -> None:
-    """The same in a process set, whose numbers are its own."""
+    """A process set counts its unnamed operations by itself."""
     members = engine.add_process_set([0, ODD])
     if members.included():
         # A call fails.
@@ -393,7 +393,7 @@ def test_process_sets_have_failures_of_their_own() -> None:
 
 @on_ranks(2)
 def test_threads_never_share_the_number_of_an_unnamed_operation() -> None:
-    """Threads that bring unnamed operations at the same time never share a number."""
+    """Several threads submit unnamed operations at the same time."""
     size = engine.size()
     calls: list[Callable[[], Any]] = [
         engine.barrier,
@@ -422,7 +422,7 @@ def test_threads_never_share_the_number_of_an_unnamed_operation() -> None:
 
 @on_ranks(2)
 def test_a_rank_with_a_second_thread_is_not_thought_to_have_left_anything_out() -> None:
-    """A rank's second thread comes when its first has waited for long: that wait says nothing of the rank any more."""
+    """A rank's second thread starts after its first has waited for long, and voids what that wait had implied."""
     # Each rank waits in what the other has yet to bring.
     if engine.rank() == ODD:
         common("two threads")

@@ -1,5 +1,7 @@
-"""Frozen batches: gradients on GPUs travel in the same company in every pass, however late ranks are, and nobody waits
-for what may not come. The GPUs are pretended; ranks are threads, and the coordinator is the engine's.
+"""Frozen batches: gradients on GPUs travel in the same batches in every pass, however late ranks are.
+
+No rank waits for gradients that may not come. The GPUs are pretended; ranks are threads, and the coordinator is the
+engine's.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ layouts = pytest.mark.parametrize("hosts", [(0, 0), (0, 0, 0), (0, 1, 1)], ids=l
 def passes(
     rank: int, native: Any, gpu: PretendedGpu, count: int = 8, most: float = 0.001, seed: int = 0, dropped: int = 0
 ) -> Passes:
-    """What travelled together in each of so many passes, where ranks are late at random, and lack gradients."""
+    """Tensors that travelled together in each of `count` passes, with random delays and missing gradients."""
     drawn = random.Random(f"{rank} {seed}")
     optimizer = Optimizer(native, COUNTS)
     found = []
@@ -41,7 +43,7 @@ def passes(
 
 
 def expect_frozen(found: list[Passes]) -> None:
-    """On all ranks the first pass was made alone, and all others in the same batches."""
+    """Check that gradients travelled alone in the first pass, and in the same batches in all others, on all ranks."""
     for each in found:
         assert sorted(each[0]) == [(count,) for count in COUNTS]
         for later in each[1:]:
@@ -56,7 +58,7 @@ def expect_frozen(found: list[Passes]) -> None:
 
 @layouts
 def test_batches_recur_whoever_is_late(hosts: tuple[int, ...]) -> None:
-    """In a world and in the next one, which is another run of the program."""
+    """Holds within a world, and in the next one, which is another run of the program."""
     runs = []
     for seed in range(2):
         with world(hosts) as each:
@@ -72,14 +74,14 @@ def test_batches_recur_whoever_is_late(hosts: tuple[int, ...]) -> None:
 
 
 def test_batches_recur_where_ranks_lack_gradients() -> None:
-    """What some rank has travels in its batch; what none has moves nothing, and the rest keeps its order."""
+    """A gradient of any rank travels in its batch; one of no rank moves nothing, and the others keep their order."""
     with world((0, 0, 0)) as each:
         found = each.run(lambda *rank: passes(*rank, dropped=20))
     expect_frozen(found)
 
 
 def test_without_freezing_they_do_not_recur() -> None:
-    """What is tested would not be so by itself."""
+    """Shows that the tested property does not hold by itself."""
     with world((0, 0), device_sums="ordered") as each:
         found = each.run(lambda *rank: passes(*rank, count=20))
         assert not any(row["frozen"] for row in each.threads.engines[0].history())
@@ -104,7 +106,7 @@ def test_what_no_rank_has_moves_nothing() -> None:
 
 
 def test_two_optimizers_share_no_batch() -> None:
-    """Though their gradients come in turn, and one of them rests now and then."""
+    """Their gradients alternate, and one of the optimizers skips some passes."""
     other = [count + 1000 for count in COUNTS]
 
     def program(rank: int, native: Any, gpu: PretendedGpu) -> Passes:
@@ -135,7 +137,7 @@ def test_two_optimizers_share_no_batch() -> None:
 
 
 def test_blocking_calls_pass_what_is_held() -> None:
-    """They wait for no cycle and for no gradient, and break no batch."""
+    """They wait for no cycle and no gradient, and break no batch."""
 
     def program(_rank: int, native: Any, gpu: PretendedGpu) -> tuple[list[Entry], list[float]]:
         optimizer = Optimizer(native, COUNTS)
@@ -162,7 +164,7 @@ def test_blocking_calls_pass_what_is_held() -> None:
 
 
 def test_set_that_has_changed_is_not_waited_for() -> None:
-    """A parameter is taken out: the pass that shows it ends at once, alone, and the next one is frozen without it."""
+    """A parameter is removed: the pass that shows it ends at once, unfrozen, and the next one is frozen without it."""
 
     def program(_rank: int, native: Any, gpu: PretendedGpu) -> tuple[Passes, float]:
         found, longest = [], 0.0
@@ -189,7 +191,7 @@ def test_set_that_has_changed_is_not_waited_for() -> None:
 
 
 def test_awaited_member_is_not_held() -> None:
-    """Somebody waits for one of them alone, while others have not come."""
+    """A caller waits for a single member while others have not come."""
 
     def program(_rank: int, native: Any, gpu: PretendedGpu) -> tuple[list[Entry], float]:
         optimizer = Optimizer(native, COUNTS)
@@ -212,8 +214,9 @@ def test_awaited_member_is_not_held() -> None:
 
 
 def test_what_nobody_waits_for_is_not_held_for_ever() -> None:
-    """A backward pass has raised on all ranks, and the program does something else. What still comes is not held, and
-    the next pass is whole.
+    """A backward pass has raised on all ranks, and the program goes on with other work.
+
+    Gradients that still come are not held, and the next pass is whole.
     """
 
     def program(_rank: int, native: Any, gpu: PretendedGpu) -> tuple[Passes, float]:
@@ -246,7 +249,7 @@ def test_what_nobody_waits_for_is_not_held_for_ever() -> None:
 
 
 def test_who_waits_leaves_what_is_held_to_the_engines_thread() -> None:
-    """It comes while a caller drives, who then has what it waited for; the engine's thread sleeps since before."""
+    """Gradients come while a caller drives and then gets its own result; the engine's thread has slept since before."""
 
     def program(rank: int, native: Any, gpu: PretendedGpu) -> None:
         optimizer = Optimizer(native, COUNTS)
@@ -285,7 +288,7 @@ def test_rank_that_is_late_for_seconds_breaks_no_batch() -> None:
 
 
 def test_join_in_the_middle_of_a_pass_waits_for_no_gradient() -> None:
-    """On every rank the pass has raised; nothing is left in flight."""
+    """The pass has raised on every rank; nothing is left in flight."""
 
     def program(_rank: int, native: Any, _gpu: PretendedGpu) -> float:
         optimizer = Optimizer(native, COUNTS)
@@ -329,7 +332,7 @@ def test_rank_that_has_joined_breaks_no_batch() -> None:
 
 
 def test_threshold_that_is_turned() -> None:
-    """From the next pass but one on at the latest."""
+    """A new threshold takes effect from the next pass but one at the latest."""
 
     def program(rank: int, native: Any, gpu: PretendedGpu) -> Passes:
         optimizer = Optimizer(native, COUNTS)
@@ -351,7 +354,7 @@ def test_threshold_that_is_turned() -> None:
 
 
 def test_gradient_that_changes_its_dtype() -> None:
-    """Its batch is no more in that pass, and there are others in the next."""
+    """Its batch is broken in that pass, and the next pass has new batches."""
 
     def program(_rank: int, native: Any, gpu: PretendedGpu) -> Passes:
         optimizer = Optimizer(native, COUNTS)
@@ -378,7 +381,7 @@ def test_gradient_that_changes_its_dtype() -> None:
 
 
 def test_names_that_are_evicted() -> None:
-    """So many other names come between that the gradients' lose their ids."""
+    """So many other names are used in between that those of the gradients lose their IDs."""
 
     def program(_rank: int, native: Any, gpu: PretendedGpu) -> Passes:
         optimizer = Optimizer(native, COUNTS)
@@ -404,7 +407,7 @@ def test_names_that_are_evicted() -> None:
 
 @pytest.mark.parametrize("hosts", [(0, 0, 0), (0, 1, 1)])
 def test_rank_that_is_late_in_the_middle_of_a_batch_is_named(hosts: tuple[int, ...]) -> None:
-    """And not rank 0, which holds what the others have brought."""
+    """Rank 0, which holds the others' gradients, is not named."""
 
     def program(rank: int, native: Any, _gpu: PretendedGpu) -> str:
         optimizer = Optimizer(native, COUNTS)

@@ -1,4 +1,4 @@
-"""Drawn programs travel in the same frozen batches in every run; without one look of the coordinator a test fails."""
+"""Random programs travel in the same frozen batches in every run; a test fails if the coordinator omits one check."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EVERY_CALL = bool(os.environ.get("EVERY_CALL"))
 
 @dataclass
 class Pass:
-    """A backward pass, as a program decides it; how late ranks are is not its to decide."""
+    """One backward pass as the program determines it, without the ranks' delays."""
 
     without: frozenset[int]  # parameters that the optimizer does not have in it
     lacking: list[frozenset[int]]  # by rank: those that get no gradient
@@ -40,7 +40,7 @@ class Pass:
 
 
 def drawn_passes(size: int) -> st.SearchStrategy[list[Pass]]:
-    """Some passes; most are alike, as in training."""
+    """Strategy of passes, most of them alike, as in training."""
     places = st.integers(0, len(COUNTS) - 1)
     few = st.frozensets(places, max_size=3)
     seldom = st.sampled_from([frozenset[int]()] * 4 + [frozenset({5}), frozenset({5, 30})])
@@ -51,7 +51,7 @@ def drawn_passes(size: int) -> st.SearchStrategy[list[Pass]]:
 
 
 def train(rank: int, native: Any, gpu: PretendedGpu, program: list[Pass], seed: int) -> Passes:
-    """What travelled together in each pass, without metrics."""
+    """Run a program with random delays; return the tensors that travelled together in each pass, without metrics."""
     late, found = random.Random(f"{rank} {seed}"), []
     optimizers = {without: Optimizer(native, COUNTS, without=without) for without in {each.without for each in program}}
     for each in program:
@@ -73,7 +73,7 @@ def train(rank: int, native: Any, gpu: PretendedGpu, program: list[Pass], seed: 
 @pytest.mark.timeout(120 + EXAMPLES)
 @pytest.mark.parametrize("hosts", [(0, 0), (0, 1, 1)])
 def test_drawn_programs_have_the_same_batches_in_every_run(hosts: tuple[int, ...]) -> None:
-    """Whatever sets, absences, dtypes and metrics there are in them, and however late ranks are."""
+    """Holds for any process sets, absences, dtypes and metrics in them, and for any delays of ranks."""
 
     @hypothesis.settings(
         max_examples=EXAMPLES or 8,
@@ -121,7 +121,7 @@ RUN = """if True:
 @pytest.mark.skipif(not EVERY_CALL, reason="takes minutes: make gpu-faults")
 @pytest.mark.parametrize("mutant", [*KILLERS, "none"])
 def test_mutant_is_killed(mutant: str, tmp_path: Path) -> None:
-    """Without one look, or with one too many, a test fails that succeeds with the source as it is."""
+    """Removing or adding one check makes a test fail that succeeds with the unchanged source."""
     tests = [KILLERS[mutant]] if mutant != "none" else sorted(set(KILLERS.values()))
     named = [f"tests/parallel/test_frozen.py::{test}" for test in tests]
     environment = {**os.environ, **changed(mutant, tmp_path, FROZEN), "EVERY_CALL": ""}

@@ -1,4 +1,4 @@
-"""Groups, many tensors in one request: reduced, gathered, scattered, refused as a whole, and what they cost."""
+"""Groups, many tensors in one request: reduced, gathered, scattered, refused as a whole, and their cost."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def members(op: str) -> list[tuple[str, tuple[int, ...]]]:
 
 @cache
 def scattered(op: str) -> tuple[list[Array], list[Array]]:
-    """The parts of this rank from one reduce-scatter of all dtypes and shapes; and all rows, from one allreduce."""
+    """Parts of this rank from one reduce-scatter of all dtypes and shapes; and all rows, from one allreduce."""
     mine = [tensor(dtype, numbers(dtype, shape, engine.rank())) for dtype, shape in members(op)]
     got = engine.grouped_reducescatter(mine, getattr(engine, op), f"scatter {op}")
     whole = engine.grouped_allreduce(mine, getattr(engine, op), f"reduce {op}")
@@ -190,7 +190,7 @@ def test_reducescatters_waited_for_backwards(rank: int, size: int) -> None:
 
 
 def odd(size: int) -> bool:
-    """Whether this rank is the one that means something else."""
+    """Return whether this rank is the one that submits something else."""
     return size > 1 and engine.rank() == size - 1
 
 
@@ -276,7 +276,7 @@ def test_a_name_twice(rank: int, size: int) -> None:
 
 @pytest.mark.parametrize("kind", CALLS)
 def test_a_thousand_small_tensors_are_one_entry_of_the_schedule(kind: str, rank: int) -> None:
-    """As many calls are as many; what that saves in time, benchmarks tell."""
+    """A thousand single calls would be as many entries; benchmarks measure the time saved."""
     tensors = [np.full((4, 8), rank, ("float32", "float16")[k % 2]) for k in range(1000)]
     name = f"a thousand for {kind}"
     CALLS[kind](tensors, name)  # A name is an entry, too, when it is new.

@@ -1,4 +1,4 @@
-"""Barriers wait, poll does not, handles may be waited for twice and keep their tensors."""
+"""Barriers wait, poll does not, and handles may be waited for twice and keep their tensors alive."""
 
 from __future__ import annotations
 

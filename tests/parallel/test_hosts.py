@@ -1,6 +1,6 @@
 """Ranks on several hosts: each has its own control segment, and connections to the others.
 
-Here hosts are segments in one process, and connections are socket pairs that a test can cut, clog and lie on.
+Here hosts are segments in one process, and connections are socket pairs whose bytes a test can cut, block and forge.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Cables:
 
 
 class Pump:
-    """Passes frames on from one socket to another, until the one ends."""
+    """Forwards frames from one socket to another until the first ends."""
 
     def __init__(self, source: socket.socket, target: socket.socket, forge: Forge) -> None:
         self.source, self.target, self.forge = source, target, forge
@@ -100,7 +100,7 @@ class Pump:
 
 
 def results(rank: int, size: int) -> list[str]:
-    """What many operations come to, as digests."""
+    """Digests of the results of many operations."""
     generator = np.random.default_rng(rank)
     found: list[Any] = []
     for dtype in ("float16", "float32", "float64", "int8", "int64", "bool"):
@@ -125,7 +125,7 @@ def results(rank: int, size: int) -> list[str]:
 
 @layouts
 def test_bits_are_those_of_one_host(hosts: tuple[int, ...]) -> None:
-    """Problem 1: whatever the threshold, the chunk and the sockets; ranks of a host need not follow each other (19)."""
+    """Holds for any fusion threshold, chunk size and number of sockets; a host's ranks need not be consecutive."""
     size = len(hosts)
     with ThreadWorld(size) as world:
         expected = world.run(lambda rank: results(rank, size))
@@ -145,7 +145,7 @@ in_row = pytest.mark.parametrize("hosts", IN_ROW, ids=lambda hosts: "".join(map(
 
 @in_row
 def test_sums_that_pass_from_host_to_host_have_the_bits_of_one_host(hosts: tuple[int, ...]) -> None:
-    """Problem 1: neither fusion nor chunks, nor how many hosts and ranks there are, change a bit."""
+    """Neither fusion, chunks, nor the number of hosts and ranks change a bit."""
     size = len(hosts)
     with ThreadWorld(size) as world:
         expected = world.run(lambda rank: results(rank, size))
@@ -170,7 +170,7 @@ def test_a_chain_of_any_layout_has_bits_of_its_own_whatever_is_fused(hosts: tupl
 @layouts
 @pytest.mark.parametrize("between", ["chain", "ring"])
 def test_sums_between_hosts_against_numpy(hosts: tuple[int, ...], between: str) -> None:
-    """What is exact in any order is exact; what is rounded is near. All ranks have equal bits."""
+    """Sums that are exact in any order are exact; rounded ones are close. All ranks have equal bits."""
     size = len(hosts)
     counts = [8193, 16384, 65_537, 300_000]
 
@@ -233,7 +233,7 @@ def test_ranks_without_a_tensor_and_groups_in_a_chain() -> None:
 
 
 def test_what_travels_how_is_decided_by_the_bytes_of_the_busiest_host() -> None:
-    """Halves, whose sums are twice as large, and one rank on each host go directly; so does what is small."""
+    """Small entries travel directly; so do halves, whose sums are twice as large, and single ranks of each host."""
 
     def work(rank: int) -> None:
         for dtype, count in ((np.float32, 1 << 20), (np.float32, 1 << 16), (np.float16, 1 << 21)):
@@ -254,7 +254,7 @@ def test_what_travels_how_is_decided_by_the_bytes_of_the_busiest_host() -> None:
 
 @pytest.mark.parametrize(("buffer", "sockets"), [(1, 1), (20_000, 1), (1, 8), (20_000, 3)])
 def test_connections_that_take_little_at_a_time(buffer: int, sockets: int) -> None:
-    """Problem 4: heads and payloads come in pieces, and go in pieces."""
+    """Frame heads and payloads are sent and received in pieces."""
 
     def work(rank: int) -> list[str]:
         return results(rank, 3)
@@ -268,7 +268,7 @@ def test_connections_that_take_little_at_a_time(buffer: int, sockets: int) -> No
 
 
 def test_how_many_sockets_of_a_lane_are_used_changes_at_any_time() -> None:
-    """A rank turns the knob while large entries run; buffers that differ keep connections of a lane apart."""
+    """The knob is turned while large entries run; different buffer sizes make a lane's connections diverge."""
     total = np.arange(1_500_000, dtype=np.float32) * 10
 
     def work(rank: int) -> None:
@@ -321,7 +321,7 @@ def test_process_sets_on_some_hosts() -> None:
 
 
 def test_more_names_than_there_are_ids() -> None:
-    """Problem 15."""
+    """The number of names exceeds the number of IDs."""
 
     def work(rank: int) -> None:
         for begin in range(0, 20_000, 1000):
@@ -338,9 +338,9 @@ def test_more_names_than_there_are_ids() -> None:
 
 
 def test_ids_are_used_again_while_ranks_join_and_what_they_tell_comes_late() -> None:
-    """Problem 15: a bit that was on its way when its id was set back would stand for another tensor, before its time.
+    """A readiness bit still in transit when its ID is reset would stand for another tensor, too early.
 
-    Each rank in turn brings fewer of the new names, which come in waves of more than there are ids, and joins.
+    Each rank in turn submits fewer of the new names, which come in waves of more than there are IDs, and joins.
     """
     wave, waves = 3000, 7
 
@@ -361,7 +361,7 @@ def test_ids_are_used_again_while_ranks_join_and_what_they_tell_comes_late() -> 
 
 
 def test_what_a_rank_stood_in_for_is_not_taken_for_what_it_brings_behind_a_join() -> None:
-    """Problem 15: its bits go before the word that it has passed the join, however late they come."""
+    """Its bits are sent before the message that it has passed the join, however late they come."""
 
     def work(rank: int) -> None:
         for turn in range(60):
@@ -379,7 +379,7 @@ def test_what_a_rank_stood_in_for_is_not_taken_for_what_it_brings_behind_a_join(
 
 
 def delays(share: float, seconds: float) -> Forge:
-    """Delays that share of what is told of ranks' pages, and all that comes behind it."""
+    """Delay a share of the frames that carry words of ranks' pages, and all frames behind them."""
     draw = random.Random(15)
 
     def forge(head: list[int], payload: bytearray) -> None:
@@ -390,7 +390,7 @@ def delays(share: float, seconds: float) -> Forge:
 
 
 def test_no_wake_up_is_late_on_several_hosts() -> None:
-    """Problem 3: whoever sleeps is woken by what comes from another host, and not only by a look at the next tick."""
+    """A sleeping rank is woken by what comes from another host, not only by its check at the next tick."""
 
     def late_wakes(rank: int) -> int:
         native = engine.runtime.engine()
@@ -426,7 +426,7 @@ MANY = (0, 0, 0, *range(1, 11))  # more hosts than rank 0 has trunks to: ranks 1
 
 
 def test_of_many_hosts_other_ranks_than_the_coordinators_have_the_trunks() -> None:
-    """What a rank says reaches all hosts, whoever has the trunks to them: names, joins, errors, and that it waits."""
+    """Every rank's messages reach all hosts, whichever rank has the trunks to them: names, joins, errors, and waits."""
     size = len(MANY)
 
     def work(rank: int) -> list[int]:
@@ -457,7 +457,7 @@ def test_of_many_hosts_other_ranks_than_the_coordinators_have_the_trunks() -> No
 
 
 def test_more_requests_than_a_ring_holds_from_hosts_of_a_shared_trunk() -> None:
-    """That requests were read is told by who has the trunk; rank 0, which reads them, wakes it."""
+    """The rank that has the trunk reports that requests were read; rank 0, which reads them, wakes it."""
 
     def work(rank: int) -> None:
         handles = [engine.allreduce_async(np.ones(1), engine.Sum, f"{'long' * 50} {k}") for k in range(2000)]
@@ -498,7 +498,7 @@ def told_after(
     sockets: int = 1,
     forge: Forge | None = None,
 ) -> list[str]:
-    """What each rank is told when `harm` is done to the cables of a world that works."""
+    """Error of each rank after `harm` is done to the cables of a working world."""
     with Cables(forge=forge) as cables:
         world = ThreadWorld(len(hosts), hosts, cables, sockets_per_lane=sockets)
         works = threading.Barrier(len(hosts) + 1, timeout=60)
@@ -525,7 +525,7 @@ def told_after(
 
 @pytest.mark.parametrize("cable", range(3))
 def test_a_cut_cable_ends_the_world_on_every_host(cable: int) -> None:
-    """Of (0, 1, 1) these are the lanes of ranks 0 and 1, and 0 and 2, and the trunk of 0 and 1."""
+    """Cables of hosts (0, 1, 1): the lanes of ranks 0 and 1, and 0 and 2, and the trunk of 0 and 1."""
     told = told_after((0, 1, 1), lambda ends: ends[cable][0].shutdown(socket.SHUT_RDWR))
     for text in told:
         assert text.startswith("RankDiedError: rank ") and "connection" in text, told
@@ -548,7 +548,7 @@ def test_one_cut_socket_of_a_lane_is_a_cut_lane(cable: int) -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_nonsense_on_a_cable_ends_the_world_and_nothing_else(seed: int) -> None:
-    """Problem 5: frames too long, of no type, of another's page, beyond a slot, of the past; or bytes of no frame."""
+    """Covers frames that are too long, of no type, of another's page, beyond a slot, or stale; and other bytes."""
     draw = random.Random(seed)
 
     def lie(ends: list[tuple[socket.socket, socket.socket]]) -> None:
@@ -572,8 +572,10 @@ def test_nonsense_on_a_cable_ends_the_world_and_nothing_else(seed: int) -> None:
 
 
 def told_of(hosts: tuple[int, ...], fail: Callable[[int, core.Engine], None], *cut: int) -> list[str]:
-    """What each rank is told of a world in which each does `fail` at the same moment, some cables having fallen silent;
-    the last cables are the trunks."""
+    """Error of each rank of a world in which all call `fail` at once, after the cables `cut` have fallen silent.
+
+    The last cables are the trunks.
+    """
     with Cables() as cables:
         world = ThreadWorld(len(hosts), hosts, cables)
         works, silent = threading.Barrier(len(hosts), timeout=60), threading.Event()
@@ -597,7 +599,7 @@ def told_of(hosts: tuple[int, ...], fail: Callable[[int, core.Engine], None], *c
 
 
 def clog(ends: tuple[socket.socket, socket.socket]) -> None:
-    """Begin a frame on a trunk of host 1, in both directions, whose rest never comes: what follows is taken for it."""
+    """Begin an unfinished frame on a trunk of host 1, in both directions, so that later data is taken for its rest."""
     for rank, end in enumerate(ends):
         end.send(struct.pack("=IHHiIQ", 1 << 16, 6, 0, rank, 0, 0), socket.MSG_DONTWAIT)
 
@@ -609,7 +611,7 @@ def raises(rank: int, native: core.Engine) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("hosts", [(0, 1), (0, 0, 1, 1), (0, 1, 2, 1, 2), (0, 1, 2, 3, 3, 2, 1), MANY])
 def test_of_failures_in_the_same_moment_one_is_told_everywhere(hosts: tuple[int, ...]) -> None:
-    """Problem 9: all ranks raise at a barrier, and one text is what all are told."""
+    """All ranks raise at a barrier, and all get the same text."""
     for _ in range(10):
         told = told_of(hosts, raises)
         assert len({text.split(" (")[0] for text in told}) == 1, told
@@ -618,7 +620,7 @@ def test_of_failures_in_the_same_moment_one_is_told_everywhere(hosts: tuple[int,
 
 
 def test_a_host_that_is_not_answered_believes_itself() -> None:
-    """Problem 9, with the trunk of host 1 silent at that moment: at most two texts, each true."""
+    """The trunk of host 1 is silent at that moment: there are at most two texts, each true."""
 
     def fail(rank: int, native: core.Engine) -> None:
         if rank:
@@ -658,7 +660,7 @@ WRONG_WORDS = [
 
 
 def frames_forged(kind: int, change: Callable[[bytearray], bool]) -> list[str]:
-    """What ranks are told when the first frame of that type that `change` takes is changed, once the world works."""
+    """Error of each rank after the first frame of a type that `change` accepts is changed, once the world works."""
     works = threading.Event()
     done = threading.Event()
 
@@ -675,7 +677,7 @@ def frames_forged(kind: int, change: Callable[[bytearray], bool]) -> list[str]:
 def test_a_malformed_entry_ends_the_connection_before_anybody_reads_it(
     kind: int, at: int, form: str, value: int
 ) -> None:
-    """Problem 5: a length, a type, an id or a row of a table out of bounds."""
+    """A length, a type, an ID or a row of a table is out of bounds."""
 
     def change(payload: bytearray) -> bool:
         if payload[4] != kind:
@@ -689,7 +691,7 @@ def test_a_malformed_entry_ends_the_connection_before_anybody_reads_it(
 
 @pytest.mark.parametrize(("at", "form", "value"), WRONG_REQUESTS)
 def test_a_malformed_request_ends_the_connection_before_anybody_reads_it(at: int, form: str, value: int) -> None:
-    """Problem 5, on the way up."""
+    """A hostile number in a request ends the connection, and every rank gets an error."""
 
     def change(payload: bytearray) -> bool:
         struct.pack_into(form, payload, at, value)
@@ -701,7 +703,7 @@ def test_a_malformed_request_ends_the_connection_before_anybody_reads_it(at: int
 
 @pytest.mark.parametrize(("at", "length", "value"), WRONG_WORDS)
 def test_a_malformed_word_ends_the_connection_before_anybody_reads_it(at: int, length: int, value: int) -> None:
-    """Problem 5: half a word, one that its rank does not tell, or what is used as an index or a length."""
+    """Half a word, a word that its rank does not own, or one used as an index or a length."""
 
     def change(payload: bytearray) -> bool:
         struct.pack_into("=IIQ", payload, 0, at, length, value)
@@ -735,7 +737,7 @@ def test_a_set_that_cannot_be_formed_closes_the_connections_it_was_given() -> No
 
 
 def test_an_engine_that_cannot_be_started_closes_the_connections_it_was_given() -> None:
-    """Rank 0's segment is of another world, and rank 1 has not equally many connections to all."""
+    """Rank 0's segment is of another world, and rank 1 has unequal numbers of connections to the others."""
     gc.collect()
     before = descriptors()
     given = connections((0, 1, 1), socket.socketpair, 2)
@@ -754,7 +756,7 @@ def test_an_engine_that_cannot_be_started_closes_the_connections_it_was_given() 
 
 @pytest.mark.parametrize("late", range(4))
 def test_nobody_is_blamed_who_is_only_out_of_sight(late: int) -> None:
-    """Problem 16: rank 0's host knows of all ranks, another one of its own; so a report there names no other."""
+    """Rank 0's host knows of all ranks, another one of its own; so a report there names no other."""
     hosts = (0, 0, 1, 1)
     told: dict[int, dict[str, Any]] = {}
     seen = threading.Barrier(4)

@@ -1,4 +1,4 @@
-"""Join: ranks have less and less to do, and the others' results are those of the ranks that are left."""
+"""Join: ranks run out of data one by one, and results are those of the remaining ranks."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_in_a_set_of_which_one_rank_has_joined(parts: Parts, rank: int, size: in
 
 
 def compressed_step(check: Callable[[str, Array, Array], None], left: Sequence[int], new: str) -> None:
-    """What travels as halves, by the ranks that are left: tensors, a group of several dtypes, shares of rows."""
+    """Check compressed operations of the ranks that are left: tensors, a group of several dtypes, shares of rows."""
     me, size = engine.rank(), engine.size()
     for dtype, wire in KINDS:
         marker = MARKERS[wire]
@@ -113,7 +113,7 @@ def compressed_step(check: Callable[[str, Array, Array], None], left: Sequence[i
 
 
 def scattered_groups(parts: Parts, label: str, left: Sequence[int], new: str) -> None:
-    """Each tensor's rows by the ranks that are left: none, fewer than ranks, without bytes, several chunks of them."""
+    """Check grouped reduce-scatters of the ranks that are left: no rows, few rows, empty rows, several chunks."""
     me, size = engine.rank(), engine.size()
     shapes = ((0, 3), (1,), (4, 0), (5, 7), (2 * size + 1, 20_001), (33,))
     for kinds, op in ((("float32", "int64", "float16"), "Sum"), (("int8", "float64"), "Min")):
@@ -135,7 +135,7 @@ def scattered_groups(parts: Parts, label: str, left: Sequence[int], new: str) ->
 
 
 def one_step(parts: Parts, label: str, left: Sequence[int], new: str) -> None:
-    """One of everything, by the ranks that are left; some names are new while others have joined."""
+    """Run one of each operation on the ranks that are left; some names are new while others have joined."""
     me, size = engine.rank(), engine.size()
 
     def check(what: str, got: Array, want: Array) -> None:

@@ -1,4 +1,4 @@
-"""A change on rank 0 is seen by every rank at the same schedule entry; other ranks may not change anything."""
+"""A change on rank 0 takes effect on every rank at the same schedule entry; other ranks may not change anything."""
 
 from __future__ import annotations
 

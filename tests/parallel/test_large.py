@@ -1,4 +1,4 @@
-"""Tensors of more than 2 GiB, whose sizes and offsets no 32-bit number holds; `make large`, on 10 GiB of memory."""
+"""Tensors of more than 2 GiB, whose sizes and offsets exceed 32 bits; `make large`, in 10 GiB of memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PIECE = 1 << 26  # elements looked at together: a mask of the whole would need a
 
 
 def with_marks(count: int, dtype: str, value: int) -> Array:
-    """`value` everywhere; one more at places around what 31 and 32 bits can address, and at both ends."""
+    """Array of `value`, plus one at places around the limits of 31 and 32 bits, and at both ends."""
     array = np.full(count, value, dtype)
     array[places(count, array.itemsize)] += 1
     return array
@@ -30,7 +30,7 @@ def places(count: int, itemsize: int) -> list[int]:
 
 
 def differing(array: Array, value: int) -> Iterator[int]:
-    """Where `array` is not `value`."""
+    """Indices at which `array` is not `value`."""
     for start in range(0, len(array), PIECE):
         yield from (start + np.flatnonzero(array[start : start + PIECE] != value)).tolist()
 
@@ -48,7 +48,7 @@ def expect(array: Array, value: int, marks: list[int], mark: int) -> None:
 @pytest.mark.skipif("LARGE_TENSORS" not in os.environ, reason="needs 10 GiB of memory: make large")
 @on_ranks(2, env={"ENGINE_STALL_LIMIT": "60"}, job="large")
 def test_tensors_of_more_than_2_gib(parts: Parts, rank: int, size: int) -> None:
-    """Each operation once; what is done with is let go of before the next."""
+    """Runs each operation once, and frees its tensors before the next."""
     for dtype in ("int8", "float32"):
         count = BEYOND // np.dtype(dtype).itemsize
         with parts.part(f"allreduce {dtype}"):

@@ -1,4 +1,4 @@
-"""Before init, after shutdown, again, in forked children, and from threads that outlive a world."""
+"""Use before init, after shutdown and again, in forked children, and from threads that outlive a world."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def check_equal(found: object, expected: object) -> None:
 
 
 def in_child(action: Any) -> str:
-    """Do something in a forked child; `done`, or what it raised."""
+    """Run a function in a forked child; return `done`, or its exception."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -1,4 +1,4 @@
-"""What ranks disagree on is told on every rank, with what each sent, and the engine works after it."""
+"""Disagreements of ranks are reported on every rank with what each sent, and the engine works afterwards."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ MISMATCHES: dict[str, tuple[Any, Any, str, str]] = {
 @pytest.mark.parametrize("known", [False, True], ids=["new", "known"])
 @pytest.mark.parametrize("title", MISMATCHES)
 def test_a_mismatch(title: str, known: bool, size: int) -> None:
-    """The name can be used after it."""
+    """The name can be used afterwards."""
     odd, common, odd_text, common_text = MISMATCHES[title]
     others = readable.ranks(range(size - 1))
     name = f"mismatch of {title}"

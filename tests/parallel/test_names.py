@@ -1,4 +1,4 @@
-"""Names, orders, threads and handles: in whatever order the ranks work, the n-th use of a name meets the n-th."""
+"""Names, orders, threads and handles: in any order of the ranks' work, the n-th uses of a name meet."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NAME_BYTES = 1024
 
 
 def total(size: int, scale: float = 1.0, shift: float = 0.0) -> float:
-    """The sum over ranks of rank * scale + shift."""
+    """Sum over ranks of rank * scale + shift."""
     return size * (size - 1) / 2 * scale + size * shift
 
 
@@ -100,7 +100,7 @@ def test_other_names_evict_while_shapes_change(rank: int, size: int) -> None:
 
 @on_ranks(2, 3, world={"cycle_time_ms": 0.2})
 def test_evictions_of_names_that_come_again(rank: int, size: int) -> None:
-    """The names used longest ago come again, with other shapes, just when new names are about to evict them."""
+    """The least recently used names return, with other shapes, just when new names are about to evict them."""
     mine = random.Random(rank)
 
     def reduce(names: list[str], count: int) -> None:
@@ -192,7 +192,7 @@ def test_a_duplicate_is_refused_on_its_own_rank_and_the_first_goes_on(rank: int,
 
 @dataclass(frozen=True)
 class Plan:
-    """Steps that were drawn, and which of all draws they are."""
+    """Drawn steps, and their number among all draws."""
 
     number: int
     steps: list[dict[str, Any]]
@@ -202,7 +202,7 @@ class Plan:
 
 
 def drawn(seed: int) -> list[Plan]:
-    """Plans, drawn where the tests are collected: ranks do without what draws them."""
+    """Plans, drawn at collection of the tests; ranks need no hypothesis."""
     from .drawn_plans import plans
 
     return [Plan(number, steps) for number, steps in enumerate(plans(seed))]
@@ -217,7 +217,7 @@ FUSED = (("ENGINE_FUSION_THRESHOLD", "100k"), ("ENGINE_CYCLE_TIME_MS", "0.5"))
 )
 @per_size("plan", drawn)
 def test_every_order_of_submission(plan: Plan, rank: int, size: int) -> None:
-    """Every rank submits the same named operations in an order of its own and waits for them in another."""
+    """Every rank submits the same named operations in an order of its own, and waits for them in another."""
     rng = random.Random(1000 * plan.number + rank)
     order = list(range(len(plan.steps)))
     rng.shuffle(order)

@@ -1,4 +1,4 @@
-"""The native call: what it computes, with whom it meets, and what it refuses; by a C library without a framework."""
+"""The native call's results, matching and refusals, tested by a C library without a framework."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ MIXED = ("float32", "int8", "bool", "float64", "float16", "int64", "bfloat16")
 
 
 def total(size: int) -> int:
-    """The sum of 1 over the first rank, 2 over the second .."""
+    """Sum of 1 over the first rank, 2 over the second .."""
     return size * (size + 1) // 2
 
 
 def works(driver: Driver, size: int) -> None:
-    """The engine goes on, natively and in Python, with a name and without. Collective."""
+    """Check that the engine still works, natively and in Python, with a name and without. Collective."""
     for name in (None, "still works"):
         assert (driver.run("allreduce", [np.ones(3)], name=name).targets[0] == size).all()
         assert (engine.allreduce(np.ones(3), engine.Sum, name) == size).all()
@@ -43,7 +43,7 @@ def works(driver: Driver, size: int) -> None:
 
 
 def test_allreduce(parts: Parts, rank: int, size: int) -> None:
-    """All dtypes and operations, in flight together."""
+    """All dtypes and operations are in flight together."""
     with Driver() as driver:
         calls = {}
         for (dtype, op), shape, in_place in itertools.product(CELLS, SHAPES, (False, True)):
@@ -178,7 +178,7 @@ def test_barriers(rank: int, size: int) -> None:
 
 
 def members(count: int, rank: int, seed: int = 0) -> tuple[list[str], list[Array]]:
-    """The dtypes and tensors of a group: of all dtypes, some empty, some scalars."""
+    """Dtypes and tensors of a group: of all dtypes, some empty, some scalars."""
     dtypes = [MIXED[k % len(MIXED)] for k in range(count)]
     shapes = [SHAPES[k % len(SHAPES)] for k in range(count)]
     return dtypes, [numbers(dtype, shape, rank, seed) for dtype, shape in zip(dtypes, shapes, strict=True)]
@@ -225,7 +225,7 @@ def test_a_group_is_scattered(parts: Parts, rank: int, size: int) -> None:
 
 @pytest.mark.parametrize("count", [1, 6, 300])
 def test_a_group_is_gathered(count: int, parts: Parts, rank: int, size: int) -> None:
-    """By part_rows and part_copy, in any order; each rank has other rows of each tensor."""
+    """Rows are read by part_rows and part_copy, in any order; each rank has other rows of each tensor."""
 
     def of(other: int) -> list[Array]:
         return [
@@ -318,7 +318,7 @@ BOTH: dict[str, tuple[Callable[[Driver, str | None], Call], Callable[[str | None
 
 
 def results(call: Call) -> list[Array]:
-    """What a native call gave, as Python's would."""
+    """Results of a native call in the form of Python's."""
     if call.kind == "allgather" and call.outcome.count:
         return [part for part, _ in call.gathered_group]
     if call.kind == "alltoall":
@@ -328,7 +328,7 @@ def results(call: Call) -> list[Array]:
 
 @pytest.mark.parametrize("title", BOTH)
 def test_a_native_call_meets_pythons(title: str, parts: Parts, rank: int, size: int) -> None:
-    """By its name, new and known, and by its number, whoever has which."""
+    """They meet by name, new or known, and by number, whichever rank uses which."""
     natively, in_python = BOTH[title]
     with Driver() as driver:
         for turn, name in itertools.product(range(4), (title, None)):
@@ -353,7 +353,7 @@ def test_a_native_call_meets_pythons(title: str, parts: Parts, rank: int, size: 
 
 
 def outcome_of(call: Call | Any) -> str:
-    """The error of a call, natively or in Python, as the native call tells it."""
+    """Error of a native or Python call, as the native call reports it."""
     if isinstance(call, Call):
         call.driver.submit(call)
         call.wait()
@@ -369,7 +369,7 @@ def outcome_of(call: Call | Any) -> str:
 @on_ranks(2, 3, job="native calls")
 @pytest.mark.parametrize("known", [False, True], ids=["new", "known"])
 def test_disagreements_are_told_in_one_way(known: bool, parts: Parts, rank: int, size: int) -> None:
-    """Each operation of the table against the next, with either side native, both or none."""
+    """Each operation of the table meets the next one, with either side native, both or none."""
     with Driver() as driver:
         for (one, other), name in zip(
             itertools.pairwise([*BOTH, "allreduce"]), map(str, itertools.count()), strict=False
@@ -390,7 +390,7 @@ def test_disagreements_are_told_in_one_way(known: bool, parts: Parts, rank: int,
 @on_ranks(2, 3, job="native calls")
 @pytest.mark.parametrize("name", [None, "ö" * 512], ids=["unnamed", "long"])
 def test_a_disagreement_on_another_name(name: str | None, rank: int, size: int) -> None:
-    """It is called as in Python; the text is whole, however long the name."""
+    """Unnamed operations have Python's names in the text, which is complete however long the name."""
     mine = f32(4 + (rank == size - 1))
     with Driver() as driver:
         texts = []
@@ -410,7 +410,7 @@ NAMES = [b"\xff\xfe no UTF-8", b"a\0zero", b"\0", b"x" * 1024, "größe".encode(
 
 
 def test_names_of_any_bytes(rank: int, size: int) -> None:
-    """They are told apart, and what tells of them does not fail."""
+    """Such names are distinct, and reports with them do not fail."""
     native = engine.runtime.engine()
     with Driver() as driver:
         engine.start_timeline(f"names.{rank}.json")
@@ -435,7 +435,7 @@ def test_names_of_any_bytes(rank: int, size: int) -> None:
 
 
 def test_unnamed_calls_are_counted_with_pythons(rank: int, size: int) -> None:
-    """More than there are names for, in flight at once, by turns natively and in Python."""
+    """More calls than the 256 unnamed names are in flight at once, alternately native and in Python."""
     with Driver() as driver:
         calls, handles = [], []
         for k in range(700):
@@ -456,7 +456,7 @@ def test_unnamed_calls_are_counted_with_pythons(rank: int, size: int) -> None:
 
 @on_ranks(2, 3, job="native calls")
 def test_ranks_that_have_joined(rank: int, size: int) -> None:
-    """They stand in for every kind; what they submit is refused."""
+    """They stand in for every kind; their own submissions are refused."""
     with Driver() as driver:
         if rank == 0:
             handle = threading.Thread(target=engine.join)
@@ -485,7 +485,7 @@ def test_ranks_that_have_joined(rank: int, size: int) -> None:
 
 @on_ranks(2, 3, job="native calls")
 def test_process_sets_by_their_numbers(rank: int, size: int) -> None:
-    """At once in a set and in the world; a number that is no set's, or no longer, is refused."""
+    """A set and the world are used at once; a number that belongs to no set, or no longer, is refused."""
     part = engine.add_process_set([0, size - 1]) if size > 2 else engine.add_process_set([1])
     number = part.call_number
     with Driver() as driver:

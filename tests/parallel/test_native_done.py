@@ -1,4 +1,4 @@
-"""How native calls end: when, where, how often, and what a `done` may do meanwhile."""
+"""Completion of native calls: time, thread and number of `done` callbacks, and what they may do."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ LINGERS = {"none": 0, "30 us": 30_000, "forever": FOREVER}
 
 
 def total(size: int) -> int:
-    """The sum of 1 over the first rank, 2 over the second .."""
+    """Sum of 1 over the first rank, 2 over the second .."""
     return size * (size + 1) // 2
 
 
 def sums(driver: Driver, names: list[str], rank: int, **options: Any) -> list[Call]:
-    """Calls of which each has a value of its own."""
+    """Calls whose values all differ."""
     return [
         driver.call("allreduce", [np.full(3, rank + 1 + k, np.int64)], name=name, **options)
         for k, name in enumerate(names)
@@ -54,7 +54,7 @@ def threads() -> int:
 
 @pytest.mark.parametrize("linger", LINGERS)
 def test_done_comes_once_on_no_thread_of_python_and_with_nothing_blocked(linger: str, rank: int, size: int) -> None:
-    """While the main thread drives, and while nobody does."""
+    """Holds while the main thread drives, and while no thread does."""
     with Driver() as driver:
         calls = sums(driver, [f"here {linger} {k}" for k in range(20)], rank, linger=LINGERS[linger])
         thread = threading.Thread(target=lambda: driver.submit(*calls))
@@ -105,7 +105,7 @@ def test_submit_returns_though_a_rank_is_late(linger: int, rank: int, size: int)
 
 
 def test_a_done_may_call_collectives_of_python(rank: int, size: int) -> None:
-    """Which come to an end only if whoever calls `done` holds neither the role nor a lock."""
+    """These complete only if the thread that calls `done` holds neither the driver's role nor a lock."""
     found: list[Any] = []
 
     def inner(call: Call) -> None:
@@ -121,7 +121,7 @@ def test_a_done_may_call_collectives_of_python(rank: int, size: int) -> None:
 
 
 def test_as_many_finishers_as_it_takes(rank: int, size: int) -> None:
-    """Each of many `done`s stays until all have begun; afterwards the threads are gone."""
+    """Each of many `done`s blocks until all have begun; afterwards the threads are gone."""
     count = 40
     with Driver() as driver:
         driver.run("allreduce", [np.ones(1)], name="first")
@@ -142,7 +142,7 @@ def test_as_many_finishers_as_it_takes(rank: int, size: int) -> None:
 
 
 def test_dones_that_are_each_blocked_in_a_collective(rank: int, size: int) -> None:
-    """Each waits in one that the ranks reach in different orders."""
+    """Each waits in a collective that the ranks reach in different orders."""
     count = 24
     with Driver() as driver:
         inner = sums(driver, [f"inner {k}" for k in range(count)], rank)
@@ -157,7 +157,7 @@ def test_dones_that_are_each_blocked_in_a_collective(rank: int, size: int) -> No
 
 @pytest.mark.parametrize(("linger", "length"), [("none", 1000), ("30 us", 300), ("forever", 100)])
 def test_a_done_that_submits_the_next_call(linger: str, length: int, rank: int, size: int) -> None:
-    """Chains of calls, of which each begins in the end of the one before."""
+    """Calls form chains, each of which begins in the `done` of the one before."""
     with Driver() as driver:
         chains = [
             driver.call("allreduce", [np.full(3, rank + 1 + k)], name=f"chain {linger} {k}", linger=LINGERS[linger])
@@ -187,7 +187,7 @@ def test_10000_calls_of_8_threads(rank: int, size: int) -> None:
 
 
 def test_3000_new_names_at_once(rank: int, size: int) -> None:
-    """More than the request ring holds, in an order of each rank's own, by a thread that does not wait."""
+    """The names exceed the request ring; a thread that does not wait submits them, in another order on each rank."""
     with Driver() as driver:
         for prefix in ("", "long " * 100):
             names = [f"new {k} {prefix}" for k in range(3000)]
@@ -200,7 +200,7 @@ def test_3000_new_names_at_once(rank: int, size: int) -> None:
 
 
 def test_3000_new_names_natively_and_as_many_in_python(rank: int, size: int) -> None:
-    """Of one thread by turns, and of two at once; half of the names are Python's on one rank and native on another."""
+    """One thread alternates, then two run at once; half of the names are Python's on one rank and native on another."""
     with Driver() as driver:
         for label, apart in (("by turns", False), ("at once", True)):
             names = [f"{label} {k} {'x' * 60}" for k in range(6000)]
@@ -226,7 +226,7 @@ def test_3000_new_names_natively_and_as_many_in_python(rank: int, size: int) -> 
 
 
 def test_10000_calls_without_a_name(rank: int, size: int) -> None:
-    """In flight at once, of one thread: they meet in its order."""
+    """One thread has them in flight at once: they meet in its order."""
     with Driver() as driver:
         calls = [driver.call("allreduce", [np.full(3, rank + 1 + k, np.int64)]) for k in range(10_000)]
         driver.submit(*calls)
@@ -236,7 +236,7 @@ def test_10000_calls_without_a_name(rank: int, size: int) -> None:
 
 @on_ranks(2, job="native calls")
 def test_python_waits_its_turn_behind_native_calls_and_uses_no_processor(rank: int, size: int) -> None:
-    """Of calls without a name only so many are in flight: what comes behind waits, also when Python calls."""
+    """The number of unnamed calls in flight is limited: later ones wait, including Python's."""
     with Driver() as driver:
         calls = [driver.call("allreduce", [np.full(3, rank + 1 + k, np.int64)]) for k in range(600)]
         if rank == 0:
@@ -261,7 +261,7 @@ def test_python_waits_its_turn_behind_native_calls_and_uses_no_processor(rank: i
 
 @on_ranks(3, world={"cycle_time_ms": 2.0}, job="native calls")  # a world of its own: no other thread has called there
 def test_what_a_done_submits_is_not_taken_for_left_out(rank: int, size: int) -> None:
-    """The only thread of rank 0 waits in Python; what rank 1 waits for comes later, from a `done`."""
+    """The only thread of rank 0 waits in Python; the call that rank 1 waits for comes later, from a `done`."""
     with Driver() as driver:
         first = driver.call("allreduce", [np.ones(3)], name="before it")
         unnamed = driver.call("allreduce", [np.full(3, rank + 1)])
@@ -291,7 +291,7 @@ def entries() -> int:
 @on_ranks(1, 2, 3, world={"cycle_time_ms": CYCLE_MS}, job="native calls")
 @pytest.mark.parametrize("linger", LINGERS)
 def test_a_call_does_not_wait_for_the_end_of_a_cycle(linger: str, rank: int, size: int) -> None:
-    """No thread waits in the engine, and yet a native call is awaited; so is one with a new name."""
+    """No thread waits in the engine, yet a native call counts as awaited; so does one with a new name."""
     with Driver() as driver:
         call = driver.call("allreduce", [np.ones(3)], name=f"soon {linger}", linger=LINGERS[linger])
         us = driver.timed(call, 8)
@@ -305,7 +305,7 @@ def test_a_call_does_not_wait_for_the_end_of_a_cycle(linger: str, rank: int, siz
 
 @on_ranks(2, job="native calls")
 def test_calls_that_come_together_are_fused(rank: int) -> None:
-    """What comes while an entry is executed makes the next one: here while a large one is."""
+    """Calls that come while an entry is executed make the next one: here while a large one is."""
     count, least = 50, 1 << 30
     with Driver() as driver:
         for turn in range(12):
@@ -325,7 +325,7 @@ def test_calls_that_come_together_are_fused(rank: int) -> None:
 
 
 def test_denormals_are_kept_whatever_the_callers_thread_does(rank: int, size: int) -> None:
-    """The threads that call `done` have the default floating-point state, and the caller's own stays as it was."""
+    """The threads that call `done` have the default floating-point state, and the caller's own is unchanged."""
     with Driver() as driver:
         default = driver.library.default_floats()
         driver.library.flush_denormals(1)

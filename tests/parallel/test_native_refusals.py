@@ -1,4 +1,4 @@
-"""What a native call refuses, who hears of it, and in what words."""
+"""Refusals of native calls: their conditions, the ranks that get them, and their texts."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_adasum_among_three_ranks_is_refused(rank: int, size: int) -> None:
 
 
 def overlapping(kind: str, shift: int) -> Callable[[Driver, str], Call]:
-    """A call of two tensors, the second of which has its result `shift` bytes behind the first tensor's beginning."""
+    """Call of two tensors, the second of which has its result `shift` bytes after the first tensor's beginning."""
 
     def make(driver: Driver, name: str) -> Call:
         call = driver.call(kind, [f32(400), f32(400)], name=name, group=True, in_place=True)
@@ -163,14 +163,14 @@ def overlapping(kind: str, shift: int) -> Callable[[Driver, str], Call]:
 
 
 def twice(driver: Driver, name: str) -> Call:
-    """A call of one tensor twice, in place."""
+    """Call of a group of two tensors that are the same, in place."""
     call = overlapping("allreduce", 0)(driver, name)
     call.tensors[1].source = call.tensors[0].source
     return call
 
 
 def displaced(kind: str, shift: int) -> Callable[[Driver, str], Call]:
-    """A call of one tensor, with its result a little beside it."""
+    """Call of one tensor whose result partly overlaps it."""
 
     def make(driver: Driver, name: str) -> Call:
         call = driver.call(kind, [f32(400)], name=name, in_place=True)
@@ -202,7 +202,7 @@ def test_results_that_overlap_are_refused(title: str, rank: int, size: int) -> N
 
 
 def test_tensors_that_are_only_read_may_overlap(rank: int, size: int) -> None:
-    """Also one that is part of another; a result may lie in its tensor's place, and right behind another's."""
+    """A tensor may be part of another; a result may replace its own tensor, or directly follow another result."""
     with Driver() as driver:
         memory, results = np.full(1200, rank + 1, np.float32), np.empty(1200, np.float32)
         call = driver.call(
@@ -222,7 +222,7 @@ def test_tensors_that_are_only_read_may_overlap(rank: int, size: int) -> None:
 
 @pytest.mark.parametrize("name", ["refused elsewhere", None])
 def test_a_fault_is_told_to_the_others(name: str | None, rank: int, size: int) -> None:
-    """In the words of whoever found it; nothing else of the call is looked at."""
+    """The text is that of the rank that found it; nothing else of the call is examined."""
     with Driver() as driver:
         call = driver.call("allreduce", [f32(4)], name=name)
         if rank == 0:
@@ -237,7 +237,7 @@ def test_a_fault_is_told_to_the_others(name: str | None, rank: int, size: int) -
 
 
 def test_texts_are_utf8_wherever_they_are_cut(rank: int, size: int) -> None:
-    """Names are long, and longer than what is shown of them; a driver decodes each text."""
+    """Names are longer than the part shown in a text; a driver decodes each text."""
     with Driver() as driver:
         for k in range(4):
             call = driver.call("allreduce", [f32(4)], name="x" * k + "ö" * 500)
@@ -249,7 +249,7 @@ def test_texts_are_utf8_wherever_they_are_cut(rank: int, size: int) -> None:
 def test_a_name_that_is_in_flight(rank: int, size: int) -> None:
     """The second call fails, natively after Python and the other way round; the first goes on.
 
-    That of the other ranks fails, too, though it comes when their first has ended.
+    The other ranks' second call fails, too, though it comes after their first has ended.
     """
     with Driver() as driver:
         held = driver.call("allreduce", [f32(4)], name="twice")
@@ -279,7 +279,7 @@ def test_a_name_that_is_in_flight(rank: int, size: int) -> None:
 
 
 def test_names_that_all_ranks_use_twice(rank: int, size: int) -> None:
-    """Their refusals meet each other, or a call that came later than the first had ended."""
+    """Their refusals meet each other, or a call that came after the first had ended."""
     with Driver() as driver:
         for turn in range(5):
             calls = [driver.call("allreduce", [f32(4)], name=f"all of us {k % 5}") for k in range(15)]

@@ -21,7 +21,7 @@ MODEL = {"w": np.arange(12, dtype=np.float32).reshape(3, 4), "b": np.zeros(3), "
 
 
 class Unwilling:
-    """Cannot be pickled."""
+    """Object that cannot be pickled."""
 
     def __reduce__(self) -> Any:
         raise ValueError("no")

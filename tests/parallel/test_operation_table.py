@@ -1,4 +1,4 @@
-"""What each operation does for each dtype: the documentation says it, and every cell of its table is tried."""
+"""Effect of each operation on each dtype: the documentation states it, and every cell of its table is tested."""
 
 from __future__ import annotations
 

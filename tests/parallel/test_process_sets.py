@@ -1,4 +1,4 @@
-"""Process sets: static, dynamic and overlapping; what they refuse, and that none waits for another."""
+"""Process sets: static, dynamic and overlapping; refusals, and independence of each other."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = on_ranks(1, 2, 3, 4)
 
 
 def everything(parts: Parts, label: str, members: ProcessSet) -> None:
-    """Every collective in one set, held against NumPy."""
+    """Run every collective in one set, and compare with NumPy."""
     ranks, me = members.ranks, engine.rank()
     place = ranks.index(me)
     with parts.part(f"{label}: who"):
@@ -82,7 +82,7 @@ def everything(parts: Parts, label: str, members: ProcessSet) -> None:
 
 @on_ranks(1, 2, 3, 4, world=None)
 def test_every_collective_in_every_set(parts: Parts, rank: int, size: int) -> None:
-    """Static, dynamic and overlapping sets."""
+    """Covers static, dynamic and overlapping sets."""
     sets = [ProcessSet([size - 1])] if size > 1 else []
     engine.init(process_sets=sets, shutdown_timeout=1.0)
     me = rank
@@ -145,7 +145,7 @@ def test_every_collective_in_every_set(parts: Parts, rank: int, size: int) -> No
 
 
 def pending_removal(parts: Parts) -> None:
-    """A set in which a rank waits for another is not removed, and goes on."""
+    """Check that a set in which a rank waits for another cannot be removed, and goes on."""
     me = engine.rank()
     part = engine.add_process_set([0, 1]) if engine.size() > 2 else None
     if part is None:
@@ -166,7 +166,7 @@ def pending_removal(parts: Parts) -> None:
 
 @on_ranks(4)
 def test_sets_that_share_no_rank_do_not_wait_for_each_other(rank: int) -> None:
-    """Two pairs: one waits for its other rank, which comes when the other pair has gone on."""
+    """Two pairs: one waits for its other rank, which comes when the other pair has finished."""
     pairs = [engine.add_process_set([0, 1]), engine.add_process_set([2, 3])]
     mine = pairs[rank // 2]
     engine.allreduce(np.ones(10), name="x", process_set=mine)
@@ -182,7 +182,7 @@ def test_sets_that_share_no_rank_do_not_wait_for_each_other(rank: int) -> None:
 
 @on_ranks(3)
 def test_a_set_does_not_wait_for_another_that_shares_a_rank(rank: int) -> None:
-    """Rank 0 is in two sets: one of them waits for rank 1, which comes when the other has gone on."""
+    """Rank 0 is in two sets: one of them waits for rank 1, which comes when the other set has finished."""
     sets = [engine.add_process_set([0, 1]), engine.add_process_set([0, 2])]
     engine.barrier()
     if rank == 1:

@@ -1,4 +1,4 @@
-"""What the engine says and what Python says have lists of ranks in one form."""
+"""Texts of the engine and of Python format lists of ranks alike."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CHOSEN = [
 
 
 def disagree(rank: int, name: str, chosen: set[int]) -> str:
-    """What this rank hears when the chosen ranks bring another shape than the others."""
+    """Error of this rank when the chosen ranks submit another shape than the others."""
     return refused(lambda: engine.allreduce(np.ones(1 + (rank in chosen)), name=name), "sent", MismatchError)
 
 

@@ -1,4 +1,4 @@
-"""Reduce-scatter: the rows of an allreduce, of every dtype and operation, even, uneven and none."""
+"""Reduce-scatter: the rows of an allreduce, of every dtype and operation; even, uneven and no rows."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ twice = pytest.mark.parametrize("turn", range(2))
 
 @cache
 def region(dtype: str) -> list[Array]:
-    """Tensors that lie beside each other in the shared segment."""
+    """Adjacent tensors in the shared segment."""
     memory = runtime.engine().share(sum(COUNTS) * np.dtype(dtype).itemsize + 64)
     assert not any(memory[:1000]), "shared memory begins zeroed"
     whole = np.frombuffer(memory, dtype, sum(COUNTS))
@@ -40,12 +40,12 @@ def region(dtype: str) -> list[Array]:
 
 @cache
 def brought(dtype: str, rank: int) -> list[Array]:
-    """What a rank brings of each tensor; not to be written to."""
+    """Read-only input of a rank for each tensor."""
     return [numbers(dtype, count, rank, count) for count in COUNTS]
 
 
 def filled(dtype: str, rank: int) -> list[Array]:
-    """The tensors of the region, with what this rank brings."""
+    """Tensors of the region, filled with this rank's input."""
     for view, values in zip(region(dtype), brought(dtype, rank), strict=True):
         view[:] = values
     return region(dtype)

@@ -1,4 +1,4 @@
-"""Tensors of any size, shape, layout and library of NumPy's kind; and no setting changes a bit of a result."""
+"""Tensors of any size, shape, layout and NumPy-like library; no setting changes a bit of a result."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ONE_SHOT, SMALLEST_CHUNK, CHUNK, SLOT = (
 
 
 def lengths(item: int, size: int) -> list[int]:
-    """Elements around every size at which the engine changes what it does."""
+    """Element counts around every size at which the engine changes its algorithm."""
     limits = [64, 64 * size, ONE_SHOT // size, SMALLEST_CHUNK, 2 * SMALLEST_CHUNK, 2 * CHUNK, 2 * SLOT]
     around = {(limit + step * item) // item for limit in limits for step in (-1, 0, 1)}
     more_than_the_slots = (2 * 4 * CHUNK + 3 * SMALLEST_CHUNK) // item + 5
@@ -58,7 +58,7 @@ def inputs(row: tuple[str, str, int], size: int) -> list[Array]:
 
 @cache
 def together() -> list[Array]:
-    """The results of all of the plan, in flight together."""
+    """Results of the whole plan, in flight together."""
     handles = [
         engine.allreduce_async_(small_numbers(dtype, count, engine.rank()), getattr(engine, op), f"{number}")
         for number, (dtype, op, count) in enumerate(plan(engine.size()))
@@ -88,7 +88,7 @@ def test_a_size_among_all_others(row: tuple[str, str, int], size: int) -> None:
 
 
 def test_more_than_the_fusion_threshold(rank: int, size: int) -> None:
-    """Alone and beside small ones; 64-bit offsets are not needed, many chunks are."""
+    """They run alone and beside small ones; 64-bit offsets are not needed, many chunks are."""
 
     def values(count: int, rank: int) -> np.ndarray:
         return np.resize(np.roll(np.arange(1021, dtype=np.float32), rank * 7), count)
@@ -155,7 +155,7 @@ LAYOUTS: dict[str, Make] = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_layout(layout: str, rank: int, size: int) -> None:
-    """Reduced apart and in place."""
+    """It is reduced out of place and in place."""
     make = LAYOUTS[layout]
     brought = [np.ascontiguousarray(make(other)) for other in range(size)]
     mine = make(rank)
@@ -240,7 +240,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def mixture() -> str:
-    """A mixture of everything; a digest of all results, which must not depend on any setting."""
+    """Digest of the results of a mixture of all operations, which must not depend on any setting."""
     rank, size = engine.rank(), engine.size()
     digest = hashlib.sha256()
     for repeat in range(2):
@@ -263,7 +263,7 @@ def mixture() -> str:
 
 
 def large(rank: int, size: int) -> Iterator[Any]:
-    """Every kind, with tensors that are cut into several chunks, of elements of 1, 2, 4 and 8 bytes."""
+    """Run every kind on tensors of several chunks, with elements of 1, 2, 4 and 8 bytes."""
     for dtype, count in (("int8", 1_600_003), ("float16", 700_001), ("float32", 400_001), ("float64", 200_003)):
         mine = INPUTS.setdefault((dtype, count), numbers(dtype, count, rank, count))
         if dtype != "int8" and size & (size - 1) == 0:

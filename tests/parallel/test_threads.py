@@ -1,4 +1,4 @@
-"""Ranks as threads of one process: the drawn programs again, and what only this harness reaches.
+"""Ranks as threads of one process: the random programs again, and cases that only this harness reaches.
 
 `make sanitize-threads` runs this file under ThreadSanitizer, which is blind across processes.
 """
@@ -52,7 +52,7 @@ def test_drawn_programs(hosts: tuple[int, ...]) -> None:
 
 
 def steps(rank: int, count: int, elements: int) -> None:
-    """Training in small: many gradients brought one by one, then awaited in another order, in place."""
+    """Train on a small scale: many gradients submitted one by one, then awaited in another order, in place."""
     native = engine.runtime.engine()
     gradients = [np.empty(elements + k, np.float32) for k in range(8)]
     for step in range(count):
@@ -85,7 +85,7 @@ def test_steps_over_several_sockets(hosts: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("hosts", [(0, 0), (0, 0, 0), (0, 1, 1)])
 def test_several_threads_of_a_rank(hosts: tuple[int, ...]) -> None:
-    """They wait for operations of their own, so the driver's role goes from hand to hand."""
+    """Each waits for operations of its own, so that the driver's role changes hands."""
 
     def rank_of_threads(rank: int) -> None:
         native = engine.runtime.engine()
@@ -116,7 +116,7 @@ def test_several_threads_of_a_rank(hosts: tuple[int, ...]) -> None:
 
 
 def native_steps(rank: int, size: int, count: int) -> None:
-    """Native calls of several threads among Python's: all kinds, without names, from within a `done`, in a backlog."""
+    """Run native calls of several threads among Python's: all kinds, unnamed, from a `done`, and in a backlog."""
     total = size * (size + 1) // 2
     with Driver() as driver:
 
@@ -180,7 +180,7 @@ def test_native_calls_of_64_ranks() -> None:
 
 
 def test_engines_close_with_native_calls_in_flight() -> None:
-    """Some begin while they close."""
+    """Some calls begin while the engines close."""
 
     def leave(rank: int) -> None:
         driver = drivers[rank]

@@ -1,4 +1,4 @@
-"""The timeline: whole however a job ends, bounded, and true."""
+"""The timeline is complete however a job ends, bounded in size, and correct."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TENSORS = {*timeline_program.NAMES, "broadcast"}
 
 
 def complete(path: Path) -> list[dict[str, Any]]:
-    """The events of a file that was closed."""
+    """Events of a file that was closed."""
     events = json.loads(path.read_text())
     assert isinstance(events, list) and events
     return events
@@ -39,7 +39,7 @@ def recordings(job: Job, pattern: str) -> list[Recording]:
 
 
 def stepped(size: int, slow: int) -> tuple[Finished, list[Recording], list[list[dict[str, Any]]]]:
-    """A job of steps in which one rank is slow, what its timelines hold, and their events."""
+    """Job of steps in which one rank is slow; its timelines, and their events."""
     options = ["--timeline", "t.json", "--timeline-mark-cycles"]
     with start_ranks(size, timeline_program.steps, slow, 0.2 if size == 3 else 0.1, options=options) as job:
         finished = job.finish()
@@ -80,7 +80,7 @@ def test_every_tensor_is_shown_in_order_with_who_was_last(size: int, slow: int) 
     told = [found]
 
     def measure() -> None:
-        """Another rank may have been late, too, with the machine: then once more."""
+        """Check once; `measured` repeats it, since a busy machine may make another rank late, too."""
         each = told.pop() if told else stepped(size, slow)[1]
         figures = summarize(each)
         assert figures["slowest_rank"] == slow
@@ -175,7 +175,7 @@ def test_a_killed_rank_leaves_a_file_that_lacks_the_bracket_only(number: signal.
 
 
 def test_no_line_crosses_a_page() -> None:
-    """What a signal interrupts is a write of several pages, between two of them."""
+    """A signal interrupts a write of several pages between two of them."""
     with start_ranks(1, timeline_program.many, 400, 3, options=["--timeline", "t.json"]) as job:
         job.finish()
         data = (job.directory / "t.rank0.json").read_bytes()
@@ -323,7 +323,7 @@ def test_process_sets_are_shown_in_the_same_file_by_the_ranks_of_the_world(size:
     measurements = [figures]
 
     def measure() -> None:
-        """Another rank may have been late, too, with the machine: then once more."""
+        """Check once; `measured` repeats it, since a busy machine may make another rank late, too."""
         if not measurements:
             with start_ranks(size, timeline_program.in_sets, options=["--timeline", "t.json"]) as job:
                 job.finish()

@@ -24,7 +24,7 @@ Make = Callable[[int], Any]
 
 
 class Lent:
-    """Speaks DLPack and nothing else, as a library without a binding would."""
+    """Tensor that offers DLPack and nothing else, as a library without a binding would."""
 
     def __init__(self, array: Any) -> None:
         self.array = array
@@ -63,7 +63,7 @@ LAYOUTS: dict[str, Make] = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_layout(layout: str, rank: int, size: int) -> None:
-    """Reduced apart and in place."""
+    """It is reduced out of place and in place."""
     make = LAYOUTS[layout]
     want = sum((make(other).double() for other in range(1, size)), make(0).double())
     mine = make(rank)
@@ -143,7 +143,7 @@ MOVED = "complex32 complex64 complex128 uint32 uint64 float8_e4m3fn float8_e4m3f
 
 @pytest.mark.parametrize("name", MOVED.split())
 def test_a_dtype_that_is_moved_only(name: str, rank: int, size: int) -> None:
-    """What torch has and nothing reduces travels as bytes, also where it begins at no multiple of its size."""
+    """Dtypes of torch that cannot be reduced travel as bytes, also at addresses that are no multiple of their size."""
     dtype = getattr(torch, name, None)
     if dtype is None:
         pytest.skip("an old torch")

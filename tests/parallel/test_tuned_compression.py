@@ -1,4 +1,4 @@
-"""Tensors that travel as the knob `compression` says."""
+"""Tensors whose wire dtype follows the knob `compression`."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ TUNED = Compression.tuned
 
 
 def turn(knob: str, **others: Any) -> None:
-    """Set the knob; it holds for all that comes after."""
+    """Set the knob for all later operations."""
     if engine.rank() == 0:
         engine.set_knobs(compression=knob, **others)
     engine.barrier()
 
 
 def wanted(knob: str, dtype: str, op: str, values: list[Array], pre: float = 1.0, post: float = 1.0) -> Array:
-    """The result of an allreduce of one array of each rank."""
+    """Result of an allreduce of one array of each rank."""
     wire = KNOBS[knob]
     if wire is None or dtype not in ("float32", "float64"):
         return expected(dtype, op, values, pre, post)
@@ -43,7 +43,7 @@ def wanted(knob: str, dtype: str, op: str, values: list[Array], pre: float = 1.0
 
 
 def entries(prefix: str, since: int = 0) -> list[dict[str, Any]]:
-    """What moved data under names that begin so, from an entry on."""
+    """Entries from a position on that moved data under names with this prefix."""
     history = runtime.engine().history()
     return [
         row for row in history if row["type"] == "batch" and row["name"].startswith(prefix) and row["entry"] >= since
@@ -67,7 +67,7 @@ each_of_the_plan = pytest.mark.parametrize(
 
 @cache
 def in_flight_together(lap: int) -> tuple[list[Array], list[Array]]:
-    """With the knob turned: the results of all of the plan, beside as many sums that are not tuned, of each kind."""
+    """Turn the knob; return the results of the whole plan, and of as many sums that are not tuned, of each kind."""
     turn(TURNS[lap])
     rank = engine.rank()
     tuned, others = [], []
@@ -109,7 +109,7 @@ def test_fused_results_are_the_same_on_all_ranks(lap: int) -> None:
 
 @on_ranks(1, 2, 3, 4, world={"cycle_time_ms": 0.2})
 def test_switched_in_flight(parts: Parts, rank: int, size: int) -> None:
-    """Turned at any moment: each result is of one value in full, which its entry tells, and equal on all ranks."""
+    """The knob is turned at any moment: each result matches the one value that its entry has, on all ranks alike."""
     lengths = (5, 3000, 40_000, 300_000)
     inputs = {k: [numbers("float32", lengths[k % 4], each, k) for each in range(size)] for k in range(12)}
     wants = {k: {knob: wanted(knob, "float32", "Sum", inputs[k]) for knob in KNOBS} for k in inputs}
@@ -146,7 +146,7 @@ def test_switched_in_flight(parts: Parts, rank: int, size: int) -> None:
 
 @on_ranks(1, 2, 3, 4, world={"compression": "bf16"})
 def test_other_collectives(parts: Parts, rank: int, size: int) -> None:
-    """Groups, reduce-scatters, shared memory, what is not compressed, ranks that have joined, process sets."""
+    """Covers groups, reduce-scatters, shared memory, uncompressed dtypes, ranks that have joined, and process sets."""
     part = engine.add_process_set(range(size - 1)) if size > 1 else engine.global_process_set
     memory = np.frombuffer(runtime.engine().share(4 * 30_000), np.float32)
     shared = [numbers("float32", 30_000, each) for each in range(size)]
@@ -202,11 +202,11 @@ def test_other_collectives(parts: Parts, rank: int, size: int) -> None:
 
 @on_ranks(1, 2, 3, 4, world={"cycle_time_ms": 10_000})
 def test_bytes_and_batches(parts: Parts, rank: int, size: int) -> None:
-    """What fuses with what, and that bytes are counted as they travel, also if the knob is turned with a batch open."""
+    """Checks which tensors fuse, and that bytes count as they travel, even if the knob turns with a batch open."""
     ones, meetings = np.ones(1000, np.float32), itertools.count()
 
     def together(markers: list[Any], then: str | None = None) -> list[dict[str, Any]]:
-        """Entries of tensors that all ranks have brought before anybody waits; the same on all ranks."""
+        """Entries of tensors that all ranks have submitted before any of them waits; the same on all ranks."""
         since = runtime.engine().history()[-1]["entry"] + 1
         handles = [
             engine.allreduce_async(ones, engine.Sum, f"b{len(markers)}.{k}", compression=marker)
@@ -221,7 +221,7 @@ def test_bytes_and_batches(parts: Parts, rank: int, size: int) -> None:
         return entries(f"b{len(markers)}.", since)
 
     def in_some_lap(markers: list[Any], fits: Callable[[list[dict[str, Any]]], bool]) -> bool:
-        """In the first lap names are new, and a cycle may end in any."""
+        """Try up to five laps: names are new in the first, and a cycle may end in any."""
         return any(fits(together(markers)) for _ in range(5))
 
     every = [None, TUNED, Compression.bf16, Compression.fp16, TUNED, None]
@@ -249,7 +249,7 @@ def test_bytes_and_batches(parts: Parts, rank: int, size: int) -> None:
 
 @on_ranks(1, 2, 3, 4, world={"compression": "none"})
 def test_a_rank_that_means_another_compression_and_what_cannot_be_said(parts: Parts, rank: int, size: int) -> None:
-    """A rank that means another compression, and what cannot be said."""
+    """Such a rank, and a value that cannot be expressed, are refused."""
     x = np.ones(3, np.float32)
     for knob in ("none", "bf16"):
         turn(knob)

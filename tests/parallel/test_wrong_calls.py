@@ -1,4 +1,4 @@
-"""What is refused on the rank that does it, and named clearly; each refusal leaves the engine working."""
+"""Refusals on the calling rank name the fault, and each leaves the engine working."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def wrong(call: Callable[[], Any], text: str, size: int, kind: Any = Unsupported
 
 
 class Hostile:
-    """Claims to lend memory and does not."""
+    """Object that claims to lend memory and does not."""
 
     def __dlpack__(self, **_: Any) -> Any:
         raise BufferError("not today")

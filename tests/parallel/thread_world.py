@@ -1,8 +1,8 @@
-"""A world whose ranks are threads of this process: nothing native is a singleton. They share one control segment, or,
-as if on several hosts, one for each, and socket pairs between them.
+"""A world whose ranks are threads of this process, since no native state is a singleton.
 
-Nothing can die here, so no monitor runs. What such a world is for: a sanitizer that sees all ranks at once, a scheduler
-that decides which of them goes on, and a test that starts in milliseconds.
+They share one control segment or, as if on several hosts, have one for each host, and socket pairs between them.
+No rank can die here, so no monitor runs. Such a world serves a sanitizer that sees all ranks at once, a scheduler
+that decides which of them runs, and tests that start in milliseconds.
 """
 
 from __future__ import annotations
@@ -43,8 +43,10 @@ _generations = itertools.count(1)
 def connections(
     hosts: Sequence[int], connect: Callable[[], tuple[socket.socket, socket.socket]], sockets: int = 1
 ) -> list[dict[str, Any]]:
-    """What the engine of each rank is given to reach other hosts: trunks between leaders, lanes, each of `sockets`
-    connections, between carriers."""
+    """Connections given to each rank's engine: trunks between leaders, and lanes between carriers.
+
+    Each lane has `sockets` connections.
+    """
     size = len(hosts)
     crews = [[rank for rank in range(size) if hosts[rank] == host] for host in range(max(hosts) + 1)]
     given: list[dict[str, Any]] = [{"hosts": tuple(hosts), "lanes": {}, "trunks": {}} for _ in range(size)]
@@ -72,17 +74,17 @@ def connections(
 
 
 class ThreadWorld:
-    """`size` engines in this process. As a context manager, they are closed at its end.
+    """A world of `size` engines in this process. As a context manager, it closes them at its end.
 
     Parameters
     ----------
     size : int
     hosts : sequence of int, optional
-        The number of each rank's host; that of rank 0 is 0. Without it there is one.
+        Number of each rank's host; that of rank 0 is 0. One host by default.
     connect : callable, optional
         Makes two connected sockets, instead of a socket pair.
     **settings
-        Of the engines, instead of `SETTINGS` and `KNOBS`.
+        Settings of the engines, instead of `SETTINGS` and `KNOBS`.
     """
 
     def __init__(
@@ -117,9 +119,9 @@ class ThreadWorld:
                 os.close(descriptor)
 
     def run(self, function: Callable[..., Any], *args: Any, wrap: Callable[[int, Any], Any] | None = None) -> list[Any]:
-        """What `function(rank, *args)` returns on each rank; it calls `engine` as in a process of its own.
+        """Run `function(rank, *args)` on each rank, with `engine` as in a process of its own; return the results.
 
-        The first exception of a rank is raised when all have ended. `wrap` may change what a thread runs.
+        The first exception of a rank is raised when all have ended. `wrap` may change the function that a thread runs.
         """
         results: list[Any] = [None] * self.size
         errors: list[BaseException | None] = [None] * self.size
@@ -156,7 +158,7 @@ class ThreadWorld:
 
     @contextmanager
     def as_rank(self, rank: int) -> Iterator[None]:
-        """Within, while `run` lasts, the calling thread is one of this rank's."""
+        """Make the calling thread one of this rank's, while `run` lasts."""
         _here.engine = self.engines[rank]
         try:
             yield
@@ -164,7 +166,7 @@ class ThreadWorld:
             del _here.engine
 
     def close(self, timeout: float = 5.0) -> None:
-        """Close all engines, at once, as ranks do; by then their pages agree on what was done."""
+        """Close all engines at once, as ranks do; check that their pages count all submissions as completed."""
         self.run(lambda rank: self.engines[rank].close(timeout))
         descriptors, self.pages = self.pages, []
         snapshots = [page.read(descriptor) for descriptor in descriptors]
@@ -173,7 +175,7 @@ class ThreadWorld:
         assert all(each is not None and each["submitted"] == each["completed"] for each in snapshots)
 
     def end(self, timeout: float, patience: float | None = None) -> bool:
-        """Close all engines of a world that may have failed, each in a thread; whether they ended within `patience`."""
+        """Close all engines of a world that may have failed, each in a thread; return whether all ended in time."""
         closing = [threading.Thread(target=each.close, args=(timeout,), daemon=True) for each in self.engines]
         for thread in closing:
             thread.start()

@@ -25,7 +25,7 @@ def ones(count: int = 100) -> np.ndarray[Any, Any]:
 
 
 def step(late: float = 0.0) -> None:
-    """Some tensors at once, after `late` seconds, and one by a blocking call."""
+    """Submit some tensors at once, after `late` seconds, and one by a blocking call."""
     be_late(late)
     handles = [engine.allreduce_async(ones(), name=name) for name in NAMES]
     for handle in handles:
@@ -35,7 +35,7 @@ def step(late: float = 0.0) -> None:
 
 
 def steps(slow_rank: int, seconds: float) -> dict[str, int]:
-    """A rank is late in every second step; what the engine has counted."""
+    """Run steps in every second of which a rank is late; return the engine's counters."""
     engine.init()
     for number in range(STEPS):
         step(seconds if engine.rank() == slow_rank and number % 2 else 0.0)
@@ -45,7 +45,7 @@ def steps(slow_rank: int, seconds: float) -> dict[str, int]:
 
 
 def overlapping(seconds: float) -> None:
-    """The program computes while the engine reduces, in `a.json`; and waits for it all the time, in `b.json`."""
+    """Compute while the engine reduces, recorded in `a.json`; then wait for it all the time, in `b.json`."""
     engine.init()
     engine.allreduce(ones(), name="known")
     engine.barrier()
@@ -64,7 +64,7 @@ def overlapping(seconds: float) -> None:
 
 
 def twice() -> None:
-    """Start and stop while the job runs, on every rank, then on rank 0 alone."""
+    """Start and stop timelines while the job runs, on every rank, then on rank 0 alone."""
     engine.init()
     rank = engine.rank()
     step()
@@ -103,7 +103,7 @@ def twice() -> None:
 
 
 def endless() -> None:
-    """Work until the end of the job; `ready.N` says that the timeline has something."""
+    """Work until the end of the job; `ready.N` shows that the timeline has events."""
     engine.init()
     path = path_of(os.environ["ENGINE_TIMELINE"], engine.rank())
     ready = Path(f"ready.{engine.rank()}")
@@ -123,7 +123,7 @@ def many(names: int, rounds: int) -> None:
 
 
 def at_once(names: int, rounds: int, timeline: str | None = None) -> None:
-    """Each round is one entry: the cycle is long, and the barrier closes it when all ranks have brought everything."""
+    """Make each round one entry: the cycle is long, and the barrier closes it when all ranks have submitted all."""
     engine.init(cycle_time_ms=5000)
     for number in range(rounds):
         if timeline is not None and number == 1:  # all names are known
@@ -145,9 +145,9 @@ def compressed() -> None:
 
 
 def in_sets() -> dict[int, dict[str, int]]:
-    """Steps in the world and in two sets that overlap, of which one is removed and added again; the last rank is late.
+    """Run steps in the world and in two overlapping sets, one of which is removed and added again; the last rank lags.
 
-    Returns what the engine has counted, by the number of the set.
+    Returns the engine's counters, by the number of the set.
     """
     size = int(os.environ["WORLD_SIZE"])
     engine.init(process_sets=[[rank for rank in range(size) if rank != 1]])
@@ -173,7 +173,7 @@ def in_sets() -> dict[int, dict[str, int]]:
 
 
 def started_among_sets() -> None:
-    """A timeline that starts when there is a set, and ends before it does; then another."""
+    """Start a timeline while a set exists, and stop it before that set ends; do this twice."""
     engine.init()
     mine = engine.add_process_set([engine.size() - 1])
     for name in ("one.json", "two.json"):
@@ -191,7 +191,7 @@ def started_among_sets() -> None:
 
 
 def endless_in_sets() -> None:
-    """As `endless`, and in a set of rank 1 and 2, too."""
+    """Work until the end of the job as `endless`, in a set of ranks 1 and 2 as well."""
     engine.init()
     part = engine.add_process_set([1, 2])
     path = path_of(os.environ["ENGINE_TIMELINE"], engine.rank())
@@ -206,7 +206,7 @@ def endless_in_sets() -> None:
 
 
 def at_once_in_sets(names: int, rounds: int) -> None:
-    """Each round is an entry in the world and one in a set of this rank alone."""
+    """Make each round an entry in the world and one in a set of this rank alone."""
     engine.init(cycle_time_ms=5000)
     alone = [engine.add_process_set([rank]) for rank in range(engine.size())][engine.rank()]
     for _ in range(rounds):
@@ -219,7 +219,7 @@ def at_once_in_sets(names: int, rounds: int) -> None:
 
 
 def many_sets(count: int) -> None:
-    """Sets that come and go faster than the file is written."""
+    """Make and remove sets faster than the file is written."""
     engine.init()
     for _ in range(count):
         each = engine.add_process_set([0])
@@ -230,7 +230,7 @@ def many_sets(count: int) -> None:
 
 
 def refusals() -> dict[str, str]:
-    """What is said of paths that cannot be, while the engine goes on."""
+    """Errors for paths that cannot be written, while the engine goes on."""
     engine.init()
     Path("file").touch()
     (Path("taken") / f"rank.{engine.rank()}.trace.json").mkdir(parents=True)
