@@ -15,8 +15,8 @@ import engine
 
 from ..waiting import until
 
-ENDING = 5.0  # seconds that threads of the last world may take to be gone
-SLACK = 8  # mappings that an allocator may add; a world that leaves one each would leave more
+ENDING = 5.0  # seconds within which threads of the last world must be gone
+SLACK = 8  # mappings that an allocator may add; a leak of one per world would exceed it
 
 
 def held() -> dict[str, int]:

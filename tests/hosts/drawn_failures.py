@@ -33,10 +33,10 @@ CREWS = [[0, 1], [2, 3], [4]]
 SIZE = 5
 HOST_OF = {rank: host for host, crew in enumerate(CREWS) for rank in crew}
 MOMENTS = ("start", "idle", "busy", "forming")
-WITHIN = 5.0  # seconds after the detection
-DETECTED = {"host unplugged": 5.0, "cable cut": 5.0, "pair cut": 9.0}  # seconds after the harm; others at once
+WITHIN = 5.0  # seconds from the detection to the last survivor's error
+DETECTED = {"host unplugged": 5.0, "cable cut": 5.0, "pair cut": 9.0}  # seconds until detection; others at once
 START_TIMEOUT = 40.0
-ENDED = 90.0  # seconds after which a survivor that has said nothing hangs
+ENDED = 90.0  # seconds after which a silent survivor counts as hung
 
 
 @dataclass
@@ -187,7 +187,7 @@ def judge(outcome: Outcome, harmed: float) -> None:
         outcome.complaints += [f"rank {rank} was told nothing" for rank in island if rank not in said]
         outcome.seconds = max([outcome.seconds, *(each["at"] - harmed for each in said.values())])
         if failure.moment == "start" and any(each["culprit"] is None for each in said.values()):
-            # They have not met: what is told names who did not come, or whose connection ended.
+            # They have not met: the error names who did not come, or whose connection ended.
             outcome.complaints += [f"rank {rank}: {each['text']}" for rank, each in said.items() if not names(each)]
             continue
         culprits = {each["culprit"] for each in said.values()}

@@ -17,7 +17,7 @@ import engine
 from .. import waiting
 
 LARGE = 25 << 20  # float32: 100 MiB
-LONGEST = 120.0  # seconds for which a rank goes on when nothing happens
+LONGEST = 120.0  # seconds that a rank runs if nothing happens
 PAUSE = 0.02
 
 

@@ -52,9 +52,9 @@ ENTRY_META, ENTRY_BYTES = 96, 248
 ENTRY = [(0, 4), (4, 1), (5, 1), (6, 1), (7, 1), (8, 4), (12, 4), (16, 8), (24, 8), (32, 8), (40, 8), (48, 4), (52, 4)]
 ENTRY += [(56, 1), (57, 1), (58, 1), (59, 1), (64, 4), (72, 4), (76, 4), (80, 8), (88, 8)]
 ENTRY += [(ENTRY_META + at, width) for at, width in META]
-PAGE_BYTES, COORDINATOR_BYTES = 270_000, 2200  # offsets of words lie below
-LONG = 0.3  # s after which connections are cut, since a lie may only keep ranks waiting
-HANG = 60.0  # s after that
+PAGE_BYTES, COORDINATOR_BYTES = 270_000, 2200  # upper bounds of the offsets of words
+LONG = 0.3  # seconds after which connections are cut, since a hostile frame may only keep ranks waiting
+HANG = 60.0  # seconds from the cut to a hang
 
 
 class Liar:
@@ -194,7 +194,7 @@ class HookedParameter:
     def reduce(self, without: bool, dense: bool = False) -> None:
         """Run one pass; this rank may be `without` a gradient."""
         if not without:
-            self.grad = self.memory if dense else np.zeros(1, np.float32)  # which does not fit
+            self.grad = self.memory if dense else np.zeros(1, np.float32)  # a dense gradient of another size
             self.hook(self)
         self.group.finish()
 

@@ -36,7 +36,7 @@ from ..hostile_numbers import hostile_number
 from .meeting import BUILD, worlds
 
 VALUES = (None, True, -1, 0, 1.5, 1e18, "", "x", "\x1b]0;x", "\udc80", "9" * 5000, [], {}, [[]], [1, [2]], {"a": 1})
-SECONDS = 1.0  # that a message may take
+SECONDS = 1.0  # limit for one message
 Target = Callable[[random.Random], str]
 """Attacks what it stands for; says what went wrong, or nothing."""
 
@@ -74,7 +74,7 @@ def hub() -> Hub:
 
 HELLO = Hello(1, 2, 17, [0, 1], BUILD, ["avx2"], 1, "", "nonce").told()
 TERMS = Terms([0, 1], ["a", "b"], [None, Address("127.0.0.1", 5)], [1, 2], [[0], [1]], None, 10.0, 1)
-END = {  # as `Record.head` has it
+END = {  # in the form of `Record.head`
     "rank": 1, "host": "a", "code": 1, "age": 0.5, "by_launcher": False, "files": {"failure.json": 4, "stderr": 6},
 }  # fmt: skip
 WELCOME = {

@@ -46,7 +46,7 @@ from . import fuzz_messages
 from .meeting import BUILD, create, worlds
 
 HERE = "127.0.0.1"
-SECONDS = 20.0  # in which whoever belongs has come, and who is to end has ended
+SECONDS = 20.0  # limit for the honest peer to get in, and for ended parties to end
 WRONG = frame({"role": "leader", "nonce": "0" * 32}, bytes(32), "calls 0", "")
 SPARK = {
     "hello": {"rank": 0, "host": "a"},
@@ -85,7 +85,7 @@ def send(dice: random.Random, connection: socket.socket, data: bytes) -> None:
             connection.send(data[at : at + step])
         end = dice.randrange(4)
         if end == 0:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # makes it a reset
         elif end == 1:
             connection.shutdown(socket.SHUT_WR)
         if end != 2:
@@ -312,7 +312,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=10_000, help="examples to draw")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
-    logging.disable()  # of strangers who are turned away
+    logging.disable()  # messages about refused strangers
     begun = time.monotonic()
     drawn, problems = run(given.count, given.seed)
     print(*problems[:20], sep="\n")

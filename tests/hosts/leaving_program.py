@@ -20,8 +20,8 @@ from ..waiting import linger, until
 
 OTHERS = [1, 3, 4]
 STEPS = 100
-WORKER = 600.0  # seconds that a worker would live
-LAST = 1 << 19  # elements that rank 0 may have given before others have taken any
+WORKER = 600.0  # lifetime of a forked worker in seconds
+LAST = 1 << 19  # elements that rank 0 may have sent before others have read any
 
 
 def main() -> None:

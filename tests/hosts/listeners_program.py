@@ -41,10 +41,10 @@ from ..waiting import until
 from .meeting import BUILD, create
 
 HERE, SECRET, KEY, LAYOUT = "127.0.0.1", "a secret of tests", bytes(32), Layout((0, 1))
-CREW = (*(0,) * 10, 1)  # the hosts of ranks
+CREW = (*(0,) * 10, 1)  # host of each rank
 SECONDS = 60.0
-PATIENCE = 1.0  # seconds for whoever answers a call
-Say = Callable[[Any], None]  # where it listens: a name, or a port
+PATIENCE = 1.0  # seconds allowed to a peer that answers a call
+Say = Callable[[Any], None]  # reports where the process listens: a name, or a port
 
 
 def world(rank: int, hosts: tuple[int, ...], key: str, hub: HubAddress | None) -> World:
@@ -250,7 +250,7 @@ def main() -> int:
         print(json.dumps(told), flush=True)
 
     print((LISTENERS | CALLERS)[given.kind](say), flush=True)
-    sys.stdin.readline()  # it is still looked at
+    sys.stdin.readline()  # keeps the process alive for the test's measurements
     return 0
 
 

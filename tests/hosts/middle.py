@@ -37,7 +37,7 @@ class Frame:
     payload: bytearray = field(default_factory=bytearray)
     sender: int = 0
     link: int = 0
-    length: int | None = None  # told instead of the payload's
+    length: int | None = None  # length in the header, if not the payload's
 
     def packed(self) -> bytes:
         length = len(self.payload) if self.length is None else self.length

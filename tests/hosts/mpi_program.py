@@ -76,7 +76,7 @@ def sums() -> None:
     assert done - {"one-shot"} == {"mpi"}, done
     now = results(RANK, SIZE)
     others = sum(one != other for one, other in zip(usual, now, strict=True))
-    assert others <= 5, others  # sums and averages of float32 and of float64, and the group
+    assert others <= 5, others  # only sums and averages of float32 and float64, and the group, may differ
     if SIZE > 2:
         pair = engine.add_process_set([0, 1])
         if RANK < 2:
@@ -180,7 +180,7 @@ def timed() -> None:
     """Measure a large allreduce of the engine and of MPI in turn; return the least seconds of each."""
     from mpi4py import MPI
 
-    engine.init(lanes=os.environ.get("LANES", "mpi"))  # ENGINE_BETWEEN_HOSTS chooses the way
+    engine.init(lanes=os.environ.get("LANES", "mpi"))  # ENGINE_BETWEEN_HOSTS chooses the algorithm
     for nbytes in (16 << 20, 100 << 20):
         tensor, result = np.ones(nbytes // 4, np.float32), np.ones(nbytes // 4, np.float32)
         best = [9.0, 9.0]

@@ -21,11 +21,11 @@ def main() -> None:
     given = json.loads(os.environ["OBSERVED"])
     engine.init()
     rank, home = engine.rank(), Path(given["home"])
-    if given["joins"]:  # a stall, of which rank 0 warns
+    if given["joins"]:  # a stall that rank 0 warns of
         if rank == given["joins"][0]:
             until((home / "warned").exists, "rank 0 has warned", 120.0)
         engine.allreduce(np.ones(5), name="first")
-    pair = engine.add_process_set([1, 2] if engine.size() < 5 else [2, 4])  # on two hosts, and without rank 0
+    pair = engine.add_process_set([1, 2] if engine.size() < 5 else [2, 4])  # on two hosts, without rank 0
     tensors, flag, steps = [np.ones(16_384, np.float32)] * 4, np.zeros(1), 0
     while not flag[0]:
         if rank == given["late"]:
@@ -50,7 +50,7 @@ def join_in_order(order: list[int], rank: int, home: Path) -> int:
     """Join after the previous rank has begun to; return the rank that was last, as the engine reports it."""
     if before := order[: order.index(rank)]:
         until((home / f"joins.{before[-1]}").exists, "the rank before joins", 120.0)
-        be_late(0.15)  # it has touched its file, and is about to
+        be_late(0.15)  # the rank before has touched its file, and is about to join
     (home / f"joins.{rank}").touch()
     return engine.join()
 

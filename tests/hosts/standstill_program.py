@@ -29,9 +29,9 @@ from ..waiting import be_late, let_pass, until
 SEEN = Path(os.environ.get("SEEN", ""))
 LARGE = 4 << 20  # elements of four bytes
 NAMES = int(os.environ.get("NAMES", 0))
-BRINGERS = (1, 3, 4)  # who brings new names at once: not rank 0, which is looked at, nor rank 2, which is stopped
-IDLE = 1.0  # seconds in which nothing is brought
-LATER = 1.0  # seconds by which a tensor comes later: above the stall warning
+BRINGERS = (1, 3, 4)  # ranks that submit new names at once: not rank 0, which is observed, nor rank 2, which is stopped
+IDLE = 1.0  # seconds in which nothing is submitted
+LATER = 1.0  # delay of a late tensor in seconds: above the stall warning
 
 
 def large() -> str:

@@ -17,7 +17,7 @@ import engine
 from ..waiting import let_pass, until
 
 STOPPED, LATE = 2, 3
-RELAYED = 1.0  # seconds in which what rank 2 has submitted is told to rank 0's host
+RELAYED = 1.0  # seconds within which rank 2's submission reaches rank 0's host
 
 
 def main() -> None:

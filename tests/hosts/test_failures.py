@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 CREWS = [[0, 1], [2, 3], [4]]
 SIZE = 5
 HOST_OF = {rank: host for host, crew in enumerate(CREWS) for rank in crew}
-FIRST = 2.5  # seconds by which one host loses rank 0's before the other; less than any needs to notice
+FIRST = 2.5  # seconds by which one host loses rank 0's before the other; below every detection time
 
 
 @pytest.fixture(scope="module")

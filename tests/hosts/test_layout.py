@@ -8,7 +8,7 @@ from engine.rendezvous.layout import Layout
 
 from .meeting import LAYOUTS
 
-MANY = [[0, 1, 2], *([rank] for rank in range(3, 13))]  # more hosts than rank 0 speaks to
+MANY = [[0, 1, 2], *([rank] for rank in range(3, 13))]  # more hosts than rank 0 has trunks
 
 
 @pytest.mark.parametrize("crews", LAYOUTS.values(), ids=LAYOUTS)
@@ -20,7 +20,7 @@ def test_every_rank_reaches_a_carrier_on_every_other_host(crews: list[list[int]]
             if host != own:
                 assert layout.carrier(rank, host) in layout.lanes(rank)
                 assert layout.carrier(rank, host) == crew[crews[own].index(rank) % len(crew)]
-        for other in layout.lanes(rank):  # a connection has two ends, and joins two hosts
+        for other in layout.lanes(rank):  # both ends see a connection, which joins two hosts
             assert rank in layout.lanes(other)
             assert layout.hosts[other] != own
             carriers = layout.carrier(rank, layout.hosts[other]), layout.carrier(other, own)

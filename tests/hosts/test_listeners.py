@@ -35,11 +35,11 @@ from engine.spark.listener import Listener
 from ..waiting import be_late, until
 from .listeners_program import CALLERS, HERE, LISTENERS, PATIENCE, SECONDS, SECRET, come, meet, world
 
-LONG = 60 << 20  # bytes that a stranger says it will send, and sends
-UNREAD = 16 << 20  # of them that the kernel may hold for who does not read
-GROWTH = 3 << 10  # KiB by which a process may grow
+LONG = 60 << 20  # length of a stranger's message in bytes
+UNREAD = 16 << 20  # bytes of it that the kernel may buffer for a peer that does not read
+GROWTH = 3 << 10  # growth limit of a process in KiB
 ROOM, ROOMS = 24, {"crew": 40}  # descriptors that the process has left
-IDLE = 40  # strangers that say nothing
+IDLE = 40  # silent strangers
 PROGRAM = "tests.hosts.listeners_program"
 
 
@@ -165,7 +165,7 @@ def test_strangers_cost_a_listener_little_and_keep_nobody_out(start: Callable[[s
     """Long messages are refused by their heads. When descriptors run out, strangers give way to the legitimate peer."""
     process = start(kind)
     with contextlib.ExitStack() as opened:
-        if kind != "metrics":  # where there are no frames
+        if kind != "metrics":  # its protocol has no frames
             for name, head in HEADS.items():
                 stranger = opened.enter_context(process.connect())
                 stranger.sendall(head)
@@ -198,7 +198,7 @@ def test_where_no_descriptor_is_left_the_oldest_strangers_give_way() -> None:
 
         highest = max(map(int, os.listdir("/proc/self/fd")))
         while (top := os.dup(0)) <= highest:
-            opened.callback(os.close, top)  # a number that was free below those of other tests
+            opened.callback(os.close, top)  # reserves the highest number, below which other tests' descriptors are free
         os.close(top)
         resource.setrlimit(resource.RLIMIT_NOFILE, (top + 3, limits[1]))
         try:
@@ -294,8 +294,8 @@ def test_strangers_and_lying_peers_drawn_at_random_keep_nobody_out() -> None:
     assert min(drawn.values()) > 10
 
 
-OTHER = "127.0.0.2"  # the address that is chosen
-OWN = network.own_addresses()[:2]  # others of this host, by which ranks look for rank 0
+OTHER = "127.0.0.2"  # the chosen address
+OWN = network.own_addresses()[:2]  # other addresses of this host, at which ranks look for rank 0
 
 
 def by_gate(monkeypatch: pytest.MonkeyPatch) -> list[socket.socket]:

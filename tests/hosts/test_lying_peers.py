@@ -44,7 +44,7 @@ from .middle import (
 )
 
 ENTRY_BYTES, REQUEST_RING, BATCH = 248, 1 << 18, 1  # engine_ext/shared/layout.h
-UNNAMED, STUCK = 192, 240  # offsets in rank_page, there
+UNNAMED, STUCK = 192, 240  # offsets in rank_page of that header
 LIMIT = 20.0  # s
 
 
@@ -117,7 +117,7 @@ def test_rows_of_an_entry_that_are_not_the_rank_s_own_name_the_coordinator(rows:
     def change_rows(frame: Frame) -> list[Frame]:
         return put(
             frame, entry_of(frame, "allgather") + ENTRY_BYTES + 8 + 8, rows
-        )  # behind the one id: rows of rank 0, then of rank 1
+        )  # after the single ID: rows of rank 0, then of rank 1
 
     change = once(lambda frame: entry_of(frame, "allgather") >= 0, change_rows)
     said = errors_of(2, lambda rank: engine.allgather(np.ones((3, 8)), "a"), change)
@@ -170,7 +170,7 @@ def test_counts_of_a_sparse_gradient_that_are_not_its_bytes_name_the_rank(place:
 @pytest.mark.parametrize("number", [0, 1, 3])
 def test_a_sparse_gradient_that_is_no_group_of_two_ends_with_who_defined_it(number: int) -> None:
     """A rank without a gradient reads the data as indices and values, since the name is defined as sparse."""
-    group = ENTRY_BYTES - 13 * 8 - 4  # of an entry's metadata
+    group = ENTRY_BYTES - 13 * 8 - 4  # offset in an entry's metadata
 
     def change(frame: Frame) -> Iterable[Frame]:
         begin = 0
@@ -206,7 +206,7 @@ def test_a_gathered_group_whose_part_is_not_aligned_names_the_rank_or_the_coordi
     """The numbers after that part are read as words."""
 
     def change_rows(frame: Frame) -> list[Frame]:
-        return put(frame, entry_of(frame, "allgather") + ENTRY_BYTES + 8, nbytes)  # behind the one id: those of rank 0
+        return put(frame, entry_of(frame, "allgather") + ENTRY_BYTES + 8, nbytes)  # after the one ID: bytes of rank 0
 
     change = once(lambda frame: entry_of(frame, "allgather") >= 0, change_rows)
     tensors = [np.ones((3, 5)), np.ones((2, 9), np.float32)]
@@ -219,7 +219,7 @@ def test_a_gathered_group_whose_part_is_not_aligned_names_the_rank_or_the_coordi
 
 @pytest.mark.parametrize("rows", [1 << 46, (1 << 47) - 1])
 def test_more_rows_than_memory_can_have_name_the_rank_that_tells_them(rows: int) -> None:
-    at = 8  # of engine_request, `rows`
+    at = 8  # offset of `rows` in engine_request
 
     def change_rows(frame: Frame) -> list[Frame]:
         return put(frame, at, rows)
@@ -261,7 +261,7 @@ def test_operations_without_a_name_that_a_rank_cannot_have_submitted_name_it(num
 
 
 def test_operations_without_a_name_that_an_entry_makes_up_name_the_coordinator() -> None:
-    at = ENTRY_BYTES - 13 * 8  # `dims` of its metadata
+    at = ENTRY_BYTES - 13 * 8  # offset of `dims` in an entry's metadata
     change = once(lambda frame: entry_of(frame, "barrier") >= 0, lambda f: put(f, entry_of(f, "barrier") + at, 1 << 40))
 
     def work(rank: int) -> None:
@@ -281,7 +281,7 @@ def test_a_rank_that_waits_for_an_operation_of_an_absurd_number_is_named() -> No
 
     def work(rank: int) -> None:
         if rank == 0:
-            engine.allreduce(np.ones(3))  # which rank 1 never submits
+            engine.allreduce(np.ones(3))  # rank 1 never submits it
         else:
             engine.barrier("other")
 
@@ -331,7 +331,7 @@ def test_a_coordinator_that_leaves_without_saying_that_its_schedule_is_over_keep
 
     def change(frame: Frame) -> Iterable[Frame]:
         if frame.sender == 0 and frame.type == WORDS and frame.rank == -1:
-            return []  # among them that it is over
+            return []  # also drops the message that the world has ended
         if frame.sender == 0 and frame.type == LEFT:
             left.set()
         return [frame]
@@ -349,7 +349,7 @@ def test_a_coordinator_that_leaves_without_saying_that_its_schedule_is_over_keep
 
 
 def test_a_word_twice_as_wide_as_its_field_ends_with_who_sent_it() -> None:
-    words = bytearray(WORD.pack(8, 4, 1))  # half of `waits`
+    words = bytearray(WORD.pack(8, 4, 1))  # writes half of `waits`
 
     change = once(
         lambda frame: frame.type == WORDS and frame.sender == 1,
@@ -381,7 +381,7 @@ def test_a_peer_that_asks_on_and_on_and_never_reads_makes_nothing_grow(seen: int
     before = resident()
     for _ in range(300):
         middle.ends(links[0])[0].sendall(told)
-    assert resident() - before < 4 << 20  # 300,000 answers that wait take 37 MiB
+    assert resident() - before < 4 << 20  # 300,000 pending answers would take 37 MiB
     middle.cut()
     reads.set()
     world.end(1.0)
@@ -401,7 +401,7 @@ def test_tensors_without_elements_may_have_dimensions_that_no_memory_has(
     def work(rank: int) -> None:
         tensor = np.lib.stride_tricks.as_strided(np.empty(0, np.float32), shape, [4] * len(shape))
         rows = shape[0]
-        if len(shape) < 13:  # more are joined
+        if len(shape) < 13:  # larger ones are joined
             assert engine.allgather(tensor, "gather").shape == (2 * rows, *shape[1:])
         assert engine.allreduce(tensor, name="reduce").shape == shape
         both = engine.grouped_allgather([tensor, np.full(3, rank)], "gathers")

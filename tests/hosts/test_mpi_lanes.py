@@ -55,7 +55,7 @@ def test_bits_are_those_of_tcp_and_an_idle_rank_costs_nothing(mpi: Path, tmp_pat
     code, said = mpirun(mpi, tmp_path, 2, "bits")
     assert code == 0, said
     spent = [float((tmp_path / f"idle.{rank}").read_text()) for rank in range(2)]
-    assert max(spent) < 0.2, spent  # seconds of two; a thread that asks MPI all the time has all of them
+    assert max(spent) < 0.2, spent  # of two seconds, all of which a thread that polls MPI would use
 
 
 @pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 3])

@@ -29,10 +29,10 @@ if reason := uptime.refusal():
 
 ROOT = Path(__file__).parents[2]
 DAY = 86_400
-AHEAD = (10 * DAY, 20 * DAY, 0)  # rank 0 is on the second oldest: differences have both signs
+AHEAD = (10 * DAY, 20 * DAY, 0)  # rank 0's host is neither the oldest nor the youngest: differences have both signs
 HOST_OF = (0, 0, 1, 1, 2)
 ALL_HOSTS = "node0:2,node1:2,node2:1"
-LASTS = 300.0  # seconds that a job may have taken
+LASTS = 300.0  # upper bound of a job's duration in seconds
 LAUNCH = [sys.executable, "-m", "engine.launch"]
 
 
@@ -207,7 +207,7 @@ def test_a_slow_link_between_two_hosts_is_named(hosts: Hosts, tmp_path: Path) ->
 def test_what_is_sent_is_what_comes(late: Observed) -> None:
     sent, received = (late.series(f"engine_network_{each}_bytes_total") for each in ("sent", "received"))
     assert all(value > 0 for value in (*sent.values(), *received.values()))
-    # A rank counts at the end of each of its entries: what is on its way then is not counted any more.
+    # A rank counts at the end of each of its entries: data still in transit then is not counted any more.
     assert sum(received.values()) == pytest.approx(sum(sent.values()), rel=0.05)
 
 

@@ -19,13 +19,13 @@ from .test_failures import CREWS, HOST_OF, SIZE, Job
 
 need_hosts()
 
-LATE = [1, 2, 3]  # beside rank 0, the first on another host, which speaks for it, and another there
-STOPPED = (2, 4)  # the leader of a host, and one that is alone on its host
-SETTLED = 0.3  # seconds until whoever can go on without them has
-ASLEEP = 0.1  # share of a processor, which who waits does not use
-SILENT = 7.0  # seconds; a host of which nothing is heard is taken for lost after 4 s by its trunk, 6 s by a lane
-NAMES = 17_000  # more than there are ids
-RECORD = 2048  # bytes that rank 0 may need for a name: who has brought it, and what it is
+LATE = [1, 2, 3]  # not rank 0: one on its host, the leader of another host, and another rank there
+STOPPED = (2, 4)  # the leader of a host, and a rank that is alone on its host
+SETTLED = 0.3  # seconds until ranks that can go on without them have done so
+ASLEEP = 0.1  # share of a processor that a sleeping rank stays below
+SILENT = 7.0  # seconds; a silent host is taken for lost after 4 s by its trunk, 6 s by a lane
+NAMES = 17_000  # more than there are IDs
+RECORD = 2048  # bytes that rank 0 may need for a name: its submitters and its description
 
 
 @pytest.fixture(scope="module")

@@ -98,7 +98,7 @@ class Launcher:
     def finish(self, process: subprocess.Popen[bytes]) -> Finished:
         """Wait for a job."""
         out, err = process.communicate(timeout=DEADLINE)
-        out, err = (data or b"" for data in (out, err))  # none, where the stream goes to a file
+        out, err = (data or b"" for data in (out, err))  # None where the stream goes to a file
         return Finished(process.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
 
     def run(self, *arguments: object, python: str = "") -> Finished:

@@ -107,7 +107,7 @@ def test_a_sealed_channel_takes_no_message_that_is(sealed, what):
 @pytest.mark.parametrize(
     "path",
     [
-        *("/etc/passwd", "../rank.0/x", "rank.0/../../x", "rank.0/a\0b", "", ".", "a/" * 40 + "b"),  # no such place
+        *("/etc/passwd", "../rank.0/x", "rank.0/../../x", "rank.0/a\0b", "", ".", "a/" * 40 + "b"),  # invalid paths
         *("rank.1/call-result", "rank.01/x", "rank.x/y", "rank.", "rank.0/stdout", "rank.0/stderr"),  # not the host's
         *("rank.0/link/x", "rank.0/deep/link/x", ".job", "enclosed", ".agents", 7, None, ["rank.0", "x"]),
     ],

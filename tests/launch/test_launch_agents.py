@@ -33,7 +33,7 @@ WAITS = """
     touch(f"up.{rank}")
     while True: linger()
 """
-HANGS_ON = 10.0  # seconds; an ssh that does not end by itself is waited for 15 s
+HANGS_ON = 10.0  # seconds; the launcher waits 15 s for an ssh that does not end by itself
 UP = ("up.0", "up.1", "up.2", "up.3")
 
 
@@ -438,7 +438,7 @@ def test_doctor_tells_what_hosts_have_in_several_versions():
 
 
 def test_doctor_uses_the_interface_for_the_first_host_too(launcher):
-    hosts = ("a", "192.0.2.7")  # to the second one there is a way that is not the loopback, if there is any network
+    hosts = ("a", "192.0.2.7")  # the second is reached by a route that is not the loopback, if there is any network
     options = ["--launch-agent", "env HOST={host}", "--network-interface", "lo"]
     job = launcher.run("doctor", "-H", ",".join(hosts), *options)
     assert job.code == 0, job.out + job.err

@@ -8,9 +8,9 @@ import signal
 import pytest
 
 ENGINE_ERRORS = "from engine_ext.errors import RankDiedError, RankLeftError, RankStalledError\n"
-# Ranks that end by themselves have time for that, however late they are: the launcher ends none of them.
+# Ranks have time to end by themselves, however late they are: the launcher kills none of them.
 LONG = ("--grace-period", 60)
-PAUSE = 0.3  # seconds, in which the monitor thread could write
+PAUSE = 0.3  # seconds in which the monitor thread could write
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_the_first_by_time_not_by_number(launcher):
 
 
 def test_ranks_that_fail_because_of_another_are_not_the_cause(launcher):
-    # Rank 1 ends only after both others have raised because of it: by time it is the last.
+    # Rank 1 ends only after both others have raised because of it: it is the last in time.
     job = launcher.run(
         *("-np", 3, *LONG),
         python=ENGINE_ERRORS
@@ -107,7 +107,7 @@ raise RankStalledError("rank 2 stood still for 10 s", 2)
     assert "stood still; the launcher ended it" in job.verdict[0]
     assert "rank 2 stood still for 10 s" in job.verdict[0]
     assert ": SIGTERM" in job.err
-    assert ": SIGKILL" not in job.err  # a stopped process acts on no other signal, so it gets that one at once
+    assert ": SIGKILL" not in job.err  # a stopped process reacts to no other signal, so it gets SIGKILL at once
 
 
 def test_a_rank_that_left_is_named_though_it_ended_well(launcher):

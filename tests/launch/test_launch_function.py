@@ -22,7 +22,7 @@ from engine.launch.remote_files import ENCLOSED
 from . import called
 from .host_jobs import other_python
 
-# The caller of the last test but one.
+# Caller program of the last test but one.
 CALLER = """
 import sys
 sys.path.append({root!r})
@@ -121,7 +121,7 @@ def test_what_is_no_call_is_refused_before_a_rank_starts(monkeypatch, func, args
         engine.run(func, args, kwargs, num_proc=2)
 
 
-# The second host has files of its own, those of `far`, in the directory for temporary files.
+# The second host has a temporary directory of its own, with the files of `far`.
 APART = """#!/bin/sh
 name=$1; shift
 [ $name = a ] && exec "$@"

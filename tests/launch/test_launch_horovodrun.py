@@ -124,7 +124,7 @@ def test_check_build_tells_what_there_is(launcher):
     assert f"PyTorch (engine.torch), torch {version('torch')}" in there
     assert any(name.startswith("shared memory, with kernels plain") for name in there)
     assert any(name.startswith("TensorFlow (engine.tensorflow), tensorflow") for name in there) == (
-        find_spec("tensorflow") is not None  # whose distribution has another name for processors alone
+        find_spec("tensorflow") is not None  # the CPU-only distribution has another name
     )
     assert {"MPI", "Gloo", "ROCm", "DDL", "CCL"} <= set(absent)
     assert ("CUDA" in there) == bool([*Path("/dev").glob("nvidia[0-9]*")])
@@ -236,7 +236,7 @@ def test_a_number_of_a_yaml_file_is_what_is_written_there(tmp_path, number):
     assert (options.size, options.settings["ENGINE_CYCLE_TIME_MS"]) == (3, "2.5")
     for line in (f"cycle-time-ms: {number}", f"start-timeout: {number}"):
         path.write_text(f"{line}\n")
-        if number != "010":  # ten, as everywhere
+        if number != "010":  # decimal 10, as everywhere
             with pytest.raises(LaunchError, match=re.escape(readable.quoted(number)[:30])):
                 parse(["-np", "2", "--config-file", str(path), "true"])
     path.write_text("cycle-time-ms: 010\n")

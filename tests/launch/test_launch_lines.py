@@ -115,9 +115,9 @@ def test_nothing_is_lost_when_the_reader_is_slow(pipe, monkeypatch):
     console = Outgoing(writing)
     parts = [b"%06d" % number + b"x" * 5000 + b"\n" for number in range(500)]
     for part in parts[:300]:
-        console.write(part)  # would block for ever if it waited: nobody reads
+        console.write(part)  # would block for ever if it waited, since nothing reads
     assert console.waiting
-    got = os.read(reading, 1 << 16)  # some room: the file is read while it grows
+    got = os.read(reading, 1 << 16)  # makes some room: the file is read while it grows
     console.pump()
     for part in parts[300:]:
         console.write(part)
@@ -215,7 +215,7 @@ def test_a_disk_that_takes_nothing_for_long_loses_what_does_not_fit_and_says_how
         display = Display(3, "stdout", tmp_path / "rank.3" / "stdout", Console(shown.fileno()), writer)
         display.take(b"a" * 1100)
         assert writer.full()
-        display.take(b"b" * 200)  # more than there is room for, and it stood still for a moment only
+        display.take(b"b" * 200)  # exceeds the room, but the writer has been stuck only for a moment
         until(lambda: not writer.full(), "ranks are read again: their output is worth less than they are")
         display.take(b"c" * 77)
         goes_on.set()

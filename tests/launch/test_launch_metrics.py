@@ -112,7 +112,7 @@ def test_who_has_scraped_a_job_may_see_it_fail(launcher, seconds, then):
     if then == "scrape":
         last = scrape(where)
         assert [last[f'engine_rank_up{{rank="{rank}",run="it"}}'] for rank in (0, 1)] == ["0.0", "0.0"]
-        scrape(where)  # another one may come as well: the first has not ended it
+        scrape(where)  # further scrapes may come: the first has not ended it
     if then != "nothing":
         until(lambda: LINGERS in (launcher.home / "err").read_text(), "the launcher waits")
         process.send_signal(signal.SIGTERM)
@@ -147,7 +147,7 @@ def test_a_failure_can_be_scraped_for_as_long_as_said(monkeypatch, chosen, secon
     with metrics.Metrics(options, load(options, {}), {}, said.append) as served, socket.socket() as wakeup:
         served.start(SimpleNamespace(hear=lambda *_: None))
         served.linger(wakeup)
-        assert clock.now == 0  # nobody has scraped it
+        assert clock.now == 0  # nothing has scraped it
         scrape(said[0].removeprefix("metrics: http://").removesuffix("/metrics"))
         until(served._service.end, "the endpoint knows that its answer has gone")
         served.linger(wakeup)
@@ -174,7 +174,7 @@ def test_who_would_not_wait_for_the_end_does_not_wait_for_a_scrape(launcher):
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         touch('deaf'); wait_for('never')
     """
-    lingers = ("--metrics-file-sd", "sd", "--metrics-linger", 600)  # longer than the job is waited for
+    lingers = ("--metrics-file-sd", "sd", "--metrics-linger", 600)  # longer than the test waits for the job
     process = launcher.start("-np", 2, "--grace-period", 60, *lingers, python=program)
     launcher.wait_for("deaf")
     where = target(launcher)

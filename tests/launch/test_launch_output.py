@@ -144,7 +144,7 @@ def test_a_reader_that_pauses_does_not_stop_the_ranks_and_loses_nothing(launcher
         2,
         python="[print(rank, number, 'x' * 100) for number in range(100_000)]; touch(f'done.{rank}'); wait_for('end')",
     )
-    launcher.wait_for("done.0", "done.1")  # more than 20 MB written, and nobody has read a byte
+    launcher.wait_for("done.0", "done.1")  # more than 20 MB written, and not a byte read
     (launcher.home / "end").touch()
     job = launcher.finish(process)
     assert job.code == 0
@@ -182,7 +182,7 @@ def test_colour_on_a_terminal_only(launcher):
     process.stderr.read()
     assert process.wait(DEADLINE) == 0
     shown = b""
-    with contextlib.suppress(OSError):  # nobody has the other end any more, and all is read
+    with contextlib.suppress(OSError):  # EIO: the other end is closed, and all is read
         while part := os.read(ours, 4096):
             shown += part
     os.close(ours)
@@ -198,7 +198,7 @@ def test_python_in_ranks_does_not_buffer_unless_the_user_wants_it(launcher):
 
 
 def test_a_grandchild_that_holds_the_pipes_does_not_hold_the_launcher(launcher):
-    asleep = "until grep -q sleep /proc/$!/comm; do :; done"  # until then it has the shell's name
+    asleep = "until grep -q sleep /proc/$!/comm; do :; done"  # before that it has the shell's name
     job = launcher.run("-np", 2, "sh", "-c", f"sleep 600 & {asleep}; echo done")
     assert job.code == 0
     assert job.lines(0) == job.lines(1) == ["done"]
@@ -449,16 +449,16 @@ def test_old_directories_of_jobs_are_cleared_and_nothing_else(launcher, tmp_path
         return home
 
     directory("enginerun-forgotten")
-    directory("engine-records-forgotten", file="flight.json")  # of a rank without enginerun
-    worker = directory("engine-records-of-a-worker/world.3", file="flight.json").parent  # which was killed
+    directory("engine-records-forgotten", file="flight.json")  # left by a rank without enginerun
+    worker = directory("engine-records-of-a-worker/world.3", file="flight.json").parent  # left by a killed worker
     worker.chmod(0o700)
     os.utime(worker, (month_ago, month_ago))
-    others = directory("engine-records-others", file="flight.json")  # of another program, by what is in it
+    others = directory("engine-records-others", file="flight.json")  # another program's, as its content shows
     (others / "model").touch()
     for path in (others / "model", others):
         os.utime(path, (month_ago, month_ago))
     kept = {directory("enginerun-new", old=False), directory("other-old"), directory("enginerun-open", mode=0o755)}
-    written = directory("enginerun-written")  # its directories are old, and a rank writes
+    written = directory("enginerun-written")  # its directories are old, but a rank still writes
     os.utime(written / "rank.0/stdout")
     held = directory("enginerun-held")
     target = directory("target")
@@ -466,7 +466,7 @@ def test_old_directories_of_jobs_are_cleared_and_nothing_else(launcher, tmp_path
     link.symlink_to(target)
     os.utime(link, (month_ago, month_ago), follow_symlinks=False)
     kept |= {written, held, target, link, others, directory("engine-records-new", old=False, file="flight.json")}
-    kept |= {directory("engine-experiment"), directory("engine-records-of-a-user")}  # of somebody's --output-dir
+    kept |= {directory("engine-experiment"), directory("engine-records-of-a-user")}  # chosen with --output-dir
     if os.geteuid() == 0:
         foreign = directory("enginerun-foreign")
         os.chown(foreign, 65534, 65534)

@@ -23,37 +23,37 @@ def died(source, culprit, time, cause="died"):
 @pytest.mark.parametrize(
     ("ends", "claims", "culprit", "code"),
     [
-        # by time, not by number
+        # the first in time, not in number
         ([End(0, 4, 2.0), End(1, 0, 0.5), End(2, 3, 1.0)], [], 2, 3),
-        # killed: the others raise because of it, and are seen first
+        # killed: the others raise because of it, and are noticed first
         ([End(0, 1, 1.0), End(1, -9, 1.1)], [died(0, 1, 1.0)], 1, 137),
-        # the same moment: the one that blames nobody
+        # the same moment: the rank that blames no other
         ([End(0, 1, 1.0), End(1, 7, 1.0), End(2, 1, 1.0)], [died(0, 1, 1.0), died(2, 1, 1.0)], 1, 7),
-        # the same moment, nobody says a word: who was killed
+        # the same moment, without reports: the killed rank
         ([End(0, 1, 1.0), End(1, -11, 1.0)], [], 1, 139),
-        # stopped: ended by the launcher long after; the code is that of the first who failed
+        # stopped, and killed by the launcher much later; the exit code is that of the first that failed
         ([End(0, 1, 1.0), End(1, 1, 1.01), End(2, -9, 6.0, True)], [died(0, 2, 1.0), died(1, 2, 1.0)], 2, 1),
-        # left well while others needed it
+        # exited cleanly while others needed it
         ([End(0, 5, 1.0), End(1, 0, 0.2)], [died(0, 1, 1.0, "left")], 1, 5),
-        # a claim that names nobody only clears its source
+        # a claim that names no rank only clears its source
         ([End(0, 1, 1.0), End(1, 6, 1.2)], [Claim(0, None, "", "", 1.0)], 1, 6),
         ([End(0, 1, 1.0), End(1, 0, 1.2)], [Claim(0, None, "", "", 1.0)], 0, 1),
-        # blame follows a chain
+        # blame is followed along a chain
         ([End(0, 1, 1.0), End(1, 1, 1.1), End(2, -9, 1.2)], [died(0, 1, 1.0), died(1, 2, 0.9)], 2, 137),
-        # a circle ends
+        # a cycle of blame ends
         ([End(0, 1, 1.0), End(1, 2, 1.1)], [died(0, 1, 1.0), died(1, 0, 1.1)], 1, 2),
-        # a host that is cut off believes that rank 0 is gone, whose host has judged otherwise
+        # a host that is cut off takes rank 0 for gone, whose host has decided otherwise
         (
             [End(0, 1, 5.1), End(1, 1, 5.1), End(2, 1, 4.5), End(3, 1, 4.5)],
             [died(0, 2, 5.1), died(1, 2, 5.1), died(2, 0, 4.5), died(3, 0, 4.5)],
             2,
             1,
         ),
-        # its own report makes it the culprit since then
+        # its own report makes it the culprit from that time on
         ([End(0, 1, 1.5), End(1, 2, 1.4)], [Claim(0, 0, "raised", "", 1.0)], 0, 1),
-        # a rank that does not exist is nobody's cause
+        # a rank that does not exist cannot be the cause
         ([End(0, 1, 1.0), End(1, 2, 1.1)], [died(0, 9, 1.0)], 0, 1),
-        # an unrelated failure that came before the claim
+        # an unrelated failure before the claim
         ([End(0, 3, 0.5), End(1, 1, 1.0), End(2, -9, 0.9)], [died(1, 2, 1.0)], 0, 3),
     ],
 )

@@ -15,7 +15,7 @@ from engine.metrics.export.rank_pages import Member
 
 from .written_pages import names_text, words_of
 
-FIRST = 3072  # where fields begin
+FIRST = 3072  # offset of the first field
 Fields = Mapping[str, int | Sequence[int]]
 
 

@@ -48,7 +48,7 @@ def test_what_is_written_is_read(board: Board) -> None:
     assert read(board.descriptor) is None
     board.write(ELASTIC)
     assert read(board.descriptor) == ELASTIC
-    board.write(replace(ELASTIC, recent=(), world=5))  # shorter than what was there
+    board.write(replace(ELASTIC, recent=(), world=5))  # shorter than the former content
     assert read(board.descriptor) == replace(ELASTIC, recent=(), world=5)
 
 
@@ -80,7 +80,7 @@ def test_readers_see_one_job_or_the_other_while_it_is_written(board: Board) -> N
         over.set()
         thread.join()
     assert all(job in (*jobs, None) for job in seen)
-    assert sum(job is not None for job in seen) > 1000  # most readings meet no write
+    assert sum(job is not None for job in seen) > 1000  # most reads do not coincide with a write
 
 
 def test_a_job_as_a_whole_is_told_between_worlds_too(pages: list[FakePage]) -> None:

@@ -65,7 +65,7 @@ def test_metrics_sd_and_a_page_of_links(make):
     assert (code, headers["Content-Type"]) == (200, "application/json")
     labels = {"__meta_engine_run": "digits-7", "__meta_engine_pid": str(os.getpid())}
     assert json.loads(body) == [{"targets": [f"127.0.0.1:{it.port}"], "labels": labels}]
-    assert get(it, f"http://127.0.0.1:{it.port}/metrics")[0] == 200  # as proxies ask
+    assert get(it, f"http://127.0.0.1:{it.port}/metrics")[0] == 200  # the form that proxies use
     code, headers, body = get(it, "/")
     assert code == 200
     assert b'<a href="metrics">' in body and b"digits-7" in body
@@ -121,7 +121,7 @@ def test_garbage_is_refused_and_scrapes_go_on(make, request_, code):
     with connect(it) as client:
         client.sendall(request_)
         answer = b"".join(iter(lambda: client.recv(65536), b""))
-    # Where the request line had no version, an answer has no status line: so says HTTP/0.9.
+    # HTTP/0.9: a request line without a version gets an answer without a status line.
     assert str(code).encode() in answer[:60], answer[:200]
     assert get(it, "/metrics")[2] == TEXT
 
@@ -132,7 +132,7 @@ def test_a_request_may_come_in_pieces(make):
         for piece in (b"GET /metrics HTTP/1.1\r", b"\nHost: x\r\n", b"\r", b"\n"):
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             client.sendall(piece)
-            let_pass(0.01)  # so that each is read by itself
+            let_pass(0.01)  # so that each arrives in a read of its own
         assert b"".join(iter(lambda: client.recv(65536), b"")).endswith(TEXT)
 
 
@@ -186,7 +186,7 @@ def test_who_sends_a_body_slowly_is_not_reset(make, monkeypatch):
     monkeypatch.setattr(endpoint, "REST_LIMIT", 60.0)
     with refused_post(make()) as client:
         for _ in range(10):
-            client.sendall(b"a" * 10_000)  # to a connection that is closed: a reset, and the next one fails
+            client.sendall(b"a" * 10_000)  # the connection is closed: this causes a reset, and the next send fails
             let_pass(0.01)
 
 
@@ -195,7 +195,7 @@ def test_who_keeps_sending_after_the_answer_is_ended(make, monkeypatch):
     it, body = make(), bytes(endpoint.LONGEST_REQUEST)
 
     def keep_sending(client: socket.socket) -> None:
-        for _ in range(1000):  # more than lies between two ends, however large the system lets that become
+        for _ in range(1000):  # more than the socket buffers can hold, however far the system lets them grow
             client.sendall(body)
 
     with refused_post(it) as client, pytest.raises(ConnectionError):
@@ -276,7 +276,7 @@ def test_stop_waits_for_no_client_and_no_scrape(make):
         assert time.monotonic() - began < 50, "the scrape takes 100 s"
         assert idle.recv(1) == b""
         go_on.set()
-        assert client.recv(4096) == b""  # nothing, rather than half
+        assert client.recv(4096) == b""  # nothing rather than half an answer
         with pytest.raises(ConnectionRefusedError):
             connect(it)
 

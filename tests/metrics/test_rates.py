@@ -89,10 +89,10 @@ def test_another_process_in_a_ranks_place_gives_no_rates() -> None:
         ({}, None, None),
         ({0: 1.0}, None, None),
         ({0: 0.0, 1: 0.02}, 0.1, 1),
-        ({0: 0.0, 1: 0.0009}, None, None),  # not by a millisecond
+        ({0: 0.0, 1: 0.0009}, None, None),  # a difference of a millisecond is not enough
         ({0: 0.0, 1: 0.002}, None, 1),
-        ({0: 0.0, 1: 0.002}, 0.1, None),  # of a long step that is nothing
-        ({0: 0.010, 1: 0.018}, 0.1, None),  # they take turns
+        ({0: 0.0, 1: 0.002}, 0.1, None),  # negligible in a long step
+        ({0: 0.010, 1: 0.018}, 0.1, None),  # the ranks are late in turn
         ({0: 0.0, 1: 0.001, 2: 0.05, 3: 0.002}, 0.1, 2),
     ],
 )

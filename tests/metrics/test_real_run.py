@@ -118,7 +118,7 @@ def test_every_panel_has_an_answer_in_a_sane_range(run: Run, asked: Asked) -> No
         return bool(now or over_time)
 
     values: list[float] = []
-    if not answered() and asked.query.expected:  # scrapes may have come too late for so short an interval
+    if not answered() and asked.query.expected:  # scrapes may have been too late for so short an interval
         run.until_is(answered, f"series: {expr}")
     assert all(math.isfinite(value) and asked.query.low <= value <= asked.query.high for value in values), values
 
@@ -130,7 +130,7 @@ def test_every_rule_works_and_no_alert_fires(run: Run) -> None:
     recorded = [rule["name"] for rule in rules if rule["type"] == "recording"]
     for name in recorded:
         run.until_is(lambda: run.server.query(f'{{__name__="{name}", run="{NAME}"}}'), name)  # noqa: B023
-    # A machine that stands still for some seconds may set one off: then it is over soon.
+    # A machine that stalls for some seconds may fire one, which then resolves soon.
     run.until_is(lambda: not run.server.query(f'ALERTS{{alertstate="firing", run="{NAME}"}}'), "no alert fires")
 
 
@@ -141,7 +141,7 @@ def test_the_slowed_rank_is_the_straggler_and_no_other(run: Run) -> None:
 
     def measure() -> None:
         run.until_is(lambda: run.firing("EngineStraggler") == {"2"}, "the straggler is reported, and no other")
-        for _ in range(8):  # and stays so
+        for _ in range(8):  # it must stay so
             assert run.firing("EngineStraggler") == {"2"}
             let_pass(0.5)
 

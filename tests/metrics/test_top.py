@@ -84,7 +84,7 @@ class Terminal:
             self._read(0.05)
         while self._read(0):
             pass
-        os.write(self._theirs, LAST.encode())  # comes after all that the program has written, whenever that comes
+        os.write(self._theirs, LAST.encode())  # follows all output of the program, whenever that comes
         while not self.raw.endswith(LAST):
             assert time.monotonic() < end, self.text
             self._read(0.05)
@@ -161,7 +161,7 @@ def test_it_shows_who_is_late_and_what_is_overdue(fake_job: Any, terminal: Calla
     job.tell("write", 1, "stalled", 2)
     job.tell("write", 0, "tuner_phase", 2)
     job.tell("write", 0, "tuner_best_ps", 50 * 10**9)
-    job.tell("write", 2, "lag_ns", 10**15)  # what comes on top is 2 ms for each tensor
+    job.tell("write", 2, "lag_ns", 10**15)  # each tensor adds 2 ms to it
     top = terminal(job.name, "--interval", "0.2")
     top.wait_for("rank 1: 2 operations are overdue")
     top.wait_for("tuner: searching .* best 50 ms")

@@ -26,12 +26,12 @@ from .arrays import check_equal, numbers
 from .halves import compressed
 from .operation_table import BOOL, CELLS, DTYPES, FLOATS, MOVED, OPS, Array, expected
 
-PLAIN = tuple(dtype for dtype in DTYPES if dtype != "bfloat16")  # which NumPy has not; reduce_program tries it
-ANYTHING = (*PLAIN, *MOVED)  # what needs no kernel
+PLAIN = tuple(dtype for dtype in DTYPES if dtype != "bfloat16")  # NumPy lacks bfloat16; reduce_program tests it
+ANYTHING = (*PLAIN, *MOVED)  # dtypes of operations without a kernel
 ADASUM = ("float16", "float32", "float64")
 ROWS = (0, 1, 2, 3, 5, 16, 33, 1000, 20_001, 70_001)
 RESTS = ((), (1,), (3,), (0,), (2, 5), (3, 1, 2))
-SMALLEST_CHUNK = 1 << 16  # bytes; what is less counts as this
+SMALLEST_CHUNK = 1 << 16  # bytes; smaller values count as this
 CHUNKS = (4096, 5000, 1 << 16, SMALLEST_CHUNK + 1, 100_001, 131_071, (1 << 19) + 7, (1 << 20) - 1)
 LAYOUTS = ("C", "F", "steps", "backwards", "misaligned")
 WIRES = (None, "bfloat16", "float16")
@@ -246,7 +246,7 @@ def _without_joined(phase: Phase) -> Phase:
     operations = []
     for each in phase.operations:
         changes: dict[str, Any] = {"ranks": (), "scales": (1.0, 1.0)}
-        if each.ranks:  # what was drawn for fewer ranks
+        if each.ranks:  # drawn for fewer ranks
             changes |= {"rows": tuple(each.rows[k % len(each.ranks)] for k in range(size)) if each.rows else ()}
             changes |= (
                 {"splits": tuple(_stretched(each.splits[k % len(each.ranks)], size) for k in range(size))}
@@ -259,7 +259,7 @@ def _without_joined(phase: Phase) -> Phase:
         if operation.root in phase.joined:
             operation = replace(operation, root=left)
         if operation.odd in phase.joined or len(phase.joined) == size - 1:
-            operation = replace(operation, odd=None)  # nobody is left to disagree with
+            operation = replace(operation, odd=None)  # no other rank is left to disagree with
         gone = set(phase.joined)
         operation = replace(
             operation,
@@ -419,7 +419,7 @@ KINDS: dict[str, Kind] = {
         },
         _grouped_allreduce,
         _combined,
-        check=partial(check_rounded, beside=8.0),  # one number may all but cancel: what ranks bring is as large
+        check=partial(check_rounded, beside=8.0),  # a result may nearly cancel: the inputs are that large
         pairs=True,
     ),
     "broadcast": Kind(
@@ -532,7 +532,7 @@ class Flight:
     tensors: list[Array]
     brought: list[list[Array]]
     handle: Any
-    due: int = 0  # the phase after which this rank waits for it
+    due: int = 0  # index of the phase after which this rank waits for it
 
 
 @dataclass(frozen=True)
@@ -569,7 +569,7 @@ class Walk:
             self.join(number)
         if not plain:
             dice.shuffle(order)
-        # The n-th unnamed operation of a kind meets the n-th of the others: those keep their order.
+        # The n-th unnamed operation of a kind meets the n-th of the other ranks, so these keep their order.
         unnamed = iter(sorted(k for k in order if phase.operations[k].name is None))
         order = [next(unnamed) if phase.operations[k].name is None else k for k in order]
         for k in order:
@@ -580,7 +580,7 @@ class Walk:
             flight = self.bring(f"{number}.{k}", phase.operations[k], layout, blocking, phase.joined)
             flight.due = number if plain or blocking else number + dice.choice((0, 0, 1, 2))
             if not plain and flight.operation.name is None and dice.random() < 0.1:
-                flight.handle = None  # nobody waits for it
+                flight.handle = None  # its result is never waited for
             else:
                 self.flights.append(flight)
         if phase.step:
@@ -608,7 +608,7 @@ class Walk:
     ) -> Flight:
         named = [each for each in self.flights if each.operation.name == operation.name is not None]
         for flight in [each for each in named if each.operation.ranks == operation.ranks]:
-            self.land(flight)  # a name travels once at a time
+            self.land(flight)  # a name can be in flight only once
             self.flights.remove(flight)
         brought = [tensors_of(operation, rank) for rank in range(len(operation.ranks) or self.size)]
         if operation.kind in REDUCTIONS:
@@ -640,7 +640,7 @@ class Walk:
             return
         results = [] if result is None else list(result) if isinstance(result, list | tuple) else [result]
         kind = KINDS[operation.kind]
-        for wire in WIRES if operation.tuned else (None,):  # the knob was turned while it was in flight: any, in full
+        for wire in WIRES if operation.tuned else (None,):  # the knob may have turned in flight: any wire is right
             self.outcome.failures.pop(flight.place, None)
             meant = replace(operation, wire=wire)
             self.compare(flight, results, kind.results(meant, flight.brought, self.place(operation)), kind.check)

@@ -45,7 +45,7 @@ DIMS = 12
 FOREVER = 2**64 - 1
 GROUP, UNNAMED, MARKS_STEP = 1, 2, 4
 SECONDS = 60.0
-# What `status` may be, by number, as the header names it: OK, REFUSED ..
+# Values of `status` by number, under the header's names: OK, REFUSED ..
 STATUSES = re.findall(r"ENGINE_CALL_(\w+)", HEADER[HEADER.index("enum {") : HEADER.index("};")])
 CODES = setup.codes()
 OPS = {name.capitalize(): number for number, name in enumerate(CODES["reductions"])}

@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.generic]
-Reduce = Callable[[str, Sequence[Array]], Array]  # dtype and the ranks' values to the accumulator
+Reduce = Callable[[str, Sequence[Array]], Array]  # from dtype and the ranks' values to the accumulator
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
 OPS = ("Sum", "Average", "Min", "Max", "Product")
 HALVES, FLOATS = ("float16", "bfloat16"), ("float32", "float64")
 INTEGERS, BOOL = ("int8", "uint8", "int16", "uint16", "int32", "int64"), ("bool",)
-MOVED = ("uint32", "uint64", "complex64", "complex128")  # of NumPy; torch has more
+MOVED = ("uint32", "uint64", "complex64", "complex128")  # NumPy's; torch has more
 DTYPES = (*HALVES, *FLOATS, *INTEGERS, *BOOL)
 
 
@@ -50,7 +50,7 @@ def narrow(dtype: str, x: Array) -> Array:
 def saturate(x: NDArray[np.float64], kind: np.dtype[np.generic]) -> Array:
     """Truncate toward zero, and clamp to the dtype's range."""
     limits = np.iinfo(kind)
-    low, high = float(limits.min), float(limits.max)  # int64: high is 2**63, just outside
+    low, high = float(limits.min), float(limits.max)  # int64: high is 2**63, just out of range
     result = np.clip(np.trunc(x), low, np.nextafter(high, 0) if kind == np.int64 else high).astype(kind)
     return np.where(x >= high, limits.max, result).astype(kind)
 
@@ -89,7 +89,7 @@ def _integer_average(dtype: str, values: Sequence[Array]) -> Array:
 
 sums = _fold(lambda a, b: a + b)
 products = _fold(lambda a, b: a * b)
-# Of equal values, -0 and +0 too, the later rank's; a NaN stays.
+# Of equal values, -0 and +0 included, the later rank's wins; a NaN stays.
 least = _fold(lambda a, b: np.where((a < b) | (a != a), a, b))
 greatest = _fold(lambda a, b: np.where((a > b) | (a != a), a, b))
 either = _fold(lambda a, b: a | b)
@@ -101,7 +101,7 @@ class Cell:
     """One operation on one group of dtypes."""
 
     text: str
-    reduce: Reduce | None  # None: refused
+    reduce: Reduce | None  # None if refused
 
 
 TABLE: dict[tuple[str, ...], dict[str, Cell]] = {

@@ -21,7 +21,7 @@ from engine.native import core, gradients
 from ..gpu.device_tensors import BORROW, CODES, STREAM, Table, capsule
 from ..standins import LIBRARY, compiled
 
-ROOM = 1 << 20  # words of a log
+ROOM = 1 << 20  # size of a log in words
 
 
 @cache
@@ -52,7 +52,7 @@ class PretendedGpu:
     def __init__(self, engine: core.Engine) -> None:
         self.log = (ctypes.c_uint64 * ROOM)()
         self.at = ctypes.c_void_p(library().pretended_begin(self.log, ctypes.c_uint64(ROOM)))
-        self.device = self.at.value  # as a lane has it; `device` is its first member
+        self.device = self.at.value  # the address that a lane uses; `device` is its first member
         engine.opener = lambda _ordinal: None
         engine.use(self)  # type: ignore[arg-type]
 
@@ -121,7 +121,7 @@ class Optimizer:
         return False
 
     def rooms_for(self, _index: int) -> Any:
-        return pytest.fail  # no gradient is sparse
+        return pytest.fail  # never called: no gradient is sparse
 
     def room_for(self, index: int) -> PretendedTensor:
         return PretendedTensor(self.parameters[[*self.hooks][index]].count)

@@ -49,7 +49,7 @@ class Pool:
     def __init__(self, size: int, answer_within: float = 60.0) -> None:
         self.size = size
         self.answer_within = answer_within
-        self.programs = 0  # since these ranks were started
+        self.programs = 0  # number since these ranks were started
         self._job: Job | None = None
         self._files: list[Any] = []
 
@@ -65,7 +65,7 @@ class Pool:
                 for _ in range(self.size):
                     link, _ = listener.accept()
                     link.settimeout(self.answer_within)
-                    with link:  # the file keeps it open
+                    with link:  # the file object keeps the connection open
                         file = link.makefile("rwb")
                     by_rank[pickle.load(file)] = file
         except BaseException:

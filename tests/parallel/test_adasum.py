@@ -215,7 +215,7 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"fusion_threshold": 64 << 20, "chunk_bytes": 1 << 20, "stores": "streaming"},
     {"fusion_threshold": 200_000, "chunk_bytes": 65536, "stores": "auto"},
     {"fusion_threshold": 64 << 20, "chunk_bytes": 200_000, "stores": "streaming"},
-    {"fusion_threshold": 0, "chunk_bytes": 100_001, "stores": "cached"},  # what a tuner chooses cuts no element
+    {"fusion_threshold": 0, "chunk_bytes": 100_001, "stores": "cached"},  # a tuned chunk size splits no element
     {"fusion_threshold": 777_777, "chunk_bytes": (1 << 20) - 1, "stores": "auto"},
 )
 
@@ -268,7 +268,7 @@ def test_many_ranks_and_a_group_with_more_members_than_a_slot_has_room_for(rank:
     check_same_on_all([np.concatenate(got)])
     for k, (a, b) in enumerate(itertools.pairwise(starts)):
         want = adasum([row[a:b].astype(np.float64) for row in rows])
-        # Numbers of either sign: what is left of a pair may be small beside it.
+        # Numbers of both signs: the combination of a pair may be small beside its inputs.
         assert np.abs(got[k] - want).max() <= 1e-6 * max(np.abs(row[a:b]).max() for row in rows), k
 
 

@@ -34,7 +34,7 @@ def test_rows(rows: str, rest: tuple[int, ...], dtype: str, rank: int, size: int
         parts = [small_numbers(dtype, shape, other, turn) for other, shape in enumerate(shapes)]
         got = engine.allgather(parts[rank], f"{rows} {rest} {dtype}")
         check_equal(dtype, got, np.concatenate(parts))
-        got[...] = 1  # It is the caller's own.
+        got[...] = 1  # The result belongs to the caller.
 
 
 def test_scalars(rank: int, size: int) -> None:

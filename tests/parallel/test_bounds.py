@@ -18,7 +18,7 @@ else:
 
 @pytest.mark.parametrize("length", [1001, 1002, 1003, 1024])
 def test_a_long_name_that_is_withheld_is_told_as_far_as_there_is_room(length: int) -> None:
-    # With an id a name is told by another rank, without one by rank 0: here neither has one.
+    # Another rank reports a name that has an ID, rank 0 one without; here neither rank has an ID.
     done = run_ranks(2, LONG_NAME.format(length=length), check=False, env={"ENGINE_STALL_LIMIT": "0.5"})
     assert done.code != 0
     for rank in done.ranks:

@@ -36,7 +36,7 @@ def test_every_collective_is_counted(size: int) -> None:
             "allreduce": 2 * (4 << 18) + 3 * 32,
             "broadcast": 4 * 40,
             "allgather": 5 * rows * 8,
-            "alltoall": by_kind(fields, "collective_bytes")["alltoall"],  # rank 0's part, of ranks that may differ
+            "alltoall": by_kind(fields, "collective_bytes")["alltoall"],  # rank 0's part; ranks may differ
             "reducescatter": 7 * size * 2 * 5 * 4,
             "barrier": 0,
         }
@@ -53,7 +53,7 @@ def test_every_collective_is_counted(size: int) -> None:
         }
         total = sum(times.values())
         assert fields["submitted"] == fields["completed"] == [total]
-        assert fields["requests"] == [2 + 4 + 8]  # new names; barriers are given one each
+        assert fields["requests"] == [2 + 4 + 8]  # new names, including one for each of the barriers
         assert value["counters"]["tensors"] == total
         assert 0 <= fields["exposed_ns"][0] <= min(fields["blocked_ns"][0], sum(fields["collective_ns"]))
         assert fields["fused_bytes"] == [2 * (4 << 18) + 3 * 32]
@@ -72,7 +72,7 @@ def test_who_is_late_lags_and_nobody_else(size: int, slow: int) -> None:
     def measure() -> None:
         found = run_ranks(size, counters_program.late, slow, delay, steps).values
         lags = [fields["lag_ns"][0] / fields["lags"][0] * 1e-9 for fields in found]
-        # Barriers count as well, and nobody is late to those: half of all entries.
+        # Barriers count as well, and no rank is late to those: half of all entries.
         assert lags[slow] > 0.4 * delay, lags
         assert all(lag < lags[slow] / 2 for rank, lag in enumerate(lags) if rank != slow), lags
         leader = found[0]

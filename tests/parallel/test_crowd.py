@@ -45,14 +45,14 @@ def test_small_operations_yield(seen: Any) -> None:
     assert all(rank["small"]["yields"] > 0 for rank in seen), seen
 
     def check(seen: Any) -> None:
-        assert all(rank["small"]["sleeps"] < 200 for rank in seen), seen  # with one sleep for each handshake it is 400
+        assert all(rank["small"]["sleeps"] < 200 for rank in seen), seen  # 400 with a sleep in each handshake
 
     often(seen, check)
 
 
 def test_large_operations_do_not(seen: Any) -> None:
     assert [rank["large"]["yields"] for rank in seen] == [0] * SIZE
-    assert [rank["exchange"] for rank in seen] == [0] * SIZE  # whose entry says nothing of its size
+    assert [rank["exchange"] for rank in seen] == [0] * SIZE  # its entry does not tell its size
 
 
 def test_yields_are_bounded(seen: Any) -> None:
@@ -87,7 +87,7 @@ def test_who_spins_and_who_yields(processors: list[list[int]], spins: bool, yiel
     gathered = Gathered(-1, -1, [-1] * count, list(range(count)), processors)
     monkeypatch.setattr(running, "cpu_quota", lambda: None)
     assert (running.spin_us(gathered) > 0, running.yield_us(gathered) > 0) == (spins, yields)
-    # A quota that is short leaves each rank its processor: there is nobody to yield to, and what is spun is spent.
+    # A tight quota leaves each rank a processor of its own: yielding helps no rank, and spinning costs quota.
     monkeypatch.setattr(running, "cpu_quota", lambda: 0.5)
     assert (running.spin_us(gathered) > 0, running.yield_us(gathered) > 0) == (False, yields)
 

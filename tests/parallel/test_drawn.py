@@ -48,5 +48,5 @@ def test_drawn_programs(size: int) -> None:
 
         run()
     assert set(seen) == set(KINDS), f"only these kinds were drawn: {seen}"
-    assert cut, "odd chunks cut nothing"  # What is drawn changes with any source; see test_no_setting_changes_a_bit.
+    assert cut, "odd chunks cut nothing"  # Any change of the source changes draws; see test_no_setting_changes_a_bit.
     assert sets == {(), *drawn_operations.subsets(size)} and joins, f"only these sets, and {joins} joins: {sets}"

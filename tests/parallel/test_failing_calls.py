@@ -81,7 +81,7 @@ def common_async(name: str | None) -> Any:
     return engine.allreduce_async(ones(), engine.Sum, name)
 
 
-# What one rank calls, which fails there; what the others call; and what both are told.
+# Call that fails on one rank, call of the other ranks, and the texts that both get.
 CALLS: dict[str, tuple[Call, Call, str]] = {
     "a list": (lambda name: engine.allreduce([1.0], engine.Sum, name), common, "a list is no tensor"),
     "in place": (lambda name: engine.allreduce_(b"abc", engine.Sum, name), common, "read-only"),
@@ -181,7 +181,7 @@ def in_step() -> None:
 @pytest.mark.parametrize("title", CALLS)
 def test_a_call_that_fails_on_one_rank_fails_on_all(title: str, rank: int) -> None:
     odd, others, text = CALLS[title]
-    # The second use of a name meets a name that is known, or one whose failure the others have yet to hear of.
+    # On its second use, a name is known, or its failure has not reached the other ranks yet.
     for name in (None, title, title):
         if rank == ODD:
             refused(lambda name=name: finished(odd(name)), text, Exception)
@@ -220,7 +220,7 @@ def test_every_rank_fails() -> None:
 # ---- calls that one rank alone makes
 
 
-LIMIT = 4.0  # seconds: a rank that stands still for less, with the machine, is no failure
+LIMIT = 4.0  # seconds; a shorter pause of a rank, as of the whole machine, is no failure
 lonely = on_ranks(2, 3, env={"ENGINE_STALL_LIMIT": str(LIMIT), "ENGINE_STALL_WARNING": "0.5"})
 
 
@@ -286,7 +286,7 @@ def test_a_call_that_failed_alone_and_is_made_again_alone_does_not_wait_for_ever
         refused(lambda: common("alone"), "'alone' has failed on rank 1, and other ranks have not", DuplicateNameError)
 
 
-# Longer names from turn to turn leave more or less of the schedule over.
+# Longer names in each turn leave more or less of the schedule unused.
 @on_ranks(2)
 @pytest.mark.parametrize("turn", range(8))
 def test_all_of_more_failures_than_the_schedule_has_room_for_are_told_before_a_join_ends(turn: int) -> None:
@@ -295,7 +295,7 @@ def test_all_of_more_failures_than_the_schedule_has_room_for_are_told_before_a_j
         refused(lambda name=name: engine.allreduce([1.0], engine.Sum, name), "a list is no tensor")
     engine.barrier("all are brought")
     engine.join()
-    for handle in [common_async(name) for name in names[:10]]:  # The last that are told.
+    for handle in [common_async(name) for name in names[:10]]:  # The ones reported last.
         assert handle.wait().tolist() == [engine.size()] * 3
 
 
@@ -381,12 +381,12 @@ def test_process_sets_have_failures_of_their_own() -> None:
         else:
             told(lambda: call(ones()), f"rank {ODD} failed at")
         assert call(ones()).tolist() == [2] * 3
-        # One is left out.
+        # A call is omitted.
         if engine.rank() != ODD:
             told(lambda: call(ones()), f"rank {ODD} waits for 'barrier.noname.0', which rank 0 has not submitted")
         engine.barrier(process_set=members)
         assert call(ones()).tolist() == [2] * 3
-    # The world.
+    # The world is still in step.
     in_step()
     engine.barrier("end")
 
@@ -423,7 +423,7 @@ def test_threads_never_share_the_number_of_an_unnamed_operation() -> None:
 @on_ranks(2)
 def test_a_rank_with_a_second_thread_is_not_thought_to_have_left_anything_out() -> None:
     """A rank's second thread starts after its first has waited for long, and voids what that wait had implied."""
-    # Each rank waits in what the other has yet to bring.
+    # Each rank waits in an operation that the other has yet to submit.
     if engine.rank() == ODD:
         common("two threads")
         assert common(None).tolist() == [engine.size()] * 3
@@ -431,9 +431,9 @@ def test_a_rank_with_a_second_thread_is_not_thought_to_have_left_anything_out() 
     else:
 
         def second() -> None:
-            be_late(0.5)  # So long this rank's only thread waits.
+            be_late(0.5)  # This rank's only thread waits for that long.
             common("two threads")
-            be_late(0.5)  # And so long the other rank's.
+            be_late(0.5)  # The other rank's thread waits for that long.
             assert common(None).tolist() == [engine.size()] * 3
 
         thread = threading.Thread(target=second)

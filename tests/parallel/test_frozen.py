@@ -21,8 +21,8 @@ from ..waiting import be_late, measured, until
 from .frozen_worlds import COUNTS, SMALL, Entry, Passes, backward, world
 from .pretended_gpu import Optimizer, PretendedGpu, PretendedTensor
 
-NEVER = 10_000.0  # milliseconds of a cycle that no test waits for
-SOON = 0.5  # seconds, in which no batch is given up for its age
+NEVER = 10_000.0  # cycle time in milliseconds, too long for any test to wait for
+SOON = 0.5  # seconds; no batch is given up for its age within them
 
 layouts = pytest.mark.parametrize("hosts", [(0, 0), (0, 0, 0), (0, 1, 1)], ids=lambda hosts: "".join(map(str, hosts)))
 

@@ -103,7 +103,7 @@ def test_allgather_of_rows(name: str, turn: int, rank: int, size: int) -> None:
     got = engine.synchronize(handle)
     for kind, each, result in zip(KINDS, parts, got, strict=True):
         check_equal(kind, result, np.concatenate(each))
-        result[...] = 1  # It is the caller's own.
+        result[...] = 1  # The result belongs to the caller.
     assert handle.rows == [tuple(len(part) for part in each) for each in parts]
     assert engine.synchronize(handle) is got
 
@@ -199,7 +199,7 @@ CALLS: dict[str, Callable[[list[Any], str], Any]] = {
     "allgather": lambda tensors, name: engine.grouped_allgather(tensors, name),
     "reducescatter": lambda tensors, name: engine.grouped_reducescatter(tensors, engine.Sum, name),
 }
-GROUPS: dict[str, Callable[[bool], list[Any]]] = {  # what the odd rank brings, and the others
+GROUPS: dict[str, Callable[[bool], list[Any]]] = {  # group of the odd rank, and of the others
     "the dtype of one": lambda odd: [np.ones(3), np.ones(4, np.int32 if odd else np.float32)],
     "a dtype more": lambda odd: [np.ones(3), *([np.ones(4, np.float32)] if odd else [])],
     "a tensor more": lambda odd: [np.ones(3), *([np.ones(3)] if odd else [])],
@@ -214,7 +214,7 @@ GROUPS: dict[str, Callable[[bool], list[Any]]] = {  # what the odd rank brings, 
 def test_a_disagreement_fails_the_whole_group_on_every_rank(kind: str, what: str, size: int) -> None:
     name, call = f"{kind}, {what}", CALLS[kind]
     right = [np.ones(2, np.float32), np.ones(2, np.int64)]
-    for _ in range(2):  # The second time the name is known to the coordinator, or is not: it failed.
+    for _ in range(2):  # In the second turn the name may be known to the coordinator, or not, since it failed.
         if size > 1:
             group = GROUPS[what](odd(size))
             said = refused(lambda group=group: call(group, name), "a group of", engine.errors.MismatchError)
@@ -265,7 +265,7 @@ def test_a_name_twice(rank: int, size: int) -> None:
             "submitted 'twice",
             engine.errors.DuplicateNameError,
         )
-        engine.barrier("all were refused")  # Until then nobody completes what another has brought.
+        engine.barrier("all were refused")  # Until then no rank completes another's operation.
         others = [engine.grouped_allgather_async([np.ones(3)], f"twice {k}") for k in range(size) if k != rank]
         assert all(len(engine.synchronize(other)[0]) == 3 * size for other in others)
     assert len(engine.synchronize(first)[0]) == 3 * size
@@ -279,7 +279,7 @@ def test_a_thousand_small_tensors_are_one_entry_of_the_schedule(kind: str, rank:
     """A thousand single calls would be as many entries; benchmarks measure the time saved."""
     tensors = [np.full((4, 8), rank, ("float32", "float16")[k % 2]) for k in range(1000)]
     name = f"a thousand for {kind}"
-    CALLS[kind](tensors, name)  # A name is an entry, too, when it is new.
+    CALLS[kind](tensors, name)  # A new name is an entry, too.
     before = engine.counters()
     CALLS[kind](tensors, name)
     after = engine.counters()

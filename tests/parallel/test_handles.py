@@ -31,7 +31,7 @@ def test_unnamed_barriers() -> None:
 
 
 def test_poll(rank: int, size: int) -> None:
-    # Rank 0's operation cannot be done before rank 1 has brought its own, which waits for rank 0's poll.
+    # Rank 0's operation cannot complete before rank 1 submits its own, which waits for rank 0's poll.
     mine = np.full(5, rank, np.float32)
     if rank == 0:
         handle = engine.allreduce_async(mine, engine.Sum, "polled")

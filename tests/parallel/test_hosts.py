@@ -30,7 +30,7 @@ LAYOUTS = [(0, 1), (0, 0, 1, 1), (0, 1, 0, 1), (0, 1, 1, 1), (0, 0, 1, 0, 2, 1, 
 layouts = pytest.mark.parametrize("hosts", LAYOUTS, ids=lambda hosts: "".join(map(str, hosts)))
 
 
-HEAD = struct.Struct("=IHHiIQ")  # of a frame: bytes of its payload, type, nothing, rank, offset, position
+HEAD = struct.Struct("=IHHiIQ")  # head of a frame: payload bytes, type, padding, rank, offset, position
 LEFT, SLOT, PROGRESS, REQUESTS, SCHEDULE, WORDS, VERDICT = range(1, 8)  # types of frames
 Forge = Callable[[list[int], bytearray], None]
 
@@ -189,7 +189,7 @@ def test_sums_between_hosts_against_numpy(hosts: tuple[int, ...], between: str) 
                 np.testing.assert_allclose(mean.astype(np.float64), want, rtol=1e-3, atol=0)
                 assert (engine.allreduce(tensors[rank], engine.Max, f"max {dtype} {count}") == np.max(tensors, 0)).all()
                 found.append(mean.tobytes())
-            half = np.full(count, 60_000, np.float16)  # whose sum is more than float16 holds
+            half = np.full(count, 60_000, np.float16)  # its sum exceeds float16's range
             assert (engine.allreduce(half, engine.Average, f"high {count}") == 60_000).all()
             flags = np.arange(count) % size == rank
             assert engine.allreduce(flags, engine.Sum, f"any {count}").all()
@@ -405,7 +405,7 @@ def test_no_wake_up_is_late_on_several_hosts() -> None:
         with ThreadWorld(5, (0, 0, 1, 1, 2)) as world:
             assert world.run(late_wakes) == [0] * 5
 
-    # Who stood still between a change and its ring has lost nothing; it is no habit.
+    # A rank suspended between a change and its ring has lost nothing, but this must be rare.
     measured(measure)
 
 
@@ -561,7 +561,7 @@ def test_nonsense_on_a_cable_ends_the_world_and_nothing_else(seed: int) -> None:
         )
         frame = struct.pack("=IHHiIQ", length, kind, 0, rank, offset, position) + draw.randbytes(min(length, 4096))
         for data in (frame, draw.randbytes(4096)):
-            with contextlib.suppress(OSError):  # It is full, or has ended already.
+            with contextlib.suppress(OSError):  # The connection is full, or has ended already.
                 end.send(data, socket.MSG_DONTWAIT)
 
     told = told_after((0, 1, 1), lie)
@@ -634,7 +634,7 @@ def test_a_host_that_is_not_answered_believes_itself() -> None:
 # ---- what another host sends that cannot be
 
 PAD, BATCH, DEFINE, EVICT, ERROR, SKIP, JOINED = range(7)
-# By the type of an entry (engine_entry, layout.h): the place of a number in it, its form, and what it cannot be.
+# Type of an entry (engine_entry, layout.h): a number's offset in it, its format, and an impossible value.
 WRONG_ENTRIES = [
     (BATCH, 0, "I", 0), (BATCH, 0, "I", 30), (BATCH, 0, "I", 34), (BATCH, 0, "I", 1 << 31), (BATCH, 4, "B", 7),
     (BATCH, 4, "B", 255), (BATCH, 5, "B", 3), (BATCH, 6, "B", 99), (BATCH, 8, "I", 0), (BATCH, 8, "I", 4),
@@ -644,7 +644,7 @@ WRONG_ENTRIES = [
     (DEFINE, 76, "i", -5), (DEFINE, 76, "i", 1025), (DEFINE, 76, "i", 100), (DEFINE, 96, "B", 6),
     (DEFINE, 136, "I", 99),
 ]  # fmt: skip
-# The same of requests (engine_request).
+# Likewise for requests (engine_request).
 WRONG_REQUESTS = [
     (0, "I", 8), (0, "I", 1 << 30), (0, "I", 999), (4, "H", 1025), (4, "H", 60_000), (8, "q", -1), (24, "I", 8),
     (24, "I", 1 << 31), (32, "B", 6), (33, "B", 77), (34, "B", 7), (35, "B", 5), (64, "B", 100), (65, "B", 9),
@@ -652,7 +652,7 @@ WRONG_REQUESTS = [
 ]  # fmt: skip
 
 
-# The same of words of a rank's page: the place, the length and the value (rank_page).
+# Likewise for words of a rank's page (rank_page): offset, length and value.
 WRONG_WORDS = [
     (20, 4, 1), (16, 8, 1 << 40), (16, 4, 0), (28, 4, 0), (40, 4, 1), (48, 4, 1), (48, 4, 1 << 31), (48, 8, 1),
     (64, 4, 1), (128, 4, 1), (136, 8, 1), (240, 8, 5), (240, 8, 8 << 56), (244, 4, 0), (512, 4, 1), (1 << 31, 8, 1),
@@ -766,11 +766,11 @@ def test_nobody_is_blamed_who_is_only_out_of_sight(late: int) -> None:
         return about
 
     def work(rank: int) -> None:
-        for _ in range(2):  # so that it has an id, by which others see who has submitted it
+        for _ in range(2):  # gives it an ID, by which others see who has submitted it
             engine.allreduce(np.ones(3), engine.Sum, "late")
         if rank != late:
             handle = engine.allreduce_async(np.ones(3), engine.Sum, "late")
-            waits = threading.Thread(target=handle.wait)  # what nobody waits for is told later
+            waits = threading.Thread(target=handle.wait)  # an operation without a waiter is reported later
             waits.start()
             known = {r for r in range(4) if r != late and (hosts[rank] == 0 or hosts[r] == 1)}
             until(lambda: set((look(rank) or {"brought": ()})["brought"]) == known, "what others have submitted")

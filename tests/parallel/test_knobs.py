@@ -69,7 +69,7 @@ def test_a_threshold_of_0_sends_every_tensor_alone_and_a_large_one_fuses(thresho
     engine.barrier("names are known")
     before = engine.counters()
     handles = [engine.allreduce_async(np.ones(1000, np.float32), engine.Sum, f"{k}") for k in range(100)]
-    meet(f"all are brought.{threshold}", rank, size)  # in the engine nobody waits until then
+    meet(f"all are brought.{threshold}", rank, size)  # no thread waits in the engine until then
     engine.barrier("names are known")  # Somebody waits: the batch closes with what all ranks have brought.
     for handle in handles:
         engine.synchronize(handle)

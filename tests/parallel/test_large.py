@@ -14,7 +14,7 @@ from ..on_ranks import Parts, on_ranks
 from .operation_table import Array
 
 BEYOND = (1 << 31) + (1 << 28) + 12_345  # bytes
-PIECE = 1 << 26  # elements looked at together: a mask of the whole would need as much memory again
+PIECE = 1 << 26  # elements compared at once: a mask of the whole array would need as much memory again
 
 
 def with_marks(count: int, dtype: str, value: int) -> Array:
@@ -77,7 +77,7 @@ def test_tensors_of_more_than_2_gib(parts: Parts, rank: int, size: int) -> None:
         marks = [place - start for place in places(BEYOND, 1) if start <= place < start + len(kept)]
         expect(kept, size - 1, marks, size)
     del kept
-    with parts.part("alltoall"):  # all to the last rank
+    with parts.part("alltoall"):  # all rows go to the last rank
         part = BEYOND // size + 1
         got, counts = engine.alltoall(np.full(part, rank, np.int8), [0] * (size - 1) + [part])
         assert counts.tolist() == [part if rank == size - 1 else 0] * size

@@ -33,7 +33,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "allgather_object": lambda: engine.allgather_object(1),
     "check_consistency": lambda: engine.check_consistency({"a": GOOD}),
 }
-PLACE = ("rank", "size", "local_rank")  # what a forked child may still ask
+PLACE = ("rank", "size", "local_rank")  # the calls that still work in a forked child
 
 
 def refused_everywhere(parts: Parts, kind: type[Exception], text: str, names: Any = CALLS) -> None:
@@ -66,7 +66,7 @@ def test_worlds_one_after_the_other(parts: Parts, size: int) -> None:
             try:
                 assert engine.synchronize(left).tolist() == [size] * 3
             except EngineError:
-                assert size > 1  # A rank that closes first waits for operations in flight only so long.
+                assert size > 1  # The first rank to close waits only a limited time for operations in flight.
         refused_everywhere(parts, NotInitializedError, "engine.shutdown()")
 
 
@@ -88,7 +88,7 @@ def test_a_forked_child(parts: Parts, rank: int, size: int) -> None:
         engine.barrier("rank 0 has forked")
     waiting = engine.allreduce_async(np.ones(3), engine.Sum, "over a fork")
     if rank == 0:
-        if size > 1:  # It is in flight: the others have not brought it.
+        if size > 1:  # It is in flight: the others have not submitted it.
             with parts.part("a handle"):
                 wait = lambda: engine.synchronize(waiting)  # noqa: E731
                 assert in_child(lambda: refused(wait, "forked child", ForkedError)) == "done"

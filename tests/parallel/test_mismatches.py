@@ -25,7 +25,7 @@ def is_last() -> bool:
     return engine.rank() == engine.size() - 1
 
 
-# What the last rank sends, what the others send, and what the error shows of each.
+# Tensor of the last rank, of the others, and the text that the error shows of each.
 MISMATCHES: dict[str, tuple[Any, Any, str, str]] = {
     "shape": (
         lambda name: engine.allreduce_async(f32(4, 3), engine.Sum, name),

@@ -172,7 +172,7 @@ def test_a_duplicate_is_refused_on_its_own_rank_and_the_first_goes_on(rank: int,
     tensor = np.full(4, rank, np.float32)
     if rank == 0:
         first = engine.allreduce_async(tensor, engine.Sum, "twice")
-        if size > 1:  # alone it may be done at once
+        if size > 1:  # on a single rank it may complete at once
             refused(
                 lambda: engine.allreduce_async(tensor, engine.Sum, "twice"),
                 "rank 0 submitted 'twice' again",
@@ -272,7 +272,7 @@ def check(step: dict[str, Any], k: int, got: Any, size: int) -> None:
 @on_ranks(1, 2, 3, 4, world={"cycle_time_ms": 10_000})
 def test_six_threads_none_of_which_waits_for_a_cycle(size: int) -> None:
     failures: list[str] = []
-    taken: list[float] = []  # seconds, by turn
+    taken: list[float] = []  # seconds of each turn
 
     def work(thread: int, turns: int) -> None:
         rank = engine.rank()
@@ -356,6 +356,6 @@ def test_dropped_handles_leave_no_memory(rank: int) -> None:
     before = memory()
     for number in range(1, 5):
         turn(number)
-    # Kept tensors would be 480,000 kB. What grows is the ranks' slots: they count when they are first touched,
+    # Leaked tensors would be 480,000 kB. The growth is that of the ranks' slots, counted when they are first touched:
     # 2 MB a rank at the default chunk, as far as one rank happens to run ahead of the others.
     assert memory() - before < 64_000, f"{before} kB, then {memory()} kB"

@@ -250,7 +250,7 @@ def f32(*shape: int) -> Array:
     return np.ones(shape, np.float32)
 
 
-# Kind, tensors and options of a native call; the same in Python, asynchronously; both by rank and size.
+# Kind, tensors and options of a native call; the same call in Python, asynchronous; both by rank and size.
 BOTH: dict[str, tuple[Callable[[Driver, str | None], Call], Callable[[str | None], Any]]] = {
     "allreduce": (
         lambda driver, name: driver.call("allreduce", [f32(3, 4)], op="Average", prescale=2.0, name=name),

@@ -22,7 +22,7 @@ from .native_calls import FOREVER, MARKS_STEP, Call, Driver
 
 pytestmark = on_ranks(1, 2, 3, job="native calls")
 
-CYCLE_MS = 400.0  # so long that what waits for its end is seen at once
+CYCLE_MS = 400.0  # so long that waiting for its end is noticed at once
 LINGERS = {"none": 0, "30 us": 30_000, "forever": FOREVER}
 
 
@@ -182,7 +182,7 @@ def test_10000_calls_of_8_threads(rank: int, size: int) -> None:
             driver.wait(calls)
             check_sums(calls, size)
             assert len({call.outcome.order for call in calls}) == len(calls), turn
-            # A finisher that is kept from its processor is taken for a blocked one, and gets a helper each millisecond.
+            # A finisher that gets no processor counts as blocked, and gets a helper each millisecond.
             assert len({call.outcome.thread for call in calls}) < 1000, "as many threads as calls end at once"
 
 
@@ -259,7 +259,7 @@ def test_python_waits_its_turn_behind_native_calls_and_uses_no_processor(rank: i
         assert last[0] == total(size) + 600 * size and used[0] < 0.3, used
 
 
-@on_ranks(3, world={"cycle_time_ms": 2.0}, job="native calls")  # a world of its own: no other thread has called there
+@on_ranks(3, world={"cycle_time_ms": 2.0}, job="native calls")  # a new world: no other thread has called there
 def test_what_a_done_submits_is_not_taken_for_left_out(rank: int, size: int) -> None:
     """The only thread of rank 0 waits in Python; the call that rank 1 waits for comes later, from a `done`."""
     with Driver() as driver:
@@ -298,7 +298,7 @@ def test_a_call_does_not_wait_for_the_end_of_a_cycle(linger: str, rank: int, siz
         new = [
             driver.run("allreduce", [np.ones(3)], name=f"new {linger} {k}", linger=LINGERS[linger]) for k in range(4)
         ]
-        # Ranks begin together but for what a scheduler does: most of the times lie far below a cycle.
+        # Ranks begin together except for scheduling: most of the times are far below a cycle.
         assert sorted(us)[len(us) // 2] < CYCLE_MS * 1e3 / 4, us
         assert min(each.outcome.ended - each.outcome.begun for each in new) < CYCLE_MS * 1e6 / 4
 

@@ -52,7 +52,7 @@ def dims(*numbers: int) -> Callable[[Call], None]:
     return change
 
 
-# The kind of operation, what is wrong with it, and its other options.
+# The kind of operation, its fault, and its other options.
 REFUSED: dict[str, tuple[str, Callable[[Call], None], dict[str, Any]]] = {
     "a dtype below": ("allreduce", spoil_tensor(dtype=-1), {}),
     "a dtype above": ("allreduce", spoil_tensor(dtype=21), {}),

@@ -14,7 +14,7 @@ from .arrays import refused
 from .thread_world import ThreadWorld
 
 SIZE = 20
-SHOWN = 8  # parts of a list that the engine shows
+SHOWN = 8  # parts of a list that the engine shows at most
 CHOSEN = [
     {3},
     {0, 1},
@@ -41,4 +41,4 @@ def test_ranks_that_disagree_are_listed_as_python_lists_them() -> None:
             assert f"{readable.ranks(chosen, SHOWN)} sent allreduce average float64[2]" in heard[0]
             assert f"{readable.ranks(others, SHOWN)} sent allreduce average float64[1]" in heard[0]
             odd = odd_one_out(ExitReport(Raised("MismatchError", heard[0])))
-            assert odd == (min(chosen) if len(chosen) == 1 else None)  # so the launcher reads them
+            assert odd == (min(chosen) if len(chosen) == 1 else None)  # the launcher's reading

@@ -241,7 +241,7 @@ def test_worlds_come_and_go_and_leave_nothing() -> None:
     for size, hosts in ((1, None), (2, None), (3, (0, 1, 1)), (4, None), (4, (0, 1, 2, 0)), (2, None), (1, None)):
         with ThreadWorld(size, hosts) as world:
             world.run(steps, 3, 100)
-            # Some leave with an operation in flight that nobody will bring any more.
+            # Some leave with an operation in flight that no other rank will submit any more.
             world.engines[0].allreduce(np.ones(3), np.ones(3), "alone", engine.Sum, 1.0, 1.0) if size > 1 else None
             world.close(0.05)
     del world

@@ -72,7 +72,7 @@ def test_every_tensor_is_shown_in_order_with_who_was_last(size: int, slow: int) 
     for key, tensor in by_rank[0].items():
         same = [tensors[key] for tensors in by_rank]
         submitted = [each.submitted for each in same]
-        # The files say when each rank brought it, so they prove what the coordinator says of who was last.
+        # The files hold each rank's time of submission, which proves the coordinator's claim of who was last.
         assert {(each.last, each.late, each.ready) for each in same} == {(tensor.last, tensor.late, tensor.ready)}
         assert tensor.last is not None
         assert submitted[tensor.last] == max(submitted)
@@ -205,7 +205,7 @@ def test_the_limit_holds_and_is_said_once() -> None:
 
 def test_a_rate_bounds_what_is_recorded_and_all_ranks_record_the_same() -> None:
     rounds, names = 10, 2000
-    rate, entry = 1000, 8 + 3 * (names + 1)  # lines a second at first; lines of an entry, at most
+    rate, entry = 1000, 8 + 3 * (names + 1)  # lines per second at first; most lines of an entry
     env = {"ENGINE_TIMELINE": "t.json", "ENGINE_TIMELINE_LIMIT": "3000000"}
     with start_ranks(2, timeline_program.at_once, names, rounds, env=env) as job:
         job.finish()
@@ -217,7 +217,7 @@ def test_a_rate_bounds_what_is_recorded_and_all_ranks_record_the_same() -> None:
         assert (recording.totals["dropped"], recording.totals["left_out"]) == (0, 0)
         seconds = (recording.totals["now_ns"] - recording.totals["since_ns"]) / 1e9
         shown = 8 * len(recording.entries) + 3 * len(recording.tensors)
-        # What may be written at once, and a debt of one entry: some thousand tensors.
+        # Limit of one write, and an overdraft of one entry: some thousand tensors.
         assert names / 2 < len(recording.tensors) and shown < rate * (BURST + seconds) + 2 * entry, (shown, seconds)
 
 
@@ -273,7 +273,7 @@ def test_files_that_another_running_job_writes_to_are_refused_and_stay_as_they_a
         Timeline(target, 1, 2, 1 << 20, False).stop()
         other.stdin.close()
     first = Timeline(target, 0, 1, 1 << 20, False)
-    later = Timeline(target, 0, 1, 1 << 20, False)  # A later world's: the first one's disk may have hung.
+    later = Timeline(target, 0, 1, 1 << 20, False)  # In a later world, since the first one's disk may have hung.
     assert (tmp_path / "t.rank0.json").read_text() == ""
     first.stop()
     later.stop()
@@ -364,7 +364,7 @@ def test_a_killed_rank_leaves_its_sets_whole() -> None:
 
 def test_the_sets_of_a_rank_share_its_rate() -> None:
     rounds, names = 10, 300
-    rate, entry = 1000, 8 + 3 * names  # lines a second; lines of an entry, at most
+    rate, entry = 1000, 8 + 3 * names  # lines per second; most lines of an entry
     env = {"ENGINE_TIMELINE": "t.json", "ENGINE_TIMELINE_LIMIT": "3000000"}
     with start_ranks(2, timeline_program.at_once_in_sets, names, rounds, env=env) as job:
         job.finish()
@@ -375,7 +375,7 @@ def test_the_sets_of_a_rank_share_its_rate() -> None:
         assert all(each.totals is not None and each.totals["tensors"] >= rounds * (names + 1) for each in mine)
         seconds = max((each.totals["now_ns"] - each.totals["since_ns"]) / 1e9 for each in mine if each.totals)
         shown = sum(8 * len(each.entries) + 3 * len(each.tensors) for each in mine)
-        # Before the sets were added, the world's was the whole rate: it may have saved half of that more.
+        # Before the sets were added, the world had the whole rate: it may have saved half of that on top.
         assert shown < rate * (BURST + BURST / 2 + seconds) + 2 * entry, (shown, seconds)
 
 

@@ -23,7 +23,7 @@ from .operation_table import OPS, Array, expected, same
 pytestmark = on_ranks(1, 2, 3, spare(4))
 
 KNOBS: dict[str, str | None] = {"none": None, "bf16": "bfloat16", "fp16": "float16"}
-TURNS = ("none", "bf16", "fp16", "none")  # what one follows another
+TURNS = ("none", "bf16", "fp16", "none")  # sequence of the knob's values
 TUNED = Compression.tuned
 
 

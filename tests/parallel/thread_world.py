@@ -138,9 +138,9 @@ class ThreadWorld:
         threads = [threading.Thread(target=target, args=(rank,)) for rank, target in enumerate(targets)]
         original, interval = runtime.engine, sys.getswitchinterval()
         runtime.engine = lambda: _here.engine
-        everybody: Any = type(global_process_set)  # the operations' default
+        everybody: Any = type(global_process_set)  # class of the operations' default process set
         everybody.engine = property(lambda self: _here.engine)
-        sys.setswitchinterval(1e-4)  # a rank that comes out of the engine waits that long for one that computes
+        sys.setswitchinterval(1e-4)  # the longest that a rank leaving the engine waits for a computing one
         try:
             for thread in threads:
                 thread.start()

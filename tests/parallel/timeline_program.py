@@ -52,7 +52,7 @@ def overlapping(seconds: float) -> None:
     engine.start_timeline("a.json")
     for _ in range(5):
         handle = engine.allreduce_async(ones(500_000), name="known.large")
-        be_late(seconds)  # what a timeline is to see: nobody waits meanwhile
+        be_late(seconds)  # shows on the timeline as time in which no thread waits
         engine.synchronize(handle)
     engine.stop_timeline()
     engine.barrier()
@@ -82,12 +82,12 @@ def twice() -> None:
         engine.barrier()
         step()
         step()
-        engine.barrier()  # With it, all of it is done on this rank, and on the others.
+        engine.barrier()  # Behind it, all operations are done on this rank and on the others.
         engine.stop_timeline()
         path = path_of(name, rank)
         before = path.read_bytes()
         step()
-        let_pass(0.25)  # two looks of a thread that should be gone
+        let_pass(0.25)  # time for two checks of a thread that should be gone
         assert path.read_bytes() == before, "it goes on"
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         counts.append(len(events_of(path, [])))
