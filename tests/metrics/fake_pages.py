@@ -29,7 +29,7 @@ class FakePage:
     more : mapping of str to int
         Extra fields of a newer build, and their number of words.
     operations : tuple of str
-        Extra operations of a newer build.
+        Extra operations of a newer build, after the known ones.
     """
 
     def __init__(

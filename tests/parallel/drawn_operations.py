@@ -176,7 +176,7 @@ def subsets(size: int) -> tuple[tuple[int, ...], ...]:
 
 
 def program(st: Any, size: int, sets: tuple[tuple[int, ...], ...] = ()) -> Any:
-    """Strategy of programs for `size` ranks, which use `sets` process sets."""
+    """Strategy of programs for `size` ranks; `sets` are the ranks of the process sets that they may use."""
     groups = st.sampled_from(((), (), *sets))
     joined = st.one_of(st.just(()), st.just(()), st.sets(st.integers(0, size - 1), max_size=size - 1).map(sorted))
     manner = st.one_of(st.just(0), st.integers(0, 2**32 - 1))

@@ -371,7 +371,7 @@ def test_left_out_one_after_the_other_in_all_kinds() -> None:
 
 @on_ranks(3)
 def test_process_sets_have_failures_of_their_own() -> None:
-    """A process set counts its unnamed operations by itself."""
+    """Failed and omitted calls of a process set are its own, as are the numbers of its unnamed operations."""
     members = engine.add_process_set([0, ODD])
     if members.included():
         # A call fails.

@@ -73,7 +73,7 @@ def train(rank: int, native: Any, gpu: PretendedGpu, program: list[Pass], seed: 
 @pytest.mark.timeout(120 + EXAMPLES)
 @pytest.mark.parametrize("hosts", [(0, 0), (0, 1, 1)])
 def test_drawn_programs_have_the_same_batches_in_every_run(hosts: tuple[int, ...]) -> None:
-    """Holds for any process sets, absences, dtypes and metrics in them, and for any delays of ranks."""
+    """Holds for any sets of parameters, absent gradients, dtypes and metrics, and for any delays of ranks."""
 
     @hypothesis.settings(
         max_examples=EXAMPLES or 8,

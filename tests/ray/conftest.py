@@ -1,4 +1,4 @@
-"""A Ray cluster on this machine for all tests here: three nodes with four CPUs and two pretended GPUs each."""
+"""A Ray cluster on this machine for all tests here: three nodes with, in all, four CPUs and two pretended GPUs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from ..waiting import MARK, marked, until
 
-MEMORY = 80 * 2**20  # bytes of each node for objects: the least that Ray takes
+MEMORY = 80 * 2**20  # bytes of each node's object store: Ray's minimum
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",

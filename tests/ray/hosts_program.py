@@ -34,8 +34,8 @@ try:
         executor.run(programs.work_until_it_fails, (sys.argv[2],))
     except JobError as error:
         print(error, file=sys.stderr)
-        lost = executor._standings[error.rank].address  # Ray chooses which ranks are there
+        lost = executor._standings[error.rank].address  # Ray chooses the node of each rank
         print("cut off:", lost, lost in str(error).partition(";")[0], flush=True)
 finally:
     executor.shutdown()
-os._exit(0)  # Ray would wait for the node that cannot be reached.
+os._exit(0)  # Ray would wait for the unreachable node

@@ -56,7 +56,7 @@ def test_of_three_jobs_of_a_caller_that_is_killed_nothing_is_left(tmp_path: Path
     nothing_is_left()
 
 
-@pytest.mark.slow  # two processes more begin with Ray
+@pytest.mark.slow  # two more processes start with Ray
 def test_a_caller_that_ray_client_connects_has_an_executor_and_an_elastic_job(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "disabled"}
     port = machine.free_port()
@@ -71,7 +71,7 @@ def test_a_caller_that_ray_client_connects_has_an_executor_and_an_elastic_job(tm
     finally:
         serving.terminate()
         serving.wait(30)
-    said = [line for line in done.stdout.splitlines() if not line.startswith(("(", "\x1b"))]  # Ray shows ranks' lines
+    said = [line for line in done.stdout.splitlines() if not line.startswith(("(", "\x1b"))]  # without ranks' lines
     expected = ["[[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]", "rank 1 of 2 failed first", "['2', '2']"]
     assert said == expected, done.stdout + done.stderr + log.read_text()
     nothing_is_left()

@@ -26,7 +26,7 @@ from .test_executor import gone, nothing_is_left
 
 pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.timeout(240)]
 
-SOON = 90.0  # seconds in which a worker begins, on a machine that does something else
+SOON = 90.0  # seconds within which a worker starts, on a busy machine
 
 
 class Job:
@@ -166,7 +166,7 @@ def test_slots_that_never_come_are_told_with_what_the_cluster_has(
         executor.run(elastic_programs.devices)
     text = str(caught.value)
     assert "no room within 1 s (elastic_timeout) for 3 ranks, each with 2 CPU" in text
-    # Ray may count nodes of an earlier test, which were killed, for some seconds: each had two CPUs.
+    # Ray may for some seconds count killed nodes of an earlier test, which had two CPUs each.
     assert re.search(r"The cluster has \d nodes: \d with 2 CPU, 2 with 1 CPU;", text), text
 
 
@@ -176,7 +176,7 @@ def test_what_a_callback_raises_ends_the_job_and_a_value_that_is_too_large_is_re
     executor = start({"min_np": 1, "max_np": 1})
 
     def interrupt(_: str) -> None:
-        signal.raise_signal(signal.SIGINT)  # as Ctrl-C at any time
+        signal.raise_signal(signal.SIGINT)  # like Ctrl-C, at any time
 
     with pytest.raises(KeyboardInterrupt):
         executor.run(elastic_programs.log_too_much, [interrupt])
@@ -188,7 +188,7 @@ def test_what_a_callback_raises_ends_the_job_and_a_value_that_is_too_large_is_re
         executor.run(elastic_programs.log_too_much, [fail])
 
 
-@pytest.mark.slow  # a worker more, and so many seconds
+@pytest.mark.slow  # one more worker takes some seconds
 def test_a_discovery_of_the_users_own_and_a_limit_of_resets_are_kept_to(
     start: Callable[..., ElasticRayExecutor], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -27,7 +27,7 @@ from . import programs
 
 pytestmark = pytest.mark.usefixtures("cluster")
 
-SOON = 60.0  # seconds in which a failure is known on a machine that does something else
+SOON = 60.0  # seconds within which a failure is reported, on a busy machine
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_ranks_on_three_nodes_of_one_machine_share_memory_and_answer_by_rank(
 
     ranks = start(num_workers=4)
     first = ranks.run(programs.add, (Half(),), {"scale": 2.0})
-    assert len(pickled) == 1  # and not once for each rank
+    assert len(pickled) == 1  # not once for each rank
     assert [each["place"] for each in first] == [(rank, 4, rank, 4) for rank in range(4)]
     assert all(each["total"] == [16.0] * 3 and each["main"] for each in first), first
     again = ray.get(ranks.run_remote(programs.add))  # the same world, in the same processes
@@ -192,7 +192,7 @@ def test_a_start_that_fails_says_why_and_leaves_nothing(start: Callable[..., Ray
         start(programs.Fatal, num_workers=2)
     nothing_is_left()
     settings = RayExecutor.create_settings(placement_group_timeout_s=0.5)
-    with pytest.raises(TimeoutError, match="for 9 ranks"):  # as Horovod's executor tells it, and with its arguments
+    with pytest.raises(TimeoutError, match="for 9 ranks"):  # the error and arguments of Horovod's executor
         RayExecutor(settings, num_workers=9, num_hosts=None, num_workers_per_host=None).start()
     with pytest.raises(LaunchError) as caught:
         RayExecutor(settings, num_hosts=2, num_workers_per_host=2).start()

@@ -48,7 +48,7 @@ def test_the_example_of_an_elastic_job_trains(tmp_path: Path) -> None:
     assert logged is not None and int(logged[1]) >= 5 * 25, said
 
 
-@pytest.mark.slow  # a group of workers of Ray Train imports much
+@pytest.mark.slow  # the workers of Ray Train import much
 def test_the_example_of_ray_train_trains(tmp_path: Path) -> None:
     said = run("train", tmp_path)
     found = re.search(r"\{'loss': ([0-9.]+), 'epoch': 4\}", said)

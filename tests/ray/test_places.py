@@ -92,7 +92,7 @@ def test_slots_are_asked_for_as_many_at_once_as_might_find_room(monkeypatch: pyt
     assert wanted() == 1
     assert wanted(CPU=64, GPU=7) == 7
     asked._slots = [SimpleNamespace(node="n")] * 7  # type: ignore[list-item]
-    assert wanted(CPU=50, GPU=0) == 8  # which an autoscaler sees
+    assert wanted(CPU=50, GPU=0) == 8  # an autoscaler sees the additional one
     assert wanted(CPU=500, GPU=100) == 64
     asked._slots += [SimpleNamespace(node="")] * 4  # type: ignore[list-item]
     assert wanted(CPU=50, GPU=0) == 10
@@ -269,7 +269,7 @@ def test_an_actor_that_answers_what_none_does_is_the_end_of_its_agent(
     written = []
     for reading, _ in pipes:
         with open(reading, "rb") as pipe:
-            written.append(pipe.read())  # to its end, which has come
+            written.append(pipe.read())  # returns at once if the other end is closed
     assert written == [b"said" if "ended" in how else b"", b"", b""]
     assert agent.how_it_ended().startswith(how)
 

@@ -21,7 +21,7 @@ PROGRAM = Path(__file__).parent / "hosts_program.py"
 START = (sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=2")
 MEMORY = "--object-store-memory=83886080"
 ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
-ENVIRONMENT |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": 16 * "word"}  # whether or not the user has a token
+ENVIRONMENT |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": 16 * "word"}  # the same whether or not the user has a token
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def start_node(hosts: Hosts, host: int, directory: Path) -> subprocess.Popen[str
     return node
 
 
-@pytest.mark.slow  # three processes begin with Ray, before any rank does
+@pytest.mark.slow  # three processes start with Ray, before any rank does
 @pytest.mark.timeout(240)
 def test_ranks_on_two_hosts_meet_by_the_socket_of_rank_0_and_who_is_lost_is_named(short: Path) -> None:
     need_hosts()
@@ -60,7 +60,7 @@ def test_ranks_on_two_hosts_meet_by_the_socket_of_rank_0_and_who_is_lost_is_name
         at_work = short / "at-work"
         until(lambda: at_work.exists() or caller.poll() is not None, "the last call is under way", 120, pause=0.1)
         hosts.cut(1)
-        said = [line for line in rest(caller, 60).splitlines() if "(raylet)" not in line]  # Ray's own word of deaths
+        said = [line for line in rest(caller, 60).splitlines() if "(raylet)" not in line]  # Ray's own reports of deaths
     for node in nodes:
         node.wait(20)
     places = "[(0, 4, 0, 2), (1, 4, 1, 2), (2, 4, 0, 2), (3, 4, 1, 2)] True"

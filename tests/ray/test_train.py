@@ -46,7 +46,7 @@ def test_a_killed_worker_is_made_up_for_by_a_new_group_that_begins_at_the_last_c
     assert (metrics["step"], metrics["total"]) == (5, 10.0)
     began = [tuple(map(int, line.split())) for line in log.read_text().splitlines()]
     again = metrics["first"]
-    assert 1 <= again <= 4  # Which reports Ray had kept, it decides.
+    assert 1 <= again <= 4  # Ray decides which reports it has kept
     assert sorted(began[:2]) == [(0, 0, 2, 0), (1, 1, 2, 0)]
     assert sorted(began[2:]) == [(0, 0, 2, again), (1, 1, 2, again)]
 
@@ -83,11 +83,11 @@ class Training:
         return self._fitting.result(120).metrics
 
 
-@pytest.mark.slow  # four groups of workers of Ray Train, and a lost node that Ray takes note of after some 15 s
+@pytest.mark.slow  # four worker groups of Ray Train, and a lost node that Ray notices after some 15 s
 def test_an_elastic_group_begins_again_at_the_last_checkpoint_with_as_many_workers_as_there_is_room_for(
     cluster: Any, add_node: Callable[[], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "10")  # for room that Ray still counts on a lost node
+    monkeypatch.setenv("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "10")  # limits waiting for resources of a lost node
     node = add_node()
     training = Training(
         tmp_path,

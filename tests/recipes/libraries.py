@@ -21,8 +21,8 @@ PROGRAMS = dict(re.findall(r"^## ([^\n]*)\n+```python\n(.*?)^```", PAGE, re.DOTA
 COMMAND = re.search(r"^```\n(enginerun [^\n]*)\n```", PAGE, re.MULTILINE)
 PROGRAMS["lightning.pytorch"] = PROGRAMS["Lightning"].replace("pytorch_lightning", "lightning.pytorch")
 
-# Ranks add the same float32 numbers in another order: losses agree to some 1e-6. Of the way that the parameters have
-# gone, AdamW makes more of that rounding where a gradient is nearly 0, as of the biases of attention's keys.
+# Ranks add the same float32 numbers in another order: losses agree to some 1e-6. Relative to the change of the
+# parameters, AdamW amplifies that rounding where a gradient is nearly 0, as for the biases of attention's keys.
 LOSS = 1e-5
 WAY = 0.001
 
@@ -36,7 +36,7 @@ torch.save((loss, {name: each.detach() for name, each in named}), f"result.{hvd.
 """
 START = 'torch.save({name: each.detach() for name, each in model.named_parameters()}, f"start.{hvd.rank()}")\n'
 
-# How a program is written for one process, without the engine's helper.
+# Replacements that make a program run in one process, without the engine's helper.
 PLAIN = {
     "hvd.libraries.export_place()": "pass",
     "hvd.libraries.Trainer(": "__import__('transformers').Trainer(",
@@ -45,9 +45,9 @@ PLAIN = {
     "hvd.libraries.lightning_strategy()": "'auto', accelerator='cpu'",
     "hvd.libraries.global_mean(": "torch.div(",
 }
-# Lightning shuffles in one process in another order than over ranks, so this is given the order of the latter.
+# Lightning shuffles in another order in one process than over ranks, so the single process gets the ranks' order.
 SHUFFLED = "size(), shuffle=True)", "size(), sampler=torch.utils.data.DistributedSampler(training, 1, 0))"
-# What is wrong, and must be found: the mean over a rank's own tokens; a Trainer that takes itself for alone.
+# Errors that must be detected: the mean over a rank's own tokens; a Trainer that takes itself for alone.
 WRONG = {"hvd.libraries.global_mean(": "torch.div("}
 ALONE = PLAIN | {
     "train_dataset=training": "train_dataset=training[hvd.rank() :: hvd.size()], optimizers=(hvd.DistributedOptimizer("

@@ -17,7 +17,7 @@ import pytest
 
 import engine
 
-JAVA = 17  # the oldest that Spark 4 takes
+JAVA = 17  # the oldest that Spark 4 supports
 CONF = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -83,7 +83,7 @@ class Spark:
         for name, value in {
             "SPARK_WORKER_DIR": self._directory,
             "SPARK_LOCAL_IP": "127.0.0.1",
-            "PYSPARK_PYTHON": sys.executable,  # of the executors; else what PATH calls python3
+            "PYSPARK_PYTHON": sys.executable,  # used by executors; otherwise python3 on PATH
             "PYTHONPATH": path,
         }.items():
             self._patch.setenv(name, value)

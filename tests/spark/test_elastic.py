@@ -25,7 +25,7 @@ from .test_cluster import executor_of
 from .test_run import gone
 
 SUMS = [float(sum(range(12 * step, 12 * step + 12))) for step in range(20)]
-AGAIN = 200.0  # seconds for a world after a host was lost: its lease, and a new executor on a machine that does more
+AGAIN = 200.0  # seconds until a world after the loss of a host: its lease, and a new executor, on a busy machine
 
 pytestmark = pytest.mark.timeout(300)  # the first test of a session starts a JVM, and Spark in it
 
@@ -69,7 +69,7 @@ def disturbed(home: Path, kills: Any, **options: Any) -> tuple[list[Any], str]:
     def work() -> None:
         try:
             kills(worlds)
-        except BaseException as error:  # told by the thread of the test
+        except BaseException as error:  # raised in the test's thread
             problems.append(error)
         (home / "go").touch()
 
@@ -177,7 +177,7 @@ def test_one_attempt_of_a_task_is_a_host_at_a_time_and_another_is_a_host_of_anot
         os.close(given[0])
         assert asks("task1.1@127.0.0.1")[1] == [] and asks("task0.1@127.0.0.1")[1] == []
         assert hosts() == ["[task1.1@127.0.0.1]:1"]
-        carrier.close()  # the launcher has let go of the host: its task learns of that
+        carrier.close()  # the launcher has dropped the host: its task learns of that
         until(lambda: os.read(first.reading, 1) == b"", "the first attempt is let go")
         until(lambda: hosts() == ["[task1.2@127.0.0.1]:1"], "the second attempt is a host")
         first.close()

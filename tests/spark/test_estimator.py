@@ -109,12 +109,12 @@ def test_what_is_written_is_what_the_manifest_says(spark, store):
         "v", array_to_vector(functions.array(functions.col("id").cast("double"), functions.lit(1.0)))
     )
     data = data.withColumn("w", functions.array("id", "id"))
-    data = data.withColumn("late", functions.when(functions.col("id") >= 60, True))  # the others have no value
+    data = data.withColumn("late", functions.when(functions.col("id") >= 60, True))  # null in the other rows
     manifest = write(data, store, "data/b", ["id", "v", "w"], "late", rows_per_group=7)
     assert (manifest.rows(TRAIN), manifest.rows(VALIDATION)) == (48, 32)
     assert manifest.lengths == {"id": 0, "v": 2, "w": 2}
     assert max(rows for _, _, rows in manifest.groups()) <= 7
-    small = write(data, store, "data/s", ["w"], bytes_per_group=20 * 3)  # a row has 16 bytes, and 4 of its list's end
+    small = write(data, store, "data/s", ["w"], bytes_per_group=20 * 3)  # 20 bytes a row, with its list's end
     assert (small.rows(), max(rows for _, _, rows in small.groups())) == (80, 3)
     store.write("data/b/train-00000-1-repeated.parquet", b"of a task that was run twice")
     found = Manifest.read(store.read(f"data/b/{NAME}"))
@@ -227,7 +227,7 @@ def test_a_model_is_trained_saved_and_loaded_in_a_pipeline(spark, store, points,
 
     from engine.spark.torch import TorchEstimator
 
-    class Two(torch.nn.Module):  # what it learns, and the vector that it is given
+    class Two(torch.nn.Module):  # has two outputs: a prediction, and a copy of its input vector
         def __init__(self) -> None:
             super().__init__()
             self.sum, self.copy = torch.nn.Linear(2, 1), torch.nn.Linear(2, 2)
@@ -253,14 +253,14 @@ def test_a_model_is_trained_saved_and_loaded_in_a_pipeline(spark, store, points,
     pipeline = Pipeline(stages=[VectorAssembler(inputCols=["a", "b"], outputCol="x"), estimator])
     pipeline.write().overwrite().save(str(tmp_path / "pipeline"))
     pipeline = Pipeline.load(str(tmp_path / "pipeline"))
-    with ThreadPoolExecutor(1) as pool:  # a thread that has made no session, as of a `CrossValidator`
+    with ThreadPoolExecutor(1) as pool:  # a thread that has made no session, such as one of a `CrossValidator`
         fitted = pool.submit(pipeline.fit, points.drop("x")).result()
     history = fitted.stages[-1].getHistory()
     assert [epoch["epoch"] for epoch in history] == [*range(10)]
     assert history[-1]["train"]["loss"] < 0.1 < history[0]["train"]["loss"]
     assert history[-1]["validation"]["loss"] < 0.1
     assert not store.fs.ls(store.get_full_path("data"))
-    fitted.write().overwrite().save(f"file:{tmp_path}/fitted")  # a path of Spark's, which fsspec does not know
+    fitted.write().overwrite().save(f"file:{tmp_path}/fitted")  # a path in Spark's form, which fsspec does not know
     loaded = PipelineModel.load(f"file:{tmp_path}/fitted")
     first, second = (each.transform(points.drop("x")).collect() for each in (fitted, loaded))
     assert first == second
@@ -400,7 +400,7 @@ def test_gradients_of_several_batches_are_added_up_for_a_step(store):
     [
         (None, 3, None),
         ([3], 3, (3,)),
-        ([-1, 3], 3, (3,)),  # with the rows, as Horovod has it
+        ([-1, 3], 3, (3,)),  # the shape includes rows, as in Horovod
         ((-1, 1, 2, 3), 6, (1, 2, 3)),
         ([-1, -1, 3], 6, (2, 3)),
         ([2, -1], 6, (2, 3)),

@@ -37,7 +37,7 @@ def test_tasks_that_spark_runs_are_not_late_though_some_cannot_reach_the_driver(
     info = SimpleNamespace(numTasks=tasks, numActiveTasks=active, numCompletedTasks=completed)
     tracker = SimpleNamespace(
         getJobInfo={7: SimpleNamespace(stageIds=[3])}.get,
-        getStageInfo={3: info}.get,  # another job's are not asked for
+        getStageInfo={3: info}.get,  # asking for another job's stages would fail
     )
     tagged = SimpleNamespace(getJobIdsForTag={"spark-test": [7]}.get)
     scala = SimpleNamespace(sc=lambda: SimpleNamespace(statusTracker=lambda: tagged))

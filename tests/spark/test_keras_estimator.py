@@ -91,7 +91,7 @@ def test_a_model_is_trained_saved_and_loaded_in_a_pipeline(spark, store, points,
     fitted = Pipeline.load(str(tmp_path / "pipeline")).fit(points)
     history = fitted.stages[-1].getHistory()
     assert len(history["loss"]) == 12 and history["loss"][-1] < 0.05 < history["loss"][0]
-    assert history["val_loss"][-1] < 0.05 and history["mae"][-1] > 10  # metrics do not count weights
+    assert history["val_loss"][-1] < 0.05 and history["mae"][-1] > 10  # metrics ignore weights
     assert not store.fs.ls(store.get_full_path("data"))
     fitted.write().overwrite().save(str(tmp_path / "fitted"))
     loaded = PipelineModel.load(str(tmp_path / "fitted"))

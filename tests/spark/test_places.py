@@ -126,7 +126,7 @@ def test_neither_a_strangers_message_nor_a_streams_exception_ends_the_listening(
         def write(self, text: str) -> int:
             raise RuntimeError("the notebook has gone")
 
-    head = b"[" * 200_000  # deeper than a parser goes
+    head = b"[" * 200_000  # nested more deeply than a parser goes
     with Listener(1, "secret", "127.0.0.1", (Broken(), Broken())) as listener:
         address = ("127.0.0.1", listener.port)
         with socket.create_connection(address, 30) as stranger:

@@ -20,7 +20,7 @@ from engine.launch import JobError, LaunchError
 from ..waiting import until
 from . import called
 
-SOON = 60.0  # seconds in which a job ends whose rank or task is gone, on a machine that does something else
+SOON = 60.0  # seconds within which a job ends whose rank or task is gone, on a busy machine
 
 pytestmark = pytest.mark.timeout(300)  # the first test of a session starts a JVM, and Spark in it
 
@@ -225,7 +225,7 @@ def test_where_the_driver_cannot_be_reached_the_first_cause_still_comes(run, mon
     assert "the executors do not reach this process" in err.getvalue()
     with pytest.raises(JobError, match=r"(?s)^rank [01] on .*ValueError: rank 1 does not like it") as caught:
         run(called.raises_on, (1,))
-    assert caught.value.rank in (0, 1)  # Spark tells of one task alone: rank 0's names rank 1's error, too
+    assert caught.value.rank in (0, 1)  # Spark reports one task alone: rank 0's report names rank 1's error, too
 
 
 @pytest.mark.parametrize(("np", "size"), [(2, 2), (-2, 2)])
@@ -234,7 +234,7 @@ def test_horovod_runner_gives_what_rank_0_returned_and_shows_what_is_for_the_dri
 
     assert HorovodRunner(np).run(called.place, key=1)[:2] == (0, size)
     said = capsys.readouterr().out.splitlines()
-    if np > 0:  # with processes on the driver all is shown
+    if np > 0:  # with ranks on the driver everything is shown
         assert sorted(said) == [f"[{rank}]<stdout>:{line}" for rank in range(2) for line in ("lines", "two")]
 
 

@@ -15,8 +15,8 @@ PTX = ROOT / "engine_ext/gpu/kernels.ptx"
 SIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "bytes": 1, "bool": 1} | {
     f"{sign}int{8 * size}": size for sign in ("", "u") for size in (1, 2, 4, 8)
 }
-PIECE = 2048  # bytes of the slab for which a table has a number of 4 bytes (kernels.cu)
-DISTANCE = 0x100000000000  # from a device address to where the executor finds it (cuda/memory.c)
+PIECE = 2048  # bytes of the slab described by one 4-byte number of a table (kernels.cu)
+DISTANCE = 0x100000000000  # from a device address to the executor's mapping of it (cuda/memory.c)
 
 HEAD = """\
 #include "tests/standins/cuda/stand.h"

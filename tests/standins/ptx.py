@@ -50,7 +50,7 @@ class UnknownError(Exception):
 
 
 # Registers hold bits. In a rule, `a`, `b`, `c`, `d` are operands as values of the instruction's type, and `A` to `D`
-# are their bits; the expression's value is of the type that is named, and is cut to the register's width.
+# are their bits; the expression's value has the named type, and is cut to the register's width.
 INTEGERS = "s16 s32 s64 u16 u32 u64"
 BITS = "b16 b32 b64"
 FLOATS = "f32 f64"
@@ -101,7 +101,7 @@ def rules() -> dict[str, tuple[str, str, str]]:
     rule("sub.rn", FLOATS, "a - b")
     rule("mul.rn", FLOATS, "a * b")
     rule("div.rn", FLOATS, "a / b")
-    rule("min", FLOATS, "a < b || b != b ? a : b")  # of a NaN and a number: the number
+    rule("min", FLOATS, "a < b || b != b ? a : b")  # of a NaN and a number, the number
     rule("max", FLOATS, "a > b || b != b ? a : b")
     for name, sign in COMPARISONS.items():
         rule(f"setp.{name}", INTEGERS, f"a {sign} b", "pred")
@@ -245,7 +245,7 @@ class Function:
             self.parameters[match[2]] = (number, match[1])
         self.widths: dict[
             str, str
-        ] = {}  # the type of each register, by its name or, with numbers, the name before them
+        ] = {}  # type of each register, by its name; numbered registers share the name before their numbers
         self.lines = [self.statement(line.strip()) for line in body.split("\n") if line.strip()]
 
     def unknown(self, what: str) -> UnknownError:
@@ -306,7 +306,7 @@ class Function:
             return f"goto {operands[0].replace('$', '')};"
         if opcode == "ret" and not operands:
             return "return;"
-        if line == '.pragma "nounroll"':  # advice to the driver's compiler
+        if line == '.pragma "nounroll"':  # a hint to the driver's compiler
             return ";"
         if opcode.startswith(("ld.", "st.")):
             return self.access(opcode, operands)

@@ -36,7 +36,7 @@ LIBRARIES = (
     "libnvToolsExt.so.1",
 )
 THEIRS = re.compile(r"(__cuda|cuda|cu[A-Z]|cublas|cudnn|cufft|curand|cusolver|cusparse|cupti|nccl|nvrtc|nvtx)\w+")
-# What is called when torch is imported; everything else fails with 100, "no device".
+# Functions called when torch is imported; all others fail with 100, "no device".
 CALLED = """
 void **__cudaRegisterFatBinary(void *binary) { static void *handle; (void)binary; return &handle; }
 void __cudaRegisterFatBinaryEnd(void **handle) { (void)handle; }
@@ -49,7 +49,7 @@ const char *cudaGetErrorString(int error) { (void)error; return "no device"; }
 int cudaDriverGetVersion(int *version) { *version = 0; return 0; }
 """
 
-# What torch 2.2 itself cannot do, and why.
+# Cases that torch 2.2 itself cannot pass, and why.
 CANNOT = {
     "test_gradient_scaler_skips_a_step_on_all_ranks": "there is no torch.amp.GradScaler",
     "test_a_scaler_on_a_rank_without_a_backward": "there is no torch.amp.GradScaler",

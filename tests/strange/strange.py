@@ -24,7 +24,7 @@ from .strange_machines import JOB, Machine, install, lines
 ROOT = Path(__file__).parents[2]
 RANKS = 64
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
-FAST = "-Csetup-args=-Doptimization=0"  # what is looked for here does not depend on how well the compiler optimizes
+FAST = "-Csetup-args=-Doptimization=0"  # these checks do not depend on optimization
 
 
 class LeftOutError(Exception):

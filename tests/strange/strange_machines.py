@@ -28,7 +28,7 @@ LAUNCH = [sys.executable, "-m", "engine.launch", "-np", "2"]
 FOREIGN = ("ENGINE_", "HOROVOD_", "OMP_", "LC_", "LANG", "PYTHONUTF8", "PYTHONCOERCECLOCALE")
 DONE = ["rank 0 of 2 is done", "rank 1 of 2 is done"]
 DEADLINE = 90.0
-# The numbers of system calls by machine; those above 400 are the same everywhere.
+# System call numbers by machine; those above 400 are the same everywhere.
 CALLS = {"memfd_create": {"x86_64": 319, "aarch64": 279}, "pidfd_open": {}, "close_range": {}}
 COMMON = {"pidfd_open": 434, "close_range": 436}
 
@@ -48,9 +48,9 @@ class Machine:
         self.home = home
         self.site = site
         self.deadline = DEADLINE
-        self.marks: dict[int, str] = {}  # of what was started, by the number of its process
+        self.marks: dict[int, str] = {}  # mark of each started command, by process ID
         self.environment = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
-        # An editable install looks for stale code at every import, and may write: another user may not.
+        # An editable install checks for stale code at every import, and may write, which another user may not.
         skip = {"MESONPY_EDITABLE_SKIP": str(Path(engine_ext.core.__file__).parents[1])}
         self.environment |= {"PYTHONPATH": str(site), "OMP_NUM_THREADS": "1", **skip}
 
@@ -116,7 +116,7 @@ def install(site: Path) -> None:
     for package in (autotune, engine, engine_ext):
         source = Path(str(package.__file__)).parent
         shutil.copytree(source, site / package.__name__, ignore=shutil.ignore_patterns("__pycache__"))
-    for module in source.rglob("*.pyx"):  # of an editable install; another one has its libraries beside the sources
+    for module in source.rglob("*.pyx"):  # of an editable install; others have the libraries beside the sources
         place = module.relative_to(source.parent).with_suffix("")
         library = Path(str(importlib.import_module(".".join(place.parts)).__file__))
         shutil.copy(library, site / place.parent)

@@ -10,8 +10,8 @@ import pytest
 
 from .strange_machines import DONE, JOB, LAUNCH, Machine, lines
 
-# Of a login that is none, as under cron or in a container; of locales and zones that are not installed; of Python
-# without assertions, docstrings and bytecode files, where a warning is an error.
+# A missing login, as under cron or in a container; locales and time zones that are not installed; Python without
+# assertions, docstrings and bytecode files, with warnings as errors.
 ODD = {
     "TZ": "No/Such_Zone",
     "LC_ALL": "xx_XX.UTF-8",
@@ -21,7 +21,7 @@ ODD = {
     "PYTHONWARNINGS": "error",
 }
 MISSING = ("HOME", "USER", "LOGNAME", "TERM", "SHELL", "LANG")
-# The clock of the day stands elsewhere once there is the file CLOCK_SET; every Python of the job sees that.
+# The time of day jumps once the file CLOCK_SET exists; every Python of the job sees that.
 CLOCK = """
 import os, time
 if "CLOCK_SET" in os.environ:
@@ -44,7 +44,7 @@ engine.barrier()
 def test_an_environment_that_lacks_much(machine: Machine) -> None:
     for name in MISSING:
         machine.environment.pop(name, None)
-    seeded = ["sh", "-c", 'PYTHONHASHSEED=$RANK exec "$@"', "sh"]  # no order may depend on it: it differs by rank
+    seeded = ["sh", "-c", 'PYTHONHASHSEED=$RANK exec "$@"', "sh"]  # differs by rank: no order may depend on it
     run = machine.run([*LAUNCH, "--summary", *seeded, sys.executable, JOB], env=ODD, before=lambda: os.umask(0o077))
     assert lines(run) == DONE
     assert "stalls, errors: none" in run.stderr

@@ -82,7 +82,7 @@ def test_as_many_descriptors_as_the_system_allows(machine: Machine) -> None:
     def many() -> None:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-        except ValueError:  # who may not raise the hard limit takes all of it
+        except ValueError:  # a user who may not raise the hard limit takes all of it
             hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
@@ -99,7 +99,7 @@ def test_standard_streams_that_are_closed(machine: Machine) -> None:
 
 
 def test_a_rank_with_closed_streams_keeps_their_numbers_free_of_its_memory(machine: Machine) -> None:
-    # What complains on its standard error would write into the memory that ranks share, if that had its number.
+    # If shared memory had the descriptor 2, text for standard error would overwrite it.
     said = machine.home / "said"
     subprocess.run(
         [sys.executable, JOB, "descriptors", said],

@@ -15,7 +15,7 @@ import pytest
 from ..waiting import until
 from .strange_machines import DONE, JOB, LAUNCH, Machine, lines
 
-# What Python makes of LANG=C by itself, and what it does when it is told not to.
+# LANG=C with Python's coercion to UTF-8, and without it.
 LOCALES = [{"LANG": "C"}, {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}]
 
 TOP = [sys.executable, "-m", "engine.launch", "top", "--once", "--interval", "0.2"]
@@ -29,8 +29,8 @@ def test_names_with_blanks_and_any_bytes(machine: Machine, locale: dict[str, str
     venv.create(environment, symlinks=True)
     python = environment / "bin/python"
     packages = next((environment / "lib").glob("python*/site-packages"))
-    # The dependencies of the engine are where the tests have theirs.
-    # By a .pth, since Debian's Python has a sitecustomize.py of its own.
+    # The engine's dependencies are those of the tests.
+    # Through a .pth, since Debian's Python has a sitecustomize.py of its own.
     (packages / "outer.pth").write_text(f"import site; site.addsitedir({site_module.getsitepackages()[0]!r})\n")
     script = shutil.copy(JOB, odd / "trainiere größer.py")
     run = machine.run(

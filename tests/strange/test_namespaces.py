@@ -14,12 +14,12 @@ from .strange_machines import DONE, JOB, LAUNCH, Machine, lines, obstacle
 OBSTACLE = obstacle("unshare", "setpriv", "mount", "prlimit")
 pytestmark = pytest.mark.skipif(bool(OBSTACLE), reason=OBSTACLE or "-")
 NOBODY = 65534
-# Another user, who may read what root has installed, and nothing more; the bit has access(2) know of that, too.
+# A user who may only read root's files; the capability bit makes access(2) agree.
 AS_NOBODY = ["setpriv", "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups", "--inh-caps=+dac_read_search"]
 AS_NOBODY += ["--ambient-caps=+dac_read_search", "--no-new-privs", "--securebits=+no_setuid_fixup"]
-# Names in the list of mounts: none at all, no text in any encoding, ends of lines for `str.splitlines`, blanks.
+# Odd names in the list of mounts: empty, in no encoding, with line ends for `str.splitlines`, with blanks.
 ODD = [b"Schl\xfcssel", "ü\x0b\x1c\x85\u2028".encode(), b"a - b\n"]
-# The locale that containers come with, without what Python makes of it.
+# The usual locale of containers, without Python's coercion to UTF-8.
 POSIX = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 
@@ -31,7 +31,7 @@ def inside(setup: bytes, *commands: list[object]) -> list[object]:
 
 
 def test_a_container_of_another_user_with_odd_mounts(machine: Machine) -> None:
-    # /proc shows this user nobody else's processes.
+    # /proc hides other users' processes from this user.
     setup = b"mount -t proc -o hidepid=2 proc /proc\n"
     for number, name in enumerate(ODD):
         (machine.home / str(number)).mkdir()
@@ -51,14 +51,14 @@ def test_a_container_of_another_user_with_odd_mounts(machine: Machine) -> None:
     )
     assert lines(run) == DONE
     assert "rank 0 of 1 is done" in run.stdout
-    assert "collectives" in run.stderr, run.stderr  # the summary is made of pages that ranks have found in /proc
+    assert "collectives" in run.stderr, run.stderr  # the summary needs pages that ranks have found in /proc
     assert (output / "rank.1/stdout").stat().st_uid == NOBODY
 
 
 def test_a_proc_of_another_name_space_is_said(machine: Machine) -> None:
     run = machine.run(inside(b"", [sys.executable, JOB], [*LAUNCH, sys.executable, JOB]))
     assert run.returncode == 2
-    assert run.stdout == "rank 0 of 1 is done\n"  # a rank by itself needs no /proc
+    assert run.stdout == "rank 0 of 1 is done\n"  # a single rank needs no /proc
     assert run.stderr.startswith("enginerun: error: /proc does not show the processes of this job"), run.stderr
 
 
@@ -67,7 +67,7 @@ def test_nothing_can_be_written_but_the_output_directory(machine: Machine) -> No
     setup = b"mount -t proc proc /proc\n"
     setup += f"mount --bind {shlex.quote(str(machine.home / 'out'))} /mnt\n".encode()
     setup += f"cp -r {shlex.quote(str(machine.site))} {shlex.quote(str(JOB))} /mnt\n".encode()
-    # What lies there stays readable, since the interpreter and the sources may: it cannot be written any more.
+    # The directory becomes read-only, but stays readable for the interpreter and the sources.
     setup += b"for each in /tmp /var/tmp /root /dev/shm; do\n"
     setup += b"mount --bind $each $each; mount -o remount,bind,ro $each; done\n"
     setup += b'cd /tmp; export HOME=/tmp TMPDIR=/tmp PYTHONPATH="/mnt/$SITE"\n'
@@ -91,7 +91,7 @@ def test_full_file_systems_and_next_to_no_shared_memory(machine: Machine) -> Non
     setup += f"mount -t tmpfs -o size=64k tmpfs {shlex.quote(str(full))}; cd {shlex.quote(str(full))}\n".encode()
     setup += b"head -c 100000 /dev/zero > everything 2> /dev/null || true\n"
     options = ["--output-dir", "out", "--timeline", "t.json", "--autotune", "--autotune-log-file", "log.jsonl"]
-    # What cannot be kept is said, and training goes on.
+    # Files that cannot be written are reported, and training goes on.
     run = machine.run(inside(setup, [*LAUNCH, *options, sys.executable, JOB]), env={"TMPDIR": str(full)})
     assert lines(run) == DONE
     for rank in range(2):
@@ -100,9 +100,9 @@ def test_full_file_systems_and_next_to_no_shared_memory(machine: Machine) -> Non
     assert "Traceback" not in run.stderr
 
 
-@pytest.mark.parametrize("count", [4, 5])  # too few for the second rank, and for a thread of the launcher
+@pytest.mark.parametrize("count", [4, 5])  # too few for the second rank, or for a thread of the launcher
 def test_too_few_processes_are_an_error_that_says_so(machine: Machine, count: int) -> None:
-    # A user of whom nothing else runs here: all processes and threads of a user count.
+    # A user without other processes here, since the limit counts all processes and threads of a user.
     user = [str(47_110 + count) if part == NOBODY else part for part in AS_NOBODY]
     run = machine.run([*user, "prlimit", f"--nproc={count}", *LAUNCH, sys.executable, JOB], cwd=Path("/"))
     assert run.returncode == 2, run.stderr

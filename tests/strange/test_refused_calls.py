@@ -11,8 +11,8 @@ import pytest
 
 from .strange_machines import DONE, JOB, LAUNCH, Machine, lines, refuse
 
-# A build for many distributions, as conda's and uv's were; and an open-file limit of a thousand million, which a kernel
-# without close_range makes a loop of as many calls.
+# A portable build of Python, as conda's and uv's were; and an open-file limit of 10**9, for which a kernel
+# without close_range makes as many calls in a loop.
 OLD_PYTHON = """
 import os, signal
 for module, names in ((os, "memfd_create pidfd_open P_PIDFD MFD_CLOEXEC"), (signal, "pidfd_send_signal")):
@@ -31,7 +31,7 @@ def test_a_python_without_the_calls_runs_jobs(machine: Machine) -> None:
         [*LAUNCH, "--summary", sys.executable, JOB], env=old, before=partial(refuse, ["close_range"], errno.ENOSYS)
     )
     assert lines(run) == DONE
-    assert "collectives" in run.stderr, run.stderr  # the pages of counters were read
+    assert "collectives" in run.stderr, run.stderr  # the pages of counters were readable
     alone = machine.run([sys.executable, JOB], env={**old, "ENGINE_METRICS": "1"})
     assert alone.stdout == "rank 0 of 1 is done\n", alone.stderr
 

@@ -16,7 +16,7 @@ from ..ranks import Finished, start_ranks
 from . import uptime
 
 UPTIMES = (1, 70, 700)
-LASTS = 120.0  # seconds that the job may have taken
+LASTS = 120.0  # upper bound of the job's duration in seconds
 
 
 @dataclass

@@ -23,12 +23,12 @@ import engine
 from ..waiting import be_late, until
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits.py"
-LATE = 0.25  # seconds by which rank 1 is late: more than a wait lasts before it looks who is to blame
+LATE = 0.25  # delay of rank 1 in seconds: longer than a wait before it looks for the culprit
 
 
 def namespace(uptime: int) -> list[str]:
     """Command that runs another one on a machine that seems to have booted `uptime` seconds ago."""
-    offsets = {"monotonic": 0, "boottime": 0}  # the kernel counts them from the first namespace
+    offsets = {"monotonic": 0, "boottime": 0}  # relative to the first namespace
     for line in Path("/proc/self/timens_offsets").read_text().splitlines():
         name, seconds, _ = line.split()
         offsets[name] = int(seconds)
@@ -71,7 +71,7 @@ def train_until_tuned(trials: int) -> int:
     optimizer = engine.DistributedOptimizer(torch.optim.SGD([parameter], lr=0.5))
     steps, flag, end = 0, np.zeros(1, np.float32), time.monotonic() + 55.0
     while not flag[0]:
-        be_late(0.005)  # computes elsewhere: the tuner's process, of low priority, has a processor meanwhile
+        be_late(0.005)  # computes elsewhere, so that the tuner's low-priority process gets a processor
         optimizer.zero_grad()
         parameter.sum().backward()
         optimizer.step()

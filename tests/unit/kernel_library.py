@@ -179,7 +179,7 @@ class Spec:
     prescale: float = 1.0
     divisor: float = 1.0
     postscale: float = 1.0
-    tensor: str | None = None  # of a compressed reduction: what the tensors are
+    tensor: str | None = None  # tensors' dtype in a compressed reduction
 
     def native(self, count: int, copies: int, streaming: bool) -> Reduction:
         return Reduction(

@@ -85,7 +85,7 @@ def test_a_file_that_is_too_large_or_grows_is_refused(tmp_path):
     os.truncate(path, 1 << 40)
     with pytest.raises(ReadError, match=f"large: has {1 << 40} bytes, and at most 100 are read of such a file"):
         read_bytes(path, 100)
-    with pytest.raises(ReadError, match="/proc/self/status: has more than the 100 bytes"):  # tells a size of 0
+    with pytest.raises(ReadError, match="/proc/self/status: has more than the 100 bytes"):  # its reported size is 0
         read_bytes("/proc/self/status", 100)
     path.write_bytes(b"a\n" * 50)
     assert len(read_bytes(path, 100)) == 100

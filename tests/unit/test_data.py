@@ -69,7 +69,7 @@ def test_batches_are_made_ahead_as_far_as_there_is_room() -> None:
     batches = iter(loader)
     assert next(batches) == (0, True)
     (maker,) = loader.makers
-    while loader.made < 4:  # one is out, two lie ready, one waits for room
+    while loader.made < 4:  # one is in use, two are ready, one waits for room
         maker.join(0.001)
     assert loader.made == 4
     assert [number for number, _ in batches] == list(range(1, 10))

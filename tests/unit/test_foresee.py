@@ -136,12 +136,12 @@ def ready(*moments: float, nbytes: int = 1000, **more: Any) -> tuple[Tensor, ...
 @pytest.mark.parametrize(
     ("tensors", "waits", "chosen", "closed"),
     [
-        (ready(0.010, 0.012, 0.014), (), RULES, [(0.014, 3000)]),  # the last of the step
+        (ready(0.010, 0.012, 0.014), (), RULES, [(0.014, 3000)]),  # closed by the step's last tensor
         (ready(0.010, 0.012, 0.030), (), RULES, [(0.015, 2000), (0.030, 1000)]),  # the cycle time
         (ready(0.010, 0.012, 0.014), (), replace(RULES, fusion_threshold=2000), [(0.012, 2000), (0.014, 1000)]),
         (ready(0.010, 0.012), (), replace(RULES, fusion_threshold=0), [(0.010, 1000), (0.012, 1000)]),
-        (ready(0.010, 0.014), ((0.011, 0.012),), RULES, [(0.011, 1000), (0.014, 1000)]),  # somebody waits
-        (ready(0.010, 0.012, 0.014), ((0.011, 0.013),), RULES, [(0.012, 2000), (0.014, 1000)]),  # for what comes yet
+        (ready(0.010, 0.014), ((0.011, 0.012),), RULES, [(0.011, 1000), (0.014, 1000)]),  # closed by a waiter
+        (ready(0.010, 0.012, 0.014), ((0.011, 0.013),), RULES, [(0.012, 2000), (0.014, 1000)]),  # its tensor comes later
         (ready(0.010) + ready(0.011, kind="broadcast"), (), RULES, [(0.011, 1000), (0.011, 1000)]),
         (ready(0.010) + ready(0.011, compression="fp16"), (), RULES, [(0.011, 1000), (0.011, 1000)]),
     ],
@@ -158,7 +158,7 @@ def test_what_one_allreduce_costs() -> None:
     added = predict(one, RULES, 2, LINK).seconds - 0.1
     assert added == pytest.approx(8e-3 + 4e-4 - 1e-4)
     assert predict(one, RULES, 4, LINK).nbytes == 1.5e6
-    # Three ranks on each host: two parts to each rank elsewhere, and three sums.
+    # With three ranks on each host: two parts to each remote rank, and three sums.
     assert predict(one, RULES, 2, LINK, 3).nbytes == 2e6
 
 
@@ -175,7 +175,7 @@ def test_what_one_allreduce_costs_along_a_chain() -> None:
     four = predict(one, chosen, 4, fast, 4)
     assert four.nbytes == 2 << 23
     assert four.seconds - 0.1 == pytest.approx(once * (16 * 2 + 24 + 12 - 16) / 24 - 1e-4, rel=0.02)
-    # Over a long way each round takes half a trip; a direct exchange carries 2.5 times as much.
+    # At high latency each round takes half a trip; a direct exchange carries 2.5 times as much.
     assert predict(one, chosen, 2, Network(math.inf, 10e-3), 4).seconds - 0.1 == pytest.approx(
         2 * 10e-3 + (16 + 4) * 5e-3 - 1e-4
     )
@@ -186,8 +186,8 @@ def test_what_one_allreduce_costs_along_a_chain() -> None:
     ("mebibytes", "compression", "hosts", "ranks", "between", "chain"),
     [
         (2, "none", 2, 2, "auto", True),
-        (2, "none", 2, 1, "auto", False),  # no fewer bytes
-        (1, "none", 2, 2, "auto", False),  # too short
+        (2, "none", 2, 1, "auto", False),  # saves no bytes
+        (1, "none", 2, 2, "auto", False),  # too small
         (3, "none", 3, 4, "auto", False),
         (4, "none", 3, 4, "auto", True),
         (4, "fp16", 3, 3, "auto", False),  # sums of 16 bits travel as float32
@@ -207,7 +207,7 @@ def test_what_passes_while_the_program_computes_costs_nothing() -> None:
     tensors = (Tensor(0.010, 0.010, 0.011, 1e6), Tensor(0.090, 0.090, 0.091, 1000))
     hidden = predict(Step(0.1, tensors, ((0.090, 0.0911),)), RULES, 2, LINK).seconds - 0.1
     assert hidden < 1e-3
-    # The same allreduce that the program waits for at once.
+    # The same allreduce, awaited by the program at once.
     assert predict(Step(0.1, tensors, ((0.010, 0.0111), (0.090, 0.0911))), RULES, 2, LINK).seconds - 0.1 > 7e-3
 
 
@@ -255,7 +255,7 @@ def test_the_steps_of_the_rank_that_waited_least(tmp_path: Path) -> None:
     told = recorded(read(files, []))
     assert (told.rank, told.ranks, told.of, told.entries, told.notes) == (1, 2, 4, 1.0, ())
     assert told.rules == Rules(123, 2e-3, 4096)
-    assert len(told.steps) == 4  # The first holds the start of the program.
+    assert len(told.steps) == 4  # The first includes the start of the program.
     (only,) = told.steps[0].tensors
     times = (told.steps[0].seconds, *told.steps[0].waits[0], only.ready, only.started, only.ended, only.nbytes)
     assert times == pytest.approx((0.1, 0.085, 0.090, 0.080, 0.082, 0.090, 200))

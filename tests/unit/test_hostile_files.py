@@ -47,8 +47,8 @@ from ..metrics.fake_pages import ELASTIC, training
 from ..metrics.written_pages import content
 from .test_trace_reading import a_rank, of_worlds, part, pending, place, record, row, write
 
-SECONDS = 2.0  # that a file may take, on a busy machine: it is milliseconds
-MEMORY = 300 << 20  # bytes by which all files of a kind may make the process grow
+SECONDS = 2.0  # limit for one file on a busy machine; usually milliseconds
+MEMORY = 300 << 20  # bytes by which all files of a kind may grow the process
 HARM = (b"1e999", b"-1", b"1e300", b"9" * 25, b"9" * 5000, b"18446744073709551615", b"9223372036854775807", b"NaN",
         b"null", b"true", b'""', b"[]", b"{}", b'"\\ud800\\u001b]0;x"', b"[" * 2000, b'{"a":' * 2000, b"0.5", b"-0",
         b"\0", b"\xff\xfe", b"\xe2\x80\xae", b"*a", b"&a [*a]", b"1000000000000", b"-99999999999999")  # fmt: skip
@@ -79,8 +79,8 @@ def damaged(dice: random.Random, good: bytes) -> bytes:
     return bytes(data)
 
 
-GOOD: list[bool] = []  # has something while the good file is read, which must not be refused
-ERRORS: list[str] = []  # of the file that was read last
+GOOD: list[bool] = []  # non-empty while the valid file is read, which must not be refused
+ERRORS: list[str] = []  # errors of the file that was read last
 Case = tuple[bytes, Callable[[bytes], Any]]
 
 

@@ -82,7 +82,7 @@ def test_factors_and_divisors(kernels: Kernels, dtype: str, op: str) -> None:
         for count in (1, 2, 4):
             for unscaled in (0, count - 1, NO_SOURCE, EVERY_SOURCE):
                 if dtype != "int64" and dtype not in DTYPES[:4] and op != "average" and divisor > 100:
-                    continue  # a divisor that does not fit the dtype
+                    continue  # the divisor does not fit the dtype
                 spec = Spec(dtype, op, unscaled, prescale, divisor, postscale)
                 sources = ranks(dtype, count, 259, seed)
                 assert_equal_bits(dtype, reduced(kernels, spec, sources), expected(spec, sources))
@@ -365,7 +365,7 @@ def weigh(kernels: Kernels, dtype: str, rows: list[np.ndarray], weights: np.ndar
     buffers = [buffer_of(row, offset) for row in rows]
     factors = (ctypes.c_double * len(rows))(*weights)
     out = Buffer(rows[0].dtype, len(rows[0]), offset)
-    for into in (out, buffers[-1]):  # The second time in place of a row.
+    for into in (out, buffers[-1]):  # The second time, the result replaces a row.
         kernels.weigh(DTYPES.index(dtype), into.address, pointers(buffers), factors, len(rows), len(rows[0]))
     for b in [*buffers, out]:
         b.assert_guards()

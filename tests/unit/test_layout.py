@@ -26,7 +26,7 @@ PROGRAM = """
 int main(void) { return printf("%016llx", (unsigned long long)engine_layout()) < 0; }
 """
 
-# What is done to a header: what stands in it, and what comes in its place.
+# Changes of a header: the text, and its replacement.
 CHANGES = {
     "two fields of a line": ("shared/layout.h", "wait_all, wait_requests", "wait_requests, wait_all"),
     "two fields of a size": (

@@ -136,7 +136,7 @@ def test_whoever_did_not_come_is_named_on_every_rank_that_came(job: Callable[...
         expected = "ranks 1, 3 did not come within 0.5 s (ENGINE_START_TIMEOUT)"
         assert [str(result) for result in results] == [expected] * 2
 
-    measured(measure, 5)  # a thread may come too late
+    measured(measure, 5)  # a thread may be scheduled too late
 
 
 def test_without_rank_0_the_others_say_so(job: Callable[..., World]) -> None:
@@ -185,13 +185,13 @@ def test_a_second_rank_0_is_told(job: Callable[..., World]) -> None:
         results = meet((job(0, 2), BUILD), (job(0, 2), BUILD), timeout=0.5)
         assert sum("another process holds this job's socket" in str(result) for result in results) == 1
 
-    measured(measure, 5)  # one thread may come when the other has gone
+    measured(measure, 5)  # one thread may come after the other has gone
 
 
 def test_another_secret_is_refused_and_does_not_disturb(job: Callable[..., World]) -> None:
     with ThreadPoolExecutor(2) as pool:
         hosting_rank = pool.submit(gather, job(0, 2), 1, BUILD, 60.0, create)
-        # The right one comes after: rank 0 listens only until its ranks have come.
+        # The right process comes later: rank 0 listens only until its ranks have come.
         with pytest.raises(RendezvousError, match="does not know this job's secret"):
             pool.submit(gather, job(1, 2, "t"), 1, BUILD, 60.0, create).result()
         pool.submit(gather, job(1, 2), 1, BUILD, 60.0, create).result().close()

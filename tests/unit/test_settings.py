@@ -131,7 +131,7 @@ def test_editors_are_shown_what_set_knobs_takes() -> None:
         name: " | ".join(dict.fromkeys((kinds[name], "str", "None"))) for name in config.knobs()
     }
     assert {(each.kind, each.default) for each in shown} == {(inspect.Parameter.KEYWORD_ONLY, None)}
-    assert unknown.annotation == "Never"  # what is no knob is told by `check_knobs`, and by type checkers
+    assert unknown.annotation == "Never"  # `check_knobs` and type checkers reject other names
 
 
 def test_the_documents_name_every_knob() -> None:
@@ -142,16 +142,16 @@ def test_the_documents_name_every_knob() -> None:
     ] == list(KNOBS)
 
 
-# Files of the engine's own that have to name a knob besides `config.py`: none, but for words about it.
+# Engine files besides `config.py` that must name a knob, other than in prose.
 NAMES = {"fusion_threshold": "fusion.threshold", "cycle_time_ms": "cycle.time.ms", "chunk_bytes": "chunk.bytes"}
 ALLOWED = {
     "engine/config.py",
-    "engine/foresee/command.py",  # an option that replays a timeline with another value
-    "engine/foresee/model.py",  # does with tensors what the knob says
-    "engine/foresee/recorded.py",  # reads what a timeline tells
+    "engine/foresee/command.py",  # option to replay a timeline with another value
+    "engine/foresee/model.py",  # applies the knob to tensors
+    "engine/foresee/recorded.py",  # reads timelines
     "engine/launch/options.py",  # Horovod's option in another unit, --fusion-threshold-mb
-    "engine/metrics/report/advice.py",  # tells a user which option to change
-    "engine/controls.py",  # what `set_knobs` takes, so that editors know it: a test compares it with the fields
+    "engine/metrics/report/advice.py",  # names the option that a user should change
+    "engine/controls.py",  # parameters of `set_knobs`, for editors: a test compares them with the fields
 }
 
 

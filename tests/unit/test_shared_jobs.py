@@ -84,4 +84,4 @@ def test_a_spare_number_of_ranks_is_slow_unless_it_is_asked_for(
     Jobs().pytest_generate_tests(metafunc)
     (_, sets), _ = metafunc.parametrize.call_args
     assert {each.id: [mark.name for mark in each.marks] for each in sets} == expected
-    assert spare(2) == Ranks(2)  # they share a job
+    assert spare(2) == Ranks(2)  # the tests share a job

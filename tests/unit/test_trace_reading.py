@@ -89,11 +89,11 @@ def test_the_summary_has_the_known_figures(tmp_path: Path) -> None:
         assert row["seconds"] == pytest.approx(0.050)
         assert row["communication"] == pytest.approx(0.030)
         assert row["waiting"] == pytest.approx(0.025)
-        assert row["overlapped"] == pytest.approx(0.5)  # 15 of 30 ms, with a caller waiting in the others
+        assert row["overlapped"] == pytest.approx(0.5)  # 15 of 30 ms; a caller waits in the others
         assert (row["steps"], row["entries"], row["tensors"], row["bytes"]) == (1, 2, 3, 1200)
     assert figures["slowest_rank"] == 1
     assert figures["lateness"][0] == {"rank": 0, "last": 0, "of": 3, "mean_late": 0.0, "late": 0}
-    # From 4 to 9 ms, when a and b were missing, and from 22 to 28.
+    # Late from 4 to 9 ms, when a and b were missing, and from 22 to 28 ms.
     assert figures["lateness"][1]["late"] == pytest.approx(0.011)
     assert figures["lateness"][1]["mean_late"] == pytest.approx(0.014 / 3)
     assert figures["stages"] == pytest.approx({"fuse": 1 / 30, "reduce": 4 / 30, "unpack": 4 / 30, "others": 21 / 30})
@@ -118,7 +118,7 @@ def test_process_sets_are_told_apart_by_their_numbers(tmp_path: Path) -> None:
         assert (first["rank"], second["rank"]) == tuple(each["ranks"])
         assert (first["last"], first["of"], second["last"], second["of"]) == (1, 1, 0, 1)
         assert first["others_waited"] == pytest.approx(0.005) and first["tensors"] == 1
-    # Rank 1 was last with three tensors of the world, and with one of the three ranks' sets; both sets wait at once.
+    # Rank 1 was last for three tensors of the world, and for one of the set of three ranks; both wait at once.
     assert [(row["last"], row["of"]) for row in figures["lateness"]] == [(1, 4), (4, 4), (0, 5)]
     assert figures["lateness"][1]["late"] == pytest.approx(0.011 + 0.005)
     assert {(row["process_set"], row["name"]) for row in figures["slowest_tensors"]} == {
@@ -159,7 +159,7 @@ def test_totals_go_before_what_is_drawn(tmp_path: Path) -> None:
     assert (row["entries"], row["tensors"], row["bytes"]) == (40, 80, 4000)
     assert (row["entries_shown"], row["dropped"]) == (2, 5)
     shown = text(figures)
-    # The first step began with the recording: the start of the program is in it.
+    # The first step began with the recording, and includes the start of the program.
     assert "10 steps of 4.00 ms in the mean" in shown and "75.0 %" in shown and "5 records are missing" in shown
     assert "1 rank, 2.00 s" in shown and "(of a job of 2 ranks)" in shown
 
@@ -526,7 +526,7 @@ def test_worlds_are_merged_with_a_track_for_each_worker_and_the_resets_between(t
         ("world 2: 2 ranks", 100_000, 70_000),
         ("reset: rank 0 was killed by SIGKILL", 70_000, 30_000),
     ]
-    # A tensor has one row in both worlds, and all that was in the files is there.
+    # A tensor has one row in both worlds, and no event of the files is lost.
     rows = {(event["pid"], event["tid"]): event["args"]["name"] for event in events if event["name"] == "thread_name"}
     tensors = [event for event in events if event["ph"] == "X" and event["name"] == "negotiate"]
     assert {rows[event["pid"], event["tid"]] for event in tensors} == {"a", "b"}

@@ -100,7 +100,7 @@ def test_one_rank_of_a_launcher_does_not_hide_the_world_of_another() -> None:
 
 @pytest.mark.parametrize("complete", [OURS, TORCHRUN, OMPI, SRUN])
 def test_a_launcher_that_does_not_say_who_is_on_this_host_is_passed_over(complete: dict[str, str]) -> None:
-    # `srun --mpi=pmi2` sets rank and size of PMI beside Slurm's own variables, and others for what runs in a step.
+    # `srun --mpi=pmi2` sets PMI's rank and size beside Slurm's own variables, and others for processes of a step.
     assert detect({**complete, "PMI_RANK": "1", "PMI_SIZE": "2", "PMI_FD": "5"}) == detect(complete)
     if complete is not SRUN:
         assert detect({**complete, "PMI_RANK": "0", "PMI_SIZE": "3"}) == detect(complete)
@@ -109,7 +109,7 @@ def test_a_launcher_that_does_not_say_who_is_on_this_host_is_passed_over(complet
 def test_a_launcher_that_does_not_say_who_is_on_this_host_is_an_error_when_nobody_else_does() -> None:
     with pytest.raises(ConfigError, match=r"MPI_LOCALRANKID is not set; .*MPI_LOCALNRANKS=\$PMI_SIZE"):
         detect({"PMI_RANK": "1", "PMI_SIZE": "2"})
-    with pytest.raises(ConfigError, match="ENGINE_LOCAL_RANK is not set"):  # our own answer is whole or wrong
+    with pytest.raises(ConfigError, match="ENGINE_LOCAL_RANK is not set"):  # the engine's own must be complete
         detect({**OMPI, "ENGINE_RANK": "1", "ENGINE_SIZE": "2"})
 
 
@@ -270,7 +270,7 @@ def test_the_port_follows_from_the_job_and_is_not_that_of_torch() -> None:
         assert hub is not None
         return hub.port
 
-    # Each host may call the first one by another name.
+    # Each host may know the first one by another name.
     assert port() == port(RANK="3") == port(MASTER_ADDR="10.0.0.1")
     assert len({port(), port(TORCHELASTIC_RESTART_COUNT="1"), port(TORCHELASTIC_RUN_ID="other")}) == 3
     named = port(ENGINE_JOB="j")
@@ -340,4 +340,4 @@ def test_the_first_rank_of_each_host_leads() -> None:
     environ = {**HOSTS["torchrun"], "ENGINE_SECRET": "a secret of tests"}
     assert not detect(environ).leads
     assert detect({**environ, "RANK": "2", "LOCAL_RANK": "0"}).leads
-    assert detect({**TORCHRUN, "RANK": "0", "LOCAL_RANK": "1"}).leads  # with one host it is rank 0
+    assert detect({**TORCHRUN, "RANK": "0", "LOCAL_RANK": "1"}).leads  # on a single host rank 0 leads

@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = re.findall(r"^subdir\('(\w+)'\)", (ROOT / "meson.build").read_text(), re.MULTILINE)
 SOURCES = (*PACKAGES, "tools", "tests/verify", "meson.build", "LICENSE")
-PART = 250  # schedules of one process
+PART = 250  # schedules run in one process
 
 
 @dataclass(frozen=True)

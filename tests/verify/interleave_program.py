@@ -17,7 +17,7 @@ from typing import Any
 
 TOO_LONG = 50_000_000  # ns: a wait that only the tick of 100 ms ends is a lost wake-up
 ROOM = 1 << 20
-SWITCHES = (20, 100, 300, 700, 1000)  # of 1000 steps, after how many another thread may go on
+SWITCHES = (20, 100, 300, 700, 1000)  # chances in 1000 that another thread may run after a step
 MANNERS = ("blocking", "waiting", "polling", "polling", "later")
 
 

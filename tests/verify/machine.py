@@ -136,10 +136,10 @@ class Program:
 
 
 Readers = tuple[tuple[bool, ...], ...]
-# A thread's part of a state: the step it is at, its registers, and the word it sleeps on or None.
+# A thread's part of a state: its step, its registers, and the word it sleeps on or None.
 Thread = tuple[int, tuple[int, ...], int | None]
 State = tuple[tuple[Thread, ...], int]  # memories are numbered as they come
-# What a thread can do next: in words, the thread and the memory afterwards, the word whose sleepers it wakes or None.
+# A possible move: its description, the thread and memory afterwards, and the word whose sleepers it wakes or None.
 Move = tuple[str, Thread, int, int | None]
 
 
@@ -182,7 +182,7 @@ class Stores:
     def background(self, memory: Any) -> Iterator[Any]:
         words, buffers = memory
         for thread, buffer in enumerate(buffers):
-            waiting = set()  # words of the stores before
+            waiting = set()  # words of earlier stores
             ordinary = False  # whether one of them goes through the caches
             for at, (word, value, streamed) in enumerate(buffer):
                 if word not in waiting and not (ordinary and not streamed):
@@ -267,7 +267,7 @@ class Views:
         last = len(histories[word]) - 1
         for time in range(threads[thread][0][word], last + 1):
             value = change(histories[word][time][0])
-            if value is None:  # a comparison that fails is a load, and may be of an old value
+            if value is None:  # a failed comparison is a load, and may read an old value
                 yield self._read(memory, thread, word, time, True)[0], False
             elif time == last:
                 yield self.store(self._read(memory, thread, word, time, True)[0], thread, word, value, True), True

@@ -20,7 +20,7 @@ from .machine import Code, Explorer, Found, Memory, Program, Stores, Value, View
 
 ENGINE_ASLEEP, ENGINE, WAITER = 0, 1, 2  # state.pxd
 DOOR_ENGINE, DOOR_WAITER, DOORS, IN_ENTRY, CYCLE, COUNT_SHIFT = 1, 2, 3, 4, 8, 8  # layout.h
-NOTHING = 99  # transport.pxd: a stage that no other rank has to reach
+NOTHING = 99  # transport.pxd: a stage that no other rank must reach
 
 MODELS: tuple[Memory, ...] = (Stores(), Views())
 
@@ -42,7 +42,7 @@ class Thread(Code):
         super().__init__(without=without, constant={"stop": 0, **constant})
         self.drive: Callable[[], None] = self.no_work
         self.reasons: Callable[[], None] | None = None
-        self.waits = 0  # 1 while it writes the steps of a driver that is a waiter itself, and counted as one
+        self.waits = 0  # 1 while it writes the steps of a driver that itself counts as a waiter
 
     def no_work(self) -> None:
         self.let("moved", 0)
@@ -356,7 +356,7 @@ class Scenario:
     judge: Callable[[dict[str, int], dict[str, str | None]], str]
 
 
-ALONE = {"role": ENGINE_ASLEEP, "waiters": 0}  # an engine thread that shares its process with nobody
+ALONE = {"role": ENGINE_ASLEEP, "waiters": 0}  # an engine thread without callers in its process
 PROCESS = {"role": ENGINE_ASLEEP, "asleep": DOOR_ENGINE, "door1": 0, "door2": 0, "waiters": 0, "local": 0}
 SLEEPER = {word: PROCESS[word] for word in ("asleep", "door1", "door2")}
 
@@ -597,7 +597,7 @@ def stop(without: frozenset[str]) -> Scenario:
 
 
 def stop_waiter(without: frozenset[str]) -> Scenario:
-    """`driver_stop` runs once the engine thread is gone, while a thread begins to wait for an operation that now fails."""
+    """`driver_stop` runs after the engine thread's end, while a thread begins to wait for an operation that fails."""
     waiter, stopper = Thread(without), Thread(without)
     del waiter.constant["stop"], stopper.constant["stop"]
     waiter.driver_wait("op")
@@ -705,7 +705,7 @@ SCENARIOS: dict[str, Callable[[frozenset[str]], Scenario]] = {
         *(clock, streamed, passes),
     )
 }
-# What a mutant leaves out, and the scenarios that have to find it, under one of the memory models at least.
+# Omissions of a mutant, and the scenarios that must find it, under at least one of the memory models.
 FENCES = {
     "WAKE": ("entries", "call", "cycle"),
     "STAGE": ("stages",),
@@ -722,22 +722,22 @@ FENCES = {
     "STREAM": ("streamed",),
 }
 RULES = {
-    "LOOK_ENGINE": ("entries", "stages", "submissions"),  # the pass after the announcement
+    "LOOK_ENGINE": ("entries", "stages", "submissions"),  # the pass after the announcement of sleep
     "LOOK_CALLER": ("call",),
     "LOOK_GIVE_BACK": ("give_back",),
     "LOOK_RUNG": ("give_back",),
-    "RECHECK_DONE": ("two_waiters",),  # the look at the operation after the role was found taken
-    "DOOR_FIRST": ("entries",),  # the count is read before the look, not after
+    "RECHECK_DONE": ("two_waiters",),  # the second look at the operation, after the role was found taken
+    "DOOR_FIRST": ("entries",),  # the door's count is read before the look, not after
     "LOCAL_DOOR_FIRST": ("two_waiters",),
-    "COUNT": ("entries",),  # `asleep` carries the count of this sleep, so that one ring is not taken for another
-    "WAKE_FOR_ROLE": ("role",),  # who gives the role up wakes who waits for it
+    "COUNT": ("entries",),  # `asleep` carries the count of this sleep, so that a ring for another is told apart
+    "WAKE_FOR_ROLE": ("role",),  # giving up the role wakes a thread that waits for it
     "PASS_ON": ("two_waiters",),
     "DOOR_BEFORE_STOP": ("stop",),
     "RECHECK_STOP": ("stop_waiter",),
-    "NEED": ("stages",),  # each announcement says what it needs
-    "WAIT_BEHIND": ("passes",),  # that a rank waits for all is told behind what it has submitted
-    "WAIT_AGAIN": ("passes",),  # a leader looks whether something came while it read
-    "WAIT_OFF": ("passes",),  # that a rank waited before is taken back first
+    "NEED": ("stages",),  # each announcement carries its own need
+    "WAIT_BEHIND": ("passes",),  # a rank's wait for all is sent after its submissions
+    "WAIT_AGAIN": ("passes",),  # a leader checks for changes made while it read
+    "WAIT_OFF": ("passes",),  # an earlier wait for all is revoked first
 }
 
 

@@ -33,9 +33,9 @@ SHAPES: tuple[Shape, ...] = (
     (2, 0.0, ()),
     (4, 1.0, ("--no-binding",)),
 )
-# What is no instruction on x86.
+# Fences that are no instruction on x86.
 ONE_SIDED = ("TURN", "LOOK")
-# Where a fence is most likely to be missed. A fence that is not here is hammered by all blocks in turn.
+# Blocks in which the absence of a fence shows most often. Other fences are stressed by all blocks in turn.
 FOCUS = {"WAKE": "calls", "STAGE": "chunks", "ENGINE": "pairs", "CALLER": "calls", "GIVE_BACK": "returns"}
 
 
@@ -160,7 +160,7 @@ def main() -> int:
     directory = options.build.resolve()
     chosen = {name: number for name, number in fences().items() if name in options.fence or not options.fence}
     forgiven = ONE_SIDED if platform.machine() == "x86_64" else ()
-    # All builds come before the first run: building needs no idle machine, the runs do.
+    # All builds precede the first run: runs need an idle machine, builds do not.
     sites = {name: build(directory, number) for name, number in chosen.items() if name not in forgiven}
     everything = build(directory, 0)
     rows = [("fence", "lost wake-ups without it", "found missing by the model")]

@@ -19,8 +19,8 @@ import numpy as np
 
 from ..waiting import NotWithin, until
 
-LATE = 0.09  # s: a tick lasts 0.1
-LOST = 0.5  # s until a poller gives up on the engine thread, and waits instead
+LATE = 0.09  # seconds; a tick lasts 0.1
+LOST = 0.5  # seconds until a poller gives up on the engine thread, and waits instead
 SUM, SAME = 1, 1.0
 SIZES = (1, 1, 1, 1, 3000, 15_000, 50_000)  # float32: one-shot, one chunk, several
 CHUNK = 1 << 16  # bytes, the smallest
@@ -74,7 +74,7 @@ def hammer(seconds: float, cycle_time_ms: float, seed: int, blocks: tuple[str, .
         kind(rank, block)
         block += 1
         odd = len(rank.report.slow) + len(rank.report.lost_polls) > found
-        # Blocking, and the same on every rank: whether somebody was slow, and whether the time is over.
+        # Blocking, and equal on every rank: whether some rank was slow, and whether the time is over.
         flags = np.array([odd, time.monotonic() >= end], np.float32)
         rank.engine.allreduce(flags, flags, "flags", SUM, SAME, SAME, True).wait()
         if flags[0]:
