@@ -177,7 +177,7 @@ def half() -> None:
 
 
 def timed() -> None:
-    """Measure a large allreduce of the engine and of MPI in turn; return the least seconds of each."""
+    """Measure a large allreduce of the engine and of MPI in turn; print the least time of each."""
     from mpi4py import MPI
 
     engine.init(lanes=os.environ.get("LANES", "mpi"))  # ENGINE_BETWEEN_HOSTS chooses the algorithm

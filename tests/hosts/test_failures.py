@@ -103,7 +103,7 @@ def test_who_hears_late_that_rank_0_is_gone_believes_who_has_heard(hosts: Hosts)
 
 
 def test_a_stopped_leader_is_named_by_all(hosts: Hosts) -> None:
-    """Its host mate's later submissions reach nobody; neither that rank is named as late, nor rank 0 as silent."""
+    """Its host mate's later submissions reach no other host; that rank is not named as late, nor rank 0 as silent."""
     job = Job(hosts, "stopped_program", "stopped", ENGINE_STALL_LIMIT="2", ENGINE_STALL_WARNING="1")
     try:
         told = job.told(2)

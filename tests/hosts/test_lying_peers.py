@@ -480,7 +480,7 @@ def resident() -> int:
 
 
 def test_hostile_frames_drawn_at_random_end_in_a_result_or_an_error() -> None:
-    """A part of `make fuzz`."""
+    """A part of `make fuzz`, with a fixed seed."""
     told = 0
     for seed in range(40):
         some, kinds, problems = one_world(random.Random(seed))

@@ -386,7 +386,7 @@ def test_ssh_starts_agents_with_the_environment_and_the_directory_of_the_launche
 
 
 def test_another_python_of_the_hosts_is_that_of_their_ranks(launcher):
-    """The Python is found by its name and by the launcher's path; the launcher's own host keeps its Python."""
+    """There it replaces both `python` and the path of the launcher's Python; the launcher's own host keeps its own."""
     stand_in_ssh(launcher)
     python = other_python(launcher.home / "far")
     job = launcher.run("-H", "chatty:1,localhost:1", "--remote-python", python, python="print(sys.executable)")

@@ -45,7 +45,7 @@ OPTIONS = """
 
 @dataclass(frozen=True)
 class Run:
-    """A job, and the server that scrapes it."""
+    """A job, and the Prometheus that scrapes it."""
 
     server: Server
     job: Job

@@ -390,7 +390,7 @@ def delays(share: float, seconds: float) -> Forge:
 
 
 def test_no_wake_up_is_late_on_several_hosts() -> None:
-    """A sleeping rank is woken by what comes from another host, not only by its check at the next tick."""
+    """A sleeping rank is woken by data from another host, not only by its check at the next tick."""
 
     def late_wakes(rank: int) -> int:
         native = engine.runtime.engine()

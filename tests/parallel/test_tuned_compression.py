@@ -249,7 +249,7 @@ def test_bytes_and_batches(parts: Parts, rank: int, size: int) -> None:
 
 @on_ranks(1, 2, 3, 4, world={"compression": "none"})
 def test_a_rank_that_means_another_compression_and_what_cannot_be_said(parts: Parts, rank: int, size: int) -> None:
-    """Such a rank, and a value that cannot be expressed, are refused."""
+    """Both are refused: ranks that disagree get a `MismatchError`, and compressed Adasum a `ValueError`."""
     x = np.ones(3, np.float32)
     for knob in ("none", "bf16"):
         turn(knob)

@@ -2,30 +2,29 @@
 
     python -m tests.standins.ptx kernels.ptx kernels.c        # kernels.c wants -Iengine_ext -fwrapv -ffp-contract=off
 
-What comes out is called as
+Each function has the signature
 
     void kernel(void **arguments, const unsigned grid[3], const unsigned block[3],
                 const unsigned block_index[3], const unsigned thread_index[3]);
 
-with the argument list of `cuLaunchKernel`, for every thread of the grid in any order, and from several host threads at
-once if `ptx_ranges` is not used. It is found in the table
+with the argument list of `cuLaunchKernel`. It is called for every thread of the grid in any order, and from several
+host threads at once if `ptx_ranges` is not used. All functions are in the table
 
     extern const struct ptx_kernel { const char *name; ptx_function *function; unsigned arguments; } ptx_kernels[];
 
-which ends with a null name. What else is exported:
+which ends with a null name. The C source also exports:
 
-- `long ptx_distance` is added to every address: where an executor sees device memory through a mapping of its own.
+- `long ptx_distance`, which is added to every address where an executor maps device memory elsewhere.
 - `int ptx_launch(function, arguments, grid, block)` runs all threads, block by block; `ptx_block` those of one block,
-  whose index is the last argument. -1: a thread went wrong, as a device would have found; `ptx_error` says how. The
-  thread's other stores took place, so what it wrote means nothing.
-- `void ptx_ranges(ranges, count)` allows accesses to these addresses alone, sorted by their start; count 0 allows all.
+  whose index is the last argument. -1: a thread failed, as on a device; `ptx_error` gives the reason. The thread's
+  other stores took place, so that its output is meaningless.
+- `void ptx_ranges(ranges, count)` restricts accesses to these ranges, sorted by their start; count 0 allows all.
 
-Only barrier-free kernels without shared, local or constant memory are known, since a thread is run to its end alone.
-Any instruction, operand or directive that is not known is an `UnknownError`: it is not guessed what it does. Arithmetic
+Only barrier-free kernels without shared, local or constant memory are supported, since each thread runs to its end
+alone. Any unknown instruction, operand or directive is an `UnknownError`: its meaning is not guessed. Arithmetic
 without a rounding mode (`add.f32`) is unknown on purpose: a device may fuse it.
 
-What this cannot show: how fast anything is, how accesses of threads meet (coalescing, races between threads), and what
-the driver's compiler makes of the PTX.
+This cannot show speed, interactions of threads' accesses (coalescing, races), and the output of the driver's compiler.
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ def ready(*moments: float, nbytes: int = 1000, **more: Any) -> tuple[Tensor, ...
         (ready(0.010, 0.012, 0.014), (), replace(RULES, fusion_threshold=2000), [(0.012, 2000), (0.014, 1000)]),
         (ready(0.010, 0.012), (), replace(RULES, fusion_threshold=0), [(0.010, 1000), (0.012, 1000)]),
         (ready(0.010, 0.014), ((0.011, 0.012),), RULES, [(0.011, 1000), (0.014, 1000)]),  # closed by a waiter
-        (ready(0.010, 0.012, 0.014), ((0.011, 0.013),), RULES, [(0.012, 2000), (0.014, 1000)]),  # its tensor comes later
+        (ready(0.010, 0.012, 0.014), ((0.011, 0.013),), RULES, [(0.012, 2000), (0.014, 1000)]),  # for a later tensor
         (ready(0.010) + ready(0.011, kind="broadcast"), (), RULES, [(0.011, 1000), (0.011, 1000)]),
         (ready(0.010) + ready(0.011, compression="fp16"), (), RULES, [(0.011, 1000), (0.011, 1000)]),
     ],

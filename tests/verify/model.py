@@ -537,7 +537,7 @@ def submissions(without: frozenset[str]) -> Scenario:
 
 
 def cycle(without: frozenset[str]) -> Scenario:
-    """A batch is open and its cycle is long: a new waiter for a member closes it, whoever submits the last bit."""
+    """A batch is open and its cycle is long: a waiter for a member closes it, whichever rank submits last."""
     leader, waiter, last = Thread(without, **ALONE), Thread(without), Thread(without)
 
     def drive() -> None:
