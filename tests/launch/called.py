@@ -104,7 +104,7 @@ def large_on(who: int, size: int) -> str:
 
 
 def pythons() -> tuple[str, str | None]:
-    """Running Python interpreter, and the one found on PATH under that name."""
+    """Running Python interpreter, and the one found on PATH as `python`."""
     return sys.executable, shutil.which("python")
 
 

@@ -46,7 +46,7 @@ WAITS = """
 
 @dataclass
 class Far:
-    """SSH server, and the files that its client needs."""
+    """SSH server on the loopback, with the key and the client configuration."""
 
     home: Path
     port: int
