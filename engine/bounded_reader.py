@@ -1,8 +1,8 @@
-"""Read what others wrote, within limits: files of any origin, and JSON in them or from a peer.
+"""Reading of untrusted files, and of JSON in them or from a peer, with limits.
 
-Nothing here waits, follows a device or keeps more than it was allowed to: a file may be a FIFO, endless, cut short, or
-made to do harm. What is wrong is told in one line, with the line or the byte at which it is. `autotune`, which imports
-nothing of `engine`, has the same file; a check compares them.
+No function blocks, reads from a device or keeps more data than allowed: a file may be a FIFO, endless, truncated or
+malicious. Errors are one line, with the line or byte of the fault. `autotune`, which imports nothing of `engine`, has
+the same file; a check compares them.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from typing import Any
 
 MIB = 1 << 20
-DEPTH = 32  # most brackets within each other
-ENTRIES = 1 << 20  # most values of one text, as its commas tell
-LARGEST = 1e18  # no number of a file or a peer is beyond it, but for whole numbers of 64 bits
+DEPTH = 32  # largest nesting depth of brackets
+ENTRIES = 1 << 20  # largest number of values in one text, counted by its commas
+LARGEST = 1e18  # largest absolute value of a number, except for integers, which may have 64 bits
 _CHUNK = 1 << 20
 _KINDS = (
     (stat.S_ISDIR, "a directory"),
@@ -26,7 +26,7 @@ _KINDS = (
     (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
 )
-_STRINGS = re.compile(r'"(?:[^"\\]+|\\.)*+"?', re.DOTALL)  # one that does not end goes to the end: no second try
+_STRINGS = re.compile(r'"(?:[^"\\]+|\\.)*+"?', re.DOTALL)  # An unterminated string matches to the end: no backtracking.
 _TOKENS = re.compile(_STRINGS.pattern + r"|[\[\]{},]", re.DOTALL)
 _NO_BRACKETS = re.compile(r"[^\[\]{}]+")
 _SURROGATES = re.compile("[\ud800-\udfff]")
@@ -34,7 +34,7 @@ _DECIMAL = re.compile(r"[+-]?(?:[0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})(?:[eE][
 
 
 class ReadError(ValueError):
-    """A file or a text that is damaged, or beyond a limit: one line that says where, and what is wrong."""
+    """A file or a text is damaged, or exceeds a limit. The message is one line with the place and the fault."""
 
 
 def read_bytes(path: str | os.PathLike[str], limit: int) -> bytes:
@@ -43,14 +43,14 @@ def read_bytes(path: str | os.PathLike[str], limit: int) -> bytes:
     Parameters
     ----------
     path : path
-        Of a regular file, or of a link to one.
+        Path of a regular file, or of a link to one.
     limit : int
-        Most bytes that it may have.
+        Largest allowed size of the file in bytes.
 
     Raises
     ------
     ReadError
-        It is no regular file, or larger.
+        It is not a regular file, or too large.
     OSError
         It cannot be read.
     """
@@ -62,35 +62,35 @@ def read_bytes(path: str | os.PathLike[str], limit: int) -> bytes:
             held += len(part)
     finally:
         os.close(descriptor)
-    if held > limit:  # it grows, or tells no size
+    if held > limit:  # The file has grown, or has no size.
         raise ReadError(f"{_shown(path)}: has more than the {limit} bytes that are read of such a file")
     return b"".join(parts)
 
 
 def read_text(path: str | os.PathLike[str], limit: int) -> str:
-    """Read a whole file of text in UTF-8. Parameters and errors as of `read_bytes`, and a byte that is no text."""
+    """Read a whole file of UTF-8 text. Parameters and errors are those of `read_bytes` and of `decode`."""
     return decode(read_bytes(path, limit), _shown(path))
 
 
 def read_lines(path: str | os.PathLike[str], limit: int, longest: int) -> Iterator[tuple[int, bytes | None]]:
-    """Read a file line by line, as lines are asked for.
+    """Read a file lazily, line by line.
 
     Parameters
     ----------
     path, limit
-        As of `read_bytes`. What is written after the file was opened may or may not be read.
+        Same as in `read_bytes`. Data that is written after the file was opened may or may not be read.
     longest : int
-        Most bytes of a line.
+        Largest length of a line in bytes.
 
     Yields
     ------
     int, bytes or None
-        The number of a line, from 1, and the line without its end; None for a line that is too long.
+        Number of a line, from 1, and the line without its end; None for a line that is too long.
 
     Raises
     ------
     ReadError, OSError
-        As of `read_bytes`, also for a file that has become larger than `limit`.
+        Same as in `read_bytes`; also if the file has grown beyond `limit`.
     """
     with open(_open(path, limit), "rb") as file:
         number = held = 0
@@ -107,7 +107,7 @@ def read_lines(path: str | os.PathLike[str], limit: int, longest: int) -> Iterat
 
 
 def _open(path: str | os.PathLike[str], limit: int) -> int:
-    """Open a regular file of at most so many bytes, without waiting for whoever may be at its other end."""
+    """Open a regular file of at most `limit` bytes, without blocking on a FIFO or device."""
     if "\0" in os.fsdecode(path):
         raise ReadError(f"{_shown(path)}: a path has no NUL")
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
@@ -131,12 +131,12 @@ def decode(data: bytes, where: str = "") -> str:
     ----------
     data : bytes
     where : str
-        Name of the file or the sender, with which the error begins.
+        Name of the file or the sender, for the beginning of the error.
 
     Raises
     ------
     ReadError
-        It is no UTF-8, or has a NUL.
+        The data is not UTF-8, or has a NUL.
     """
     begin = f"{where}: " if where else ""
     try:
@@ -150,18 +150,18 @@ def decode(data: bytes, where: str = "") -> str:
 
 
 def parse_json(data: bytes | str, where: str = "", *, entries: int = ENTRIES, halves: bool = False) -> Any:
-    """Parse JSON. Numbers are finite, and beyond neither `LARGEST` nor 64 bits; brackets lie `DEPTH` deep at most.
+    """Parse JSON with finite numbers up to `LARGEST`, integers up to 64 bits, and nesting up to `DEPTH` levels.
 
     Parameters
     ----------
     data : bytes or str
     where : str
-        Name of the file or the sender, with which the error begins.
+        Name of the file or the sender, for the beginning of the error.
     entries : int
-        Most values.
+        Largest number of values.
     halves : bool
-        Keep halves of surrogate pairs, by which Python tells bytes that are no text in names of files and variables.
-        Else they become `?`: whoever writes them would fail.
+        Whether to keep lone surrogates, by which Python represents undecodable bytes in names of files and variables.
+        Otherwise they become `?`, since encoding them would fail.
 
     Returns
     -------
@@ -170,7 +170,7 @@ def parse_json(data: bytes | str, where: str = "", *, entries: int = ENTRIES, ha
     Raises
     ------
     ReadError
-        It is no such JSON.
+        The text is not JSON, or exceeds a limit.
     """
     text = decode(data, where) if isinstance(data, bytes) else data
     begin = f"{where}: " if where else ""
@@ -189,19 +189,19 @@ def parse_json(data: bytes | str, where: str = "", *, entries: int = ENTRIES, ha
 
 
 def parse_cut_json(data: bytes, where: str = "") -> tuple[Any, str]:
-    """Parse JSON of which the end may be missing, as far as it goes.
+    """Parse JSON whose end may be missing, as far as possible.
 
     Returns
     -------
     object
-        Of what is cut short, all values before the last comma.
+        Parsed value; of a truncated text, all values before the last comma.
     str
-        What is wrong, as the error would say; empty if the text is whole.
+        Text of the error about a truncated text; empty if the text is complete.
 
     Raises
     ------
     ReadError
-        As of `parse_json`, for a text of which nothing can be read.
+        Same as in `parse_json`, if no part of the text can be parsed.
     """
     try:
         return parse_json(data, where), ""
@@ -225,7 +225,7 @@ def parse_cut_json(data: bytes, where: str = "") -> tuple[Any, str]:
 
 
 def _is_deep(text: str) -> bool:
-    """Whether brackets lie more than `DEPTH` deep within each other, before anything recurses into them."""
+    """Return whether brackets are nested more than `DEPTH` deep; called before recursive parsing."""
     depth = 0
     for bracket in _NO_BRACKETS.sub("", _STRINGS.sub("", text)):
         depth += 1 if bracket in "[{" else -1
@@ -265,12 +265,12 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_int=_whole, p
 
 
 def whole(told: Any, name: str, least: int = 0, most: int = (1 << 63) - 1) -> int:
-    """A field of an object that is a whole number.
+    """Return a field of an object that must be a whole number.
 
     Parameters
     ----------
     told : object
-        Part of what `parse_json` has given.
+        Value from `parse_json`, or a part of it.
     name : str
         Name of the field.
     least, most : int
@@ -278,7 +278,7 @@ def whole(told: Any, name: str, least: int = 0, most: int = (1 << 63) - 1) -> in
     Raises
     ------
     ReadError
-        `told` is no object, or the field is missing or something else; so for `number` and `text`.
+        `told` is not an object, or the field is missing or of another type or range.
     """
     value = _field(told, name)
     if type(value) is not int or not least <= value <= most:
@@ -287,7 +287,7 @@ def whole(told: Any, name: str, least: int = 0, most: int = (1 << 63) - 1) -> in
 
 
 def number(told: Any, name: str, least: float = -LARGEST, most: float = LARGEST) -> float:
-    """A field that is a number."""
+    """Return a field that must be a number, as a float. Raises like `whole`."""
     value = _field(told, name)
     if type(value) not in (int, float) or not least <= value <= most:
         raise ReadError(f"{name!r} is {shorten(repr(value))}, and a number from {least:g} to {most:g} is expected")
@@ -295,7 +295,7 @@ def number(told: Any, name: str, least: float = -LARGEST, most: float = LARGEST)
 
 
 def text(told: Any, name: str) -> str:
-    """A field that is a text."""
+    """Return a field that must be a string. Raises like `whole`."""
     value = _field(told, name)
     if type(value) is not str:
         raise ReadError(f"{name!r} is {shorten(repr(value))}, and a text is expected")
@@ -311,9 +311,9 @@ def _field(told: Any, name: str) -> Any:
 
 
 def natural(digits: str, most: int = (1 << 31) - 1) -> int | None:
-    """Read a whole number from 0 on in a text, such as a file's name; None if it is none, or more than `most`.
+    """Parse a whole number from 0 on in a text, such as a file's name; None if it is invalid, or more than `most`.
 
-    Unlike `int` it takes neither signs, blanks and digits of other scripts, nor numbers that are as long as a file.
+    Unlike `int` it accepts no signs, blanks or digits of other scripts, and no extremely long numbers.
     """
     if not (digits.isascii() and digits.isdigit()) or len(digits.lstrip("0")) > len(str(most)):
         return None
@@ -322,16 +322,16 @@ def natural(digits: str, most: int = (1 << 31) - 1) -> int | None:
 
 
 def decimal(digits: str, most: float = LARGEST) -> float | None:
-    """Read a number in a text, as people write it; None if it is none, or beyond `most` or its negative.
+    """Parse an ordinary decimal number; None if it is invalid, or its absolute value is more than `most`.
 
-    Unlike `float` it takes neither `1_000`, `nan` and digits of other scripts, nor what becomes infinite.
+    Unlike `float` it accepts neither `1_000`, `nan` and digits of other scripts, nor numbers that become infinite.
     """
     value = float(digits) if _DECIMAL.fullmatch(digits) else most + abs(most)
     return value if abs(value) <= most else None
 
 
 def shorten(text: str, longest: int = 60) -> str:
-    """A text as an error quotes it: without what would control a terminal, and cut."""
+    """Shorten a text for an error, and replace characters that are not printable by `?`."""
     plain = "".join(each if each.isprintable() else "?" for each in text[: longest + 1])
     return plain if len(plain) <= longest else plain[: longest - 3] + "..."
 
