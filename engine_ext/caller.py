@@ -1,4 +1,4 @@
-"""Where in the user's program a call came from."""
+"""Place in the user's program from which a call came."""
 
 from __future__ import annotations
 

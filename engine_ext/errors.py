@@ -1,4 +1,4 @@
-"""What the engine raises. `engine.errors` gives these to users; they live here so that native code can raise them."""
+"""Exceptions of the engine. They are defined here so that native code can raise them; users import `engine.errors`."""
 
 from __future__ import annotations
 

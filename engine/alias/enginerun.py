@@ -55,7 +55,7 @@ def _real(name: str) -> str:
 
 
 def _directory() -> Path:
-    """Where the package lies: beside this file, or, in an editable installation, around it."""
+    """Return the directory of the package: beside this file, or around it in an editable installation."""
     here = Path(__file__).resolve()
     beside = here.parent / _PACKAGE
     return beside if beside.is_dir() else here.parents[1]

@@ -1,0 +1,95 @@
+"""Rules about words: docstrings are whole thoughts, functions have two words, commit subjects say what was done.
+
+The counts only go down: a commit that lowers one writes the new number here.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("engine", "engine_ext", "autotune", "benchmarks", "grafana", "tools", "tests")
+# A docstring or a description that begins so is half a sentence.
+HALF = re.compile(
+    r"(Of|That|By|Whose|What|Whether|How|Whoever|All that|Where|Who|Which|As|With|From|In|On|For|To|At)\b"
+)
+FIELD = re.compile(r"^\S[^\n]* : [^\n]*\n    (\S+(?: that)?)", re.MULTILINE)
+# Functions of one word that the field uses for exactly that.
+ONE_WORD = frozenset(
+    """
+    abort accept acquire add allgather allreduce alltoall append backward barrier broadcast cancel check clear
+    close compile connect copy decode describe destroy detach done drain dump encode end enter error exit extend
+    fileno flush format forward get handle init insert install is items join keys kill length listen load lock
+    log main make map merge name next open parse peek pending pin plan poll pop predict prepare put rank read
+    receive record recv reduce register release remove render reset resize resolve restore resume run save seek
+    send serve set setup shutdown size sort split start state step stop submit sum swap sync tell test truncate
+    unlock unregister update validate values view wait wake warn wrap write
+    """.split()
+)
+SUBJECT = re.compile(r"[A-Za-z0-9_./, -]+: [A-Z][a-z]+ .+|Revert \".+")
+SUBJECTS_SINCE = "3650790"  # the last commit before subjects were held
+MOST_SUBJECT = 72  # characters
+
+MOST = {
+    "half sentences that begin a docstring": 0,
+    "half sentences that describe a field or parameter": 0,
+    "functions of one word": 2423,
+    "class names of several classes": 65,
+}
+
+
+def sources() -> Iterator[tuple[str, ast.Module]]:
+    """Yield path and syntax tree of each Python file of the project."""
+    for room in ROOMS:
+        for path in sorted((ROOT / room).rglob("*.py")):
+            yield str(path.relative_to(ROOT)), ast.parse(path.read_text())
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, list[str]]:
+    """Places of what is counted, by its name in `MOST`."""
+    docstrings, fields, functions = [], [], []
+    classes: dict[str, list[str]] = defaultdict(list)
+    for name, tree in sources():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                text, place = ast.get_docstring(node) or "", f"{name}:{getattr(node, 'lineno', 1)}"
+                docstrings += [place] if HALF.match(text) else []
+                begins = [match[1] for match in FIELD.finditer(text)]
+                fields += [place for word in begins if HALF.match(word) and not word.startswith("Whether")]
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not name.startswith("tests/"):
+                word = node.name.strip("_")
+                functions += [f"{name}:{node.lineno}"] if "_" not in word and is_one_word(node.name) else []
+            if isinstance(node, ast.ClassDef) and not name.startswith("tests/"):
+                classes[node.name].append(f"{name}:{node.lineno}")
+    shared = [" ".join([name, *places]) for name, places in classes.items() if len(places) > 1]
+    return dict(zip(MOST, (docstrings, fields, functions, shared), strict=True))
+
+
+def is_one_word(name: str) -> bool:
+    """Return whether a name of one word is not an established one."""
+    return not name.startswith("__") and name.strip("_") not in ONE_WORD
+
+
+@pytest.mark.parametrize("kind", MOST)
+def test_what_a_stranger_stumbles_over_becomes_less(found: dict[str, list[str]], kind: str) -> None:
+    """A smaller count is an error, too, until it stands in `MOST`."""
+    places = found[kind]
+    assert len(places) == MOST[kind], "\n".join(places[-20:])
+
+
+def test_commit_subjects_say_what_was_done_and_where() -> None:
+    """Subjects have the form `area: Verb object`."""
+    command = ["git", "log", "--no-merges", "--format=%s", f"{SUBJECTS_SINCE}..HEAD"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode != 0:
+        pytest.skip("needs the history of the repository")
+    wrong = [line for line in done.stdout.splitlines() if len(line) > MOST_SUBJECT or not SUBJECT.fullmatch(line)]
+    assert wrong == []
