@@ -18,10 +18,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..exit_report.report import NOTHING, ExitReport
+from ..exit_report.report import ABSENT, NOTHING, ExitReport
 from ..host.processes import signal_name
 
-UNREACHED = ("died", "lost", "absent")  # causes that ranks report of each other if they are disconnected
+UNREACHED = ("died", "lost", ABSENT)  # causes that ranks report of each other if they are disconnected
 _LINKS = ("During handling of the above exception", "The above exception was the direct cause")
 _TRACEBACK = re.compile(r"^(?:  [+|] )?(?:Exception Group )?Traceback \(most recent call last\):")
 
