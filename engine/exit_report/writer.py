@@ -30,6 +30,16 @@ _lock = _thread.RLock()
 _installed = False
 
 
+def _forget_parent() -> None:
+    """Start anew in a forked child: another thread of the parent may have held the lock."""
+    global _lock
+    _lock = _thread.RLock()
+    _report.clear()
+
+
+os.register_at_fork(after_in_child=_forget_parent)
+
+
 def install() -> None:
     """Arrange that the uncaught exception of the main thread is reported. Does nothing without a launcher.
 

@@ -103,6 +103,30 @@ def test_a_worker_that_calls_init_reports_in_place_of_who_started_it(tmp_path: P
     assert told.raised is not None and told.raised.type == "KeyError"
 
 
+def test_a_child_that_is_forked_during_a_report_can_report_itself(tmp_path: Path) -> None:
+    code = """
+import os, signal, threading
+from engine.exit_report import writer
+held, done = threading.Event(), threading.Event()
+def hold():
+    with writer._lock:
+        held.set()
+        done.wait()
+writer.report_failure(1, "died", "of the parent's world", 5.0)
+threading.Thread(target=hold, daemon=True).start()
+held.wait()
+if (child := os.fork()) == 0:
+    signal.alarm(20)
+    writer.claim()
+    raise KeyError
+os.waitpid(child, 0)
+done.set()
+os._exit(0)
+"""
+    told, _ = run(code, home=tmp_path)
+    assert told.raised is not None and told.raised.type == "KeyError" and told.failure is None
+
+
 def test_the_users_own_startup_file_runs_and_the_path_is_as_it_was(tmp_path: Path) -> None:
     own = tmp_path / "own"
     own.mkdir()
