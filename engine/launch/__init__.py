@@ -1,8 +1,8 @@
 """`enginerun`: start, watch and end the ranks of a job. Runs without the native extension.
 
-Decisions, without side effects: `hosts`, `plan`, `cpu_binding`, `verdict`.
-Actions: `spawn`, `guardian`, `output`, `console`, `supervisor`, `report`, `cli`.
-Single options: `horovod_options`, `check_build`.
+`job` runs a job from its options (`cli`) to its exit code. Ranks of one host are started and watched here
+(`process.supervisor`). Several hosts have an `agent` each, which the `job_driver` tells what to do. Workers that come
+and go belong to the `elastic_driver`.
 """
 
 from __future__ import annotations

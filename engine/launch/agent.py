@@ -20,19 +20,20 @@ from typing import Any
 from ..host import linux, machine, network, processes
 from ..host.signals import caught
 from ..metrics import page
-from . import remote_files, spawn
-from .channel import GREETING, Channel, ChannelError, Message
-from .cpu_binding import Allotment, allot
-from .devices import devices_here, share_devices
 from .errors import LaunchError
-from .guardian import Guardian
-from .output import Stream
-from .page_copies import Pages
-from .plan import Crew, Job, RankPlan, plan, without_places
-from .reach import network_of
-from .spawn import Rank
-from .supervisor import ENDING_SIGNALS, PASSED_SIGNALS, SIGNALS, Supervisor
-from .verdict import End
+from .hosts import remote_files
+from .hosts.channel import GREETING, Channel, ChannelError, Message
+from .hosts.page_copies import Pages
+from .hosts.reach import network_of
+from .process import spawn
+from .process.cpu_binding import Allotment, allot
+from .process.devices import devices_here, share_devices
+from .process.guardian import Guardian
+from .process.output import Stream
+from .process.plan import Crew, Job, RankPlan, plan, without_places
+from .process.spawn import Rank
+from .process.supervisor import ENDING_SIGNALS, PASSED_SIGNALS, SIGNALS, Supervisor
+from .report.failure_cause import End
 
 # Variables of the host or the session: ranks get the agent's values of these, not the launcher's.
 OF_THE_HOST = ("HOSTNAME", "LOGNAME", "USER", "HOME", "SHELL", "MAIL", "DISPLAY", "XAUTHORITY")
@@ -315,11 +316,11 @@ def serve(channel: Channel) -> int:
     try:
         for message in channel.messages():
             if message.kind == "examine":
-                from .doctor import examine  # a slow import, not needed for jobs
+                from .cli.doctor import examine  # a slow import, not needed for jobs
 
                 examine(channel, message)
             elif message.kind == "witness":
-                from .witness import testify
+                from .hosts.dead_workers import testify
 
                 testify(channel, message)
                 break

@@ -18,20 +18,20 @@ from ..elastic.worker.messages import TalkError
 from ..host import linux, machine, processes
 from ..host.signals import caught
 from ..metrics import page
-from . import spawn
 from .agent import Agent, Relay
-from .channel import WORLDS, Channel, ChannelError, Message
-from .cpu_binding import Allotment, allot
-from .elastic_said import SaidError, check
+from .elastic.worker_messages import SaidError, check
+from .elastic.worker_server import Gatehouse
 from .errors import LaunchError
-from .gatehouse import Gatehouse
-from .guardian import Guardian, boot_time
-from .output import Stream
-from .plan import Crew, plan_one
-from .spawn import Rank
-from .supervisor import ENDING_SIGNALS, PASSED_SIGNALS, SIGNALS, Stage, Supervisor
-from .verdict import End
-from .witness import where
+from .hosts.channel import WORLDS, Channel, ChannelError, Message
+from .hosts.dead_workers import where
+from .process import spawn
+from .process.cpu_binding import Allotment, allot
+from .process.guardian import Guardian, boot_time
+from .process.output import Stream
+from .process.plan import Crew, plan_one
+from .process.spawn import Rank
+from .process.supervisor import ENDING_SIGNALS, PASSED_SIGNALS, SIGNALS, Stage, Supervisor
+from .report.failure_cause import End
 
 # Exit codes of shells for a program that the kernel cannot execute.
 _NOT_EXECUTED = {errno.ENOENT: 127, errno.EACCES: 126, errno.ENOEXEC: 126}

@@ -21,28 +21,29 @@ from ..elastic.limits import Limits
 from ..host import linux, machine, private_files, processes
 from ..host.signals import caught
 from ..setting import variable
-from . import leftovers, remote_files, spawn
-from .conductor import Conductor, Interrupted
-from .console import Console
-from .cpu_binding import allot
-from .devices import devices_here, share_devices
-from .elastic import Driver
-from .elastic_options import Elastic
-from .elastic_report import Result
-from .elastic_watch import Watch
+from .cli.elastic_options import Elastic
+from .cli.hidden_package import shadowed
+from .cli.horovod_options import without_effect
+from .cli.options import Options, load
+from .elastic.job_watch import Watch
+from .elastic_driver import Driver
 from .errors import LaunchError
-from .guardian import Guardian
-from .horovod_options import without_effect
-from .hosts import told_idle
+from .hosts import remote_files
+from .hosts.host_list import told_idle
+from .job_driver import Conductor, Interrupted
 from .metrics import Metrics
-from .options import Options, load
-from .output import Display, Stream, open_displays
-from .plan import Job, RankPlan, plan
-from .report import QUOTE, failure_lines, flight_records, investigate, keep_reports
-from .shadow import shadowed
-from .supervisor import SIGNALS, Outcome, Supervisor
-from .verdict import Verdict
-from .writer import Writer
+from .process import leftovers, spawn
+from .process.console import Console
+from .process.cpu_binding import allot
+from .process.devices import devices_here, share_devices
+from .process.guardian import Guardian
+from .process.output import Display, Stream, open_displays
+from .process.plan import Job, RankPlan, plan
+from .process.supervisor import SIGNALS, Outcome, Supervisor
+from .process.writer import Writer
+from .report.elastic_report import Result
+from .report.failure_cause import Verdict
+from .report.failure_report import QUOTE, failure_lines, flight_records, investigate, keep_reports
 
 NOWHERE = "-"  # no host's number: a guardian with it kills no ranks, because each agent has a guardian for its own
 

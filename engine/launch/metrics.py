@@ -24,9 +24,9 @@ from ..metrics.errors import MetricsError
 from ..metrics.export.rank_pages import Member
 from ..metrics.export.service import Service, Wanted
 from ..setting import variable
+from .cli.options import Options
 from .errors import LaunchError
-from .options import Options
-from .plan import PUBLISHING
+from .process.plan import PUBLISHING
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

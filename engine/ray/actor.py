@@ -14,9 +14,9 @@ import ray
 from .. import compat, runtime
 from ..host import machine, network
 from ..hub_address import HubAddress
-from ..launch.cpu_binding import Allotment
-from ..launch.plan import Crew, Job, plan
-from ..launch.reach import network_of
+from ..launch.hosts.reach import network_of
+from ..launch.process.cpu_binding import Allotment
+from ..launch.process.plan import Crew, Job, plan
 from ..watch import summary
 
 T = TypeVar("T")

@@ -1,8 +1,8 @@
 """`ElasticRayExecutor`: a job on a Ray cluster whose ranks may come and go, with Horovod's signatures.
 
-The driver of `engine.launch.elastic` runs in the caller's process. On each node, an actor runs one agent (`porter`).
-Workers are processes of agents. They are started one after the other in slots for which Ray has reserved resources
-(`slots`).
+The driver (`engine.launch.elastic_driver`) runs in the caller's process. On each node, an actor runs one agent
+(`porter`). Workers are processes of agents. They are started one after the other in slots for which Ray has reserved
+resources (`slots`).
 """
 
 from __future__ import annotations
@@ -31,18 +31,19 @@ from ..config import Config
 from ..elastic.places import Slot
 from ..forms import seconds
 from ..host import private_files
-from ..launch import leftovers, remote_files
-from ..launch.console import Console
-from ..launch.elastic import Driver
-from ..launch.elastic_options import Elastic
-from ..launch.elastic_report import Result
-from ..launch.elastic_watch import Watch
+from ..launch.cli.elastic_options import Elastic
+from ..launch.cli.options import Options
+from ..launch.elastic.job_watch import Watch
+from ..launch.elastic_driver import Driver
 from ..launch.errors import JobError, LaunchError
-from ..launch.options import Options
-from ..launch.plan import MOST_RANKS, Job
-from ..launch.reach import Reach
-from ..launch.remote import RemoteHost
-from ..launch.spawn import find_port
+from ..launch.hosts import remote_files
+from ..launch.hosts.reach import Reach
+from ..launch.hosts.remote import RemoteHost
+from ..launch.process import leftovers
+from ..launch.process.console import Console
+from ..launch.process.plan import MOST_RANKS, Job
+from ..launch.process.spawn import find_port
+from ..launch.report.elastic_report import Result
 from ..setting import read_variable
 from . import placement, ray_logger, seating
 from .porter import RayAgent

@@ -19,10 +19,10 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from .. import readable
-from ..launch.channel import READ_BYTES, Channel
-from ..launch.hosts import Place
-from ..launch.remote import PATIENCE, RemoteHost
-from ..launch.verdict import describe
+from ..launch.hosts.channel import READ_BYTES, Channel
+from ..launch.hosts.host_list import Place
+from ..launch.hosts.remote import PATIENCE, RemoteHost
+from ..launch.report.failure_cause import describe
 
 THREADS = "OMP_NUM_THREADS"
 LOOK = 10.0  # longest time that a call waits for output of the agent, in seconds

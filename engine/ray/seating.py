@@ -16,7 +16,7 @@ from ray.exceptions import RayError
 from .. import readable
 from ..compat.modules import installed
 from ..launch.errors import LaunchError
-from ..launch.plan import Crew, Job
+from ..launch.process.plan import Crew, Job
 from ..rendezvous.layout import Layout
 from .actor import Standing, open_door, take_place
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from .. import readable
 from ..forms import LARGEST, Form, Whole, seconds
-from ..launch.plan import MOST_RANKS
+from ..launch.process.plan import MOST_RANKS
 from ..logs import logger
 
 

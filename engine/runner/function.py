@@ -24,9 +24,9 @@ from typing import Any
 from .. import readable
 from ..compat.modules import installed
 from ..host import private_files
-from ..launch import leftovers
 from ..launch.errors import JobError, LaunchError
-from ..launch.leftovers import ERROR, RESULT
+from ..launch.process import leftovers
+from ..launch.process.leftovers import ERROR, RESULT
 
 CALL, OUTCOME = "call", "outcome.json"
 

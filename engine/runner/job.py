@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from ..host import linux, private_files, processes
+from ..launch.cli.options import Options, parse
 from ..launch.errors import LaunchError
 from ..launch.job import JobRun
-from ..launch.leftovers import ERROR, RESULT
-from ..launch.options import Options, parse
+from ..launch.process.leftovers import ERROR, RESULT
 from .function import CALL, OUTCOME
 
 

@@ -13,8 +13,8 @@ import traceback
 from pathlib import Path
 
 from ..host import private_files
-from ..launch.leftovers import ERROR, RESULT
-from ..launch.remote_files import ENCLOSED
+from ..launch.hosts.remote_files import ENCLOSED
+from ..launch.process.leftovers import ERROR, RESULT
 from .function import pickler
 
 

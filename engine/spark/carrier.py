@@ -17,7 +17,7 @@ import threading
 from .. import frames, readable
 from ..host.patience import LONGEST
 from ..host.sockets import retry_short, send_all
-from ..launch.channel import MAC, ChannelError, Seal
+from ..launch.hosts.channel import MAC, ChannelError, Seal
 
 BYTES = 1 << 18
 RELAY = "relay"  # purpose for which the key is derived

@@ -27,8 +27,8 @@ from typing import IO, Any, TextIO
 from ..compat.modules import install as install_compat
 from ..compat.modules import installed
 from ..host import private_files
-from ..launch import leftovers
 from ..launch.errors import JobError, LaunchError
+from ..launch.process import leftovers
 from ..runner.function import CALL, arguments_of, check_call, read_results
 from . import carrier, slots
 from .collecting import Collecting, Late

@@ -20,8 +20,8 @@ from typing import Any
 
 from ..host import processes
 from ..host.sockets import retry_short
-from ..launch.channel import Seal
-from ..launch.plan import without_places
+from ..launch.hosts.channel import Seal
+from ..launch.process.plan import without_places
 from .carrier import RELAY, relay
 from .line import BEGIN, reach_driver
 

@@ -20,11 +20,11 @@ from .. import readable
 from ..compat.modules import installed
 from ..forms import Whole, seconds
 from ..host import network
-from ..launch import report
 from ..launch.errors import JobError, LaunchError
-from ..launch.leftovers import ERROR, RESULT
-from ..launch.plan import MOST_RANKS, OURS, without_places
-from ..launch.verdict import End
+from ..launch.process.leftovers import ERROR, RESULT
+from ..launch.process.plan import MOST_RANKS, OURS, without_places
+from ..launch.report import failure_report
+from ..launch.report.failure_cause import End
 from ..runner.function import check_call
 from ..setting import read, read_variable
 from .collecting import Collecting, Late
@@ -241,7 +241,7 @@ class _Job:
         with tempfile.TemporaryDirectory(prefix="enginerun-report-") as home:
             for record in records.values():
                 record.write(Path(home))
-            verdict = report.investigate(ends)
+            verdict = failure_report.investigate(ends)
             assert verdict is not None
             rank = verdict.culprit
             hosts = {each: records[each].host if each in records else "" for each in range(self._orders.size)}
@@ -252,7 +252,7 @@ class _Job:
             if found is not None and ERROR in found.files:
                 trace = found.files[ERROR].decode(errors="replace")
                 return JobError(f"rank {rank} on {found.host} failed first:\n{trace}", rank)
-            lines = "\n".join(report.failure_lines(verdict, ends, Path(home), began, hosts))
+            lines = "\n".join(failure_report.failure_lines(verdict, ends, Path(home), began, hosts))
             return JobError(f"rank {rank} on {hosts[rank]} failed first\n{lines}", rank)
 
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..launch.options import parse
+from ..launch.cli.options import parse
 from ..runner.job import launch
 from .offers import SETTINGS
 

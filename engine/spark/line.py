@@ -2,7 +2,7 @@
 
 Both sides first prove that they know the job's secret, which Spark has brought to the tasks. So strangers that reach
 the driver's port are turned away, and nobody can pose as the driver. Until then a message has at most `UNPROVEN` bytes;
-from then on each is sealed. Messages are not encrypted. Their format is that of `engine.launch.channel`.
+from then on each is sealed. Messages are not encrypted. Their format is that of `engine.launch.hosts.channel`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hashlib import sha256
 from ..frames import UNPROVEN
 from ..host.network import keep_watch
 from ..host.patience import Patience
-from ..launch.channel import LIMIT, Channel, ChannelError, Message, Seal
+from ..launch.hosts.channel import LIMIT, Channel, ChannelError, Message, Seal
 
 SEARCH = 4.0  # seconds that a task looks for the driver
 TRY = 1.5  # seconds for one of its addresses

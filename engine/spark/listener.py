@@ -21,9 +21,9 @@ from .. import readable
 from ..host import network
 from ..host.patience import Patience
 from ..host.strangers import NO_DESCRIPTORS, Strangers, accept
-from ..launch.channel import Channel, ChannelError, Message
-from ..launch.output import Lines
-from ..launch.verdict import End, describe
+from ..launch.hosts.channel import Channel, ChannelError, Message
+from ..launch.process.output import Lines
+from ..launch.report.failure_cause import End, describe
 from .line import channel_over, proven_task, welcome
 from .record import Record
 

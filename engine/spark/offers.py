@@ -20,7 +20,7 @@ from ..host import network, private_files
 from ..host.patience import Patience
 from ..host.sockets import retry_short, send_all
 from ..host.strangers import Strangers, accept
-from ..launch.channel import ChannelError
+from ..launch.hosts.channel import ChannelError
 from .carrier import RELAY
 from .line import BEGIN, admitted, next_message
 

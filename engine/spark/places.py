@@ -13,7 +13,7 @@ from ..bounded_reader import text as words
 from ..bounded_reader import whole
 from ..forms import MOST_PORTS
 from ..host import machine
-from ..launch.plan import Crew
+from ..launch.process.plan import Crew
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from typing import Any
 from .. import frames, readable
 from ..exit_report.report import ExitReport
 from ..host import private_files, stacks
-from ..launch.leftovers import ERROR, RESULT
-from ..launch.verdict import End
+from ..launch.process.leftovers import ERROR, RESULT
+from ..launch.report.failure_cause import End
 
 STDERR = "stderr"
 HEAD = "end"

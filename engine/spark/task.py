@@ -27,17 +27,18 @@ from .. import readable
 from ..host import network, private_files, processes
 from ..host.patience import Patience
 from ..host.signals import caught
-from ..launch import leftovers, remote_files, spawn
-from ..launch.channel import Channel, ChannelError
-from ..launch.cpu_binding import Allotment
 from ..launch.errors import LaunchError
-from ..launch.guardian import Guardian
-from ..launch.output import TAIL_BYTES, Stream, Tail
-from ..launch.plan import Job, RankPlan, plan, without_places
-from ..launch.reach import network_of
-from ..launch.spawn import Rank
-from ..launch.supervisor import SIGNALS, Supervisor
-from ..launch.verdict import End, claim_of, describe
+from ..launch.hosts import remote_files
+from ..launch.hosts.channel import Channel, ChannelError
+from ..launch.hosts.reach import network_of
+from ..launch.process import leftovers, spawn
+from ..launch.process.cpu_binding import Allotment
+from ..launch.process.guardian import Guardian
+from ..launch.process.output import TAIL_BYTES, Stream, Tail
+from ..launch.process.plan import Job, RankPlan, plan, without_places
+from ..launch.process.spawn import Rank
+from ..launch.process.supervisor import SIGNALS, Supervisor
+from ..launch.report.failure_cause import End, claim_of, describe
 from .line import reach_driver
 from .places import Card, Place, arrange
 from .record import STDERR, Record

@@ -17,7 +17,7 @@ from autotune.replay import replay
 from autotune.session import Session, SessionError
 from engine import config
 from engine.errors import ConfigError
-from engine.launch.options import parse
+from engine.launch.cli.options import parse
 from engine.tuning import trial_loop as tuning
 from engine.tuning.job import job, model
 from engine.tuning.knobs import KNOBS, misfit

@@ -12,15 +12,16 @@ ROOMS = ("engine", "autotune")
 OWN = {
     # from the kernel, this process, or the package itself
     "autotune/journal.py", "engine/gpu/plane.py", "engine/host/machine.py", "engine/host/network.py",
-    "engine/host/processes.py", "engine/launch/witness.py", "engine/metrics/dashboards.py",
+    "engine/host/processes.py", "engine/launch/hosts/dead_workers.py", "engine/metrics/dashboards.py",
     "engine/metrics/export/atomic_file.py", "engine/metrics/report/find_jobs.py", "engine/ray/porter.py",
     # from ranks of the same job, which have proven the secret, or in a directory made for the job alone
-    "engine/launch/remote_files.py", "engine/ray/elastic.py",
+    "engine/launch/hosts/remote_files.py", "engine/ray/elastic.py",
     "engine/runner/function.py", "engine/runner/job.py", "engine/runner/rank.py",
     "engine/spark/elastic.py", "engine/spark/launcher.py", "engine/spark/record.py",
     "engine/spark/writer.py", "engine/tensorflow/variables.py", "engine/tuning/journals.py",
     # from a store whose pickles are loaded, too, or the user's own program and model
-    "engine/keras/models.py", "engine/launch/shadow.py", "engine/spark/estimator.py", "engine/spark/manifest.py",
+    "engine/keras/models.py", "engine/launch/cli/hidden_package.py", "engine/spark/estimator.py",
+    "engine/spark/manifest.py",
 }  # fmt: skip
 
 
@@ -47,7 +48,7 @@ OWN_NUMBERS = {
     "engine/tuning/trial_loop.py": "the engine's own knobs",
 }
 # Files with a pattern that captures digits without a bound, and what bounds them later.
-BOUNDED_LATER = {"engine/launch/hosts.py": "`_count`, which reads any number of them as the most"}
+BOUNDED_LATER = {"engine/launch/hosts/host_list.py": "`_count`, which reads any number of them as the most"}
 UNBOUNDED = re.compile(r"\((?:\?P<\w+>)?(?:\\d|\[0-9\])[+*]\)")  # a group that captures any number of digits
 
 

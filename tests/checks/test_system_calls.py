@@ -15,8 +15,8 @@ SOURCES = {
 # Files that wait without a limit for a process that was killed or has ended: nothing there keeps a lease. In
 # `discovery` and `remote` the waiting thread does nothing else, and nobody waits for it.
 UNLIMITED = {
-    "engine/launch/discovery.py",
-    "engine/launch/remote.py",
+    "engine/launch/elastic/discovery.py",
+    "engine/launch/hosts/remote.py",
     "engine/runner/function.py",
     "engine/spark/elastic.py",
     "engine/spark/hosting.py",  # a task waits for its agent; Spark ends both
@@ -97,11 +97,11 @@ def test_commands_and_children_are_waited_for_with_a_limit() -> None:
 # Files that look names up, which a dead name server may block for any time, and why no lease runs out.
 LOOK_UPS = {
     "engine/host/network.py": "functions of which the others below tell",
-    "engine/launch/conductor.py": "a fixed job, whose ranks are not started yet, and whose agents have no lease",
-    "engine/launch/doctor.py": "an examination",
-    "engine/launch/fleet.py": "in a thread",
-    "engine/launch/hosts.py": "this machine's own names, before any agent is started",
-    "engine/launch/remote.py": "the report on a job that could not be started",
+    "engine/launch/job_driver.py": "a fixed job, whose ranks are not started yet, and whose agents have no lease",
+    "engine/launch/cli/doctor.py": "an examination",
+    "engine/launch/elastic/agents.py": "in a thread",
+    "engine/launch/hosts/host_list.py": "this machine's own names, before any agent is started",
+    "engine/launch/hosts/remote.py": "the report on a job that could not be started",
     "engine/metrics/export/endpoint.py": "where to listen, before ranks are started, or in a rank",
     "engine/ray/actor.py": "an actor that becomes a rank",
     "engine/rendezvous/hub.py": "a rank that meets the others",
@@ -234,7 +234,7 @@ def test_calls_on_connections_outlive_a_shortage_of_memory() -> None:
 RAW_WRITERS = {
     "engine/readable.py": "it is the rule",
     "autotune/terminal.py": "the rule for autotune, which imports nothing of the engine",
-    "engine/launch/output.py": "what ranks print, as they print it",
+    "engine/launch/process/output.py": "what ranks print, as they print it",
     "engine/launch/job.py": "lines of the launcher, made plain where they are written",
     "engine/ray/elastic.py": "lines of the launcher, made plain where they are written",
     "engine/spark/task.py": "what ranks print, on its way to Spark's logs",
@@ -261,7 +261,7 @@ def test_texts_reach_a_terminal_through_readable_show() -> None:
 PORTS = {
     "engine/elastic/worker/gate.py": ["address"],  # ENGINE_INTERFACE's; None: none is chosen
     "engine/launch/agent.py": ["address or None"],  # that of --network-interface
-    "engine/launch/doctor.py": ["address or None"],  # that of --network-interface
+    "engine/launch/cli/doctor.py": ["address or None"],  # that of --network-interface
     "engine/ray/actor.py": ["bound"],  # that of `nics`, or else of the node
     "engine/rendezvous/by_mpi.py": ["chosen"],  # ENGINE_INTERFACE's
     "engine/rendezvous/hub.py": ["chosen", "address"],  # ENGINE_INTERFACE's, or where others look for rank 0
@@ -274,8 +274,8 @@ PORTS = {
 BINDERS = {
     "engine/host/network.py": "`listen` is the rule; a probe that does not listen",
     "engine/host/machine.py": "a probe that does not listen",
-    "engine/launch/hosts.py": "a probe that does not listen",
-    "engine/launch/gatehouse.py": "a name of this host's network namespace; others' users are hung up on",
+    "engine/launch/hosts/host_list.py": "a probe that does not listen",
+    "engine/launch/elastic/worker_server.py": "a name of this host's network namespace; others' users are hung up on",
     "engine/rendezvous/hosting.py": "a name of this host's network namespace; others' users are hung up on",
     "engine/spark/offers.py": "a file in a directory of this user alone",
     "engine/metrics/export/endpoint.py": "metrics, on the address that the user gives, or the loopback",

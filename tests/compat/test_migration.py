@@ -17,9 +17,9 @@ import engine
 import engine.torch as hvd
 from engine import config
 from engine.compat import exceptions, modules
-from engine.launch import horovod_options
+from engine.launch.cli import horovod_options
+from engine.launch.cli.options import parse
 from engine.launch.errors import LaunchError
-from engine.launch.options import parse
 
 PAGE = Path(__file__).parents[2] / "docs" / "migration.md"
 

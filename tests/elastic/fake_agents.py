@@ -8,13 +8,13 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from engine.launch.channel import GREETING, pack
-from engine.launch.console import Console
-from engine.launch.elastic import Driver
-from engine.launch.elastic_report import Result
-from engine.launch.elastic_watch import Watch
-from engine.launch.options import Options, parse
-from engine.launch.plan import Job
+from engine.launch.cli.options import Options, parse
+from engine.launch.elastic.job_watch import Watch
+from engine.launch.elastic_driver import Driver
+from engine.launch.hosts.channel import GREETING, pack
+from engine.launch.process.console import Console
+from engine.launch.process.plan import Job
+from engine.launch.report.elastic_report import Result
 
 READY = {"where": "there", "address": "", "summary": "it can start workers", "hub": 0, "port": 1, "processors": 1}
 

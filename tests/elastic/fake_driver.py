@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from engine.elastic.places import Slot, assign
-from engine.launch.gatehouse import Gatehouse
+from engine.launch.elastic.worker_server import Gatehouse
 
 from ..waiting import until
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from engine.host import processes
-from engine.launch.channel import pack
-from engine.launch.conductor import order
-from engine.launch.hosts import Place
-from engine.launch.remote import RemoteHost
+from engine.launch.hosts.channel import pack
+from engine.launch.hosts.host_list import Place
+from engine.launch.hosts.remote import RemoteHost
+from engine.launch.job_driver import order
 
 from ..launch.conftest import launcher as launcher
 from ..launch.host_jobs import agent_of

@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.launch.discovery import Script
+from engine.launch.elastic.discovery import Script
 from engine.launch.errors import LaunchError
-from engine.launch.hosts import MOST_SLOTS, is_here, parse_hosts, read_discovered
+from engine.launch.hosts.host_list import MOST_SLOTS, is_here, parse_hosts, read_discovered
 
 from ..waiting import until
 

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from engine.host import network
-from engine.launch import fleet as fleet_module
-from engine.launch.channel import GREETING, Message, pack
-from engine.launch.discovery import Names
-from engine.launch.fleet import Fleet
-from engine.launch.hosts import Place
-from engine.launch.remote import RemoteHost
+from engine.launch.elastic import agents as fleet_module
+from engine.launch.elastic.agents import Fleet
+from engine.launch.elastic.discovery import Names
+from engine.launch.hosts.channel import GREETING, Message, pack
+from engine.launch.hosts.host_list import Place
+from engine.launch.hosts.remote import RemoteHost
 from engine.metrics import page
 
 from ..metrics.written_pages import content

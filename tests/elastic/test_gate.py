@@ -20,7 +20,7 @@ from engine.elastic.events import Why
 from engine.elastic.worker.gate import Assigned, Gate, JobOver
 from engine.elastic.worker.messages import Talk, TalkError
 from engine.errors import ConfigError, ForkedError, RendezvousError
-from engine.launch.gatehouse import Gatehouse
+from engine.launch.elastic.worker_server import Gatehouse
 
 from ..waiting import until
 from .fake_driver import SECRET, FakeDriver

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from engine.host import processes
-from engine.launch import lease_relay
-from engine.launch.channel import Channel, Message
-from engine.launch.lease_relay import HIGH, LeaseRelay
+from engine.launch.hosts import lease_renewal
+from engine.launch.hosts.channel import Channel, Message
+from engine.launch.hosts.lease_renewal import HIGH, LeaseRelay
 
 from ..launch.conftest import launcher as launcher
 from ..waiting import let_pass, until
@@ -108,7 +108,7 @@ def test_the_end_of_one_side_is_the_end_of_the_other(agent, side):
 
 def test_the_relay_calls_nothing_that_may_block_on_a_file_a_process_or_a_name():
     """The relay uses only the pipe functions of `os`, and only the launcher's modules that read and write pipes."""
-    tree = ast.parse(Path(lease_relay.__file__).read_text())
+    tree = ast.parse(Path(lease_renewal.__file__).read_text())
     imported = {
         alias.name if isinstance(node, ast.Import) else f"{node.module or ''}.{alias.name}"
         for node in ast.walk(tree)
@@ -116,7 +116,15 @@ def test_the_relay_calls_nothing_that_may_block_on_a_file_a_process_or_a_name():
         for alias in node.names
     }
     names = ("LENGTHS", "READ_BYTES", "Channel", "ChannelError", "Decoder", "Message", "pack")
-    allowed = {"contextlib", "os", "select", "threading", "time", "collections.abc.Callable", "outgoing.Outgoing"}
+    allowed = {
+        "contextlib",
+        "os",
+        "select",
+        "threading",
+        "time",
+        "collections.abc.Callable",
+        "process.outgoing.Outgoing",
+    }
     allowed |= {"__future__.annotations", ".frames", "host.sockets.is_short"}
     assert imported <= allowed | {f"channel.{name}" for name in names}
     used = {

@@ -11,10 +11,10 @@ from engine.elastic import events
 from engine.elastic.builds import Build
 from engine.elastic.machine import Machine
 from engine.elastic.worker.messages import TalkError
-from engine.launch.channel import pack
+from engine.launch.elastic.worker_messages import SaidError, check, event_of
 from engine.launch.elastic_agent import ElasticAgent
-from engine.launch.elastic_said import SaidError, check, event_of
 from engine.launch.errors import LaunchError
+from engine.launch.hosts.channel import pack
 
 from .fake_agents import drive, ready
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine.launch import leftovers
+from engine.launch.process import leftovers
 from engine.trace.flight import KEPT, Recorder, worlds_in
 
 WORLDS = 3 * KEPT

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from engine.elastic.places import Slot
-from engine.launch.channel import ChannelError, Message
-from engine.launch.console import Console
-from engine.launch.elastic_slots import Slots
+from engine.launch.elastic.slots import Slots
+from engine.launch.hosts.channel import ChannelError, Message
+from engine.launch.process.console import Console
 
 
 @pytest.fixture

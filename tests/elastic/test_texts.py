@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine.elastic.causes import Cause
-from engine.launch.elastic_report import Last, first_failure
+from engine.launch.report.elastic_report import Last, first_failure
 
 from ..launch.conftest import launcher as launcher
 from ..launch.launch_jobs import Finished, Launcher

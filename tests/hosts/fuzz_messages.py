@@ -24,8 +24,8 @@ from engine.elastic.worker.gate import _lists_of, _place_of
 from engine.errors import RendezvousError
 from engine.host.network import Address
 from engine.host.patience import Patience
-from engine.launch.channel import ChannelError, Decoder
-from engine.launch.elastic_said import SaidError, check, event_of
+from engine.launch.elastic.worker_messages import SaidError, check, event_of
+from engine.launch.hosts.channel import ChannelError, Decoder
 from engine.rendezvous.between import Terms
 from engine.rendezvous.hub import Host, Hub
 from engine.rendezvous.messages import Hello, expect_welcome

@@ -29,8 +29,8 @@ from engine.elastic.worker.messages import Talk, TalkError
 from engine.errors import RendezvousError
 from engine.host.network import Address
 from engine.host.patience import Patience
-from engine.launch import channel as channels
-from engine.launch.channel import Channel, ChannelError
+from engine.launch.hosts import channel as channels
+from engine.launch.hosts.channel import Channel, ChannelError
 from engine.ray import porter
 from engine.rendezvous import Gathered, gather
 from engine.rendezvous.links import call

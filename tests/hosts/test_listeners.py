@@ -26,7 +26,7 @@ from engine.host import machine, network
 from engine.host.strangers import accept
 from engine.hub_address import HubAddress
 from engine.launch import agent
-from engine.launch.channel import pack
+from engine.launch.hosts.channel import pack
 from engine.rendezvous import by_mpi as mpi
 from engine.rendezvous.hub import _listening
 from engine.rendezvous.links import NONCE, OPENING

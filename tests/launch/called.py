@@ -33,7 +33,7 @@ def total(value: float) -> float:
 
 def ages_and_clears(temporary: str) -> bool:
     """Return whether the directories of call and job survive another job's removal of old directories."""
-    from engine.launch import leftovers
+    from engine.launch.process import leftovers
 
     homes = [path for path in Path(temporary).iterdir() if path.name.startswith(leftovers.PREFIX)]
     for home in homes:
@@ -45,7 +45,7 @@ def ages_and_clears(temporary: str) -> bool:
 
 def mode_of_the_call() -> int:
     """Mode bits of the file that holds the call."""
-    from engine.launch.remote_files import ENCLOSED
+    from engine.launch.hosts.remote_files import ENCLOSED
 
     return stat.S_IMODE(os.lstat(Path(os.environ["ENGINE_OUTPUT_DIR"], ENCLOSED)).st_mode)
 

@@ -10,8 +10,8 @@ from contextlib import closing
 import pytest
 
 from engine.frames import UNPROVEN, wrap
-from engine.launch import remote_files
-from engine.launch.channel import Channel, ChannelError, Message, Seal, pack
+from engine.launch.hosts import remote_files
+from engine.launch.hosts.channel import Channel, ChannelError, Message, Seal, pack
 
 
 @pytest.fixture

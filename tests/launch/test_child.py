@@ -11,7 +11,7 @@ pytestmark = pytest.mark.quick
 
 BEGIN = """
 import errno, os, select, sys
-from engine.launch.child import Child
+from engine.launch.process.child import Child
 
 def until_readable(descriptor):
     poll = select.poll()

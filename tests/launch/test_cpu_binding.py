@@ -9,8 +9,8 @@ import pytest
 
 from engine.host import machine
 from engine.host.machine import Facts
-from engine.launch.cpu_binding import allot
 from engine.launch.errors import LaunchError
+from engine.launch.process.cpu_binding import allot
 
 pytestmark = pytest.mark.quick
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from engine.launch.guardian import _Told
+from engine.launch.process.guardian import _Told
 
 
 def test_what_comes_in_parts_is_understood_once_it_is_whole():
@@ -24,7 +24,7 @@ def test_what_comes_in_parts_is_understood_once_it_is_whole():
 
 DISMISSING = """
 import signal
-from engine.launch.guardian import Guardian
+from engine.launch.process.guardian import Guardian
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 guardian = Guardian("a job of nobody", lambda: None)
 guardian.watch(2**22)
@@ -41,7 +41,7 @@ def test_a_guardian_that_the_kernel_reaps_is_dismissed_as_well():
 
 STOPPED = """
 import os, signal, time
-from engine.launch.guardian import Guardian
+from engine.launch.process.guardian import Guardian
 guardian = Guardian("a job of nobody", lambda: None)
 os.kill(guardian.pid, signal.SIGSTOP)
 begun = time.monotonic()

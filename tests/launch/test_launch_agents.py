@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from engine.host import processes
-from engine.launch.doctor import differences
+from engine.launch.cli.doctor import differences
 
 from ..metrics.fake_pages import training
 from ..metrics.written_pages import content

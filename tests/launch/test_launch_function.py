@@ -16,8 +16,8 @@ import pytest
 
 import engine
 from engine.launch import JobError, LaunchError
-from engine.launch.leftovers import ERROR, RESULT, lock
-from engine.launch.remote_files import ENCLOSED
+from engine.launch.hosts.remote_files import ENCLOSED
+from engine.launch.process.leftovers import ERROR, RESULT, lock
 
 from . import called
 from .host_jobs import other_python

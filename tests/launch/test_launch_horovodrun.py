@@ -15,12 +15,12 @@ import pytest
 
 from engine import readable
 from engine.compat import switch
-from engine.launch import horovod_options
-from engine.launch.check_build import table
-from engine.launch.cpu_binding import Allotment
+from engine.launch.cli import horovod_options
+from engine.launch.cli.check_build import table
+from engine.launch.cli.options import parse
 from engine.launch.errors import LaunchError
-from engine.launch.options import parse
-from engine.launch.plan import Job, plan
+from engine.launch.process.cpu_binding import Allotment
+from engine.launch.process.plan import Job, plan
 
 YAML = """
 verbose: true
@@ -154,7 +154,7 @@ def test_check_build_tells_of_cuda_where_the_driver_finds_a_gpu(monkeypatch, ref
 
     driver = SimpleNamespace(cuInit=lambda flags: refusal, cuDeviceGetCount=count)
     library = SimpleNamespace(CDLL=lambda name: driver, c_int=ctypes.c_int, byref=ctypes.byref)
-    monkeypatch.setattr("engine.launch.check_build.ctypes", library)
+    monkeypatch.setattr("engine.launch.cli.check_build.ctypes", library)
     there = refusal == 0 and gpus > 0
     assert ("[X] CUDA" in table()) == there and ("[ ] CUDA" in table()) != there
 
@@ -162,7 +162,7 @@ def test_check_build_tells_of_cuda_where_the_driver_finds_a_gpu(monkeypatch, ref
 def test_check_build_without_the_extension(launcher):
     program = """
         sys.modules["engine_ext.core"] = None
-        from engine.launch.check_build import table
+        from engine.launch.cli.check_build import table
         print(table())
     """
     out = "\n".join(launcher.run("-np", 1, python=program).lines(0))

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from engine.launch import doctor
-from engine.launch.channel import GREETING, ChannelError, Decoder, Message, pack
-from engine.launch.cpu_binding import Allotment
+from engine.launch.cli import doctor
+from engine.launch.cli.options import parse
 from engine.launch.errors import LaunchError
-from engine.launch.hosts import Place, lay_out, parse_hosts, read_hostfile, without_ranks
-from engine.launch.options import parse
-from engine.launch.plan import Crew, Job, plan
-from engine.launch.reach import Reach
-from engine.launch.remote import agent_command
+from engine.launch.hosts.channel import GREETING, ChannelError, Decoder, Message, pack
+from engine.launch.hosts.host_list import Place, lay_out, parse_hosts, read_hostfile, without_ranks
+from engine.launch.hosts.reach import Reach
+from engine.launch.hosts.remote import agent_command
+from engine.launch.process.cpu_binding import Allotment
+from engine.launch.process.plan import Crew, Job, plan
 from engine.rendezvous.layout import Layout
 
 from .host_jobs import on_hosts

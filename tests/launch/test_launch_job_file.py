@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from engine.launch import job_command
 from engine.launch.cli import main
-from engine.launch.devices import devices_here
 from engine.launch.errors import LaunchError
-from engine.launch.riseml import Description, command_of, describe
+from engine.launch.jobfile import command
+from engine.launch.jobfile.riseml import Description, command_of, describe
+from engine.launch.process.devices import devices_here
 
 from .launch_jobs import Launcher
 
@@ -177,14 +177,14 @@ GPUS = tuple(map(str, range(8)))
     ],
 )
 def test_which_gpus_a_process_sees(tmp_path, workers, resources, devices):
-    assert job_command.devices_of(small(tmp_path, workers, resources), GPUS) == devices
+    assert command.devices_of(small(tmp_path, workers, resources), GPUS) == devices
 
 
 def test_cpus_and_memory_are_divided_among_the_processes_of_a_worker(tmp_path):
-    bounds = job_command.bounds_of(small(tmp_path, "{count: 2, processes: 2}", "{cpus: 5, mem: 1000}"))
+    bounds = command.bounds_of(small(tmp_path, "{count: 2, processes: 2}", "{cpus: 5, mem: 1000}"))
     assert (bounds.cpus, bounds.memory) == (2, 500 << 20)
     with pytest.raises(LaunchError, match=r"gpus: 2 workers need 8 GPUs, and this machine has 0: write 'gpus: 0'"):
-        job_command.devices_of(small(tmp_path, "2", "{gpus: 4}"), ())
+        command.devices_of(small(tmp_path, "2", "{gpus: 4}"), ())
 
 
 def test_fewer_cpus_than_processes_are_refused_unless_nothing_is_bound(tmp_path, capsys):
@@ -206,11 +206,11 @@ def test_the_gpus_of_this_machine(tmp_path):
 
 def test_a_version_is_compared_and_nothing_installed(tmp_path, monkeypatch):
     told = describe(wrote(tmp_path, WHOLE.replace("gpus: 4", "gpus: 0")))
-    bounds = job_command.bounds_of(told)
+    bounds = command.bounds_of(told)
 
     def said(found: tuple[str, str] | None) -> list[str]:
-        monkeypatch.setattr(job_command, "installed", lambda package: found)
-        return job_command.said(Path("riseml.yml"), told, bounds)
+        monkeypatch.setattr(command, "installed", lambda package: found)
+        return command.said(Path("riseml.yml"), told, bounds)
 
     assert (
         "riseml.yml:5: train.tensorflow.version: tensorflow 1.5.0 is asked for; what runs is what is installed, "

@@ -8,12 +8,12 @@ import threading
 
 import pytest
 
-from engine.launch import outgoing as outgoing_module
-from engine.launch import writer as writer_module
-from engine.launch.console import Console
-from engine.launch.outgoing import Outgoing
-from engine.launch.output import PROGRESS_INTERVAL, Display, Lines
-from engine.launch.writer import Writer
+from engine.launch.process import outgoing as outgoing_module
+from engine.launch.process import writer as writer_module
+from engine.launch.process.console import Console
+from engine.launch.process.outgoing import Outgoing
+from engine.launch.process.output import PROGRESS_INTERVAL, Display, Lines
+from engine.launch.process.writer import Writer
 
 from ..waiting import until
 

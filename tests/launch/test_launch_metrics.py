@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from engine.launch import cli, metrics
+from engine.launch.cli.options import load, parse
 from engine.launch.errors import LaunchError
-from engine.launch.options import load, parse
 from engine.metrics import page
 
 from ..waiting import measured, until

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from engine.launch.cli import main
-from engine.launch.cpu_binding import Allotment
+from engine.launch.cli.options import load, parse
 from engine.launch.errors import LaunchError
-from engine.launch.options import load, parse
-from engine.launch.plan import Job, plan
+from engine.launch.process.cpu_binding import Allotment
+from engine.launch.process.plan import Job, plan
 
 pytestmark = pytest.mark.quick
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.launch.shadow import shadowed
+from engine.launch.cli.hidden_package import shadowed
 
 COMMAND = ("python3.12", "-u", "train.py", "--epochs", "3")
 

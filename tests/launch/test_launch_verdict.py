@@ -10,8 +10,8 @@ import pytest
 from engine.errors import EngineError, RankDiedError, RankLeftError, RankRaisedError, RankStalledError, RendezvousError
 from engine.exit_report import writer
 from engine.exit_report.report import ExitReport, Failure
-from engine.launch.report import failure_lines, investigate, keep_reports, read_tail
-from engine.launch.verdict import Claim, End, claim_of, judge, traceback_span
+from engine.launch.report.failure_cause import Claim, End, claim_of, judge, traceback_span
+from engine.launch.report.failure_report import failure_lines, investigate, keep_reports, read_tail
 
 pytestmark = pytest.mark.quick
 

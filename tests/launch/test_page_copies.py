@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from engine.launch.channel import Channel, ChannelError, Message
-from engine.launch.page_copies import CLOCKS, Copies, Pages
+from engine.launch.hosts.channel import Channel, ChannelError, Message
+from engine.launch.hosts.page_copies import CLOCKS, Copies, Pages
 from engine.metrics import page
 
 from ..metrics.written_pages import content, words_of

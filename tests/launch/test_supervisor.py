@@ -11,9 +11,9 @@ from pathlib import Path
 from engine.host import processes
 from engine.host.signals import caught
 from engine.launch import spawn
-from engine.launch.output import Stream
-from engine.launch.plan import RankPlan
-from engine.launch.supervisor import SIGNALS, Supervisor
+from engine.launch.process.output import Stream
+from engine.launch.process.plan import RankPlan
+from engine.launch.process.supervisor import SIGNALS, Supervisor
 
 class Guardian:
     def watch(self, group): print("watch", flush=True)
@@ -52,8 +52,8 @@ from pathlib import Path
 from engine.host import processes
 from engine.host.signals import caught
 from engine.launch import spawn
-from engine.launch.plan import RankPlan
-from engine.launch.supervisor import SIGNALS, Supervisor
+from engine.launch.process.plan import RankPlan
+from engine.launch.process.supervisor import SIGNALS, Supervisor
 
 TRACER = '''
 import ctypes, signal, sys

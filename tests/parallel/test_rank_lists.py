@@ -8,7 +8,7 @@ import engine
 from engine import readable
 from engine.errors import MismatchError
 from engine.exit_report.report import ExitReport, Raised
-from engine.launch.report import odd_one_out
+from engine.launch.report.failure_report import odd_one_out
 
 from .arrays import refused
 from .thread_world import ThreadWorld

@@ -20,8 +20,8 @@ from ray.exceptions import ActorDiedError, GetTimeoutError, RayError, RayTaskErr
 from engine.errors import MismatchError, RankDiedError, RankRaisedError, RendezvousError
 from engine.host import network
 from engine.launch import JobError, LaunchError
-from engine.launch.channel import READ_BYTES
-from engine.launch.plan import Job
+from engine.launch.hosts.channel import READ_BYTES
+from engine.launch.process.plan import Job
 from engine.ray import ElasticRayExecutor, RayExecutor, actor, failures, porter
 from engine.ray.actor import Standing
 from engine.ray.failures import culprit

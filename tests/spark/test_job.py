@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engine.launch import LaunchError
-from engine.launch.verdict import End
+from engine.launch.report.failure_cause import End
 from engine.spark import slots
 from engine.spark.collecting import Late
 from engine.spark.job import _Job

@@ -23,11 +23,11 @@ import engine
 from engine.frames import wrap
 from engine.host import network
 from engine.launch import LaunchError
-from engine.launch.channel import pack
-from engine.launch.cpu_binding import Allotment
-from engine.launch.leftovers import ERROR
-from engine.launch.plan import Job, plan
-from engine.launch.verdict import End
+from engine.launch.hosts.channel import pack
+from engine.launch.process.cpu_binding import Allotment
+from engine.launch.process.leftovers import ERROR
+from engine.launch.process.plan import Job, plan
+from engine.launch.report.failure_cause import End
 from engine.spark import job as jobs
 from engine.spark import listener as listening
 from engine.spark import slots

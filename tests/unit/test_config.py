@@ -10,7 +10,7 @@ import pytest
 
 from engine import config
 from engine.errors import ConfigError
-from engine.launch import plan
+from engine.launch.process import plan
 
 
 def test_defaults_need_no_environment() -> None:

@@ -27,13 +27,13 @@ from engine.errors import EngineError
 from engine.exit_report.report import ExitReport, Failure, Raised
 from engine.foresee.command import main as foresee
 from engine.hub_address import secret
+from engine.launch.cli.horovod_options import arguments_of
 from engine.launch.errors import LaunchError
-from engine.launch.horovod_options import arguments_of
-from engine.launch.hosts import read_discovered
-from engine.launch.job_command import main as job
-from engine.launch.reach import hosts_of
-from engine.launch.report import failure_lines, flight_records, investigate
-from engine.launch.verdict import End
+from engine.launch.hosts.host_list import read_discovered
+from engine.launch.hosts.reach import hosts_of
+from engine.launch.jobfile.command import main as job
+from engine.launch.report.failure_cause import End
+from engine.launch.report.failure_report import failure_lines, flight_records, investigate
 from engine.metrics import elastic_job, page
 from engine.metrics.report.find_jobs import by_rank, look_into, state_letter
 from engine.metrics.report.rates import JobReading, rates

@@ -18,8 +18,9 @@ import pytest
 from engine import config
 from engine.errors import ConfigError
 from engine.host import linux, machine, stacks
-from engine.launch import cli, spawn
+from engine.launch import cli
 from engine.launch.errors import LaunchError
+from engine.launch.process import spawn
 from engine.tuning.process import TunerError, TunerProcess
 
 

@@ -18,10 +18,11 @@ from engine.bounded_reader import ReadError
 from engine.elastic.worker import gate
 from engine.errors import ConfigError
 from engine.forms import LARGEST, MOST, Bytes, Number, Whole, bit_rate, short_time
-from engine.launch import elastic_said, witness
-from engine.launch.channel import CODES, PIDS, ChannelError, Message
+from engine.launch.cli.options import parse
+from engine.launch.elastic import worker_messages
 from engine.launch.errors import LaunchError
-from engine.launch.options import parse
+from engine.launch.hosts import dead_workers
+from engine.launch.hosts.channel import CODES, PIDS, ChannelError, Message
 from engine.rendezvous import messages
 
 from ..hostile_numbers import NO_NUMBERS, NO_VALUES
@@ -282,18 +283,18 @@ def test_lists_of_a_world_have_an_entry_for_each_rank() -> None:
 @pytest.mark.parametrize("told", [[0, 5], [-1, 5], [1 << 40, 5], [7, -5], ["7", 5], [7.0, 5], [7], 7, None, [True, 5]])
 def test_what_is_no_process_is_not_killed(told: Any) -> None:
     """A pid of -1 stands for every process of the user."""
-    assert witness._process([7, 5]) == (7, 5)
+    assert dead_workers._process([7, 5]) == (7, 5)
     with pytest.raises(ChannelError, match="which is no process"):
-        witness._process(told)
+        dead_workers._process(told)
 
 
 def test_numbers_of_workers_at_the_gate_are_bounded() -> None:
     said = {"kind": "committed", "world": 1, "commit": 2}
-    assert elastic_said.check(said) == said
+    assert worker_messages.check(said) == said
     for value in (-1, 1 << 62, 1 << 200, 1.5, True, "1", None):
         for name in ("world", "commit"):
-            with pytest.raises(elastic_said.SaidError, match=name):
-                elastic_said.check({**said, name: value})
+            with pytest.raises(worker_messages.SaidError, match=name):
+                worker_messages.check({**said, name: value})
 
 
 # ---- numbers of files

@@ -14,7 +14,7 @@ import pytest
 from engine import config, controls
 from engine.errors import ConfigError
 from engine.forms import Bytes, Number, Whole, Words, truth
-from engine.launch import options
+from engine.launch.cli import options
 from engine.launch.errors import LaunchError
 from engine.metrics.knobs import GAUGES, gauges
 from engine.setting import Knob, Option, setting
@@ -149,7 +149,7 @@ ALLOWED = {
     "engine/foresee/command.py",  # option to replay a timeline with another value
     "engine/foresee/model.py",  # applies the knob to tensors
     "engine/foresee/recorded.py",  # reads timelines
-    "engine/launch/options.py",  # Horovod's option in another unit, --fusion-threshold-mb
+    "engine/launch/cli/options.py",  # Horovod's option in another unit, --fusion-threshold-mb
     "engine/metrics/report/advice.py",  # names the option that a user should change
     "engine/controls.py",  # parameters of `set_knobs`, for editors: a test compares them with the fields
 }

@@ -1,0 +1,308 @@
+"""`enginerun doctor -H a,b`: report what is built, found and reachable on each host, and what to install or open."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import socket
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ... import readable
+from ...forms import MOST_PORTS, argument, seconds
+from ...host import linux, machine, network, processes
+from ...host.patience import Patience
+from ..errors import LaunchError
+from ..hosts.channel import Channel, ChannelError, Message
+from ..hosts.event_loop import Switchboard
+from ..hosts.host_list import LOOPBACK, Place, lay_out, own_names
+from ..hosts.reach import Reach, add_reach, hosts_of, network_of, reach_of
+from ..hosts.remote import RemoteHost, agent_command
+from . import check_build
+
+CONNECT = 5.0  # seconds that a connection to another host may take
+USAGE = "enginerun doctor [-H a,b | --hostfile FILE] [options]"
+DESCRIPTION = """Look at hosts before a job does: start an agent on each, as a job would, and show in a table what is
+installed there, which address its ranks would use, and which hosts it reaches. Without hosts: the same as
+'enginerun --check-build'."""
+
+
+# ---- on the host
+
+
+def examine(channel: Channel, order: Message) -> None:
+    """Report this host's installation to the launcher, and open a socket that other hosts can try to reach.
+
+    Parameters
+    ----------
+    channel : Channel
+    order : Message
+        Its field `interface` is the network interface that ranks are to use; empty for any.
+    """
+    kernels, problem = check_build.native()
+    address = network_of(str(order.head["interface"]))[1] if order.head["interface"] else ""
+    listening = network.listen(address or None, 0, backlog=256)
+    channel.send(
+        "examined",
+        version=check_build.version_of("enginerun") or "source tree",
+        python=platform.python_version(),
+        kernels=kernels,
+        problem=problem,
+        frameworks=sorted(f"{name} {number}" for name, number in check_build.found_frameworks().items()),
+        cpus=machine.facts().usable,
+        lacks=list(_lacks()),
+        address=address,
+        port=listening.getsockname()[1],
+    )
+    for message in channel.messages():
+        if message.kind != "reach":
+            raise ChannelError(f"the launcher asks for {message.kind!r} out of turn")
+        channel.send("reached", tried=connect(message.head["targets"]))
+    listening.close()
+
+
+def _lacks() -> Iterable[str]:
+    """Yield the system features that ranks need and that are missing, with what to do."""
+    if not processes.visible():
+        yield "/proc does not show the processes: mount that of the PID namespace"
+    try:
+        os.close(linux.memfd_create("doctor"))
+    except OSError as error:
+        yield linux.refusal("memfd_create", error)
+    try:
+        os.close(linux.pidfd_open(os.getpid()))
+    except OSError as error:
+        yield linux.refusal("pidfd_open", error)
+
+
+def connect(targets: Mapping[str, Sequence[Any]], limit: float = CONNECT) -> dict[str, tuple[str, str]]:
+    """Try to connect to other hosts, one after the other.
+
+    Parameters
+    ----------
+    targets : mapping of str to (str, int)
+        Address and port of each host, by its name.
+    limit : float
+        Seconds for all of them; each has at least 0.1 s.
+
+    Returns
+    -------
+    dict of str to (str, str)
+        For each host, the address of this host that was used and why the other cannot be reached; one is empty.
+    """
+    found: dict[str, tuple[str, str]] = {}
+    end = time.monotonic() + limit
+    for name, (address, port) in targets.items():
+        left = max(0.1, end - time.monotonic())
+        try:
+            if type(port) is not int or not 0 < port <= MOST_PORTS:
+                raise ChannelError(f"the launcher speaks of a port {port!r} of {name!r}")
+            with socket.create_connection((address, port), left) as connection:
+                found[name] = network.address_of(connection.getsockname()).host, ""
+        except TimeoutError:
+            found[name] = "", f"no answer from {address}; let TCP between the hosts pass on all ports"
+        except socket.gaierror as error:
+            found[name] = "", f"it does not know that name: {error.strerror}; give the host by its address"
+        except OSError as error:
+            found[name] = "", f"{address}: {error.strerror or error}; let TCP between the hosts pass on all ports"
+    return found
+
+
+# ---- in the launcher
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run `enginerun doctor`.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+        Arguments after `doctor`.
+
+    Returns
+    -------
+    int
+        Exit code: 1 if a host cannot take part in a job, or does not reach another.
+
+    Raises
+    ------
+    LaunchError
+        The options are invalid.
+    """
+    parser = argparse.ArgumentParser("enginerun doctor", USAGE, DESCRIPTION, allow_abbrev=False)
+    parser.add_argument("-H", "--hosts", metavar="NAME,..", help="hosts; slots behind the names are passed over")
+    parser.add_argument("-hostfile", "--hostfile", type=Path, metavar="FILE", help="file of hosts")
+    parser.add_argument("--start-timeout", type=argument(seconds(0.001)), default=60.0, metavar="S", help="default 60")
+    add_reach(parser)
+    parser.set_defaults(ignored=[])
+    given = parser.parse_args(arguments)
+    hosts = hosts_of(given)
+    if hosts is None:
+        if given.launch_agent is not None:
+            raise LaunchError("--launch-agent: no hosts are given: add -H a,b")
+        readable.show(check_build.table())
+        return 0
+    places = lay_out(hosts, sum(slots for _, slots in hosts), None if given.launch_agent else own_names())
+    shown = {place.name for place in places}
+    here = next((place.name for place in places if place.local), "")
+    for name in dict.fromkeys(name for name, _ in hosts if name not in shown):
+        readable.show(f"enginerun doctor: {name} is this machine, as {here} is: they are one host", file=sys.stderr)
+    return Examination(places, reach_of(given), given.start_timeout).run()
+
+
+class Examination:
+    """Examination of hosts by agents.
+
+    Parameters
+    ----------
+    places : sequence of Place
+    reach : Reach
+    limit : float
+        Seconds in which agents must answer.
+    """
+
+    def __init__(self, places: Sequence[Place], reach: Reach, limit: float) -> None:
+        self._hosts = [RemoteHost(n, place, agent_command(place, reach, limit)) for n, place in enumerate(places)]
+        self._interface = reach.interface or ""
+        self._limit = limit
+        self._facts: dict[str, dict[str, Any]] = {}
+        self._addresses: dict[str, str] = {}
+        self._reached: dict[str, dict[str, tuple[str, str]]] = {}
+        self._answers: dict[str, Message] = {}
+        self._board = Switchboard(self._hosts, (), self._act, self._lost)
+
+    def run(self) -> int:
+        """Examine the hosts, and print the table and the problems.
+
+        Returns
+        -------
+        int
+            Exit code.
+        """
+        try:
+            for host in self._hosts:
+                self._board.start(host)
+            self._board.tell("examine", interface=self._interface)
+            self._facts = {name: dict(message.head) for name, message in self._gather(self._limit).items()}
+            self._find_addresses()
+            self._reached = self._try({name: self._target(name) for name in self._facts})
+        finally:
+            self._board.close()
+        problems = list(self._problems())
+        for line in [*_table(self._rows()), "", *(problems or ["Nothing is amiss."])]:
+            readable.show(line)
+        return int(bool(problems))
+
+    def _gather(self, limit: float) -> dict[str, Message]:
+        """Wait up to `limit` seconds for one answer of each host, and return the answers by host name."""
+        self._answers = {}
+        patience = Patience(limit)
+        while waited := [host for host in self._hosts if not host.trouble and host.name not in self._answers]:
+            self._board.step(patience.wait())
+            if not patience.left():
+                for host in waited:
+                    if host.name not in self._answers and not host.trouble:
+                        self._board.ignore(host)
+                        host.trouble = f"did not answer within {limit:g} s"
+        return self._answers
+
+    def _act(self, host: RemoteHost, message: Message) -> None:
+        if message.kind == "failed":
+            host.trouble = str(message.head["text"])
+        else:
+            if message.kind == "examined":
+                message.number("port", 0, MOST_PORTS)
+            self._answers[host.name] = message
+
+    def _lost(self, host: RemoteHost, how: str) -> None:
+        host.trouble = host.trouble or f"its agent {how}"
+
+    def _find_addresses(self) -> None:
+        """Find the address that the ranks of each host would use: the one from which it reaches the first host."""
+        here = [host for host in self._hosts if host.name in self._facts]
+        if not here:
+            return
+        first, *others = here
+        named = str(self._facts[first.name]["address"])
+        address = named or first.place.address
+        if not named and address in LOOPBACK:
+            address = next(filter(None, (network.own_address(host.place.address) for host in others)), address)
+        self._addresses[first.name] = address
+        if others:
+            used = self._try({first.name: self._target(first.name)})
+            for host in others:
+                own = str(self._facts[host.name]["address"]) if host.name in self._facts else ""
+                self._addresses[host.name] = own or used.get(host.name, {}).get(first.name, ("", ""))[0]
+
+    def _target(self, name: str) -> tuple[str, int]:
+        return self._addresses.get(name, ""), self._facts[name]["port"]
+
+    def _try(self, targets: Mapping[str, tuple[str, int]]) -> dict[str, dict[str, tuple[str, str]]]:
+        """Make every host try to connect to the other hosts whose address is known; return their results."""
+        known = {name: place for name, place in targets.items() if place[0]}
+        for host in self._hosts:
+            self._board.send(host, "reach", targets={name: place for name, place in known.items() if name != host.name})
+        answers = self._gather(CONNECT + self._limit)
+        return {
+            name: {to: (str(found[0]), str(found[1])) for to, found in message.head["tried"].items()}
+            for name, message in answers.items()
+        }
+
+    def _rows(self) -> Iterable[tuple[str, ...]]:
+        yield "host", "enginerun", "Python", "native engine", "CPUs", "address", "reaches", "frameworks"
+        for host in self._hosts:
+            facts = self._facts.get(host.name)
+            if facts is None:
+                yield host.name, "-", "-", "-", "-", "-", "-", "-"
+                continue
+            tried = self._reached.get(host.name, {})
+            reached = sum(not trouble for _, trouble in tried.values())
+            others = len(self._facts) - 1  # those that answer; the others have a line of their own below
+            yield (
+                host.name,
+                str(facts["version"]),
+                str(facts["python"]),
+                str(facts["kernels"][-1]) if facts["kernels"] else "no",
+                str(facts["cpus"]),
+                self._addresses.get(host.name) or "?",
+                f"{reached} of {others}" if others else "-",
+                ", ".join(facts["frameworks"]) or "none",
+            )
+
+    def _problems(self) -> Iterable[str]:
+        """Yield a line on each problem that keeps a job from running, with what to do."""
+        facts = self._facts
+        for host in self._hosts:
+            if host.name not in facts:
+                yield host.account()
+                continue
+            if not facts[host.name]["kernels"]:
+                yield f"{host.name}: {facts[host.name]['problem']}: install enginerun there, in {host.command[0]!r}"
+            yield from (f"{host.name}: {lack}" for lack in facts[host.name]["lacks"])
+            for other, (_, trouble) in self._reached.get(host.name, {}).items():
+                if trouble:
+                    yield f"{host.name} does not reach {other}: {trouble}, or name a network with --network-interface"
+        yield from differences(facts.values())
+
+
+def differences(facts: Iterable[Mapping[str, Any]]) -> Iterable[str]:
+    """Yield a line on each program or framework that hosts have in different versions, or that some hosts lack."""
+    found = [
+        {"enginerun": str(each["version"]), "Python": str(each["python"])}
+        | dict(str(framework).rsplit(" ", 1) for framework in each["frameworks"])
+        for each in facts
+    ]
+    for what in dict.fromkeys(name for host in found for name in host):
+        versions = sorted({host.get(what, "none") for host in found})
+        if len(versions) > 1:
+            yield f"versions of {what} differ ({', '.join(versions)}): install the same on all hosts"
+
+
+def _table(rows: Iterable[tuple[str, ...]]) -> list[str]:
+    cells = list(rows)
+    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]

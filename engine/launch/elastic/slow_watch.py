@@ -1,0 +1,101 @@
+"""Sampling of workers' counters, to find a slow worker of an elastic job (`engine.elastic.slow` decides).
+
+The counters come from the pages that agents send. A sample is taken only when each member has made a step since the
+last one. So neither long steps nor slightly outdated copies of pages look like time without steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ...elastic.slow import Look, Reading, SlowWorker, find
+from ...metrics import page
+from .agents import BEAT
+
+SHORTEST = 2.5 * BEAT  # least seconds between two samples: copies of pages come with each heartbeat
+LOOKS = 10  # most samples in the time for which a worker must have been slow
+
+
+class SlowWatch:
+    """Detector of the worker that the others wait for.
+
+    Parameters
+    ----------
+    limit : float
+        Seconds of each step for which the others wait for a slow worker.
+    seconds : float
+        Seconds for which a worker must have been slow; at least the time of two samples.
+    pages : sequence of int
+        Descriptors by slot number of the copies of pages.
+    """
+
+    def __init__(self, limit: float, seconds: float, pages: Sequence[int]) -> None:
+        self._limit = limit
+        self._every = max(SHORTEST, seconds / LOOKS)
+        self._seconds = max(seconds, 2 * self._every)
+        self._pages = pages
+        self._world = 0
+        self._next = 0.0
+        self._looks: list[Look] = []
+
+    def look(self, now: float, world: int, numbers: Mapping[int, int]) -> SlowWorker | None:
+        """Take a sample, if one is due, and return a slow worker, if there is one.
+
+        Parameters
+        ----------
+        now : float
+            Time in seconds.
+        world : int
+            Number of the world that trains; 0: none does.
+        numbers : mapping of int to int
+            Slot number of each member.
+
+        Returns
+        -------
+        SlowWorker or None
+            A slow worker, at most one in each world.
+        """
+        if world != self._world:
+            self._world, self._next, self._looks = world, now + self._every, []
+        if not world or len(numbers) < 2 or now < self._next:
+            return None
+        taken = Look(now, world, self._readings(numbers))
+        if len(taken.readings) < len(numbers) or not self._advanced(taken):
+            return None
+        self._next = now + self._every
+        self._looks = [each for each in self._looks if now - each.time <= 2 * self._seconds] + [taken]
+        found = find(self._looks, self._limit, self._seconds)
+        if found is not None:
+            self._next = float("inf")
+        return found
+
+    def _advanced(self, taken: Look) -> bool:
+        """Return whether each member has made a step since the last sample."""
+        if not self._looks:
+            return True
+        before = self._looks[-1].readings
+        return all(reading.steps > before[worker].steps for worker, reading in taken.readings.items())
+
+    def _readings(self, numbers: Mapping[int, int]) -> dict[int, Reading]:
+        """Read the counters of each member whose page can be read."""
+        found = {}
+        for worker, number in numbers.items():
+            reading = _read(self._pages[number]) if number < len(self._pages) else None
+            if reading is not None:
+                found[worker] = reading
+        return found
+
+
+def _read(descriptor: int) -> Reading | None:
+    try:
+        snapshot = page.read(descriptor)
+    except page.PageError:
+        return None
+    if snapshot is None or snapshot.state != "running":
+        return None
+    return Reading(
+        snapshot["steps"],
+        snapshot["lag_ns"] / 1e9,
+        sum(snapshot.fields["crossing_ns"]) / 1e9,
+        None if snapshot.on_gpu else snapshot["blocked_ns"] / 1e9,
+    )

@@ -1,0 +1,359 @@
+"""Messages between the launcher and the agent of a host, and the channel that carries them.
+
+A message is a frame (`engine.frames`) that holds the length of a head, the head as JSON, and a body of bytes. The
+channel is the agent's standard input and output. The agent's first bytes are `GREETING`; output of the host's shell
+before them is ignored. Over a network each message is authenticated (`Seal`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import os
+import select
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ... import frames
+from ...bounded_reader import LARGEST
+from ...forms import MOST
+from ...host.patience import Patience
+from ...host.sockets import retry_short
+from ..process.outgoing import Outgoing
+
+GREETING = b"\0enginerun agent 2\n"
+LIMIT = 64 << 20  # largest size of a message in bytes
+CODES = (-(1 << 8), 1 << 8)  # exit codes, and signals as negative ones
+PIDS = (1, 1 << 31)
+WORLDS = (0, 1 << 60)  # numbers of worlds, workers, commits and ticks
+HEAD_LIMIT = 16 << 20  # largest size of a head in bytes; that of `prepare` holds an environment and a command
+NOISE = 1 << 16  # bytes before the greeting that are kept for the report of a failed start
+READ_BYTES = 1 << 18
+MAC = 32  # bytes of the HMAC in a sealed message
+LENGTHS = struct.Struct(">II")  # lengths of the frame and of the head, with which an unsealed message begins
+_HEAD = struct.Struct(">I")
+
+
+class ChannelError(Exception):
+    """The other side does not speak this protocol."""
+
+
+class Seal:
+    """Authentication of a connection's messages: none can be changed, left out, repeated or sent back unnoticed.
+
+    Parameters
+    ----------
+    key : bytes
+        Key of this connection alone.
+    own, other : str
+        Names of this side and the other one.
+    """
+
+    def __init__(self, key: bytes, own: str, other: str) -> None:
+        self._key = key
+        self._own, self._other = own, other
+        self._sent = self._received = 0
+
+    def close(self, content: bytes) -> bytes:
+        """Return the content of the next message to send, preceded by its HMAC."""
+        proof = self._prove(self._own, self._sent, content)
+        self._sent += 1
+        return proof + content
+
+    def open(self, content: bytes) -> bytes:
+        """Check the next message that has come, and return its content without the HMAC.
+
+        Raises
+        ------
+        ChannelError
+            The HMAC is wrong.
+        """
+        proof, content = content[:MAC], content[MAC:]
+        if not hmac.compare_digest(proof, self._prove(self._other, self._received, content)):
+            raise ChannelError("a message is not from whom it should be")
+        self._received += 1
+        return content
+
+    def derive(self, purpose: str) -> bytes:
+        """Return a further key that both sides of the connection know, for another purpose."""
+        return hmac.digest(self._key, f"derive {purpose}".encode(), "sha256")
+
+    def _prove(self, side: str, number: int, content: bytes) -> bytes:
+        return hmac.digest(self._key, f"{side} {number} ".encode() + content, "sha256")
+
+
+@dataclass(frozen=True)
+class Message:
+    """A message of the channel.
+
+    Attributes
+    ----------
+    kind : str
+        Kind of the message, one of those that `agent` and `conductor` handle.
+    head : dict
+        Fields, as JSON has them.
+    body : bytes
+        Binary content, such as output or a part of a file.
+    """
+
+    kind: str
+    head: dict[str, Any]
+    body: bytes = b""
+
+    def number(self, name: str, least: int = 0, most: int = MOST) -> int:
+        """Return a field that must be a whole number from `least` to `most`.
+
+        Raises
+        ------
+        ChannelError
+            The field is missing or has another value. The other methods raise it, too.
+        """
+        value = self._field(name, "a whole number", int)
+        if not least <= value <= most:
+            raise ChannelError(f"a message {self.kind!r} has {name} = {value}, and not from {least} to {most}")
+        return int(value)
+
+    def numbers(self, name: str, least: int = 0, most: int = MOST) -> list[int]:
+        """Return a field that must be a list of whole numbers from `least` to `most`."""
+        values = self._field(name, "a list", list)
+        if not all(type(value) is int and least <= value <= most for value in values):
+            raise ChannelError(f"a message {self.kind!r} has a list {name} of others than numbers {least} to {most}")
+        return list(values)
+
+    def seconds(self, name: str, least: float = -LARGEST, most: float = LARGEST) -> float:
+        """Return a field that must be a number of seconds from `least` to `most`."""
+        value = self._field(name, "a number", int, float)
+        if not least <= value <= most:
+            raise ChannelError(f"a message {self.kind!r} has {name} = {value!r}, which is no such time")
+        return float(value)
+
+    def text(self, name: str) -> str:
+        """Return a field that must be a text."""
+        return str(self._field(name, "a text", str))
+
+    def truth(self, name: str) -> bool:
+        """Return a field that must be true or false."""
+        return bool(self._field(name, "true or false", bool))
+
+    def _field(self, name: str, what: str, *kinds: type) -> Any:
+        value = self.head.get(name)
+        if type(value) not in kinds:
+            raise ChannelError(f"a message {self.kind!r} has {name} = {value!r} instead of {what}")
+        return value
+
+
+def pack(kind: str, body: bytes = b"", /, **head: Any) -> bytes:
+    """Return a message as bytes, unsealed.
+
+    Parameters
+    ----------
+    kind : str
+    body : bytes
+    **head
+        Fields, as JSON has them.
+
+    Returns
+    -------
+    bytes
+    """
+    return frames.wrap(_content(kind, body, head))
+
+
+def _content(kind: str, body: bytes, head: dict[str, Any]) -> bytes:
+    text = json.dumps([kind, head]).encode()
+    return _HEAD.pack(len(text)) + text + body
+
+
+class Decoder:
+    """Decoder of a stream of messages.
+
+    Parameters
+    ----------
+    greeted : bool
+        Whether messages begin at once; else they follow `GREETING`.
+
+    Attributes
+    ----------
+    greeted : bool
+        Whether the greeting has come.
+    noise : bytes
+        Last bytes before the greeting, at most `NOISE`.
+    limit, head_limit : int
+        Largest size of a message and of its head, in bytes.
+    seal : Seal or None
+        Authentication that messages must pass; None: none.
+    """
+
+    def __init__(self, greeted: bool = True) -> None:
+        self.noise = b""
+        self.greeted = greeted
+        self.limit, self.head_limit = LIMIT, HEAD_LIMIT
+        self.seal: Seal | None = None
+        self._held = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Message]:
+        """Take bytes that were read, and yield the messages that are complete.
+
+        Raises
+        ------
+        ChannelError
+            A message is malformed or too long, or its HMAC is wrong.
+        """
+        self._held += data
+        if not self.greeted and not self._greet():
+            return
+        while (content := self._cut()) is not None:
+            if self.seal is not None:
+                content = self.seal.open(content)
+            yield _message(content, self.head_limit)
+
+    def _cut(self) -> bytes | None:
+        """Remove and return the next frame; None if it is incomplete. One that is too long is refused at once."""
+        proof = 0 if self.seal is None else MAC
+        try:
+            return frames.cut(self._held, self.limit + proof, _HEAD.size + proof)
+        except frames.FrameError:
+            raise ChannelError("what it writes are no messages of an agent") from None
+
+    def _greet(self) -> bool:
+        """Look for the greeting, drop it and the bytes before it, and return whether it has come."""
+        before, found, after = bytes(self._held).partition(GREETING)
+        if found:
+            self.greeted = True
+            self._held = bytearray(after)
+        elif len(before) > NOISE:
+            self._held = self._held[-NOISE:]
+        self.noise = before[-NOISE:]
+        return self.greeted
+
+
+def _message(content: bytes, head_limit: int) -> Message:
+    (length,) = _HEAD.unpack_from(content)
+    end = _HEAD.size + length
+    if not length <= head_limit or end > len(content):
+        raise ChannelError(f"the head of a message is damaged: it has {length} bytes, by its own account")
+    try:
+        head = frames.parse(content[_HEAD.size : end])
+    except frames.FrameError as error:
+        raise ChannelError(f"the head of a message is damaged: {error}") from None
+    match head:
+        case [str(kind), dict(fields)]:
+            return Message(kind, fields, content[end:])
+    raise ChannelError("the head of a message is damaged: a kind and its fields are expected")
+
+
+class Channel:
+    """A bidirectional channel of messages. Sending never blocks: data waits in memory, and then on disk.
+
+    Parameters
+    ----------
+    reading, writing : int
+        Descriptors, which the channel owns from now on.
+    greeted : bool
+        Same as in `Decoder`.
+
+    Attributes
+    ----------
+    reading : int
+        Descriptor to wait for; -1 once the channel has ended.
+    out : Outgoing
+        Buffer of data to be sent; it is `waiting` for room, or `broken` if nobody reads.
+    sealed : Seal or None
+        Authentication of the messages that are sent; None: none.
+    """
+
+    def __init__(self, reading: int, writing: int, greeted: bool = True) -> None:
+        os.set_blocking(reading, False)
+        os.set_blocking(writing, False)
+        self.reading = reading
+        self.out = Outgoing(writing)
+        self.decoder = Decoder(greeted)
+        self.sealed: Seal | None = None
+
+    def send(self, kind: str, body: bytes = b"", /, **head: Any) -> None:
+        """Send a message as soon as there is room.
+
+        Parameters
+        ----------
+        kind, body, **head
+            Same as in `pack`.
+        """
+        content = _content(kind, body, head)
+        self.out.write(frames.wrap(content if self.sealed is None else self.sealed.close(content)))
+
+    def restrict(self, limit: int, head_limit: int) -> None:
+        """Limit the size in bytes of messages and heads from the other side, which may not be authenticated yet."""
+        self.decoder.limit, self.decoder.head_limit = limit, head_limit
+
+    def seal(self, seal: Seal) -> None:
+        """Authenticate all further messages in both directions."""
+        self.sealed = self.decoder.seal = seal
+
+    def receive(self) -> Iterator[Message]:
+        """Read once, and yield the complete messages, also those that an earlier call has read and not yielded.
+
+        If `ended` is true afterwards, no more will come.
+
+        Raises
+        ------
+        ChannelError
+            The other side does not speak this protocol.
+        """
+        data: bytes | None
+        try:
+            data = retry_short(os.read, self.reading, min(READ_BYTES, self.decoder.limit))
+        except BlockingIOError:
+            data = None
+        except OSError:
+            data = b""
+        if data == b"":
+            os.close(self.reading)
+            self.reading = -1
+        yield from self.decoder.feed(data or b"")
+
+    def messages(self) -> Iterator[Message]:
+        """Wait for messages, and yield them until the channel ends.
+
+        Raises
+        ------
+        ChannelError
+            The other side does not speak this protocol.
+        """
+        poll = select.poll()
+        while not self.ended:
+            poll.register(self.reading, select.POLLIN)
+            poll.poll()
+            yield from self.receive()
+
+    def await_end(self, seconds: float) -> None:
+        """Wait until the other side closes its end, for at most `seconds`; its messages are dropped."""
+        patience = Patience(seconds)
+        poll = select.poll()
+        while not self.ended and patience.left():
+            poll.register(self.reading, select.POLLIN)
+            poll.poll(1000 * patience.wait())
+            with contextlib.suppress(ChannelError):
+                for _ in self.receive():
+                    pass
+
+    @property
+    def ended(self) -> bool:
+        """True if the other side has closed its end, or has died."""
+        return self.reading < 0
+
+    def hang_up(self) -> None:
+        """Close the direction to the other side, which makes that side end; a second call does nothing."""
+        if self.out.descriptor >= 0:
+            os.close(self.out.descriptor)
+            self.out.descriptor = -1
+            self.out.give_up()
+
+    def close(self) -> None:
+        """Close both directions; a second call does nothing."""
+        self.hang_up()
+        if not self.ended:
+            os.close(self.reading)
+            self.reading = -1

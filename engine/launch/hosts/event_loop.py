@@ -1,0 +1,231 @@
+"""Event loop for the agents of several hosts: one selector, which passes their messages on.
+
+It does not interpret messages: `conductor` and `fleet` do that for a job, and `doctor` for an examination.
+"""
+
+from __future__ import annotations
+
+import selectors
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ...host.patience import Patience
+from ..process.writer import LOOK, Writer
+from .channel import ChannelError, Message
+from .lease_renewal import LeaseRelay
+from .remote import RemoteHost
+
+DELIVERY = 1.0  # seconds in which a channel must deliver its last data and end, once its carrier has ended
+FAREWELL = 15.0  # seconds in which agents must end what still runs, once their channels are closed
+
+MALFORMED = (ChannelError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError)  # of a bad message
+
+
+class Switchboard:
+    """The channels to the agents.
+
+    Parameters
+    ----------
+    hosts : iterable of RemoteHost
+    writers : iterable of Writer
+        Destinations of the ranks' output; agents hold it back while one of them is full.
+    act : callable
+        Called with a host and each of its messages. If it raises one of `MALFORMED`, the host is treated as lost.
+    lost : callable
+        Called with a host whose channel has ended, and how; the host is unregistered by then.
+    heard : callable, optional
+        Called with a host and lines of its stderr.
+    relay : LeaseRelay, optional
+        Relay thread between this object and the agents.
+    """
+
+    def __init__(
+        self,
+        hosts: Iterable[RemoteHost],
+        writers: Iterable[Writer],
+        act: Callable[[RemoteHost, Message], None],
+        lost: Callable[[RemoteHost, str], None],
+        heard: Callable[[RemoteHost, list[str]], None] = lambda *_: None,
+        relay: LeaseRelay | None = None,
+    ) -> None:
+        self._hosts = list(hosts)
+        self._writers = list(writers)
+        self._holding = False
+        self._act = act
+        self._lost = lost
+        self._heard = heard
+        self._relay = relay
+        self._selector = selectors.DefaultSelector()
+        self._watched: dict[int, list[int]] = {}
+        self._parting: list[RemoteHost] = []
+        self._carried: dict[int, Patience] = {}  # host whose carrier has ended -> the rest of `DELIVERY`
+
+    def hear(self, descriptor: int, act: Callable[[], None]) -> None:
+        """Call `act` whenever a descriptor is readable.
+
+        Parameters
+        ----------
+        descriptor : int
+        act : callable
+            Reads the descriptor, and must not block.
+        """
+        self._selector.register(descriptor, selectors.EVENT_READ, act)
+
+    def forget(self, descriptor: int) -> None:
+        """Unregister a descriptor, which is about to be closed.
+
+        Parameters
+        ----------
+        descriptor : int
+        """
+        self._selector.unregister(descriptor)
+
+    def start(self, host: RemoteHost) -> None:
+        """Start the agent of a host and register it; if that fails, the host's `trouble` says why.
+
+        Parameters
+        ----------
+        host : RemoteHost
+            One of the hosts, or a new one.
+        """
+        if host not in self._hosts:
+            self._hosts.append(host)
+        host.start()
+        if host.channel is not None:
+            if self._relay is not None:
+                self._relay.take(host.channel)
+            self._watched[host.number] = [host.channel.reading, host.errors, host.carrier]
+            self.hear(host.channel.reading, lambda: self._receive(host))
+            self.hear(host.errors, lambda: self._errors(host))
+            self.hear(host.carrier, lambda: self._carrier_ended(host))
+
+    def step(self, seconds: float = 0.5) -> None:
+        """Wait for events once, and handle them.
+
+        Parameters
+        ----------
+        seconds : float
+            Longest wait in seconds; it is limited to 0.5.
+        """
+        self._await_room()
+        self._hold_back()
+        for key, _ in self._selector.select(min(seconds, LOOK if self._holding else 0.5)):
+            key.data()
+        for host in self._hosts:
+            if host.number in self._carried and not self._carried[host.number].left():
+                self._cut_off(host)
+        for host in [host for host in self._parting if host.has_ended()]:
+            self._parting.remove(host)
+            self._hosts.remove(host)
+            host.close(0.0)
+
+    def send(self, host: RemoteHost, kind: str, body: bytes = b"", /, **head: Any) -> None:
+        """Send a message to a host, unless it is in trouble or done.
+
+        Parameters
+        ----------
+        host : RemoteHost
+        kind, body, **head
+            Same as in `channel.pack`.
+        """
+        if host.channel is not None and not host.done and not host.trouble:
+            host.channel.send(kind, body, **head)
+
+    def tell(self, kind: str, /, **head: Any) -> None:
+        """Send a message to all hosts."""
+        for host in self._hosts:
+            self.send(host, kind, **head)
+
+    def ignore(self, host: RemoteHost) -> None:
+        """Unregister a host; a second call does nothing.
+
+        Parameters
+        ----------
+        host : RemoteHost
+        """
+        self._carried.pop(host.number, None)
+        for descriptor in self._watched.pop(host.number, ()):
+            self._selector.unregister(descriptor)
+        out = host.channel.out if host.channel is not None else None
+        if out is not None and out.descriptor >= 0 and out.descriptor in self._selector.get_map():
+            self._selector.unregister(out.descriptor)
+
+    def part(self, host: RemoteHost) -> None:
+        """Unregister a host; `step` closes it and forgets it when its carrier has ended."""
+        self.ignore(host)
+        self._parting.append(host)
+
+    def close(self) -> None:
+        """Close all channels, so that agents kill what still runs; no agent is left when this returns."""
+        for host in self._hosts:
+            self.ignore(host)
+            host.hang_up()
+        patience = Patience(FAREWELL)
+        for host in self._hosts:
+            host.close(patience.left())
+        self._selector.close()
+        if self._relay is not None:
+            self._relay.close()
+
+    def _await_room(self) -> None:
+        """Register those channels for writing that have data waiting, and no others."""
+        channels = [host.channel.out for host in self._hosts if host.channel is not None]
+        registered = self._selector.get_map()
+        for out in channels:
+            if out.descriptor < 0:  # it is closed
+                continue
+            if out.waiting and out.descriptor not in registered:
+                self._selector.register(out.descriptor, selectors.EVENT_WRITE, out.pump)
+            elif not out.waiting and out.descriptor in registered:
+                self._selector.unregister(out.descriptor)
+
+    def _hold_back(self) -> None:
+        """Tell agents to hold the ranks' output back while a writer is full, and to send it again afterwards."""
+        full = [writer for writer in self._writers if writer.full()]
+        if bool(full) == self._holding:
+            return
+        self._holding = not self._holding
+        if self._relay is not None:
+            self._relay.hold(self._holding)
+        else:
+            self.tell("hold" if self._holding else "go_on")
+
+    def _errors(self, host: RemoteHost) -> None:
+        descriptor = host.errors
+        lines = host.hear_errors()
+        if host.errors < 0 and host.number in self._watched:
+            self._selector.unregister(descriptor)
+            self._watched[host.number].remove(descriptor)
+        self._heard(host, lines)
+
+    def _carrier_ended(self, host: RemoteHost) -> None:
+        """Allow `DELIVERY` seconds for the end of the channel, which does not come if the agent holds the pipes."""
+        if host.number in self._watched:
+            self._selector.unregister(host.carrier)
+            self._watched[host.number].remove(host.carrier)
+            self._carried[host.number] = Patience(DELIVERY)
+
+    def _cut_off(self, host: RemoteHost) -> None:
+        """Give up a host whose carrier has ended but whose channel has not, since its loss would go unnoticed."""
+        self.ignore(host)
+        host.cut_off = True
+        host.hang_up()
+        self._lost(host, f"was cut off: the command that started it {host.how_it_ended()}")
+
+    def _receive(self, host: RemoteHost) -> None:
+        """Pass on an agent's messages, and the end of its channel."""
+        assert host.channel is not None
+        if host.number not in self._watched:  # unregistered by another event of the same batch
+            return
+        try:
+            for message in host.channel.receive():
+                self._act(host, message)
+        except MALFORMED as error:
+            self.ignore(host)
+            host.channel.close()
+            what = error if isinstance(error, ChannelError) else repr(error)
+            self._lost(host, f"does not speak as an agent does: {what}")
+            return
+        if host.channel.ended:
+            self.ignore(host)
+            self._lost(host, host.how_it_ended())

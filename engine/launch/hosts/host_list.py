@@ -1,0 +1,243 @@
+"""Host specifications (`name:slots,name:slots`, host files) and the assignment of ranks to hosts."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from ...bounded_reader import shorten
+from ..errors import LaunchError
+
+MOST_SLOTS = 1 << 20  # most slots of a host; more is a mistake in a file or a script
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+_PART = re.compile(r"(?P<name>\[[^\]]+\]|[^:]+)(?::(?P<slots>[0-9]+))?")
+_NAME = re.compile(r"(?:[A-Za-z0-9_][\w.-]*@)?[A-Za-z0-9_:][\w.:%-]*")
+
+
+@dataclass(frozen=True)
+class Place:
+    """The ranks of one host.
+
+    Attributes
+    ----------
+    name : str
+        Name as the user gave it.
+    ranks : tuple of int
+        Ranks in ascending order.
+    local : bool
+        Whether it is this machine.
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+    local: bool
+
+    @property
+    def address(self) -> str:
+        """Name without the user (`user@`), which other hosts can resolve."""
+        return self.name.rpartition("@")[2]
+
+
+def parse_hosts(text: str) -> list[tuple[str, int]]:
+    """Parse `name:slots,name:slots`; a name without slots has one. IPv6 addresses are in brackets.
+
+    Parameters
+    ----------
+    text : str
+        Value of `--hosts`.
+
+    Returns
+    -------
+    list of (str, int)
+        Names and slots, in the order given; the slots of a name that is given twice are added.
+
+    Raises
+    ------
+    LaunchError
+        A part is empty, its slots are not a positive integer, or its name is invalid.
+    """
+    hosts: dict[str, int] = {}
+    for part in text.split(","):
+        found = _part(part)
+        if found is None:
+            raise LaunchError(f"--hosts: {part!r} is not 'name:slots' with at least one slot, as in 'localhost:4'")
+        name, slots = found
+        if not _NAME.fullmatch(name):
+            raise LaunchError(f"--hosts: {name!r} is no name or address of a host")
+        hosts[name] = hosts.get(name, 0) + slots
+    return list(hosts.items())
+
+
+def _part(text: str) -> tuple[str, int] | None:
+    """Parse `name:slots`; return None if the text has another form. The name itself is not validated."""
+    found = _PART.fullmatch(text.strip())
+    slots = _count(found["slots"] or "1") if found else 0
+    return None if found is None or not 1 <= slots <= MOST_SLOTS else (found["name"].strip("[]"), slots)
+
+
+def _count(digits: str) -> int:
+    """Parse a number of slots; any larger number gives `MOST_SLOTS` + 1, however many digits it has."""
+    significant = digits.lstrip("0")
+    return min(int(significant or "0"), MOST_SLOTS + 1) if len(significant) < 10 else MOST_SLOTS + 1
+
+
+def read_hostfile(text: str) -> list[tuple[str, int]]:
+    """Parse a host file.
+
+    Parameters
+    ----------
+    text : str
+        Content of the file: lines of `name slots=N`, as in Horovod and Open MPI, or of `name:N`; a name without slots
+        has one. `#` begins a comment. Open MPI's `max_slots=8` is ignored.
+
+    Returns
+    -------
+    list of (str, int)
+        Same as for `parse_hosts`.
+
+    Raises
+    ------
+    LaunchError
+        A line has another form.
+    """
+    hosts: dict[str, int] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        told = line.partition("#")[0].strip()
+        fields = re.sub(r"\s*=\s*", "=", told).split()
+        if not fields:
+            continue
+        settings = dict(field.partition("=")[::2] for field in fields[1:])
+        name = f"[{fields[0]}]" if fields[0].count(":") > 1 and not fields[0].startswith("[") else fields[0]
+        found = _part(f"{name}:{settings['slots']}" if "slots" in settings else name)
+        known = set(settings) <= {"slots", "max_slots", "max-slots"}
+        if found is None or not known or not _NAME.fullmatch(found[0]):
+            shown = shorten(told, 200)
+            raise LaunchError(
+                f"--hostfile: line {number} is {shown!r}, and 'name slots=N' with at least one slot is expected"
+            )
+        hosts[found[0]] = hosts.get(found[0], 0) + found[1]
+    return list(hosts.items())
+
+
+def read_discovered(text: str, slots: int) -> dict[str, int]:
+    """Parse the output of a discovery script: lines of `name:slots` or `name`, in any order.
+
+    Parameters
+    ----------
+    text : str
+    slots : int
+        Slots of a host that is named without a number.
+
+    Returns
+    -------
+    dict of str to int
+        Slots of each host; those of a host that is named twice are added.
+
+    Raises
+    ------
+    ValueError
+        A line has another form.
+    """
+    hosts: dict[str, int] = {}
+    for line in text.splitlines():
+        if not line.strip():
+            continue
+        found = _PART.fullmatch(line.strip())
+        name = found["name"].strip("[]") if found else ""
+        if found is None or not _NAME.fullmatch(name):
+            raise ValueError(f"it printed {line.strip()[:200]!r}, and 'name:slots' or 'name' is expected in each line")
+        hosts[name] = hosts.get(name, 0) + (
+            slots if found["slots"] is None else min(_count(found["slots"]), MOST_SLOTS)
+        )
+    return hosts
+
+
+def is_here(name: str, names: Collection[str]) -> bool:
+    """Return whether a host is this machine, without asking a name server.
+
+    Parameters
+    ----------
+    name : str
+        A name or an address.
+    names : collection of str
+        Names of this machine besides the loopback's.
+
+    Returns
+    -------
+    bool
+        For an address, whether an interface of this machine has it.
+    """
+    plain = plain_name(name)
+    if plain in LOOPBACK or plain in map(plain_name, names):
+        return True
+    try:
+        version = ipaddress.ip_address(name).version
+    except ValueError:
+        return False
+    with socket.socket(socket.AF_INET if version == 4 else socket.AF_INET6, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((name, 0))
+        except OSError:
+            return False
+    return True
+
+
+def plain_name(name: str) -> str:
+    """Return a host's name in lower case and without a final dot, for comparison."""
+    return name.lower().removesuffix(".")
+
+
+def own_names() -> set[str]:
+    """Return the names of this machine, with and without its domain."""
+    names = {socket.gethostname(), socket.getfqdn()}
+    return names | {name.partition(".")[0] for name in names}
+
+
+def lay_out(hosts: Sequence[tuple[str, int]], size: int, names: Collection[str] | None) -> list[Place]:
+    """Assign ranks to hosts in order; each host is filled before the next.
+
+    Parameters
+    ----------
+    hosts : sequence of (str, int)
+        Names and slots, with at least as many slots as ranks.
+    size : int
+        Number of ranks.
+    names : collection of str or None
+        Names of this machine besides the loopback's; None: no host counts as this machine, not even the loopback.
+
+    Returns
+    -------
+    list of Place
+        Hosts that get ranks. All names of this machine are one host, at the position of the first of them.
+    """
+    ranks: dict[str, list[int]] = {}
+    here = None
+    first = 0
+    for name, slots in hosts:
+        local = names is not None and is_here(name, names)
+        if local:
+            here = name if here is None else here
+        known = here if local and here is not None else name
+        given = range(first, min(first + slots, size))
+        if given:
+            ranks.setdefault(known, []).extend(given)
+        first += slots
+    return [Place(name, tuple(numbers), name == here) for name, numbers in ranks.items()]
+
+
+def without_ranks(hosts: Sequence[tuple[str, int]], size: int, names: Collection[str] | None) -> tuple[str, ...]:
+    """Return the hosts to which `lay_out` assigns no rank; it has the same parameters."""
+    having = {place.name for place in lay_out(hosts, size, names)}
+    every = lay_out([(name, 1) for name, _ in hosts], len(hosts), names)
+    return tuple(place.name for place in every if place.name not in having)
+
+
+def told_idle(idle: Sequence[str], size: int) -> list[str]:
+    """Return a line on hosts that get no rank; empty if there are no such hosts."""
+    if not idle:
+        return []
+    ranks = "the rank" if size == 1 else f"all {size} ranks"
+    return [f"no rank runs on {', '.join(idle)}: the other hosts have slots for {ranks}"]

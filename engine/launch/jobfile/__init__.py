@@ -1,0 +1,1 @@
+"""`enginerun job riseml.yml`: jobs that a file describes."""

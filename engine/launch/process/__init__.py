@@ -1,0 +1,1 @@
+"""Processes on this host: how ranks are planned, started, watched and ended, and where their output goes."""

@@ -1,0 +1,174 @@
+"""A child process that is started asynchronously.
+
+`subprocess.Popen` returns only when the program has been found. If its file system hangs, that may take minutes, in
+which an agent could not serve its other workers or keep its lease. So this forks, and reports the result later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import select
+import signal
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn
+
+from ...host.patience import Patience
+
+_CODE = struct.Struct("=i")
+_LOOK = 0.01  # seconds between two polls for the end
+_NOT_STARTED = 127
+
+
+class Child:
+    """A child process, from its fork on. The forking process must have only one thread.
+
+    Parameters
+    ----------
+    command : sequence of str
+        Program and arguments.
+    program : str
+        Path of the program.
+    environment : mapping of str to str
+    output : tuple of int
+        Descriptors that become its stdout and stderr; its stdin is the null device.
+    inherited : sequence of int
+        Descriptors that it inherits under the same numbers.
+    prepare : callable
+        Called in the child before exec.
+
+    Attributes
+    ----------
+    pid : int
+    returncode : int or None
+        Same as in `subprocess.Popen`.
+    started : int
+        Descriptor that is readable when exec has succeeded or failed; -1 once `failure` has read the result.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        program: str,
+        environment: Mapping[str, str],
+        output: tuple[int, int],
+        inherited: Sequence[int],
+        prepare: Callable[[], None],
+    ) -> None:
+        self.returncode: int | None = None
+        self._failure: OSError | None = None
+        self.started, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        collects = gc.isenabled()
+        gc.disable()  # no finalizer of the parent may run in the child
+        try:
+            self.pid = os.fork()
+            if self.pid == 0:
+                _become(command, program, environment, output, inherited, prepare, writing)
+        except OSError:
+            os.close(self.started)
+            raise
+        finally:
+            os.close(writing)
+            if collects:
+                gc.enable()
+
+    def failure(self) -> OSError | None:
+        """Return why the program could not be started; None if it could, or if that is not known yet (`started`)."""
+        if self.started >= 0:
+            try:
+                told = os.read(self.started, _CODE.size)
+            except BlockingIOError:
+                return None
+            if told:
+                (code,) = _CODE.unpack(told)
+                self._failure = OSError(code, os.strerror(code) if code else "its process could not be prepared")
+            os.close(self.started)
+            self.started = -1
+        return self._failure
+
+    def await_start(self) -> None:
+        """Wait until the program has been started.
+
+        Raises
+        ------
+        OSError
+            It cannot be started; the process has ended.
+        """
+        poll = select.poll()
+        poll.register(self.started, select.POLLIN)
+        poll.poll()
+        if (failure := self.failure()) is not None:
+            self.wait(1.0)
+            raise failure
+
+    def poll(self) -> int | None:
+        """Reap the process if it has ended, and return its exit code.
+
+        None if it runs, or if a tracer must see its end first.
+        """
+        if self.returncode is None:
+            try:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:  # SIGCHLD is ignored (inherited), so the kernel reaps children
+                pid, status = self.pid, 0
+            if pid == self.pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self, seconds: float) -> int | None:
+        """Wait up to `seconds` for the end, and return the exit code; None if the end has not come."""
+        patience, poll = Patience(seconds), select.poll()
+        while self.poll() is None and patience.left():
+            poll.poll(1e3 * _LOOK)
+        return self.returncode
+
+
+def _become(
+    command: Sequence[str],
+    program: str,
+    environment: Mapping[str, str],
+    output: tuple[int, int],
+    inherited: Sequence[int],
+    prepare: Callable[[], None],
+    told: int,
+) -> NoReturn:
+    """Execute the program; if that fails, write the error number to `told` and exit. Runs in the child."""
+    code = 0
+    try:
+        _reset_signals()
+        null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        for descriptor, standard in zip((null, *output), range(3), strict=True):
+            os.dup2(descriptor, standard)
+        for descriptor in inherited:
+            os.set_inheritable(descriptor, True)
+        prepare()
+        _close_all_but({0, 1, 2, told, *inherited})
+        os.execve(program, list(command), dict(environment))
+    except OSError as error:
+        code = error.errno or 0
+    except BaseException:  # the child must never continue in the parent's code
+        pass
+    finally:
+        with contextlib.suppress(OSError):
+            os.write(told, _CODE.pack(code))
+        os._exit(_NOT_STARTED)
+
+
+def _reset_signals() -> None:
+    """Restore the default actions of signals that the parent handles."""
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def _close_all_but(kept: set[int]) -> None:
+    """Close all descriptors except `kept`, also those that this process has inherited without close-on-exec."""
+    for entry in os.listdir("/proc/self/fd"):
+        if int(entry) not in kept:
+            with contextlib.suppress(OSError):  # the listing's own descriptor is closed already
+                os.close(int(entry))

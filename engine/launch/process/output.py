@@ -1,0 +1,356 @@
+"""A rank's output: raw bytes to its file, whole lines with a prefix to the console.
+
+A line is held back until it is complete, so that the output of two ranks never shares a line. A line longer than
+`LINE_LIMIT` is shown in pieces, each a line of its own. Text that a carriage return overwrites is not shown; only a
+progress bar is shown every `PROGRESS_INTERVAL` seconds.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Protocol
+
+from ...host import linux, private_files
+from ..errors import LaunchError
+from .console import Console
+from .writer import Writer
+
+LINE_LIMIT = 8 << 20
+PROGRESS_INTERVAL = 10.0
+READ_BYTES = 1 << 16
+TAIL_BYTES = 1 << 18  # bytes at the end of a stream that are examined after a failure
+COLOURS = (36, 33, 32, 35, 34, 31)
+
+
+class Lines:
+    """Splitter of a stream of bytes into whole lines.
+
+    Parameters
+    ----------
+    limit : int
+        Largest size in bytes of an unfinished line that is held back.
+    clock : callable
+        Clock in seconds, by which overwritten lines are shown at intervals.
+    """
+
+    def __init__(self, limit: int = LINE_LIMIT, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limit = limit
+        self._clock = clock
+        self._held = bytearray()
+        self._overwrites = False
+        self._shown = float("-inf")
+
+    def feed(self, data: bytes) -> bytes:
+        """Take the next part of the stream, and return the lines to show.
+
+        Parameters
+        ----------
+        data : bytes
+
+        Returns
+        -------
+        bytes
+            Whole lines, each with its newline; often none.
+        """
+        if b"\r" in data:
+            self._overwrites = True
+        end = data.rfind(b"\n") + 1
+        whole = b""
+        if end:
+            whole = bytes(self._held) + data[:end]
+            self._held.clear()
+            if self._overwrites:
+                whole = b"".join(_visible(line) + b"\n" for line in whole[:-1].split(b"\n"))
+                self._overwrites = b"\r" in data[end:]
+        self._held += data[end:]
+        if self._overwrites:
+            whole += self._progress()
+        if len(self._held) > self._limit:
+            whole += self.flush()
+        return whole
+
+    def flush(self) -> bytes:
+        """Return the unfinished line.
+
+        Returns
+        -------
+        bytes
+            The line with a newline; empty if no line was begun.
+        """
+        line = _visible(bytes(self._held))
+        self._held.clear()
+        return line + b"\n" if line else b""
+
+    def _progress(self) -> bytes:
+        """Drop overwritten text; at intervals, return the last of it as a line."""
+        text = bytes(self._held)
+        *overwritten, _ = text.rstrip(b"\r").split(b"\r")  # a newline may follow the last return: DOS
+        last = next((part for part in reversed(overwritten) if part.strip()), b"")
+        start = text.rstrip(b"\r").rfind(b"\r") + 1
+        del self._held[:start]
+        now = self._clock()
+        if not last or now - self._shown < PROGRESS_INTERVAL:
+            return b""
+        self._shown = now
+        return last + b"\n"
+
+
+def _visible(line: bytes) -> bytes:
+    """Return the part of a line that a terminal shows after its carriage returns."""
+    if b"\r" not in line:
+        return line
+    return next((part for part in reversed(line.split(b"\r")) if part.strip()), b"")
+
+
+class Tail:
+    """The last bytes of a stream.
+
+    Parameters
+    ----------
+    most : int
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._held = bytearray()
+
+    def add(self, data: bytes) -> None:
+        """Take more of the stream."""
+        self._held += data
+        if len(self._held) > 2 * self._most:
+            del self._held[: -self._most]
+
+    def __bytes__(self) -> bytes:
+        return bytes(self._held[-self._most :])
+
+
+class Display:
+    """Destination of one stream of a rank: raw bytes go to a file, whole lines to the console.
+
+    Parameters
+    ----------
+    rank : int
+    name : str
+        `stdout` or `stderr`.
+    path : Path
+        Path of the file, which is newly made, with its directory if that is missing.
+    console : Console
+        Console that shows the lines.
+    files : Writer
+        Writer of the file. Once it is started, no method here waits for a file system.
+    timestamps : bool
+        Whether the prefix of lines begins with the time.
+
+    Attributes
+    ----------
+    path : Path
+    problem : OSError or None
+        Why the file is incomplete.
+    taken : int
+        Bytes of the stream so far.
+    """
+
+    def __init__(
+        self, rank: int, name: str, path: Path, console: Console, files: Writer, *, timestamps: bool = False
+    ) -> None:
+        self.path = path
+        self.problem: OSError | None = None
+        self.taken = 0
+        self._whose = f"rank {rank}'s {name}"
+        self._kept = 0  # bytes in the file, counted by the writer
+        self._tail = Tail(TAIL_BYTES)
+        self._file = -1
+        self._files = files
+        self._console = console
+        self._lines = Lines()
+        self._timestamps = timestamps
+        self._tag = f"[{rank}]<{name}>:".encode()
+        if console.colour:
+            self._tag = b"\x1b[%dm%s\x1b[0m" % (COLOURS[rank % len(COLOURS)], self._tag)
+        files.put(self._open)
+
+    def take(self, data: bytes) -> None:
+        """Write data to the file, and show the lines that are complete.
+
+        Parameters
+        ----------
+        data : bytes
+        """
+        self.taken += len(data)
+        self._tail.add(data)
+        self._files.put(functools.partial(self._keep, data), len(data))
+        self._show(self._lines.feed(data))
+
+    def tail(self, since: int) -> tuple[bytes, bool]:
+        """Return the end of the stream after its first `since` bytes, and whether some of it was cut off."""
+        size = max(0, self.taken - since)
+        return (bytes(self._tail)[-size:], size > TAIL_BYTES) if size else (b"", False)
+
+    def flush(self) -> None:
+        """Show the unfinished line."""
+        self._show(self._lines.flush())
+
+    def close(self) -> None:
+        """Show the unfinished line and close the file; a second call does nothing."""
+        self.flush()
+        self._files.put(self._close)
+
+    def lack(self) -> str:
+        """Return a text on what is missing in the file, once its writer has finished; empty if it is complete."""
+        if self.problem is not None:
+            return f"{self.path} is not complete: {linux.explain_briefly(self.problem)}"
+        if (lost := self.taken - self._kept) > 0:
+            return f"{lost} bytes of {self._whose} were lost: {self.path} did not take them"
+        return ""
+
+    # ---- in the writer's thread
+
+    def _open(self) -> None:
+        try:
+            private_files.make_directory(self.path.parent)
+            self._file = private_files.create(self.path)
+        except OSError as error:
+            self.problem = error
+
+    def _keep(self, data: bytes) -> None:
+        """Write raw bytes to the file; after an error, such as a full disk, the rest is dropped."""
+        if self.problem is not None:
+            return
+        view = memoryview(data)
+        try:
+            while view:
+                written = os.write(self._file, view)
+                view = view[written:]
+                self._kept += written
+                self._files.moved()
+        except OSError as error:
+            self.problem = error
+
+    def _close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    # ----
+
+    def _show(self, whole: bytes) -> None:
+        if not whole:
+            return
+        tag = self._tag
+        if self._timestamps:
+            tag = datetime.now().isoformat(timespec="milliseconds").encode() + tag
+        self._console.write(tag + whole[:-1].replace(b"\n", b"\n" + tag) + b"\n")
+
+
+class Sink(Protocol):
+    """Destination of a stream's bytes, with methods of `Display`."""
+
+    def take(self, data: bytes) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Stream:
+    """The pipe of one of a rank's two streams.
+
+    Parameters
+    ----------
+    rank : int
+    pipe : int
+        Reading end of the pipe, which does not block.
+    sink : Sink
+        Destination of the data.
+
+    Attributes
+    ----------
+    rank : int
+    pipe : int
+        Reading end of the pipe; -1 once it is closed.
+    """
+
+    def __init__(self, rank: int, pipe: int, sink: Sink) -> None:
+        self.rank = rank
+        self.pipe = pipe
+        self._sink = sink
+
+    def read(self) -> bool:
+        """Read once from the pipe, and pass the data on.
+
+        Returns
+        -------
+        bool
+            True if there may be more now.
+        """
+        try:
+            data = os.read(self.pipe, READ_BYTES)
+        except BlockingIOError:
+            return False
+        if not data:
+            self.close()
+            return False
+        self._sink.take(data)
+        return True
+
+    def drain(self, limit: int) -> None:
+        """Read what the pipe holds now and show it, including an unfinished line.
+
+        Parameters
+        ----------
+        limit : int
+            Bytes after which to stop even if a process goes on writing.
+        """
+        for _ in range(limit // READ_BYTES + 1):
+            if self.pipe < 0 or not self.read():
+                break
+        self._sink.flush()
+
+    def close(self) -> None:
+        """Close the pipe and the sink; a second call does nothing."""
+        if self.pipe < 0:
+            return
+        self._sink.close()
+        os.close(self.pipe)
+        self.pipe = -1
+
+
+def open_displays(
+    rank: int, directory: Path, consoles: Sequence[Console], files: Writer, *, timestamps: bool
+) -> dict[str, Display]:
+    """Open the files of a rank.
+
+    Parameters
+    ----------
+    rank : int
+    directory : Path
+        Directory of the job.
+    consoles : sequence of Console
+        The launcher's stdout and stderr.
+    files : Writer
+    timestamps : bool
+        Same as in `Display`.
+
+    Returns
+    -------
+    dict of str to Display
+        Display of each stream, by its name.
+
+    Raises
+    ------
+    LaunchError
+        A file cannot be written. Once the writer is started, that is not detected here.
+    """
+    displays = {}
+    for name, console in zip(("stdout", "stderr"), consoles, strict=True):
+        path = directory / f"rank.{rank}" / name
+        displays[name] = display = Display(rank, name, path, console, files, timestamps=timestamps)
+        if display.problem is not None:
+            why = linux.explain_briefly(display.problem)
+            raise LaunchError(f"cannot write {str(path)!r}: {why}; choose another --output-dir")
+    return displays

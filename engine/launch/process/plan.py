@@ -1,0 +1,235 @@
+"""Environment, CPUs and directory of each rank, as a pure function of the job and its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ...compat import switch
+from ...launchers import AGENT, PLACES, TORCHRUN_PLACE
+from ...setting import variable
+from .cpu_binding import Allotment
+
+MOST_RANKS = 256  # largest number of ranks, for which a control segment has room (engine_ext/shared/layout.h)
+# Settings that the launcher acts on, so that ranks must not, and the page of an outer job.
+PUBLISHING = ("metrics_port", "metrics_file_sd", "metrics_textfile")
+OURS = (*map(variable, (*PUBLISHING, "metrics_address", "metrics_linger")), "ENGINE_COUNTERS")
+# Variables of jobs on several hosts.
+BETWEEN_HOSTS = (
+    *("ENGINE_CROSS_RANK", "ENGINE_CROSS_SIZE", "ENGINE_HOST_NAME"),
+    *("ENGINE_HUB", "ENGINE_HUB_FD", "ENGINE_INTERFACE"),
+)
+# Variables of workers of elastic jobs.
+OF_WORKERS = ("ENGINE_GATE", "ENGINE_WORKER", "ENGINE_SLOT")
+
+
+@dataclass(frozen=True)
+class Crew:
+    """The ranks of one host among several.
+
+    Attributes
+    ----------
+    host : int
+        Number of the host; hosts are numbered in the order of their lowest ranks.
+    sizes : tuple of int
+        Number of ranks of each host.
+    ranks : tuple of int
+        Ranks of this host, in ascending order.
+    name : str
+        Name of the host, as the user gave it.
+    """
+
+    host: int
+    sizes: tuple[int, ...]
+    ranks: tuple[int, ...]
+    name: str = ""
+
+    def cross(self, local_rank: int) -> tuple[int, int]:
+        """Return this host's index among the hosts that have a local rank, and their number (cross rank and size)."""
+        having = [host for host, size in enumerate(self.sizes) if size > local_rank]
+        return having.index(self.host), len(having)
+
+
+@dataclass(frozen=True)
+class Job:
+    """The facts that all ranks of a job share.
+
+    Attributes
+    ----------
+    size : int
+        Number of ranks.
+    name : str
+        Name that is unique among the jobs of the host.
+    secret : str
+        32 random bytes in hex. It is passed in the environment only, never in an argument or a file.
+    port : int
+        `MASTER_PORT`.
+    directory : Path
+        Directory of the job's files; rank N's are in `rank.N`.
+    settings : mapping of str to str
+        Engine settings given by options, by variable.
+    horovod : bool
+        Whether ranks run scripts written for Horovod.
+    torchrun : bool
+        Whether ranks get torchrun's variables too.
+    counters : sequence of str
+        Path of the page of counters of each rank on this host; empty if nothing is counted.
+    memory : int or None
+        Limit of a rank's private memory in bytes; None: no limit.
+    gpus : tuple of int, or None
+        GPUs and processes of each worker of a RiseML job; None: CUDA_VISIBLE_DEVICES is left as it is.
+    devices : sequence of str
+        CUDA_VISIBLE_DEVICES of each rank on this host; empty: the inherited value is kept.
+    address : str
+        `MASTER_ADDR`.
+    hub : str
+        `ADDRESS:PORT` on which rank 0 listens for the leaders of other hosts; empty: there are no other hosts.
+    interface : str
+        Network interface by which ranks of different hosts reach each other; empty: whichever leads there.
+    """
+
+    size: int
+    name: str
+    secret: str = field(repr=False)
+    port: int
+    directory: Path
+    settings: Mapping[str, str]
+    horovod: bool = False
+    torchrun: bool = True
+    counters: Sequence[str] = ()
+    memory: int | None = None
+    gpus: tuple[int, int] | None = None
+    devices: Sequence[str] = ()
+    address: str = "127.0.0.1"
+    hub: str = ""
+    interface: str = ""
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """The environment, CPUs and directory of one rank.
+
+    Attributes
+    ----------
+    rank : int
+    environment : dict of str to str
+        Complete environment of the process.
+    cpus : tuple of int, or None
+        CPUs to which it is bound; None: any CPU.
+    directory : Path
+        Directory of its files.
+    crowded : bool
+        Whether there are more ranks than CPUs.
+    memory : int or None
+        Limit of its private memory in bytes; None: no limit.
+    """
+
+    rank: int
+    environment: dict[str, str] = field(repr=False)
+    cpus: tuple[int, ...] | None
+    directory: Path
+    crowded: bool = False
+    memory: int | None = None
+
+
+def plan(job: Job, allotment: Allotment, environment: Mapping[str, str], crew: Crew | None = None) -> list[RankPlan]:
+    """Plan the ranks of a job on one host.
+
+    Parameters
+    ----------
+    job : Job
+        Facts that the ranks share.
+    allotment : Allotment
+        Threads and CPUs of the ranks.
+    environment : mapping of str to str
+        The launcher's environment, which they inherit.
+    crew : Crew or None
+        Ranks of this host; None: all ranks, and there is no other host.
+
+    Returns
+    -------
+    list of RankPlan
+        Plans in the order of ranks.
+    """
+    ranks = range(job.size) if crew is None else crew.ranks
+    return [plan_one(job, allotment, environment, crew, rank, local_rank) for local_rank, rank in enumerate(ranks)]
+
+
+def plan_one(
+    job: Job, allotment: Allotment, environment: Mapping[str, str], crew: Crew | None, rank: int, local_rank: int
+) -> RankPlan:
+    """Plan one rank; it has the parameters of `plan`. A local rank for which no CPUs were allotted may use any CPU."""
+    shared = without_places(environment)
+    shared.setdefault("PYTHONUNBUFFERED", "1")
+    if allotment.threads is not None:
+        shared["OMP_NUM_THREADS"] = str(allotment.threads)
+    shared.update((name, value) for name, value in job.settings.items() if name not in OURS)
+    if job.horovod:
+        shared = switch.environment(shared)
+    slices = allotment.slices or ()
+    return RankPlan(
+        rank=rank,
+        environment=shared | _place(job, rank, local_rank, crew),
+        cpus=slices[local_rank] if local_rank < len(slices) else None,
+        directory=job.directory / f"rank.{rank}",
+        crowded=allotment.crowded,
+        memory=job.memory,
+    )
+
+
+def without_places(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without other launchers' variables of places, and without what the launcher does itself.
+
+    Parameters
+    ----------
+    environment : mapping of str to str
+
+    Returns
+    -------
+    dict of str to str
+    """
+    # With these variables torch would look for the store of an agent that does not exist, and libraries would make a
+    # process group and wrap the model in DDP.
+    hidden = {*PLACES, *TORCHRUN_PLACE, *OURS, *BETWEEN_HOSTS, *OF_WORKERS}
+    return {name: value for name, value in environment.items() if name not in hidden and not name.startswith(AGENT)}
+
+
+def _place(job: Job, rank: int, local_rank: int, crew: Crew | None) -> dict[str, str]:
+    """Return the variables of a rank's place: the engine's own, and torchrun's and Horovod's if they are wanted."""
+    number, size = str(rank), str(job.size)
+    local, crew_size = str(local_rank), str(job.size if crew is None else len(crew.ranks))
+    place = {
+        "ENGINE_RANK": number,
+        "ENGINE_SIZE": size,
+        "ENGINE_LOCAL_RANK": local,
+        "ENGINE_LOCAL_SIZE": crew_size,
+        "ENGINE_JOB": job.name,
+        "ENGINE_SECRET": job.secret,
+        "ENGINE_OUTPUT_DIR": str(job.directory),
+    }
+    if crew is not None:
+        place |= {"ENGINE_CROSS_RANK": str(crew.host), "ENGINE_CROSS_SIZE": str(len(crew.sizes))}
+        place |= {"ENGINE_HOST_NAME": crew.name} if crew.name else {}
+    if job.hub:
+        place["ENGINE_HUB"] = job.hub
+    if job.interface:
+        place["ENGINE_INTERFACE"] = job.interface
+    if job.torchrun:
+        torchrun = (number, local, size, crew_size, job.address, str(job.port))
+        place |= dict(zip(TORCHRUN_PLACE, torchrun, strict=True))
+    if job.devices:
+        place["CUDA_VISIBLE_DEVICES"] = job.devices[local_rank]
+    if job.counters:
+        place["ENGINE_COUNTERS"] = job.counters[local_rank]
+    if job.horovod:
+        cross_rank, cross_size = (0, 1) if crew is None else crew.cross(local_rank)
+        place |= {
+            "HOROVOD_RANK": number,
+            "HOROVOD_SIZE": size,
+            "HOROVOD_LOCAL_RANK": local,
+            "HOROVOD_LOCAL_SIZE": crew_size,
+            "HOROVOD_CROSS_RANK": str(cross_rank),
+            "HOROVOD_CROSS_SIZE": str(cross_size),
+        }
+    return place

@@ -1,0 +1,479 @@
+"""Watch the ranks of a job until all have ended and no process of theirs is left.
+
+One thread waits in one selector for pidfds, pipes, signals and room in the channel to the launcher. After the first
+failure, or a signal to end, the stages are::
+
+    RUNNING --> ENDING (ranks end by themselves) --grace--> TERMINATING (SIGTERM) --grace--> KILLING (SIGKILL)
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+
+from ... import readable
+from ...exit_report.report import take_page
+from ...host import processes, stacks
+from ...host.patience import Patience
+from ...host.signals import FLIGHT, read_signals
+from ..report.failure_cause import End, describe
+from .guardian import Guardian
+from .outgoing import Outgoing
+from .output import Stream
+from .spawn import Rank
+from .writer import LOOK, Writer
+
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PASSED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
+SIGNALS = (*ENDING_SIGNALS, *PASSED_SIGNALS, signal.SIGCHLD)
+PIPE_DRAIN = 4 << 20
+SWEEP_LOOK = 0.02
+SWEEP_PATIENCE = 0.5
+SWEEP_GRACE = 2.0
+SWEEP_LIMIT = 10.0
+UNKILLABLE = 10.0  # seconds after SIGKILL, after which a rank that has not ended is given up
+TRACED = 5.0  # seconds for which a debugger may hold a rank that has ended
+
+
+class Stage(IntEnum):
+    """Stage in the ending of a job."""
+
+    RUNNING = 0
+    ENDING = 1
+    TERMINATING = 2
+    KILLING = 3
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of a job.
+
+    Attributes
+    ----------
+    ends : list of End
+        Ends of the ranks, in the order of ranks.
+    signum : int or None
+        Signal by which the user ended the job; None if a rank had failed before, or no signal came.
+    hurried : bool
+        Whether the ranks were killed at once, as by a second signal of the user.
+    """
+
+    ends: list[End]
+    signum: int | None
+    hurried: bool = False
+
+    @property
+    def failed(self) -> bool:
+        """True if a rank has failed."""
+        return any(end.code != 0 for end in self.ends)
+
+
+class Supervisor:
+    """Supervisor of a job's ranks on this host.
+
+    Parameters
+    ----------
+    guardian : Guardian
+        Guardian that learns of every process group.
+    wakeup : socket.socket
+        Socket that delivers the numbers of `SIGNALS` (`engine.host.signals`).
+    sinks : iterable of Outgoing or Writer
+        Destinations of the output. While one of them is full, ranks are not read, and block when their pipes are full.
+    grace : float
+        Seconds between the stages of an ending.
+    say : callable
+        Shows a line of the launcher's own.
+    ended : callable, optional
+        Called with each rank that has ended, and its end, once all its output has been read.
+    """
+
+    def __init__(
+        self,
+        guardian: Guardian,
+        wakeup: socket.socket,
+        sinks: Iterable[Outgoing | Writer],
+        grace: float,
+        say: Callable[[str], None],
+        ended: Callable[[Rank, End], None] = lambda *_: None,
+    ) -> None:
+        self._guardian = guardian
+        self._wakeup = wakeup
+        self._sinks = list(sinks)
+        self._full = self._held_back = False
+        self._grace = grace
+        self._say = say
+        self._tell_end = ended
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(wakeup, selectors.EVENT_READ)
+        self._alive: dict[int, Rank] = {}
+        self._streams: dict[int, list[Stream]] = {}
+        self._groups: set[int] = set()
+        self._ends: list[End] = []
+        self._stage = Stage.RUNNING
+        self._patience: Patience | None = None
+        self._signum: int | None = None
+        self._why = ""
+        self._hurry = False
+        self._held = False
+        self._asked: set[int] = set()
+        self._traced: list[tuple[Rank, float, Patience]] = []  # ended ranks that a debugger holds, and when they ended
+        self._foreign = {process.pid for process in processes.processes() if process.parent == os.getpid()}
+
+    def add(self, rank: Rank) -> None:
+        """Watch one more rank.
+
+        Parameters
+        ----------
+        rank : Rank
+            Rank that has just been started.
+        """
+        self._guardian.watch(rank.pid)
+        self._groups.add(rank.pid)
+        self._alive[rank.number] = rank
+        self._streams[rank.number] = []
+        self._selector.register(rank.pidfd, selectors.EVENT_READ, rank)
+
+    def listen(self, stream: Stream) -> None:
+        """Relay one more stream.
+
+        Parameters
+        ----------
+        stream : Stream
+            Stream of a rank that is watched.
+        """
+        self._streams[stream.rank].append(stream)
+        self._selector.register(stream.pipe, selectors.EVENT_READ, stream)
+
+    def hear(self, descriptor: int, act: Callable[[], None]) -> None:
+        """Call `act` whenever a descriptor is readable.
+
+        Parameters
+        ----------
+        descriptor : int
+        act : callable
+            Reads the descriptor, and must not block.
+        """
+        self._selector.register(descriptor, selectors.EVENT_READ, act)
+
+    def forget(self, descriptor: int) -> None:
+        """Unregister a descriptor, which is about to be closed.
+
+        Parameters
+        ----------
+        descriptor : int
+        """
+        self._selector.unregister(descriptor)
+
+    def hold(self) -> None:
+        """Keep `run` from returning until `release` is called: ranks on other hosts may still run."""
+        self._held = True
+
+    def release(self) -> None:
+        """Let `run` return as soon as the ranks have ended."""
+        self._held = False
+
+    def end(self, why: str) -> None:
+        """Begin the ending, because a rank has failed, here or on another host; do nothing if it has begun.
+
+        Parameters
+        ----------
+        why : str
+            Reason that is shown with ranks that do not end by themselves.
+        """
+        if self._stage == Stage.RUNNING and self._signum is None:
+            self._why = why
+            self._enter(Stage.ENDING)
+
+    def kill(self) -> None:
+        """Kill all ranks and their process groups now."""
+        self._hurry = True
+        self._enter(Stage.KILLING)
+
+    def run(self) -> Outcome:
+        """Serve the ranks until all have ended and no process of theirs is left.
+
+        Returns
+        -------
+        Outcome
+        """
+        while self._alive or self._held:
+            self._step(None if self._patience is None else self._patience.wait())
+            if self._patience is not None and not self._patience.left():
+                self._escalate()
+        self._sweep()
+        for streams in self._streams.values():
+            for stream in streams:
+                stream.drain(PIPE_DRAIN)
+                self._close(stream)
+        self._selector.close()
+        return Outcome(sorted(self._ends, key=lambda end: end.rank), self._signum, self._hurry)
+
+    def abandon(self) -> None:
+        """Kill all ranks, because some could not be started, and wait for their end."""
+        self.kill()
+        self.run()
+
+    def _step(self, timeout: float | None) -> None:
+        """Wait for events and handle them: deaths first, so that the order of deaths is recorded correctly."""
+        self._await_room()
+        if self._hold_streams():
+            timeout = LOOK if timeout is None else min(timeout, LOOK)
+        if self._traced:
+            self._look_at_traced()
+            timeout = LOOK if timeout is None else min(timeout, LOOK)
+        ready = [key for key, _ in self._selector.select(timeout)]
+        now = time.time()
+        for key in ready:
+            if isinstance(key.data, Rank):
+                self._ended(key.data, now)
+        for key in ready:
+            if key.fileobj is self._wakeup:
+                self._signals()
+            elif isinstance(key.data, Outgoing):
+                key.data.pump()
+            elif isinstance(key.data, Stream) and key.data.pipe >= 0:
+                pipe = key.data.pipe
+                key.data.read()
+                if key.data.pipe < 0:
+                    self._unlisten(pipe)
+            elif callable(key.data):
+                key.data()
+
+    def hold_back(self, held: bool) -> None:
+        """Pause reading the ranks' output, or resume it."""
+        self._held_back = held
+
+    def _await_room(self) -> None:
+        """Register those channels for writing that have data waiting, and no others."""
+        registered = self._selector.get_map()
+        for out in self._sinks:
+            if not isinstance(out, Outgoing):
+                continue
+            if out.waiting and out.descriptor not in registered:
+                self._selector.register(out.descriptor, selectors.EVENT_WRITE, out)
+            elif not out.waiting and out.descriptor in registered:
+                self._selector.unregister(out.descriptor)
+
+    def _hold_streams(self) -> bool:
+        """Register the streams for reading only while all sinks have room; return whether a sink is full."""
+        full = bool([sink for sink in self._sinks if sink.full()])  # calls full() of all of them, which has effects
+        held = full or self._held_back
+        if held or held != self._full:
+            self._full = held
+            registered = self._selector.get_map()
+            for stream in (stream for streams in self._streams.values() for stream in streams if stream.pipe >= 0):
+                if held and stream.pipe in registered:
+                    self._selector.unregister(stream.pipe)
+                elif not held and stream.pipe not in registered:
+                    self._selector.register(stream.pipe, selectors.EVENT_READ, stream)
+        return full
+
+    def _ended(self, rank: Rank, now: float) -> None:
+        """Reap a rank that has ended, unless a debugger traces it, which must see its end first."""
+        self._selector.unregister(rank.pidfd)
+        os.close(rank.pidfd)
+        if (code := rank.process.poll()) is None:
+            self._traced.append((rank, now, Patience(TRACED)))
+        else:
+            self._reaped(rank, code, now)
+
+    def _look_at_traced(self) -> None:
+        """Reap ended ranks that their debuggers have released; treat others as reaped after `TRACED` seconds."""
+        for entry in list(self._traced):
+            rank, ended, patience = entry
+            code = rank.process.poll()
+            if code is None and not patience.left():
+                code = rank.process.returncode = processes.exit_code(rank.pid)
+                self._say(
+                    f"rank {rank.number} (pid {rank.pid}) has ended ({describe(code)}), and a debugger holds it "
+                    f"({processes.tracer(rank.pid)}): it is not waited for"
+                )
+            if code is not None:
+                self._traced.remove(entry)
+                self._reaped(rank, code, ended)
+
+    def _reaped(self, rank: Rank, code: int, now: float) -> None:
+        """Record the end of a reaped rank, show its last output, and begin the ending of the job if it failed."""
+        del self._alive[rank.number]
+        by_launcher = self._stage >= Stage.TERMINATING or self._signum is not None
+        end = End(rank.number, code, now, by_launcher, report=take_page(rank.page))
+        self._ends.append(end)
+        self._forget_empty()
+        for stream in self._streams[rank.number]:
+            if stream.pipe >= 0:
+                pipe = stream.pipe
+                stream.drain(PIPE_DRAIN)
+                if stream.pipe < 0:
+                    self._unlisten(pipe)
+        self._tell_end(rank, end)
+        if code != 0:
+            self._failed(rank, end)
+
+    def _failed(self, rank: Rank, end: End) -> None:
+        """End all ranks after the failure of one, and ask a rank that it blames for a stall where it stands."""
+        self.end(f"after the first rank failed (rank {rank.number}, {describe(end.code)})")
+        if self._stage == Stage.ENDING and (stalled := end.report.stalled_rank) is not None:
+            self.ask_where(stalled)
+
+    def ask_where(self, number: int) -> None:
+        """Ask a rank that others blame for a stall, once, to write its stacks; it has the grace period for that.
+
+        Does nothing if the rank has ended, or is not on this host.
+
+        Parameters
+        ----------
+        number : int
+        """
+        blamed = self._alive.get(number)
+        if blamed is not None and number not in self._asked:
+            self._asked.add(number)
+            for pid in self._handling(blamed, stacks.SIGNAL):
+                processes.send(pid, stacks.SIGNAL)
+
+    def _close(self, stream: Stream) -> None:
+        """Close a stream, although another process may still hold its pipe."""
+        if stream.pipe >= 0:
+            self._unlisten(stream.pipe)
+            stream.close()
+
+    def _unlisten(self, pipe: int) -> None:
+        """Unregister a pipe, if it is registered."""
+        if pipe in self._selector.get_map():
+            self._selector.unregister(pipe)
+
+    def _signals(self) -> None:
+        """Handle the signals that have come."""
+        for signum in read_signals(self._wakeup):
+            if signum == signal.SIGCHLD:
+                self._reap_orphans()
+            elif signum in PASSED_SIGNALS:
+                self._pass_on(signum)
+            elif signum in ENDING_SIGNALS:
+                self._end_by(signum)
+
+    def _end_by(self, signum: int) -> None:
+        """Forward a signal to end to the ranks; if it is the second one, or a rank has failed before, kill them."""
+        if self._stage == Stage.RUNNING and self._signum is None:
+            self._signum = signum
+            self._why = f"after {processes.signal_name(signum)}"
+            name = processes.signal_name(signum)
+            self._say(f"{name}: passed on to the ranks, which have {self._grace:g} s to end; once more kills them now")
+            for group in self._groups:
+                processes.send_group(group, signum)
+            self._patience = Patience(self._grace)
+        else:
+            self._hurry = True
+            self._enter(Stage.KILLING)
+
+    def _pass_on(self, signum: int) -> None:
+        """Forward a signal to each rank, or its child processes, that have a handler; it would kill others."""
+        # SIGUSR1 also asks for flight records, for which a rank's engine handles another signal.
+        signums = (signum, FLIGHT) if signum == signal.SIGUSR1 else (signum,)
+        deaf = [
+            rank.number
+            for rank in self._alive.values()
+            if not any([processes.send(pid, each) for each in signums for pid in self._handling(rank, each)])
+        ]
+        if deaf:
+            name = processes.signal_name(signum)
+            self._say(f"{name}: not passed on to {readable.ranks(deaf)}, which would die of it")
+
+    def _handling(self, rank: Rank, signum: int) -> list[int]:
+        """Return the pids that handle a signal: the rank's, or, as below a shell, those of its topmost handlers."""
+        if processes.catches(rank.pid, signum):
+            return [rank.pid]
+        members = {process.pid: process for process in processes.processes() if process.group == rank.pid}
+        catching = {pid for pid in members if processes.catches(pid, signum)}
+        return [pid for pid in catching if members[pid].parent not in catching]
+
+    def _escalate(self) -> None:
+        """Enter the next stage, because the grace period is over."""
+        if self._stage == Stage.KILLING:
+            self._leave_unkillable()
+        else:
+            self._enter(Stage.KILLING if self._signum is not None else Stage(self._stage + 1))
+
+    def _leave_unkillable(self) -> None:
+        """Give up ranks that SIGKILL does not end."""
+        self._patience = None
+        traced = [rank for rank, _, _ in self._traced]
+        for rank in [rank for rank in self._alive.values() if rank not in traced]:
+            self._say(
+                f"rank {rank.number} (pid {rank.pid}) cannot be killed: it waits in the kernel, as for a file system "
+                "that stands still; it ends when that goes on, and is not waited for"
+            )
+            self._selector.unregister(rank.pidfd)
+            os.close(rank.pidfd)
+            self._reaped(rank, -signal.SIGKILL, time.time())
+
+    def _enter(self, stage: Stage) -> None:
+        """Enter a stage of the ending and send its signal; do nothing if the stage has been reached."""
+        if stage <= self._stage:
+            return
+        self._stage = stage
+        self._patience = Patience(UNKILLABLE if stage == Stage.KILLING else self._grace)
+        if stage == Stage.ENDING or not self._groups:
+            return
+        if self._alive and not self._hurry:
+            action = "SIGTERM" if stage == Stage.TERMINATING else "SIGKILL"
+            self._say(f"{readable.ranks(self._alive)} did not end within the grace period {self._why}: {action}")
+        stopped = {rank.pid for rank in self._alive.values() if _is_stopped(rank.pid)}
+        for group in self._groups:
+            kill = stage == Stage.KILLING or group in stopped  # a stopped process acts on no other signal
+            processes.send_group(group, signal.SIGKILL if kill else signal.SIGTERM)
+
+    def _reap_orphans(self) -> None:
+        """Reap orphans of ranks, which this process inherits, so that zombies do not pile up in a long job."""
+        ranks = {rank.pid for rank in self._alive.values()}
+        for process in processes.processes():
+            if (
+                process.parent == os.getpid()
+                and process.state == "Z"
+                and process.pid not in ranks
+                and process.pid not in self._foreign
+            ):
+                os.waitpid(process.pid, os.WNOHANG)
+        self._forget_empty()
+
+    def _forget_empty(self) -> None:
+        """Forget empty process groups of ended ranks, whose numbers the system may reuse."""
+        for group in self._groups - {rank.pid for rank in self._alive.values()}:
+            if not processes.send_group(group, 0):
+                self._groups.discard(group)
+                self._guardian.forget(group)
+
+    def _sweep(self) -> None:
+        """End the processes that ranks have left, whatever their group or session: all descend from this process."""
+        began = time.monotonic()
+        told: set[int] = set()
+        while left := self._left_behind():
+            spent = time.monotonic() - began
+            kill = self._hurry or spent > SWEEP_PATIENCE + SWEEP_GRACE
+            for process in left:
+                if kill:
+                    processes.send(process.pid, signal.SIGKILL)
+                elif spent > SWEEP_PATIENCE and process.pid not in told:
+                    processes.send(process.pid, signal.SIGTERM)
+            if spent > SWEEP_PATIENCE and (new := [process for process in left if process.pid not in told]):
+                self._say("ending what the ranks left behind: " + ", ".join(f"{p.name} ({p.pid})" for p in new[:10]))
+                told |= {process.pid for process in new}
+            if spent > SWEEP_LIMIT:
+                self._say("gave up on " + ", ".join(f"{process.name} ({process.pid})" for process in left[:10]))
+                return
+            self._step(SWEEP_LOOK)
+
+    def _left_behind(self) -> list[processes.Process]:
+        """Return the running processes that ranks have left."""
+        found = processes.descendants(os.getpid(), self._foreign)
+        return [process for process in found if process.state != "Z"]
+
+
+def _is_stopped(pid: int) -> bool:
+    process = processes.look(pid)
+    return process is not None and process.state == "T"

@@ -1,0 +1,1 @@
+"""Reports on a job: the first cause of a failure, and what the launcher says about it."""
