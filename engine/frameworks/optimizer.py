@@ -35,7 +35,7 @@ class Distributed:
         `backward` reduces gradients automatically, and `step` reduces the rest. So this is for gradients that were set
         by hand, and for ranks that may have run no backward pass: call it before they are clipped, unscaled or read.
         """
-        self._engine.reducer.synchronize()
+        self._engine.reduction.synchronize()
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -61,7 +61,7 @@ class Distributed:
 
         All ranks must do the same.
         """
-        with self._engine.reducer.pause():
+        with self._engine.reduction.pause():
             yield
 
     def communication(self) -> float:
@@ -106,6 +106,7 @@ class Wrapping(ABC):
         self.prefix = ""
         self.moving = False  # whether it is being restarted in another world
         self.reducer: Any
+        self.reduction: Any  # what steps call: the reducer, or what a binding puts in its place for a while
         self._engine: core.Engine | None
         self._known: set[int]  # ids of the parameters in `_parameters`, whose gradients are reduced
         self._seen: list[list[Any]]  # the optimizer's groups at the last successful check that all are reduced
@@ -123,7 +124,7 @@ class Wrapping(ABC):
         number, prefix = claim_name(options)
         self.prefix = f"{prefix}."
         self._forget_parameters()
-        self.reducer = self.make(options, prefix, number)
+        self.reducer = self.reduction = self.make(options, prefix, number)
         self.reducer.group.passes = passes
         if options.check_parameters and self.process_set.included():
             self._first = FirstStep(self.prefix, self.process_set, self.broadcast)
@@ -133,7 +134,7 @@ class Wrapping(ABC):
     def _rest(self, passes: int, why: str) -> None:
         """Stop reducing, because this process is in no world, or in one without the process set."""
         self._forget_parameters()
-        self.reducer = NoReducer(passes, why)
+        self.reducer = self.reduction = NoReducer(passes, why)
         self._engine, self._waited_ns = None, 0
 
     def _forget_parameters(self) -> None:
@@ -178,7 +179,7 @@ class Wrapping(ABC):
 
     def _leave(self) -> None:
         """Release the resources of the previous world."""
-        self.reducer.release()
+        self.reduction.release()
         self._first = self._engine = None
 
     def parameters_of(self, optimizer: Any) -> list[Sequence[Any]]:
@@ -269,8 +270,8 @@ class Wrapping(ABC):
             if self._first is not None:
                 self._first.begin(self._parameters)
         if callable(closure):
-            return self.reducer.around(closure, f"{self.kind.__qualname__}.step()")
-        self.reducer.before_step()
+            return self.reduction.around(closure, f"{self.kind.__qualname__}.step()")
+        self.reduction.before_step()
         return closure
 
     def _expect_adopted(self) -> None:
@@ -293,7 +294,7 @@ class Wrapping(ABC):
 
     def after_step(self) -> None:
         """Note that a step has used the gradients."""
-        self.reducer.after_step()
+        self.reduction.after_step()
         if self._first is not None and self._first.tell():
             self._first = None
 
@@ -312,7 +313,7 @@ class Wrapping(ABC):
     def end(self) -> None:
         """Undo the wrapping, except for the class."""
         moving.forget(self)
-        self.reducer.remove()
+        self.reduction.remove()
 
 
 def expect_unwrapped(optimizer: Any) -> None:

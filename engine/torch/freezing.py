@@ -5,6 +5,9 @@ So CUDA graphs can capture the reductions.
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from ..frameworks.options import Options
     from .hooks import TorchReducer
 
+live_frozen: weakref.WeakSet[FrozenReduction] = weakref.WeakSet()
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 NO_PASS = -1  # torch's number of the running backward pass if there is none
 _CANNOT = "freeze(): {}, which cannot be frozen: {}"
@@ -53,6 +57,7 @@ class Plan:
         UnsupportedTensorError
             A gradient cannot be frozen.
         """
+        reducer.expect_between_steps()
         wire = _expect_plain(reducer)
         named = zip(reducer.names, reducer._parameters, strict=True)
         plan = cls({name: parameter for name, parameter in named if parameter.grad is not None}, wire)
@@ -66,15 +71,16 @@ class Plan:
         return plan
 
 
-class FrozenSteps:
+class FrozenReduction:
     """Reduction of a reducer's gradients at the end of each backward pass, by one frozen pass.
 
-    Its construction is collective.
+    While it lives, an optimizer calls it instead of its `TorchReducer`, which is suspended. Its construction is
+    collective.
 
     Parameters
     ----------
     reducer : TorchReducer
-        Reducer whose own hooks are paused meanwhile.
+        Reducer of the optimizer.
     plan : Plan
         Plan of this rank; every rank has one.
 
@@ -97,7 +103,6 @@ class FrozenSteps:
 
     def __init__(self, reducer: TorchReducer, plan: Plan) -> None:
         self.paused = False
-        self.owed = False
         self.reduced = False
         self._reducer = reducer
         self._begun = False
@@ -117,14 +122,72 @@ class FrozenSteps:
         self._pass = runtime.device().freeze(self._device.index or 0, frozen, reduction)
         for parameter in reducer._parameters:
             self._handles.append(parameter.register_post_accumulate_grad_hook(self._fired))
+        self.owed = reducer.suspend()
+        live_frozen.add(self)
+
+    def before_step(self) -> None:
+        """Reduce gradients that no pass has reduced, before a step uses them."""
+        if self._reducer.skipping:
+            self.finish()
+        else:
+            self.synchronize()
+
+    def around(self, closure: Callable[[], Any], step: str) -> Callable[[], Any]:
+        """Wrap the closure of a step that begins, so that gradients are reduced in each of its calls."""
+
+        def reduced() -> Any:
+            result = closure()
+            self.before_step()
+            return result
+
+        return reduced
+
+    def after_step(self) -> None:
+        """Note that a step has used the gradients."""
+        self.owed = self.reduced = False
+
+    def before_zero(self) -> None:
+        """Complete an interrupted pass, and drop gradients that did not exist at the freeze."""
+        self.finish()
+        self.owed = self.reduced = False
+        for name, parameter in self._hooked():
+            if name not in self._members:
+                parameter.grad = None
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Accumulate gradients on this rank, without reductions, inside the block."""
+        before, self.paused = self.paused, True
+        try:
+            yield
+        finally:
+            self.paused = before
+
+    def thaw(self) -> None:
+        """Complete an interrupted pass, and let the reducer reduce again."""
+        if self.paused:
+            raise EngineError("unfreeze() was called inside no_sync(); call it after the block")
+        self.finish()
+        self._detach()
+        self._reducer.resume(self.owed, self.reduced)
+
+    def remove(self) -> None:
+        """Remove the hooks of the frozen pass and of the reducer."""
+        self._detach()
+        self._reducer.remove()
+
+    def release(self) -> None:
+        """Remove the hooks and release the engine, whose world has ended."""
+        self._detach()
+        self._reducer.release()
 
     def finish(self) -> None:
         """Complete a pass that an exception has interrupted, since the other ranks wait for it."""
         if self._begun:
             self._end()
 
-    def complete(self) -> None:
-        """Reduce gradients that no pass has reduced, before a step uses them."""
+    def synchronize(self) -> None:
+        """Reduce the gradients that no pass has reduced, if any."""
         if self._begun or self.owed:
             self._end()
             return
@@ -133,15 +196,12 @@ class FrozenSteps:
         if not self.reduced and self._reducer._successors.is_due(every):
             self._reducer.expect_in_place(every)
 
-    def forget(self) -> None:
-        """Note that the gradients have been used, or are about to be zeroed."""
-        self.owed = self.reduced = False
-
-    def remove(self) -> None:
-        """Remove the hooks."""
+    def _detach(self) -> None:
+        """Remove the hooks of the frozen pass."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        live_frozen.discard(self)
 
     def _fired(self, _: torch.Tensor) -> None:
         """Note that a backward pass has computed a gradient; the first one queues the reduction."""
@@ -172,20 +232,13 @@ class FrozenSteps:
 
     def _expect_alone(self) -> None:
         """End the job if another optimizer takes part in the pass, since ranks may order the reductions differently."""
-        for each in list(live):
-            theirs = getattr(each, "frozen", None) or each
-            number = theirs.backward if isinstance(theirs, FrozenSteps) else theirs._pass
-            if theirs is not self and each.kind is torch.Tensor and number == self.backward != NO_PASS:
-                self._end_job(
-                    "two optimizers reduce in one backward, and one of them is frozen, so ranks may wait for each "
-                    "other: run a backward for each, or unfreeze()"
-                )
-
-    def drop_new(self) -> None:
-        """Drop gradients that did not exist at the freeze, before gradients are zeroed."""
-        for name, parameter in self._hooked():
-            if name not in self._members:
-                parameter.grad = None
+        others = [each._pass for each in list(live) if each.kind is torch.Tensor and each is not self._reducer]
+        others += [each.backward for each in list(live_frozen) if each is not self]
+        if self.backward != NO_PASS and self.backward in others:
+            self._end_job(
+                "two optimizers reduce in one backward, and one of them is frozen, so ranks may wait for each "
+                "other: run a backward for each, or unfreeze()"
+            )
 
     def _hooked(self) -> list[tuple[str, torch.Tensor]]:
         """Return all parameters of the optimizer, with their names."""
@@ -237,9 +290,9 @@ def _expect_plain(reducer: TorchReducer) -> str | None:
     if runtime.settings().device_sums == "ordered":
         raise EngineError(_CANNOT.format("device_sums is ordered", "use device_sums=nccl"))
     if group.paused:
-        raise EngineError("freeze() within no_sync(): call it behind that, between two steps")
+        raise EngineError("freeze() was called inside no_sync(); call it after the block, between two steps")
     if group.active:
-        raise EngineError("freeze() in the middle of a backward pass: call it between two steps")
+        raise EngineError("freeze() was called in the middle of a backward pass; call it between two steps")
     return wire
 
 

@@ -17,7 +17,7 @@ from ..frameworks.reducer import Reducer, live
 from ..native import gradients
 from . import sparse
 from .adapter import Room, check, tensor_over
-from .freezing import NO_PASS, FrozenSteps, Plan
+from .freezing import NO_PASS
 from .overlaps import held_in
 from .places import Places
 from .rivals import Successors
@@ -47,26 +47,12 @@ class TorchReducer(Reducer):
     def __init__(self, options: Options, number: int = 0) -> None:
         self._places: dict[int, Places] = {}
         self._shared: dict[int, tuple[memoryview, int]] = {}  # memory for the gradient of a parameter, and its address
-        self.frozen: FrozenSteps | None = None
         self._accumulated = False  # whether no_sync() was used since the last step or `zero_grad`
         self._successors = Successors(self.is_hooked)
         keep_hooks_of_swapped()
         super().__init__(options, number)
 
-    # While steps are frozen, only `FrozenSteps` reduces, and the methods below delegate to it.
-
-    def plan(self) -> Plan:
-        """Make the plan of a freeze. Not collective. Raises the errors of `Plan.of`."""
-        self._expect_between_steps()
-        return Plan.of(self)
-
-    def freeze(self, plan: Plan) -> None:
-        """Freeze the steps: each one reduces the same gradients. Collective. Raises the errors of `FrozenSteps`."""
-        self.frozen = FrozenSteps(self, plan)
-        self.frozen.owed = self._accumulated and self._due
-        self.group.paused = True
-
-    def _expect_between_steps(self) -> None:
+    def expect_between_steps(self) -> None:
         """Raise EngineError if there are reduced but unused gradients, which a sum would count twice."""
         if not self._due and not self.options.repeatable:
             raise EngineError(
@@ -74,78 +60,31 @@ class TorchReducer(Reducer):
                 "next pass: call step() before, or zero_grad()"
             )
 
-    def unfreeze(self) -> None:
-        """Return to steps in which ranks agree on their gradients."""
-        if self.frozen is None:
-            return
-        if self.frozen.paused:
-            raise EngineError("unfreeze() within no_sync(): call it behind that")
-        self.frozen.finish()
-        self.frozen.remove()
-        self._due = self.frozen.owed or not self.frozen.reduced
-        self.group.paused, self.frozen = False, None
+    def suspend(self) -> bool:
+        """Stop reducing. Returns whether this rank has accumulated gradients that are not reduced yet."""
+        owed, self._accumulated = self._accumulated and self._due, False
+        self.group.paused = True
+        return owed
 
-    def before_step(self, thawed: Sequence[int] = ()) -> None:
-        if self.frozen is None:
-            super().before_step(thawed)
-        elif self.skipping:
-            self.frozen.finish()
-        else:
-            self.frozen.complete()
-
-    def around(self, closure: Callable[[], Any], step: str) -> Callable[[], Any]:
-        if self.frozen is None:
-            return super().around(closure, step)
-
-        def reduced() -> Any:
-            result = closure()
-            self.before_step()
-            return result
-
-        return reduced
+    def resume(self, owed: bool, reduced: bool) -> None:
+        """Reduce again after `suspend`, with gradients that are accumulated (`owed`) or reduced since then."""
+        self._due, self._accumulated = owed or not reduced, owed
+        self.group.paused = False
 
     def after_step(self) -> None:
         self._accumulated = False
-        if self.frozen is None:
-            super().after_step()
-        else:
-            self.frozen.forget()
+        super().after_step()
 
     def before_zero(self) -> None:
         self._accumulated = False
-        if self.frozen is None:
-            super().before_zero()
-        else:
-            self.frozen.finish()
-            self.frozen.forget()
-            self.frozen.drop_new()
-
-    def synchronize(self) -> None:
-        if self.frozen is None:
-            super().synchronize()
-        else:
-            self.frozen.complete()
+        super().before_zero()
 
     @contextmanager
     def pause(self) -> Iterator[None]:
         """Accumulate gradients on this rank, without reductions, inside the block."""
-        if self.frozen is None:
-            self._accumulated = True
-            with super().pause():
-                yield
-            return
-        frozen, before = self.frozen, self.frozen.paused
-        frozen.paused = True
-        try:
+        self._accumulated = True
+        with super().pause():
             yield
-        finally:
-            frozen.paused = before
-
-    def remove(self) -> None:
-        if self.frozen is not None:
-            self.frozen.remove()
-            self.frozen, self.group.paused = None, False
-        super().remove()
 
     def check(self, tensor: torch.Tensor, what: str) -> None:
         check(tensor, what)

@@ -19,7 +19,7 @@ from ..freezing import agree
 from ..process_sets import ProcessSet, global_process_set
 from ..types import Adasum, Average
 from .adasum import Deltas
-from .freezing import Plan, expect_all_ranks
+from .freezing import FrozenReduction, Plan, expect_all_ranks
 from .hooks import TorchReducer
 from .optimizer_state import has_order
 from .rivals import expect_no_rival, warn_of_lone_library
@@ -37,7 +37,7 @@ class _Distributed(Distributed):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Zero the gradients like the optimizer's own method, after completing a pass that an exception interrupted."""
-        self._engine.reducer.before_zero()
+        self._engine.reduction.before_zero()
         set_to_none = set_to_none and not self._engine.is_frozen
         super().zero_grad(set_to_none)  # type: ignore[misc]
         self._engine.reducer.forget()
@@ -145,7 +145,7 @@ class _Wrapping(Wrapping):
     @property
     def is_frozen(self) -> bool:
         """Return whether the optimizer is frozen."""
-        return isinstance(self.reducer, TorchReducer) and self.reducer.frozen is not None
+        return isinstance(self.reduction, FrozenReduction)
 
     def freeze(self) -> None:
         """Freeze the optimizer; see `_Distributed.freeze`."""
@@ -154,7 +154,8 @@ class _Wrapping(Wrapping):
         expect_all_ranks(self.options)
         plan = agree(self._plan)
         if plan is not None:
-            self.reducer.freeze(plan)
+            self.reduction = FrozenReduction(self.reducer, plan)
+            self._expect_collection()
             self._first = None  # Its comparison may still be in flight, and would be captured.
 
     def _plan(self) -> Plan | None:
@@ -165,12 +166,14 @@ class _Wrapping(Wrapping):
             return None
         if not self._begun:
             raise EngineError("freeze(): run a step first, with zero_grad(set_to_none=False) behind it")
-        return self.reducer.plan()
+        return Plan.of(self.reducer)
 
     def unfreeze(self) -> None:
         """Unfreeze the optimizer; see `_Distributed.unfreeze`."""
-        if isinstance(self.reducer, TorchReducer):
-            self.reducer.unfreeze()
+        if isinstance(self.reduction, FrozenReduction):
+            self.reduction.thaw()
+            self.reduction = self.reducer
+            self._expect_collection()
 
     def hang_on(self, optimizer: torch.optim.Optimizer) -> None:
         """Register hooks before and after each step, and a finalizer."""
@@ -182,10 +185,13 @@ class _Wrapping(Wrapping):
         self.moved(optimizer)
 
     def moved(self, optimizer: torch.optim.Optimizer) -> None:
-        """Remove the hooks of the world's reducer when the optimizer is collected."""
+        self._expect_collection()
+
+    def _expect_collection(self) -> None:
+        """Remove the hooks of the present reduction when the optimizer is collected."""
         if self._finalizer is not None:
             self._finalizer.detach()
-        self._finalizer = weakref.finalize(optimizer, self.reducer.remove)
+        self._finalizer = weakref.finalize(self._optimizer(), self.reduction.remove)
         self._finalizer.atexit = False
 
     def _before_step(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -316,8 +322,8 @@ def DistributedOptimizer(
     except BaseException:
         wrapping.end()
         raise
-    wrapping.hang_on(optimizer)
     wrapping.become(optimizer, _Distributed, own_step)
+    wrapping.hang_on(optimizer)
     return optimizer
 
 

@@ -143,7 +143,7 @@ def frozen(member: Member) -> None:
             with pytest.raises(NotInitializedError, match="frozen anew"):
                 each.repeat(Framework.stream.value)
         freeze_anew(model)
-        passes.append(model.optimizer._engine.reducer.frozen._pass)
+        passes.append(model.optimizer._engine.reduction._pass)
         for step in (1, 2):
             model.optimizer.zero_grad()
             model.backward(step)

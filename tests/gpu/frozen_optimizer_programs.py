@@ -159,14 +159,14 @@ def no_sync(me: Rank) -> None:
         model.backward(0)
         optimizer.step()
         model.place()
-        with optimizer.no_sync(), pytest.raises(EngineError, match=r"freeze\(\) within no_sync\(\)"):
+        with optimizer.no_sync(), pytest.raises(EngineError, match=r"freeze\(\) was called inside no_sync\(\)"):
             optimizer.freeze()
         optimizer.freeze()
         with optimizer.no_sync():
             with optimizer.no_sync():
                 model.backward(1)
             model.backward(2)
-            with pytest.raises(EngineError, match=r"unfreeze\(\) within no_sync\(\)"):
+            with pytest.raises(EngineError, match=r"unfreeze\(\) was called inside no_sync\(\)"):
                 optimizer.unfreeze()
             model.check(1, 2, everywhere=False)
         model.step(1, 2)
@@ -187,7 +187,13 @@ def no_sync(me: Rank) -> None:
             model.backward(5)
         optimizer.unfreeze()
         model.step(5)
-        model.optimizer.freeze()
+        optimizer.freeze()
+        optimizer.zero_grad()
+        with optimizer.no_sync():
+            model.backward(5)
+        optimizer.unfreeze()
+        optimizer.freeze()
+        model.step(5)  # what was accumulated before is reduced after both
 
         def closure() -> None:
             optimizer.zero_grad()
@@ -321,7 +327,7 @@ def apart(me: Rank) -> None:
         expect(UnsupportedTensorError, r"freeze\(\): the gradient of '\S+' is in the host's memory")
         freezing.is_on_gpu = lambda _tensor: True  # type: ignore[assignment]
         with optimizer.no_sync() if last else contextlib.nullcontext():
-            expect(EngineError, r"freeze\(\) within no_sync\(\)")
+            expect(EngineError, r"freeze\(\) was called inside no_sync\(\)")
         optimizer.freeze()
         if last:
             optimizer.unfreeze()

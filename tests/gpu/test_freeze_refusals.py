@@ -41,8 +41,8 @@ REFUSED = {
     "host": r"UnsupportedTensorError: .* gradient of '\S+\.weight' is in the host's memory, and only those on a GPU "
     r"can be frozen: move the model there",
     "before the first step": r"EngineError: .* run a step first, with zero_grad\(set_to_none=False\) behind it",
-    "within no_sync": r"EngineError: .* within no_sync\(\): call it behind that, between two steps",
-    "within backward": r"EngineError: .* in the middle of a backward pass: call it between two steps",
+    "within no_sync": r"EngineError: .* inside no_sync\(\); call it after the block, between two steps",
+    "within backward": r"EngineError: .* in the middle of a backward pass; call it between two steps",
     "in a child": r"ForkedError: the engine was initialised in process \d+, and this is its forked child \d+\. .*",
     "after shutdown": r"NotInitializedError: call engine\.init\(\) first; .* engine\.shutdown\(\) has",
 }
