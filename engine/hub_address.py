@@ -2,7 +2,8 @@
 
 Rank 0's host is the *hub*: it listens on a TCP port during the rendezvous, and each other host connects to it. Its
 address is `ENGINE_HUB=HOST:PORT` if that is set. torchrun and srun name rank 0's host themselves, and the port then
-follows from the job's key. mpirun does not; there the ranks exchange the address over MPI (`engine.rendezvous.by_mpi`).
+follows from the job's key. mpirun does not; there the ranks exchange the address over MPI
+(`engine.net.rendezvous.mpi_bootstrap`).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import os
 
 from . import config, runtime
 from .errors import NotInitializedError
-from .rendezvous.layout import Layout
+from .net.rendezvous.layout import Layout
 from .running import Running
 from .world import NO_LAUNCHER, World, find_place
 

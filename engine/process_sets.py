@@ -22,8 +22,8 @@ from .device import Device
 from .errors import EngineError, NotInitializedError, RendezvousError
 from .host.patience import Patience
 from .native import core
-from .rendezvous.messages import close_all
-from .rendezvous.set_links import Connections, SetLinks
+from .net.rendezvous.set_connections import Connections, SetConnector
+from .net.unix_sockets import close_all
 
 IDLE = 2.0  # seconds for threads to leave a set that has no operation in flight
 
@@ -258,11 +258,11 @@ class Registry:
         Seconds to wait for operations in flight when a set is removed.
     device : Device
         Opener of this rank's GPU, with which each set of this rank is registered.
-    links : SetLinks, optional
+    links : SetConnector, optional
         Connector of a set's ranks; None with one host.
     """
 
-    def __init__(self, world: core.Engine, timeout: float, device: Device, links: SetLinks | None = None) -> None:
+    def __init__(self, world: core.Engine, timeout: float, device: Device, links: SetConnector | None = None) -> None:
         self._world = world
         self._timeout = timeout
         self._device = device

@@ -24,12 +24,12 @@ from .host.patience import Patience
 from .metrics import own_page
 from .metrics.export.in_process import InProcess
 from .native import core, setup
+from .net.rendezvous import CancellationToken, Gathered, gather, mpi_lanes
+from .net.rendezvous.layout import Layout
+from .net.rendezvous.mpi_bootstrap import OtherFailedError
+from .net.rendezvous.set_connections import SetConnector
+from .net.stream import GRACE
 from .process_sets import ProcessSet, Registry
-from .rendezvous import CallOff, Gathered, gather, mpi_lanes
-from .rendezvous.by_mpi import OtherFailedError
-from .rendezvous.layout import Layout
-from .rendezvous.messages import GRACE
-from .rendezvous.set_links import SetLinks
 from .trace.flight import Recorder
 from .trace.timeline import Timeline
 from .tuning.journals import check_log, knobs_of
@@ -220,7 +220,7 @@ def tell_failure(world: World, generation: int, error: Exception) -> None:
         ).close()
 
 
-def start(prepared: Prepared, called_off: CallOff | None = None) -> Running:
+def start(prepared: Prepared, called_off: CancellationToken | None = None) -> Running:
     """Meet the other ranks and start this rank's engine and its components, except the tuner. Collective.
 
     A failure after the rendezvous ends the new world on all ranks, with this rank's reason.
@@ -229,7 +229,7 @@ def start(prepared: Prepared, called_off: CallOff | None = None) -> Running:
     ----------
     prepared : Prepared
         Resources of this rank; closed if this fails.
-    called_off : CallOff, optional
+    called_off : CancellationToken, optional
         Same as in `rendezvous.gather`.
     """
     with contextlib.ExitStack() as undo:
@@ -249,7 +249,7 @@ def start(prepared: Prepared, called_off: CallOff | None = None) -> Running:
         return running
 
 
-def _gather(prepared: Prepared, called_off: CallOff | None) -> Gathered:
+def _gather(prepared: Prepared, called_off: CancellationToken | None) -> Gathered:
     world, settings = prepared.world, prepared.settings
 
     def abort(control: int, hosts: Sequence[int], error: BaseException) -> None:
@@ -310,13 +310,13 @@ def _mpi(prepared: Prepared, gathered: Gathered, control: int) -> dict[str, Any]
         return None
 
 
-def _engine(prepared: Prepared, gathered: Gathered, control: int) -> tuple[core.Engine, SetLinks | None]:
+def _engine(prepared: Prepared, gathered: Gathered, control: int) -> tuple[core.Engine, SetConnector | None]:
     """Create this rank's engine in the world, and the connector of process sets; None on one host."""
     world, settings = prepared.world, prepared.settings
     if gathered.kernels is not None:
         setup.use_kernels(gathered.kernels)
     several = len(gathered.layout.crews) > 1
-    set_links = SetLinks(world, gathered, settings.start_timeout) if several else None
+    set_links = SetConnector(world, gathered, settings.start_timeout) if several else None
     over_mpi = several and settings.lanes == "mpi"
     mpi = _mpi(prepared, gathered, control) if over_mpi else None
     spin = spin_us(gathered) if settings.spin_us is None else settings.spin_us
@@ -373,7 +373,7 @@ def _is_open(descriptor: int, duplicate: int) -> bool:
         return False
 
 
-def _surround(engine: core.Engine, prepared: Prepared, gathered: Gathered, set_links: SetLinks | None) -> Running:
+def _surround(engine: core.Engine, prepared: Prepared, gathered: Gathered, set_links: SetConnector | None) -> Running:
     """Create all components of a new engine. If one of them fails, all are destroyed."""
     world, settings = prepared.world, prepared.settings
     crew = {rank: gathered.pids[rank] for rank in gathered.crew}

@@ -37,8 +37,8 @@ from .host.processes import look
 from .metrics.export.in_process import InProcess, listen
 from .metrics.names import STATES
 from .native import core
+from .net.rendezvous import CancellationToken, mpi_bootstrap
 from .process_sets import WAITING, ProcessSet, check_sets, uninitialized
-from .rendezvous import CallOff, by_mpi
 from .running import Prepared, Running, await_all, await_engines, prepare, start, tell_failure
 from .waiting_room import GATE, WaitingRoom
 from .world import World, detect, find_place
@@ -295,7 +295,7 @@ def _prepare(settings: Mapping[str, Any], process_sets: ProcessSets) -> _Prepare
 
 def _detect(environ: Mapping[str, str], chosen: config.Config) -> World:
     """Find this process's place in its job. Collective if ranks agree over MPI."""
-    return detect(environ, partial(by_mpi.agree, seconds=chosen.start_timeout, interface=chosen.interface))
+    return detect(environ, partial(mpi_bootstrap.agree, seconds=chosen.start_timeout, interface=chosen.interface))
 
 
 def _given_sets(process_sets: ProcessSets) -> list[ProcessSet]:
@@ -350,7 +350,7 @@ def _wait(settings: Mapping[str, Any], process_sets: ProcessSets) -> None:
     _room = room
 
 
-def enter(world: World, called_off: CallOff | None = None) -> None:
+def enter(world: World, called_off: CancellationToken | None = None) -> None:
     """End the current world, if any, and enter the next one. Collective over the next one.
 
     The process keeps the settings of `init`, its knobs, its page of counters and its metrics service. It keeps process
@@ -361,7 +361,7 @@ def enter(world: World, called_off: CallOff | None = None) -> None:
     ----------
     world : World
         This process's place in the next world, with the world's number.
-    called_off : CallOff, optional
+    called_off : CancellationToken, optional
         Cancellation that is checked while this process waits for the others.
 
     Raises
@@ -376,7 +376,7 @@ def enter(world: World, called_off: CallOff | None = None) -> None:
         State that was carried into the new world is not equal on all ranks.
     """
     global _running, _room, _generation
-    called_off = None if called_off is None else CallOff(*called_off)
+    called_off = None if called_off is None else CancellationToken(*called_off)
     with alone("enter"):
         room = _room = _leave_for(world)
         room.tell_children()

@@ -20,8 +20,8 @@ from .frameworks import moving
 from .launchers import LAUNCHERS
 from .metrics.export.in_process import InProcess, listen
 from .native import core
+from .net.rendezvous import CancellationToken
 from .process_sets import ProcessSet, global_process_set
-from .rendezvous import CallOff
 from .running import Running, Told
 from .tuning.trial_loop import Spent
 from .world import World
@@ -126,7 +126,7 @@ class WaitingRoom:
             self.serving.stop()
 
 
-def meet(engine: core.Engine, told: Told, called_off: CallOff | None) -> list[Told]:
+def meet(engine: core.Engine, told: Told, called_off: CancellationToken | None) -> list[Told]:
     """Exchange the state of all ranks of a new world; return it by rank. Collective.
 
     When it returns, the engines of all ranks run.

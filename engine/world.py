@@ -8,7 +8,8 @@ rank and size is skipped if another one is complete (Slurm, Flux and others set 
 variables); otherwise it is an error. Without a launcher there is one rank.
 
 A job is on several hosts if a launcher says that only some of the ranks are on this host. Such a job needs a secret and
-a meeting address (`engine.hub_address`), or MPI, over which ranks agree on both (`engine.rendezvous.by_mpi`).
+a meeting address (`engine.hub_address`), or MPI, over which ranks agree on both
+(`engine.net.rendezvous.mpi_bootstrap`).
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from rich.console import Console
 from benchmarks.common import environment, native, paths, progress, records
 from benchmarks.common.processes import RankError
 from benchmarks.common.tables import Table
-from engine.rendezvous.layout import Layout
+from engine.net.rendezvous.layout import Layout
 
 SHARE = 0.05
 """Target: largest additional cost of a rank of the coordinator's host, as a share of the step."""

@@ -1,8 +1,8 @@
 """`ElasticRayExecutor`: a job on a Ray cluster whose ranks may come and go, with Horovod's signatures.
 
 The driver (`engine.launch.elastic_driver`) runs in the caller's process. On each node, an actor runs one agent
-(`porter`). Workers are processes of agents. They are started one after the other in slots for which Ray has reserved
-resources (`slots`).
+(`node_agent`). Workers are processes of agents. They are started one after the other in slots for which Ray has
+reserved resources (`slots`).
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from ..launch.process.plan import MOST_RANKS, Job
 from ..launch.process.spawn import find_port
 from ..launch.report.elastic_report import Result
 from ..setting import read_variable
-from . import placement, ray_logger, seating
-from .porter import RayAgent
+from . import placement, rank_assignment, ray_logger
+from .node_agent import RayAgent
 from .settings import ElasticSettings, Hosts, interfaces, set_aside, tell_of_ssh
 from .slots import Slots
 
@@ -286,7 +286,7 @@ class _Run:
 
     def variables(self, slot: Slot) -> dict[str, str]:
         """Implement `Cluster.variables`: all GPUs of the node's slots so far, the worker's own at its slot's number."""
-        gpus = seating.visible(self._slots.gpus(slot.host))
+        gpus = rank_assignment.visible(self._slots.gpus(slot.host))
         return {"CUDA_VISIBLE_DEVICES": gpus} if gpus else {}
 
     def logged(self, value: str) -> None:

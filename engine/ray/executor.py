@@ -12,7 +12,7 @@ from ..launch.errors import LaunchError
 from . import failures, placement
 from .actor import Rank, Standing, leave, stand
 from .elastic import Callback, ElasticRayExecutor
-from .seating import answers, in_order, seat
+from .rank_assignment import answers, assign_ranks, in_order
 from .settings import ElasticSettings, Settings, interfaces, read_ranks, set_aside, tell_of_ssh
 
 T = TypeVar("T")
@@ -182,7 +182,7 @@ class RayExecutor:
             order = in_order(standings)
             self._actors = [actors[each] for each in order]
             self._standings = [standings[each] for each in order]
-            seat(
+            assign_ranks(
                 lambda rank, function, *args: self._actors[rank].call.remote(function, *args),
                 self._standings,
                 seconds,

@@ -14,7 +14,7 @@ from ray.train.backend import Backend, BackendConfig
 from .. import runtime
 from ..launch.errors import LaunchError
 from .actor import leave, stand, telling_others
-from .seating import answers, seat
+from .rank_assignment import answers, assign_ranks
 
 
 @contextmanager
@@ -74,7 +74,7 @@ class EngineBackend(Backend):
         """Assign each worker its place, with Ray's rank as the engine's. A replacement of a group meets anew."""
         seconds = backend_config.start_timeout
         try:
-            seat(
+            assign_ranks(
                 worker_group.execute_single_async,
                 answers(worker_group.execute_async(stand), seconds, "tell where it runs"),
                 seconds,

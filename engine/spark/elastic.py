@@ -1,8 +1,9 @@
 """`engine.spark.run_elastic`: a function on ranks that may come and go, in the tasks of a Spark job.
 
 Three kinds of processes take part. The launcher is that of every elastic job, in a process beside this one. Spark's
-tasks offer themselves as hosts of one slot (`hosting`), and this process reports them to the launcher (`offers`). The
-channel of an agent goes from the launcher through a carrier, which replaces ssh, to the task's connection.
+tasks offer themselves as hosts of one slot (`hosting`), and this process reports them to the launcher
+(`task_registry`). The channel of an agent goes from the launcher through a relay (`task_relay`), which replaces ssh, to
+the task's connection.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from ..host import private_files
 from ..launch.errors import JobError, LaunchError
 from ..launch.process import leftovers
 from ..runner.function import CALL, arguments_of, check_call, read_results
-from . import carrier, slots
+from . import slots, task_relay
 from .collecting import Collecting, Late
 from .hosting import Offer, host_agents
 from .job import (
@@ -43,11 +44,11 @@ from .job import (
     session_of,
     settings_of,
 )
-from .offers import HOSTS, SETTINGS, SOCKET, Offers
+from .task_registry import HOSTS, SETTINGS, SOCKET, TaskRegistry
 
 MORE = 5.0  # seconds to wait for further tasks once there are enough
 LOOK = 0.1
-ROOT = str(Path(carrier.__file__).parents[2])  # directory from which Python imports this package
+ROOT = str(Path(task_relay.__file__).parents[2])  # directory from which Python imports this package
 FAREWELL = 5.0  # seconds that tasks have to end by themselves
 ENDING = 30.0  # seconds that the launcher has to end its processes
 
@@ -196,16 +197,16 @@ class _Job:
         """Run the job, and return the results of its ranks."""
         secret = secrets.token_hex(32)
         own = listening_address(self._session)
-        with Offers(most, secret, own, self._home) as offers:
-            addresses = tuple((host, offers.port) for host in own_addresses(self._session, own))
+        with TaskRegistry(most, secret, own, self._home) as registry:
+            addresses = tuple((host, registry.port) for host in own_addresses(self._session, own))
             rows = self._ask(Offer(addresses, secret, self._executable), most)
             tasks = threading.Thread(target=self._await_end, args=(rows,), daemon=True)
             tasks.start()
             try:
-                self._await_tasks(offers, least, size, most, seconds)
+                self._await_tasks(registry, least, size, most, seconds)
                 self._launch(options)
             finally:
-                offers.close()
+                registry.close()
                 tasks.join(FAREWELL)  # tasks that have room end by themselves
                 self._over.set()
                 tasks.join()
@@ -229,11 +230,11 @@ class _Job:
         except BaseException as error:  # raised again in the thread that waits
             self._spark_error = error
 
-    def _await_tasks(self, offers: Offers, least: int, size: int, most: int, seconds: float) -> None:
+    def _await_tasks(self, registry: TaskRegistry, least: int, size: int, most: int, seconds: float) -> None:
         """Wait for `size` tasks, or `MORE` seconds longer than for the minimum."""
         began = time.monotonic()
         enough = 0.0
-        while (came := offers.came) < size:
+        while (came := registry.came) < size:
             self._check_spark()
             now = time.monotonic()
             enough = (enough or now) if came >= least else 0.0
@@ -253,7 +254,7 @@ class _Job:
     def _launch(self, options: Mapping[str, Any]) -> None:
         """Start the launcher, and wait for its end."""
         home = self._home
-        carry = f"import sys; sys.path.insert(0, {ROOT!r}); from {carrier.__name__} import main; sys.exit(main())"
+        carry = f"import sys; sys.path.insert(0, {ROOT!r}); from {task_relay.__name__} import main; sys.exit(main())"
         words = [sys.executable, "-I", "-c", carry, str(home / SOCKET), "{host}"]
         hosts = [shutil.which("cat") or "/bin/cat", str(home / HOSTS)]
         more = {

@@ -22,8 +22,8 @@ from ..host import processes
 from ..host.sockets import retry_short
 from ..launch.hosts.channel import Seal
 from ..launch.process.plan import without_places
-from .carrier import RELAY, relay
-from .line import BEGIN, reach_driver
+from .task_channel import BEGIN, reach_driver
+from .task_relay import RELAY, relay
 
 UNREACHED = "it does not reach the driver under any of its addresses"
 

@@ -28,11 +28,11 @@ from ..launch.report.failure_cause import End
 from ..runner.function import check_call
 from ..setting import read, read_variable
 from .collecting import Collecting, Late
-from .listener import Listener
 from .progress import Progress
 from .record import SCHEMA, Record, read_rows
 from .slots import check, context_of, default_size, held_by_others
 from .task import FIRST, LAST, Orders, serve
+from .task_listener import TaskListener
 
 START_TIMEOUT = 600.0
 SOON = 3.0  # seconds after which missing tasks are checked for whether they wait for another job
@@ -112,7 +112,7 @@ def run(
     streams = (stdout or sys.stdout, stderr or sys.stderr)
     secret = secrets.token_hex(32)
     own = listening_address(session)
-    with Listener(size, secret, own, streams, prefix_output_with_timestamp) as listener:
+    with TaskListener(size, secret, own, streams, prefix_output_with_timestamp) as listener:
         say: Callable[[str], None] = listener.say if verbose else lambda line: None
         check(session, size, patience, say)
         orders = Orders(
@@ -152,12 +152,12 @@ class _Job:
     ----------
     session : SparkSession
     orders : Orders
-    listener : Listener
+    listener : TaskListener
     say : callable
         Shows a line.
     """
 
-    def __init__(self, session: Any, orders: Orders, listener: Listener, say: Callable[[str], None]) -> None:
+    def __init__(self, session: Any, orders: Orders, listener: TaskListener, say: Callable[[str], None]) -> None:
         self._session = session
         self._orders = orders
         self._listener = listener

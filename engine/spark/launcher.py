@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..launch.cli.options import parse
 from ..runner.job import launch
-from .offers import SETTINGS
+from .task_registry import SETTINGS
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -39,9 +39,9 @@ from ..launch.process.plan import Job, RankPlan, plan, without_places
 from ..launch.process.spawn import Rank
 from ..launch.process.supervisor import SIGNALS, Supervisor
 from ..launch.report.failure_cause import End, claim_of, describe
-from .line import reach_driver
 from .places import Card, Place, arrange
 from .record import STDERR, Record
+from .task_channel import reach_driver
 
 if TYPE_CHECKING:
     import pyarrow as pa

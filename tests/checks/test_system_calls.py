@@ -104,10 +104,10 @@ LOOK_UPS = {
     "engine/launch/hosts/remote.py": "the report on a job that could not be started",
     "engine/metrics/export/endpoint.py": "where to listen, before ranks are started, or in a rank",
     "engine/ray/actor.py": "an actor that becomes a rank",
-    "engine/rendezvous/hub.py": "a rank that meets the others",
-    "engine/rendezvous/leader.py": "a rank that meets the others",
+    "engine/net/rendezvous/hub.py": "a rank that meets the others",
+    "engine/net/rendezvous/hub_client.py": "a rank that meets the others",
     "engine/spark/job.py": "the caller of a job, before tasks are started",
-    "engine/spark/line.py": "a task that calls its driver",
+    "engine/spark/task_channel.py": "a task that calls its driver",
 }
 _LOOKING_UP = {f"socket.{name}" for name in ("getaddrinfo", "gethostbyname", "getfqdn", "create_connection")}
 _LOOKING_UP |= {f"network.{name}" for name in ("resolve", "own_address", "is_own_name")}
@@ -263,12 +263,14 @@ PORTS = {
     "engine/launch/agent.py": ["address or None"],  # that of --network-interface
     "engine/launch/cli/doctor.py": ["address or None"],  # that of --network-interface
     "engine/ray/actor.py": ["bound"],  # that of `nics`, or else of the node
-    "engine/rendezvous/by_mpi.py": ["chosen"],  # ENGINE_INTERFACE's
-    "engine/rendezvous/hub.py": ["chosen", "address"],  # ENGINE_INTERFACE's, or where others look for rank 0
-    "engine/rendezvous/leader.py": ["chosen or link.here.host"],  # ENGINE_INTERFACE's, or the one that reaches the hub
-    "engine/rendezvous/set_links.py": ["own"],  # that of the world's connections
-    "engine/spark/listener.py": ["host"],  # `listening_address`
-    "engine/spark/offers.py": ["host"],  # `listening_address`
+    "engine/net/rendezvous/mpi_bootstrap.py": ["chosen"],  # ENGINE_INTERFACE's
+    "engine/net/rendezvous/hub.py": ["chosen", "address"],  # ENGINE_INTERFACE's, or where others look for rank 0
+    "engine/net/rendezvous/hub_client.py": [
+        "chosen or link.here.host"
+    ],  # ENGINE_INTERFACE's, or that of the hub's connection
+    "engine/net/rendezvous/set_connections.py": ["own"],  # that of the world's connections
+    "engine/spark/task_listener.py": ["host"],  # `listening_address`
+    "engine/spark/task_registry.py": ["host"],  # `listening_address`
     "engine/spark/task.py": ["chosen"],  # ENGINE_INTERFACE's
 }
 BINDERS = {
@@ -276,8 +278,8 @@ BINDERS = {
     "engine/host/machine.py": "a probe that does not listen",
     "engine/launch/hosts/host_list.py": "a probe that does not listen",
     "engine/launch/elastic/worker_server.py": "a name of this host's network namespace; others' users are hung up on",
-    "engine/rendezvous/hosting.py": "a name of this host's network namespace; others' users are hung up on",
-    "engine/spark/offers.py": "a file in a directory of this user alone",
+    "engine/net/rendezvous/local_server.py": "a name of this host's network namespace; others' users are hung up on",
+    "engine/spark/task_registry.py": "a file in a directory of this user alone",
     "engine/metrics/export/endpoint.py": "metrics, on the address that the user gives, or the loopback",
 }
 _BINDING = ("bind", "server_bind", "create_server", "start_server", "start_unix_server", "HTTPServer", "TCPServer")

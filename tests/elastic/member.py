@@ -19,7 +19,7 @@ from typing import Any
 
 from engine import runtime
 from engine.errors import CalledOff, EngineError, RendezvousError, WorldError
-from engine.rendezvous import CallOff
+from engine.net.rendezvous import CancellationToken
 from engine.world import World
 
 LIMIT = 1 << 20
@@ -52,10 +52,10 @@ class Member:
         """Call `body` in each world until it returns, or the test has no more places."""
         while (world := self._place()) is not None:
             self.world = world
-            call_off = CallOff(self._connection.fileno(), lambda number=world.number: self._called_off(number))
+            cancel = CancellationToken(self._connection.fileno(), lambda number=world.number: self._called_off(number))
             self.say("entering", world=world.number)
             try:
-                runtime.enter(world, call_off)
+                runtime.enter(world, cancel)
                 self.worlds += 1
                 self.say("entered", world=world.number)
                 self.say("returned", world=world.number, value=body(self))

@@ -23,8 +23,8 @@ import engine
 import engine.torch as hvd
 from engine import runtime
 from engine.metrics import page
+from engine.net.rendezvous import CancellationToken
 from engine.process_sets import ProcessSet
-from engine.rendezvous import CallOff
 from engine.world import World
 from tests.elastic.member import Member
 
@@ -75,7 +75,7 @@ def dying(member: Member) -> None:
     entered = runtime.enter
     place = Path(os.environ["DYING"]) / str(member.number)
 
-    def enter(world: World, called_off: CallOff | None = None) -> None:
+    def enter(world: World, called_off: CancellationToken | None = None) -> None:
         dies_at = int(place.read_text()) if place.exists() else 0
         calls = 0
 

@@ -17,7 +17,7 @@ import numpy as np
 
 import engine
 from engine import process_sets, running, runtime, watch
-from engine.rendezvous import hosting, joining, messages
+from engine.net.rendezvous import local_client, local_server, messages
 from engine.trace import timeline
 from engine.tuning import trial_loop
 
@@ -40,28 +40,28 @@ BEFORE = {
     "timeline": (running, "Timeline"),
     "start": (runtime, "start"),
     "gather": (running, "_gather"),
-    "introduce": (hosting.Hello, "__init__"),
+    "introduce": (local_server.Hello, "__init__"),
 }
 """Steps of a rank before it meets the others, by name: a module or class, and the name of the called function."""
 MEETING = {
     "own pidfd": (messages.linux, "pidfd_open"),
-    "listening": (hosting.Hosting, "_listen"),
-    "turn": (hosting.Hosting, "_turn"),
-    "hello": (hosting.Hosting, "_prove"),
+    "listening": (local_server.LocalServer, "_listen"),
+    "turn": (local_server.LocalServer, "_turn"),
+    "hello": (local_server.LocalServer, "_prove"),
     "segment": (running.setup, "create_segment"),
     "create": (running, "_memory"),
-    "hosting": (hosting.Hosting, "_gathered"),
-    "passing": (hosting.Hosting, "_pass"),
-    "passed": (hosting, "close_all"),
-    "joining": (joining.Joining, "_message"),
-    "verdict": (joining.Joining, "_verdict"),
-    "joined": (joining, "Gathered"),
+    "hosting": (local_server.LocalServer, "_gathered"),
+    "passing": (local_server.LocalServer, "_pass"),
+    "passed": (local_server, "close_all"),
+    "joining": (local_client.LocalClient, "_message"),
+    "verdict": (local_client.LocalClient, "_verdict"),
+    "joined": (local_client, "Gathered"),
 }
 """Steps of the rendezvous. Some are taken by one rank only: on the others nothing fails."""
 WITHIN_HOST = ("listening", "hello", "passing", "passed", "joining", "verdict", "joined")
-"""Steps between ranks of a host."""
+"""Coroutine between ranks of a host."""
 AFTER = {
-    "links": (running, "SetLinks"),
+    "links": (running, "SetConnector"),
     "spin": (running, "spin_us"),
     "yield": (running, "yield_us"),
     "engine": (running, "_made_engine"),
@@ -85,7 +85,7 @@ AFTER = {
     "log": (runtime, "_log_start"),
     "all": (runtime, "await_all"),
 }
-"""Steps after a rank has met the others."""
+"""Coroutine after a rank has met the others."""
 STEPS = BEFORE | MEETING | AFTER
 
 

@@ -19,16 +19,16 @@ from dataclasses import asdict
 from functools import cache, partial
 from typing import Any
 
-from engine import frames
 from engine.elastic.worker.gate import _lists_of, _place_of
 from engine.errors import RendezvousError
 from engine.host.network import Address
 from engine.host.patience import Patience
 from engine.launch.elastic.worker_messages import SaidError, check, event_of
 from engine.launch.hosts.channel import ChannelError, Decoder
-from engine.rendezvous.between import Terms
-from engine.rendezvous.hub import Host, Hub
-from engine.rendezvous.messages import Hello, expect_welcome
+from engine.net import frames
+from engine.net.rendezvous.hub import Host, Hub
+from engine.net.rendezvous.inter_host import HubDecision
+from engine.net.rendezvous.messages import Hello, expect_welcome
 from engine.spark.record import Record
 from engine.world import World
 
@@ -73,7 +73,7 @@ def hub() -> Hub:
 
 
 HELLO = Hello(1, 2, 17, [0, 1], BUILD, ["avx2"], 1, "", "nonce").told()
-TERMS = Terms([0, 1], ["a", "b"], [None, Address("127.0.0.1", 5)], [1, 2], [[0], [1]], None, 10.0, 1)
+TERMS = HubDecision([0, 1], ["a", "b"], [None, Address("127.0.0.1", 5)], [1, 2], [[0], [1]], None, 10.0, 1)
 END = {  # in the form of `Record.head`
     "rank": 1, "host": "a", "code": 1, "age": 0.5, "by_launcher": False, "files": {"failure.json": 4, "stderr": 6},
 }  # fmt: skip
@@ -93,13 +93,13 @@ READY = {
 
 def hear(message: Any) -> None:
     """Hand the hub a leader's message."""
-    if isinstance(message, dict):  # else `Link.message` has refused it
+    if isinstance(message, dict):  # else `Connection.message` has refused it
         made = hub()
         made.hosts.append(host := Host(1, 17, "b", 1, pids={1: 17}))
         try:
             made._hear_proven(host, message)
         finally:
-            made.talks.close()
+            made.loop.close()
 
 
 def say(message: Any) -> None:
@@ -142,7 +142,7 @@ KINDS: dict[str, tuple[Any, Callable[[Any], object], tuple[type[Exception], ...]
     "crew": ({"crew": [HELLO], "door": ["127.0.0.1", 5]}, hear, (RendezvousError,)),
     "refused": ({"refused": "MismatchError", "message": "boom"}, hear, (RendezvousError,)),
     "hello": (HELLO, Hello.read, (ValueError,)),
-    "terms": (asdict(TERMS), Terms.read, (ValueError,)),
+    "terms": (asdict(TERMS), HubDecision.read, (ValueError,)),
     "ready": (READY, say, (SaidError,)),
     "committed": ({"kind": "committed", "world": 1, "commit": 3}, say, (SaidError,)),
     "welcome": (WELCOME, meet, (ValueError,)),

@@ -24,20 +24,20 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
-from engine import frames
 from engine.elastic.worker.messages import Talk, TalkError
 from engine.errors import RendezvousError
 from engine.host.network import Address
 from engine.host.patience import Patience
 from engine.launch.hosts import channel as channels
 from engine.launch.hosts.channel import Channel, ChannelError
-from engine.ray import porter
-from engine.rendezvous import Gathered, gather
-from engine.rendezvous.links import call
-from engine.rendezvous.messages import frame, ready_to_read
-from engine.rendezvous.talks import Steps, Talks
-from engine.spark.line import reach_driver
-from engine.spark.listener import Listener
+from engine.net import frames
+from engine.net.event_loop import Coroutine, EventLoop
+from engine.net.rendezvous import Gathered, gather
+from engine.net.stream import call, frame
+from engine.net.unix_sockets import ready_to_read
+from engine.ray import node_agent
+from engine.spark.task_channel import reach_driver
+from engine.spark.task_listener import TaskListener
 from engine.world import World
 
 from ..elastic.fake_driver import SECRET, FakeDriver
@@ -115,21 +115,21 @@ class Strangers:
         self._held.close()
 
 
-def converse(steps: Steps[Any]) -> Any:
+def converse(steps: Coroutine[Any]) -> Any:
     """Run a conversation with another host; return its result or its error."""
-    talks, found = Talks(), []
+    loop, found = EventLoop(), []
 
-    def keep() -> Steps[None]:
+    def keep() -> Coroutine[None]:
         try:
             found.append((yield from steps))
         except (OSError, ValueError) as error:
             found.append(error)
 
-    talks.begin(keep())
+    loop.start(keep())
     while not found:
-        ready_to_read([talks.fileno()], talks.wait())
-        talks.turn()
-    talks.close()
+        ready_to_read([loop.fileno()], loop.timeout())
+        loop.run_ready()
+    loop.close()
     return found[0]
 
 
@@ -222,7 +222,7 @@ def _greet(worker: socket.socket, number: int) -> Talk:
     return talk
 
 
-def spark(dice: random.Random, listener: Listener) -> str:
+def spark(dice: random.Random, listener: TaskListener) -> str:
     """Attack the driver of a Spark job: strangers, then a hostile task, then an honest one."""
     where = (HERE, listener.port)
     strangers = Strangers(dice)
@@ -254,7 +254,7 @@ def actor(dice: random.Random) -> str:
         said += data if dice.random() < 0.7 else spoil(dice, data)
     size = dice.choice((100, 1 << 16))
     parts: list[Any] = [(said[at : at + size], b"\x1b[2J\n", None) for at in range(0, min(len(said), 50 * size), size)]
-    parts.append(dice.choice(((b"", b"", 0), None, (b"",), (1, 2, 3), porter.RayError(""))))
+    parts.append(dice.choice(((b"", b"", 0), None, (b"",), (1, 2, 3), node_agent.RayError(""))))
 
     def get(_: object) -> Any:
         answer = parts.pop(0)
@@ -262,9 +262,9 @@ def actor(dice: random.Random) -> str:
             raise answer
         return answer
 
-    ray, porter.ray = porter.ray, SimpleNamespace(is_initialized=lambda: True, get=get)  # type: ignore[attr-defined]
-    agent = porter.RayAgent(0, f"n@{HERE}", "n")
-    agent._porter = SimpleNamespace(read=SimpleNamespace(remote=lambda: None))
+    ray, node_agent.ray = node_agent.ray, SimpleNamespace(is_initialized=lambda: True, get=get)  # type: ignore[attr-defined]
+    agent = node_agent.RayAgent(0, f"n@{HERE}", "n")
+    agent._actor = SimpleNamespace(read=SimpleNamespace(remote=lambda: None))
     (reading, from_agent), (errors, of_agent), (carrier, end) = (os.pipe() for _ in range(3))
     channel = Channel(reading, os.dup(0), greeted=False)
     failed: list[BaseException] = []
@@ -289,7 +289,7 @@ def actor(dice: random.Random) -> str:
             return f"the thread that fetches: {failed or 'hangs'}"
         return "" if agent.how_it_ended() else "nobody knows how it ended"
     finally:
-        porter.ray = ray  # type: ignore[attr-defined]
+        node_agent.ray = ray  # type: ignore[attr-defined]
         for descriptor in (errors, carrier):
             os.close(descriptor)
 
@@ -297,7 +297,7 @@ def actor(dice: random.Random) -> str:
 def run(count: int, seed: int) -> tuple[Counter[str], list[str]]:
     """Attack all listeners, as `fuzz_messages.draw` does."""
     streams = (io.StringIO(), io.StringIO())
-    with FakeDriver() as driver, Listener(1, SECRET, HERE, streams) as listener:
+    with FakeDriver() as driver, TaskListener(1, SECRET, HERE, streams) as listener:
         targets: dict[str, fuzz_messages.Target] = {
             "hub": hub,
             "gate": lambda dice: gate(dice, driver),

@@ -25,15 +25,15 @@ from engine.elastic.worker.gate import Gate
 from engine.host.patience import Patience
 from engine.hub_address import HubAddress
 from engine.metrics.export.endpoint import Endpoint
-from engine.rendezvous import Gathered, gather
-from engine.rendezvous import leader as leading
-from engine.rendezvous.layout import Layout
-from engine.rendezvous.messages import address
-from engine.rendezvous.set_links import _Meeting
-from engine.spark import line
-from engine.spark.line import reach_driver
-from engine.spark.listener import Listener
-from engine.spark.offers import Offers
+from engine.net.rendezvous import Gathered, gather
+from engine.net.rendezvous import hub_client as leading
+from engine.net.rendezvous.layout import Layout
+from engine.net.rendezvous.messages import address
+from engine.net.rendezvous.set_connections import _Meeting
+from engine.spark import task_channel
+from engine.spark.task_channel import reach_driver
+from engine.spark.task_listener import TaskListener
+from engine.spark.task_registry import TaskRegistry
 from engine.world import World
 
 from ..elastic.fake_driver import FakeDriver
@@ -93,7 +93,7 @@ def host(say: Say) -> str:
 
 
 def lanes(say: Say) -> str:
-    """Leader of the second of three hosts, which accepts connections to its ranks."""
+    """HubClient of the second of three hosts, which accepts connections to its ranks."""
     port, key = json.loads(sys.stdin.readline())
     say([0, key, port])
     return meet(world(1, (0, 1, 2), key, HubAddress(HERE, port)))
@@ -124,7 +124,7 @@ def gate(say: Say) -> str:
 
 def spark(say: Say) -> str:
     """Driver of a Spark job."""
-    with Listener(1, SECRET, HERE, (io.StringIO(), io.StringIO())) as listener:
+    with TaskListener(1, SECRET, HERE, (io.StringIO(), io.StringIO())) as listener:
         say([listener.port])
         until(lambda: listener.came, "a task comes")
     return "met"
@@ -132,7 +132,7 @@ def spark(say: Say) -> str:
 
 def offers(say: Say) -> str:
     """Driver of an elastic Spark job."""
-    with tempfile.TemporaryDirectory() as home, Offers(1, SECRET, HERE, Path(home)) as offers:
+    with tempfile.TemporaryDirectory() as home, TaskRegistry(1, SECRET, HERE, Path(home)) as offers:
         say([offers.port])
         until(lambda: offers.came, "a task comes")
     return "met"
@@ -159,7 +159,7 @@ LISTENERS: dict[str, Callable[[Say], str]] = {
 
 
 def leader(say: Say) -> str:
-    """Leader of a host that connects to rank 0."""
+    """HubClient of a host that connects to rank 0."""
     leading.GRACE = PATIENCE
     say([])
     addresses, port, key = json.loads(sys.stdin.readline())
@@ -168,7 +168,7 @@ def leader(say: Say) -> str:
 
 def task(say: Say) -> str:
     """Spark task that connects to the driver."""
-    line.TRY, line.SEARCH = PATIENCE, 10 * PATIENCE
+    task_channel.TRY, task_channel.SEARCH = PATIENCE, 10 * PATIENCE
     say([])
     addresses, port, _ = json.loads(sys.stdin.readline())
     channel = reach_driver([(address, port) for address in addresses], SECRET, 0)

@@ -12,7 +12,7 @@ from typing import Any
 
 from engine.errors import RendezvousError
 from engine.hub_address import HubAddress
-from engine.rendezvous import Gathered, gather
+from engine.net.rendezvous import Gathered, gather
 from engine.world import World
 
 BUILD: dict[str, str | int] = {"protocol": 1, "layout": "abc", "kernels": "avx2"}

@@ -16,7 +16,7 @@ from typing import Any
 
 from engine import config
 from engine.errors import EngineError
-from engine.rendezvous import Gathered, gather
+from engine.net.rendezvous import Gathered, gather
 from engine.world import detect
 
 from .meeting import BUILD, create

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.rendezvous.layout import Layout
+from engine.net.rendezvous.layout import Layout
 
 from .meeting import LAYOUTS
 

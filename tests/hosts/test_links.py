@@ -11,9 +11,20 @@ import pytest
 
 from engine.host.network import address_of
 from engine.host.patience import Patience
-from engine.rendezvous.links import ANSWERS, CALLS, FIRST, NONCE, OPENING, Link, Unproven, answer, call
-from engine.rendezvous.messages import frame, ready_to_read
-from engine.rendezvous.talks import Steps, Talks
+from engine.net.event_loop import Coroutine, EventLoop
+from engine.net.stream import (
+    ANSWERS,
+    CALLS,
+    FIRST,
+    NONCE,
+    OPENING,
+    AuthenticationError,
+    Connection,
+    answer,
+    call,
+    frame,
+)
+from engine.net.unix_sockets import ready_to_read
 
 KEY = bytes(32)
 GREETING = {"role": "leader", "rank": 1}
@@ -26,33 +37,33 @@ def listener() -> Iterator[socket.socket]:
         yield made
 
 
-def settle(*conversations: Steps[Any]) -> list[Any]:
+def settle(*conversations: Coroutine[Any]) -> list[Any]:
     """Run conversations to their ends; return the result or error of each."""
-    talks, found = Talks(), {}
+    loop, found = EventLoop(), {}
 
-    def keep(number: int, steps: Steps[Any]) -> Steps[None]:
+    def keep(number: int, steps: Coroutine[Any]) -> Coroutine[None]:
         try:
             found[number] = yield from steps
         except (OSError, ValueError) as error:
             found[number] = error
 
     for number, steps in enumerate(conversations):
-        talks.begin(keep(number, steps))
+        loop.start(keep(number, steps))
     while len(found) < len(conversations):
-        ready_to_read([talks.fileno()], talks.wait())
-        talks.turn()
-    talks.close()
+        ready_to_read([loop.fileno()], loop.timeout())
+        loop.run_ready()
+    loop.close()
     return [found[number] for number in range(len(conversations))]
 
 
-def accepted(listener: socket.socket, key: bytes = KEY) -> Steps[tuple[Link, dict[str, Any]]]:
-    link = Link(listener.accept()[0], key, ANSWERS)
+def accepted(listener: socket.socket, key: bytes = KEY) -> Coroutine[tuple[Connection, dict[str, Any]]]:
+    link = Connection(listener.accept()[0], key, ANSWERS)
     greeting = yield from answer(link)
     link.send({"welcome": True})
     return link, greeting
 
 
-def calling(listener: socket.socket, key: bytes = KEY) -> Steps[tuple[Link, dict[str, Any]]]:
+def calling(listener: socket.socket, key: bytes = KEY) -> Coroutine[tuple[Connection, dict[str, Any]]]:
     return call(address_of(listener.getsockname()), key, GREETING, Patience(10.0), Patience(10.0))
 
 
@@ -79,10 +90,10 @@ def test_what_follows_a_message_stays_unread(listener: socket.socket) -> None:
 
 
 def test_another_key_is_refused_on_both_sides(listener: socket.socket) -> None:
-    """Both sides end with `Unproven`."""
+    """Both sides end with `AuthenticationError`."""
     first, second = settle(calling(listener, b"x" * 32), accepted(listener))
-    assert type(first) is Unproven
-    assert type(second) is Unproven
+    assert type(first) is AuthenticationError
+    assert type(second) is AuthenticationError
 
 
 @pytest.mark.parametrize("change", ["repeated", "left out", "sent back"])
@@ -103,7 +114,7 @@ def test_a_message_counts_once_in_its_place_and_direction(listener: socket.socke
             assert settle(answerer.message()) == [{"number": 0}]
         connection.sendall(written[0] if change == "repeated" else written[1])
         hears = answerer
-    assert [type(each) for each in settle(hears.message())] == [Unproven]
+    assert [type(each) for each in settle(hears.message())] == [AuthenticationError]
     caller.close()
     answerer.close()
 
@@ -125,7 +136,7 @@ class Recorder:
 def overheard(listener: socket.socket) -> bytes:
     """First message of a rank to a listener."""
     (caller, _), (answerer, _) = settle(calling(listener), accepted(listener))
-    link = Link(socket.create_connection(listener.getsockname()), KEY, CALLS)
+    link = Connection(socket.create_connection(listener.getsockname()), KEY, CALLS)
     listener.accept()[0].close()
     written: list[bytes] = []
     link.connection = Recorder(link.connection, written)  # type: ignore[assignment]
@@ -142,7 +153,7 @@ def test_a_greeting_that_was_overheard_proves_nothing(listener: socket.socket) -
     with socket.create_connection(listener.getsockname()) as stranger:
         stranger.sendall(replayed)
         (found,) = settle(accepted(listener))
-    assert type(found) is Unproven
+    assert type(found) is AuthenticationError
 
 
 def mirror(stranger: socket.socket) -> bytes:
@@ -156,8 +167,8 @@ def mirror(stranger: socket.socket) -> bytes:
 @pytest.mark.parametrize(
     ("says", "kind"),
     [
-        (lambda stranger: mirror(stranger), Unproven),
-        (lambda stranger: stranger.sendall(OPENING + bytes(NONCE) + frame({}, b"", "", "")), Unproven),
+        (lambda stranger: mirror(stranger), AuthenticationError),
+        (lambda stranger: stranger.sendall(OPENING + bytes(NONCE) + frame({}, b"", "", "")), AuthenticationError),
         (lambda stranger: stranger.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n<html>"), ValueError),
         (lambda stranger: stranger.sendall(OPENING + bytes(NONCE) + b"\xff" * 64), ValueError),
         (lambda stranger: stranger.sendall(OPENING), ConnectionError),
@@ -182,7 +193,7 @@ def test_whoever_listens_in_rank_0s_place_learns_nothing_and_is_refused(
 def test_of_a_stranger_little_is_read_and_nothing_is_understood(listener: socket.socket, junk: bytes) -> None:
     with socket.create_connection(listener.getsockname()) as stranger:
         stranger.sendall(junk)
-        link = Link(listener.accept()[0], KEY, ANSWERS)
+        link = Connection(listener.accept()[0], KEY, ANSWERS)
         (found,) = settle(answer(link))
         link.close()
     assert isinstance(found, ValueError)

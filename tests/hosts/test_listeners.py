@@ -27,10 +27,10 @@ from engine.host.strangers import accept
 from engine.hub_address import HubAddress
 from engine.launch import agent
 from engine.launch.hosts.channel import pack
-from engine.rendezvous import by_mpi as mpi
-from engine.rendezvous.hub import _listening
-from engine.rendezvous.links import NONCE, OPENING
-from engine.spark.listener import Listener
+from engine.net.rendezvous import mpi_bootstrap as mpi
+from engine.net.rendezvous.hub import _listening
+from engine.net.stream import NONCE, OPENING
+from engine.spark.task_listener import TaskListener
 
 from ..waiting import be_late, until
 from .listeners_program import CALLERS, HERE, LISTENERS, PATIENCE, SECONDS, SECRET, come, meet, world
@@ -265,7 +265,7 @@ def test_strangers_who_answer_cost_a_caller_little_and_it_goes_on(start: Callabl
         if kind == "leader":
             port = process.be_rank_0((0, 1))
         else:
-            driver = opened.enter_context(Listener(1, SECRET, HERE, (io.StringIO(), io.StringIO())))
+            driver = opened.enter_context(TaskListener(1, SECRET, HERE, (io.StringIO(), io.StringIO())))
             port = driver.port
         addresses = []
         for number, name in enumerate(ANSWERS, 2):

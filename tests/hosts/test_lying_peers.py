@@ -21,7 +21,7 @@ import pytest
 import engine
 from engine.errors import ArgumentError, EngineError, RendezvousError
 from engine.native import setup
-from engine.rendezvous.hub import Host
+from engine.net.rendezvous.hub import Host
 from engine_ext.tracer import Tracer
 
 from ..parallel.thread_world import ThreadWorld
@@ -470,7 +470,7 @@ def test_a_leader_that_says_what_none_says_is_named_by_the_hub(message: dict[str
         RendezvousError, match=r"rank 1 \(pid 17\), which leads the ranks on b, says what no leader says"
     ):
         made._hear_proven(host, message)
-    made.talks.close()
+    made.loop.close()
 
 
 def resident() -> int:

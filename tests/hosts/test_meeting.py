@@ -17,10 +17,10 @@ from engine.errors import IncompatibleRanksError, RendezvousError
 from engine.host.network import Address
 from engine.host.patience import Patience
 from engine.hub_address import HubAddress
-from engine.rendezvous import Gathered, hosting, hub, leader
-from engine.rendezvous.layout import Layout
-from engine.rendezvous.links import Link
-from engine.rendezvous.talks import Steps
+from engine.net.event_loop import Coroutine
+from engine.net.rendezvous import Gathered, hub, hub_client, local_server
+from engine.net.rendezvous.layout import Layout
+from engine.net.stream import Connection
 from engine.world import World
 
 from ..waiting import be_late, until
@@ -211,7 +211,7 @@ def test_a_host_name_that_nobody_knows_is_named() -> None:
 def test_a_rank_0_that_is_not_reached_is_told_soon(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(leader, "_SOON", 0.2)
+    monkeypatch.setattr(hub_client, "_SOON", 0.2)
     job = worlds([[0], [1]])
     assert job[0].hub is not None and job[0].hub.descriptor is not None
     os.close(job[0].hub.descriptor)
@@ -238,11 +238,11 @@ def test_who_does_not_know_the_secret_is_refused_and_named(
 def test_a_hub_that_is_slow_to_answer_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     welcome = hub.Hub._welcome
 
-    def slow(self: hub.Hub, link: Link, greeting: dict[str, Any]) -> Steps[None] | None:
+    def slow(self: hub.Hub, link: Connection, greeting: dict[str, Any]) -> Coroutine[None] | None:
         be_late(0.5)
         return welcome(self, link, greeting)
 
-    monkeypatch.setattr(leader, "GRACE", 0.1)
+    monkeypatch.setattr(hub_client, "GRACE", 0.1)
     monkeypatch.setattr(hub.Hub, "_welcome", slow)
     results = meet(list(worlds([[0], [1], [2]]).values()))
     assert all(isinstance(result, Gathered) for result in results.values()), results
@@ -252,14 +252,14 @@ def test_a_stranger_who_says_nothing_costs_seconds_however_late_rank_0_comes(mon
     """Each round tries each address, and gives none of them longer than 20 s."""
     asked: list[tuple[str, float]] = []
 
-    def call(address: Address, *arguments: Any) -> Steps[None]:
+    def call(address: Address, *arguments: Any) -> Coroutine[None]:
         asked.append((address.host, arguments[-1].left()))
         raise TimeoutError
         yield
 
-    monkeypatch.setattr(leader, "call", call)
+    monkeypatch.setattr(hub_client, "call", call)
     world = World(1, 2, 0, 1, "key", "s", "test", HubAddress("127.0.0.2", 9, others=("127.0.0.1",)), "1")
-    made = leader.Leader(world, Patience(600.0), 600.0, None, 1)
+    made = hub_client.HubClient(world, Patience(600.0), 600.0, None, 1)
     steps = made._reach_hub()
     for _ in range(10):
         next(steps)
@@ -271,9 +271,9 @@ def test_a_stranger_who_says_nothing_costs_seconds_however_late_rank_0_comes(mon
 @pytest.mark.parametrize("late", [False, True], ids=["", "calls_a_closed_door"])
 def test_memory_that_one_host_cannot_make_is_told_to_all(late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A leader gets the error too if it connects to the failing host late, before the hub has told it the reason."""
-    agree, open_lane = hosting.Hosting._agree, leader.Leader._open_lane
+    agree, open_lane = local_server.LocalServer._agree, hub_client.HubClient._open_lane
 
-    def without_memory(self: hosting.Hosting, hellos: Any) -> tuple[int, int]:
+    def without_memory(self: local_server.LocalServer, hellos: Any) -> tuple[int, int]:
         def create() -> tuple[int, int]:
             raise RendezvousError("rank 2 cannot make the memory")
 
@@ -281,13 +281,13 @@ def test_memory_that_one_host_cannot_make_is_told_to_all(late: bool, monkeypatch
             self.create = create
         return agree(self, hellos)
 
-    def opens_late(self: leader.Leader, *args: Any) -> Steps[None]:
+    def opens_late(self: hub_client.HubClient, *args: Any) -> Coroutine[None]:
         be_late(0.3)
         yield from open_lane(self, *args)
 
-    monkeypatch.setattr(hosting.Hosting, "_agree", without_memory)
+    monkeypatch.setattr(local_server.LocalServer, "_agree", without_memory)
     if late:
-        monkeypatch.setattr(leader.Leader, "_open_lane", opens_late)
+        monkeypatch.setattr(hub_client.HubClient, "_open_lane", opens_late)
     told = texts(meet(list(worlds([[0, 1], [2, 3], [4]]).values())))
     assert told == {"RendezvousError: rank 2 cannot make the memory"}
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from engine.errors import ConfigError
-from engine.rendezvous import mpi_lanes
+from engine.net.rendezvous import mpi_lanes
 from engine.world import World
 
 from ..environments import MPIS, ROOT, environment_of

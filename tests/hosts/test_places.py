@@ -8,8 +8,8 @@ import engine
 from engine import place, running, runtime
 from engine.errors import NotInitializedError
 from engine.hub_address import HubAddress
-from engine.rendezvous import Gathered
-from engine.rendezvous.layout import Layout
+from engine.net.rendezvous import Gathered
+from engine.net.rendezvous.layout import Layout
 from engine.world import World
 
 LAYOUT = Layout.of([[0, 3], [1, 4], [2]])

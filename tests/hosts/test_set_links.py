@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from engine.errors import EngineError, RendezvousError
+from engine.net.rendezvous import Gathered
+from engine.net.rendezvous.layout import Layout
+from engine.net.rendezvous.set_connections import Connections, SetConnector
+from engine.net.unix_sockets import close_all
 from engine.process_sets import Registry
-from engine.rendezvous import Gathered
-from engine.rendezvous.layout import Layout
-from engine.rendezvous.messages import close_all
-from engine.rendezvous.set_links import Connections, SetLinks
 
 from .meeting import meet, worlds
 
@@ -30,7 +30,7 @@ def no_descriptor_is_left() -> Iterator[None]:
     assert set(os.listdir("/proc/self/fd")) == before
 
 
-def on_all(use: Callable[[int, SetLinks, Callable[[bytes], list[bytes]]], Any], sockets: int = 2) -> dict[int, Any]:
+def on_all(use: Callable[[int, SetConnector, Callable[[bytes], list[bytes]]], Any], sockets: int = 2) -> dict[int, Any]:
     """Result or error of `use` on each rank of a world that has met; `use` gets the means for an exchange."""
     job = worlds(CREWS)
     results: dict[int, Any] = {}
@@ -47,7 +47,7 @@ def on_all(use: Callable[[int, SetLinks, Callable[[bytes], list[bytes]]], Any], 
                 barrier.wait(60)
                 return told
 
-            links = SetLinks(job[rank], gathered[rank], 5.0)
+            links = SetConnector(job[rank], gathered[rank], 5.0)
             try:
                 results[rank] = use(rank, links, exchange)
             except (OSError, RuntimeError) as error:
@@ -69,7 +69,7 @@ def goes_on() -> bool:
 
 
 def test_a_set_has_as_wide_lanes_as_the_world() -> None:
-    def use(rank: int, links: SetLinks, exchange: Callable[[bytes], list[bytes]]) -> None:
+    def use(rank: int, links: SetConnector, exchange: Callable[[bytes], list[bytes]]) -> None:
         lanes, trunks = links.open(RANKS, exchange, goes_on)
         close_all([*chain(*lanes.values()), *trunks.values()])
         layout = Layout((0, 1, 1, 2))
@@ -84,7 +84,7 @@ def test_a_set_has_as_wide_lanes_as_the_world() -> None:
 def test_an_exchange_that_fails_leaves_no_descriptor() -> None:
     """The world ends while ranks exchange addresses."""
 
-    def use(rank: int, links: SetLinks, exchange: Callable[[bytes], list[bytes]]) -> None:
+    def use(rank: int, links: SetConnector, exchange: Callable[[bytes], list[bytes]]) -> None:
         def failing(text: bytes) -> list[bytes]:
             exchange(text)
             raise RuntimeError("the world has ended")
@@ -97,7 +97,7 @@ def test_an_exchange_that_fails_leaves_no_descriptor() -> None:
 def test_nobody_waits_for_connections_when_the_world_has_ended() -> None:
     """A rank of the set is stopped, or its host is gone, and the others are told so."""
 
-    def use(rank: int, links: SetLinks, exchange: Callable[[bytes], list[bytes]]) -> None:
+    def use(rank: int, links: SetConnector, exchange: Callable[[bytes], list[bytes]]) -> None:
         if rank == RANKS[-1]:
             exchange(b"null")
         else:

@@ -9,9 +9,9 @@ from contextlib import closing
 
 import pytest
 
-from engine.frames import UNPROVEN, wrap
 from engine.launch.hosts import remote_files
 from engine.launch.hosts.channel import Channel, ChannelError, Message, Seal, pack
+from engine.net.frames import UNPROVEN, wrap
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_a_long_message_of_somebody_unproven_is_refused_by_its_length_alone(ends
 def test_a_head_beyond_its_limit_is_refused_unparsed(ends, monkeypatch):
     channel, writing = ends
     channel.restrict(1 << 20, UNPROVEN)
-    monkeypatch.setattr("engine.frames.parse_json", None)
+    monkeypatch.setattr("engine.net.frames.parse_json", None)
     os.write(writing, pack("say", line="x" * UNPROVEN))
     with pytest.raises(ChannelError, match="the head of a message is damaged: it has"):
         list(channel.receive())

@@ -18,7 +18,7 @@ from engine.launch.hosts.reach import Reach
 from engine.launch.hosts.remote import agent_command
 from engine.launch.process.cpu_binding import Allotment
 from engine.launch.process.plan import Crew, Job, plan
-from engine.rendezvous.layout import Layout
+from engine.net.rendezvous.layout import Layout
 
 from .host_jobs import on_hosts
 

@@ -12,7 +12,7 @@ import pytest
 
 import engine
 from engine import running
-from engine.rendezvous import Gathered
+from engine.net.rendezvous import Gathered
 
 from ..ranks import run_ranks
 from ..waiting import measured

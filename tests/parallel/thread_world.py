@@ -19,8 +19,8 @@ from typing import Any
 from engine import runtime
 from engine.metrics import page
 from engine.native import core, setup
+from engine.net.rendezvous.layout import Layout
 from engine.process_sets import global_process_set
-from engine.rendezvous.layout import Layout
 
 SETTINGS: dict[str, Any] = {
     "stall_warning": 0.0,

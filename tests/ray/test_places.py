@@ -22,11 +22,11 @@ from engine.host import network
 from engine.launch import JobError, LaunchError
 from engine.launch.hosts.channel import READ_BYTES
 from engine.launch.process.plan import Job
-from engine.ray import ElasticRayExecutor, RayExecutor, actor, failures, porter
+from engine.ray import ElasticRayExecutor, RayExecutor, actor, failures, node_agent
 from engine.ray.actor import Standing
 from engine.ray.failures import culprit
 from engine.ray.placement import Request
-from engine.ray.seating import in_order, layout_of, seat, visible
+from engine.ray.rank_assignment import assign_ranks, in_order, layout_of, visible
 from engine.ray.settings import set_aside
 from engine.ray.slots import Slots
 
@@ -59,9 +59,9 @@ def test_two_hosts_are_told_of_the_hub_and_each_rank_of_its_place(monkeypatch: p
     def answers(refs: list[Any], seconds: float, doing: str) -> list[Any]:
         return [("10.0.0.1", 99, "10.0.0.1:4711")] if "meet" in doing else [None] * len(refs)
 
-    monkeypatch.setattr("engine.ray.seating.answers", answers)
+    monkeypatch.setattr("engine.ray.rank_assignment.answers", answers)
     found = [standing("a", "n", "0"), standing("a", "n", "1"), standing("b", "m", "0")]
-    seat(lambda *call: calls.append(call), found, 1, {"ENGINE_START_TIMEOUT": "9"}, {"WORD": "x"})
+    assign_ranks(lambda *call: calls.append(call), found, 1, {"ENGINE_START_TIMEOUT": "9"}, {"WORD": "x"})
     (door, *told) = calls
     assert door[0] == 0 and door[2] is True
     crews = [(crew.host, crew.ranks, crew.sizes) for _, _, _, crew, _, _ in told]
@@ -112,7 +112,7 @@ def test_threads_that_ray_has_set_for_an_actor_without_cpus_are_not_those_of_wor
     try:
         until(Path(f"/proc/{raylet.pid}/environ").read_bytes, "the kernel has made its environment")
         monkeypatch.setattr(os, "getppid", lambda: raylet.pid)
-        assert porter._environment().get("OMP_NUM_THREADS") == left
+        assert node_agent._environment().get("OMP_NUM_THREADS") == left
     finally:
         raylet.kill()
         raylet.wait()
@@ -261,9 +261,9 @@ def test_an_actor_that_answers_what_none_does_is_the_end_of_its_agent(
             raise answer
         return answer
 
-    monkeypatch.setattr(porter, "ray", SimpleNamespace(is_initialized=lambda: True, get=get))
-    agent = porter.RayAgent(0, "n@10.0.0.1", "n")
-    agent._porter = SimpleNamespace(read=SimpleNamespace(remote=lambda: None))
+    monkeypatch.setattr(node_agent, "ray", SimpleNamespace(is_initialized=lambda: True, get=get))
+    agent = node_agent.RayAgent(0, "n@10.0.0.1", "n")
+    agent._actor = SimpleNamespace(read=SimpleNamespace(remote=lambda: None))
     pipes = [os.pipe() for _ in range(3)]
     agent._fetch(*(writing for _, writing in pipes))
     written = []

@@ -15,8 +15,8 @@ import pytest
 
 from engine.launch import JobError, LaunchError
 from engine.spark import run_elastic, slots
-from engine.spark.line import BEGIN, reach_driver
-from engine.spark.offers import HOSTS, MOST, SOCKET, Offers
+from engine.spark.task_channel import BEGIN, reach_driver
+from engine.spark.task_registry import HOSTS, MOST, SOCKET, TaskRegistry
 
 from ..waiting import until
 from . import called
@@ -138,7 +138,7 @@ def test_who_comes_and_is_gone_at_once_disturbs_nobody(tmp_path, monkeypatch):
     """Port scanners do that: more than the limit of unauthenticated connections come, and each is reset."""
     problems: list[Any] = []
     monkeypatch.setattr(threading, "excepthook", problems.append)
-    with Offers(1, "secret", "127.0.0.1", tmp_path) as offered:
+    with TaskRegistry(1, "secret", "127.0.0.1", tmp_path) as offered:
         address = ("127.0.0.1", offered.port)
         for _ in range(2 * MOST):
             with socket.create_connection(address) as stranger:
@@ -166,7 +166,7 @@ def test_one_attempt_of_a_task_is_a_host_at_a_time_and_another_is_a_host_of_anot
         carrier.sendall(f"{name}\n".encode())
         return carrier, socket.recv_fds(carrier, 1, 1)[1]
 
-    with Offers(2, "secret", "127.0.0.1", tmp_path) as offered:
+    with TaskRegistry(2, "secret", "127.0.0.1", tmp_path) as offered:
         assert reach_driver([("127.0.0.1", offered.port)], "another", 1) is None
         assert hosts() == []
         first = offers(0)

@@ -20,7 +20,6 @@ from typing import Any
 import pytest
 
 import engine
-from engine.frames import wrap
 from engine.host import network
 from engine.launch import LaunchError
 from engine.launch.hosts.channel import pack
@@ -28,13 +27,14 @@ from engine.launch.process.cpu_binding import Allotment
 from engine.launch.process.leftovers import ERROR
 from engine.launch.process.plan import Job, plan
 from engine.launch.report.failure_cause import End
+from engine.net.frames import wrap
 from engine.spark import job as jobs
-from engine.spark import listener as listening
 from engine.spark import slots
-from engine.spark.line import reach_driver
-from engine.spark.listener import Listener
+from engine.spark import task_listener as listening
 from engine.spark.places import Card, arrange, host_here
 from engine.spark.record import HEAD, Record, read_rows
+from engine.spark.task_channel import reach_driver
+from engine.spark.task_listener import TaskListener
 
 from ..waiting import until
 
@@ -93,7 +93,7 @@ def test_tasks_on_two_hosts_make_a_world(tmp_path: Path):
 
 def test_only_who_knows_the_secret_is_heard():
     err = io.StringIO()
-    with Listener(1, "secret", "127.0.0.1", (io.StringIO(), err)) as listener:
+    with TaskListener(1, "secret", "127.0.0.1", (io.StringIO(), err)) as listener:
         address = ("127.0.0.1", listener.port)
         assert reach_driver([address], "another", 0) is None
         with socket.create_connection(address, 5) as stranger:
@@ -113,7 +113,7 @@ def test_only_who_knows_the_secret_is_heard():
 def test_a_stranger_who_says_nothing_is_not_kept(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(listening, "PROVING", 0.2)
     with (
-        Listener(1, "secret", "127.0.0.1", (io.StringIO(), io.StringIO())) as listener,
+        TaskListener(1, "secret", "127.0.0.1", (io.StringIO(), io.StringIO())) as listener,
         socket.create_connection(("127.0.0.1", listener.port), 30) as stranger,
     ):
         while stranger.recv(4096):  # the challenge, and then the end
@@ -127,7 +127,7 @@ def test_neither_a_strangers_message_nor_a_streams_exception_ends_the_listening(
             raise RuntimeError("the notebook has gone")
 
     head = b"[" * 200_000  # nested more deeply than a parser goes
-    with Listener(1, "secret", "127.0.0.1", (Broken(), Broken())) as listener:
+    with TaskListener(1, "secret", "127.0.0.1", (Broken(), Broken())) as listener:
         address = ("127.0.0.1", listener.port)
         with socket.create_connection(address, 30) as stranger:
             stranger.sendall(wrap(struct.pack(">I", len(head)) + head))
@@ -146,7 +146,7 @@ def test_neither_a_strangers_message_nor_a_streams_exception_ends_the_listening(
 
 def test_an_unproven_message_of_sixty_megabytes_is_refused_by_its_length():
     """It is neither stored nor parsed, and does not make a task wait."""
-    with Listener(1, "secret", "127.0.0.1", (io.StringIO(), io.StringIO())) as listener:
+    with TaskListener(1, "secret", "127.0.0.1", (io.StringIO(), io.StringIO())) as listener:
         address = ("127.0.0.1", listener.port)
         with socket.create_connection(address, 30) as stranger:
             sent = struct.pack(">II", 60 << 20, (60 << 20) - 4) + b"[" * (60 << 20)
@@ -178,7 +178,7 @@ def test_the_driver_listens_where_sparks_own_ports_are(master: str, chosen: str,
     assert addresses[0] == first
     if bound is not None:
         assert addresses[-1] == bound and len(addresses) <= 2
-        with Listener(1, "secret", bound, (io.StringIO(), io.StringIO())) as listener:
+        with TaskListener(1, "secret", bound, (io.StringIO(), io.StringIO())) as listener:
             assert listener._socket.getsockname()[0] == bound
 
 
@@ -186,7 +186,7 @@ def test_idle_connections_keep_no_task_out():
     size = 2
     with (
         contextlib.ExitStack() as idle,
-        Listener(size, "secret", "127.0.0.1", (io.StringIO(), io.StringIO())) as driver,
+        TaskListener(size, "secret", "127.0.0.1", (io.StringIO(), io.StringIO())) as driver,
     ):
         address = ("127.0.0.1", driver.port)
         for _ in range(listening.UNPROVEN + size + 10):
@@ -200,7 +200,7 @@ def test_idle_connections_keep_no_task_out():
 
 def test_what_is_not_sealed_ends_the_connection_of_a_task():
     out = io.StringIO()
-    with Listener(1, "secret", "127.0.0.1", (out, io.StringIO())) as listener:
+    with TaskListener(1, "secret", "127.0.0.1", (out, io.StringIO())) as listener:
         channel = reach_driver([("127.0.0.1", listener.port)], "secret", 0)
         assert channel is not None
         channel.send("hello", rank=0, host="node")

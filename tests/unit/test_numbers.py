@@ -23,7 +23,7 @@ from engine.launch.elastic import worker_messages
 from engine.launch.errors import LaunchError
 from engine.launch.hosts import dead_workers
 from engine.launch.hosts.channel import CODES, PIDS, ChannelError, Message
-from engine.rendezvous import messages
+from engine.net.rendezvous import messages
 
 from ..hostile_numbers import NO_NUMBERS, NO_VALUES
 

@@ -19,11 +19,14 @@ from typing import Any
 
 import pytest
 
-from engine import frames, running
+from engine import running
 from engine.errors import IncompatibleRanksError, RendezvousError
+from engine.net import frames
+from engine.net.rendezvous import Gathered, gather, local_server
+from engine.net.rendezvous.messages import MOST_PROCESSORS, address, introduce
+from engine.net.stream import GRACE, frame
+from engine.net.unix_sockets import ready_to_read
 from engine.process_sets import ProcessSet
-from engine.rendezvous import Gathered, gather, hosting
-from engine.rendezvous.messages import GRACE, MOST_PROCESSORS, address, frame, introduce, ready_to_read
 from engine.world import World
 
 from ..waiting import measured, until
@@ -104,7 +107,7 @@ def test_all_ranks_hold_the_same_segment_and_a_pidfd_of_each(job: Callable[..., 
 def test_more_ranks_than_one_message_may_carry_descriptors(
     job: Callable[..., World], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hosting, "GROUP", 2)
+    monkeypatch.setattr(local_server, "GROUP", 2)
     results = meet(*((job(rank, 6), BUILD) for rank in range(6)))
     assert all(isinstance(result, Gathered) and len(result.peers) == 6 for result in results)
 
@@ -112,19 +115,19 @@ def test_more_ranks_than_one_message_may_carry_descriptors(
 def test_a_visitor_who_has_spoken_is_heard_however_late(
     job: Callable[..., World], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hosting, "GRACE", 0.1)
-    accept = hosting.Hosting._accept
+    monkeypatch.setattr(local_server, "GRACE", 0.1)
+    accept = local_server.LocalServer._accept
 
-    def accept_and_pause(self: hosting.Hosting, listener: socket.socket) -> None:
+    def accept_and_pause(self: local_server.LocalServer, listener: socket.socket) -> None:
         """Pause rank 0 between greeting and answer, until the answer has come and its time limit has passed."""
         accept(self, listener)
         for visitor in self.strangers:
             assert ready_to_read([visitor.connection.fileno()], 60.0)
-        over = time.monotonic() + 2 * hosting.GRACE
+        over = time.monotonic() + 2 * local_server.GRACE
         while time.monotonic() < over:
             pass
 
-    monkeypatch.setattr(hosting.Hosting, "_accept", accept_and_pause)
+    monkeypatch.setattr(local_server.LocalServer, "_accept", accept_and_pause)
     results = meet((job(0, 2), BUILD), (job(1, 2), BUILD))
     assert all(isinstance(result, Gathered) for result in results), results
 
@@ -293,7 +296,7 @@ def test_a_name_that_another_user_has_taken_is_told_and_gives_nothing_away(job: 
 
 RANK = """
 import os, sys
-from engine.rendezvous import gather
+from engine.net.rendezvous import gather
 from engine.world import World
 rank, size, key = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 try:

@@ -20,7 +20,7 @@ from ...forms import LARGEST, MOST, Whole
 from ...host import network
 from ...host.patience import Patience
 from ...host.sockets import retry_short
-from ...rendezvous.messages import peer_uid
+from ...net.unix_sockets import peer_uid
 from ...setting import read
 from ..builds import Build
 from ..events import Why

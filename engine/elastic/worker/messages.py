@@ -27,8 +27,8 @@ import secrets
 from collections.abc import Iterator
 from typing import Any
 
-from ... import frames
-from ...rendezvous.messages import frame, sign, take
+from ...net import frames
+from ...net.stream import frame, sign, take
 
 LIMIT = 1 << 20  # largest message of an authenticated peer, in bytes
 

@@ -1,6 +1,6 @@
 """`run`: calls a function in each world that this process is a member of, until it has returned on all ranks.
 
-Between two worlds the worker waits at the gate. A call ends in one of four ways:
+InterHostRendezvous two worlds the worker waits at the gate. A call ends in one of four ways:
 
 | the function | and then |
 |---|---|
@@ -32,8 +32,8 @@ from ...hub_address import HubAddress, host_and_port, secret
 from ...launchers import ENGINERUN
 from ...logs import logger
 from ...native import setup
-from ...rendezvous import CallOff, compared
-from ...rendezvous.messages import SETTINGS
+from ...net.rendezvous import CancellationToken, compared
+from ...net.rendezvous.messages import SETTINGS
 from ...setting import variable
 from ...trace import flight
 from ...waiting_room import GATE
@@ -199,7 +199,7 @@ class _Worker:
         planned = place.rank(), place.size()
         self._text, self._culprit, self._stalled = "", None, False
         try:
-            called_off = CallOff(self._gate.fileno(), lambda: self._gate.called_off(world))
+            called_off = CancellationToken(self._gate.fileno(), lambda: self._gate.called_off(world))
             runtime.enter(_world(assigned), called_off)
         except CalledOff:
             self._why = Why.VOID

@@ -18,7 +18,7 @@ from ...elastic.worker.messages import Talk, TalkError
 from ...host import linux
 from ...host.sockets import retry_short
 from ...host.strangers import NO_DESCRIPTORS, Strangers, accept
-from ...rendezvous.messages import peer_uid
+from ...net.unix_sockets import peer_uid
 
 STRANGERS = 32  # most unauthenticated connections (at least two for each worker); with more, the oldest is closed
 BACKLOG = 128  # backlog of the listener (at least two for each worker), beyond which the kernel refuses connections

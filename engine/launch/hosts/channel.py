@@ -1,6 +1,6 @@
 """Messages between the launcher and the agent of a host, and the channel that carries them.
 
-A message is a frame (`engine.frames`) that holds the length of a head, the head as JSON, and a body of bytes. The
+A message is a frame (`engine.net.frames`) that holds the length of a head, the head as JSON, and a body of bytes. The
 channel is the agent's standard input and output. The agent's first bytes are `GREETING`; output of the host's shell
 before them is ignored. Over a network each message is authenticated (`Seal`).
 """
@@ -17,11 +17,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ... import frames
 from ...bounded_reader import LARGEST
 from ...forms import MOST
 from ...host.patience import Patience
 from ...host.sockets import retry_short
+from ...net import frames
 from ..process.outgoing import Outgoing
 
 GREETING = b"\0enginerun agent 2\n"

@@ -15,8 +15,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from ... import frames
 from ...host.sockets import is_short
+from ...net import frames
 from ..process.outgoing import Outgoing
 from .channel import LENGTHS, READ_BYTES, Channel, ChannelError, Decoder, Message, pack
 

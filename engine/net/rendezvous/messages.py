@@ -1,42 +1,32 @@
-"""Messages of the rendezvous, their authentication, and the descriptors that travel with them."""
+"""Messages of the rendezvous, and what ranks compare."""
 
 from __future__ import annotations
 
-import array
-import contextlib
 import hashlib
-import hmac
-import json
 import os
 import re
 import secrets
-import select
-import socket
-import struct
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-from .. import frames, readable
-from ..bounded_reader import shorten, whole
-from ..elastic.builds import SOURCES
-from ..errors import CalledOff, IncompatibleRanksError, RendezvousError
-from ..host import linux
-from ..host.sockets import retry_short
-from ..setting import variable
-from ..world import World
+from ... import readable
+from ...bounded_reader import shorten, whole
+from ...elastic.builds import SOURCES
+from ...errors import CalledOff, IncompatibleRanksError, RendezvousError
+from ...host import linux
+from ...setting import variable
+from ...world import World
+from ..unix_sockets import close_all
 from .layout import Layout
 
-GROUP = 250  # descriptors per message
 LIMIT = 1 << 20  # largest size of a message in bytes
-MAC = 32
 MOST_SOCKETS = 1 << 10  # most connections of a lane
 WITH_DESCRIPTORS = b"d"  # the byte sent with descriptors; a message never begins with it: it would be too long
 MOST_PROCESSORS = 1 << 12  # most processors of a host
 _DIGITS = re.compile(f"[0-9a-f]{{1,{MOST_PROCESSORS // 4}}}")
 LONGEST_FAILURE = 1500  # longest failure text of a hello in characters
-GRACE = 5.0  # seconds beyond rank 0's deadline in which its answer must arrive
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)  # errors of reading a malformed value
 TELLING = 10.0  # seconds in which ranks that come are still told that the start has failed on another one
 SETTINGS = ("kernels", "lanes", "sockets_per_lane")  # settings that ranks compare
@@ -270,63 +260,3 @@ def own_pidfd() -> int:
         return linux.pidfd_open(os.getpid())
     except OSError as error:
         raise RendezvousError(f"ranks cannot watch each other: {linux.refusal('pidfd_open', error)}") from None
-
-
-def close_all(descriptors: list[int]) -> None:
-    """Close descriptors; those that are not open are skipped."""
-    for descriptor in descriptors:
-        with contextlib.suppress(OSError):
-            os.close(descriptor)
-
-
-def sign(key: bytes, label: str, nonce: str, payload: bytes) -> bytes:
-    """Return the HMAC of a message, over its label, the nonce and the payload."""
-    return hmac.digest(key, label.encode() + b"\0" + nonce.encode() + b"\0" + payload, "sha256")
-
-
-def frame(message: dict[str, Any], key: bytes, label: str, nonce: str) -> bytes:
-    """Return the bytes of a message as they are sent: length, HMAC and JSON."""
-    payload = json.dumps(message).encode()
-    return frames.wrap(sign(key, label, nonce, payload) + payload)
-
-
-def take(buffer: bytearray, limit: int = frames.UNPROVEN) -> tuple[bytes, bytes] | None:
-    """Remove a whole message from the front of `buffer` and return its HMAC and payload; None if it is incomplete.
-
-    Raises
-    ------
-    ValueError
-        The message is malformed, or longer than `limit`.
-    """
-    body = frames.cut(buffer, limit, MAC + 1)
-    return None if body is None else (body[:MAC], body[MAC:])
-
-
-def peer_uid(connection: socket.socket) -> int:
-    """Return the user id of the other side, as the kernel knows it."""
-    _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return int(uid)
-
-
-def receive(connection: socket.socket, nbytes: int, descriptors: list[int]) -> bytes:
-    """Receive bytes, and append the descriptors that come with them (close-on-exec) to `descriptors`."""
-    # socket.recv_fds ignores its flags in some versions of Python, and would leave them open across exec.
-    numbers = array.array("i")
-    room = socket.CMSG_LEN(GROUP * numbers.itemsize)
-    data, ancillary, _, _ = retry_short(connection.recvmsg, nbytes, room, socket.MSG_CMSG_CLOEXEC)
-    for level, kind, payload in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            numbers.frombytes(payload[: len(payload) - len(payload) % numbers.itemsize])
-    descriptors += numbers
-    return data
-
-
-def ready_to_read(descriptors: list[int], timeout: float) -> set[int]:
-    """Wait up to `timeout` seconds until descriptors have data or have ended, and return these.
-
-    It polls, because `select` takes no descriptor above 1023.
-    """
-    poll = select.poll()
-    for descriptor in descriptors:
-        poll.register(descriptor, select.POLLIN)
-    return {descriptor for descriptor, _ in poll.poll(max(0.0, timeout) * 1000)}

@@ -26,19 +26,19 @@ from functools import cached_property
 from itertools import count
 from typing import Any
 
-from .. import readable
-from ..errors import RendezvousError
-from ..host import linux, network
-from ..host.network import Address
-from ..host.patience import Patience
-from ..host.sockets import SHORT, retry_short
-from ..host.strangers import NO_DESCRIPTORS, Strangers, accept
-from ..logs import logger
-from ..world import World
+from ... import readable
+from ...errors import RendezvousError
+from ...host import linux, network
+from ...host.network import Address
+from ...host.patience import Patience
+from ...host.sockets import SHORT, retry_short
+from ...host.strangers import NO_DESCRIPTORS, Strangers, accept
+from ...logs import logger
+from ...world import World
+from ..event_loop import Coroutine, EventLoop, Wait
+from ..stream import ANSWERS, AuthenticationError, Connection, answer
 from .layout import Layout
-from .links import ANSWERS, Link, Unproven, answer
 from .messages import KINDS, MALFORMED, Hello
-from .talks import Steps, Talks, Wait
 
 STRANGERS = 128  # most unauthenticated connections at once; with more, one of them is closed
 _NOTED = 8  # most addresses of rejected connections that a message names
@@ -46,15 +46,15 @@ SECONDS = 1e9  # longest time limit of a start
 FAREWELL = 2.0  # seconds in which the other side receives a refusal
 EXHAUSTED = (*NO_DESCRIPTORS, *SHORT)  # errors of accept if this process can accept no connection
 
-Welcome = Callable[[Link, dict[str, Any]], Steps[None] | None]
+Welcome = Callable[[Connection, dict[str, Any]], Coroutine[None] | None]
 
 
-class Door:
+class Acceptor:
     """A port that is open while ranks gather. It authenticates each connection, or closes it.
 
     Parameters
     ----------
-    talks : Talks
+    loop : EventLoop
     listeners : sequence of socket.socket
         One listener for each address of the port; closed by `close`.
     key : bytes
@@ -63,26 +63,26 @@ class Door:
         Called with link and greeting of an authenticated connection; returns the rest of the conversation, or None.
     """
 
-    def __init__(self, talks: Talks, listeners: Sequence[socket.socket], key: bytes, welcome: Welcome) -> None:
+    def __init__(self, loop: EventLoop, listeners: Sequence[socket.socket], key: bytes, welcome: Welcome) -> None:
         self.address = network.address_of(listeners[0].getsockname())
         self.turned_away: dict[str, str] = {}  # address -> fault of the last rejected connection from there
         self.unproven = False  # whether a connection came that does not know the secret
-        self._talks, self._listeners, self._key, self._welcome = talks, listeners, key, welcome
-        self._strangers: dict[int, Steps[None]] = {}
+        self._loop, self._listeners, self._key, self._welcome = loop, listeners, key, welcome
+        self._strangers: dict[int, Coroutine[None]] = {}
         self._crowd: Strangers[int] = Strangers(STRANGERS)
         self._numbers = count()
         self._accepting = [self._accept(listener) for listener in listeners]
         for steps in self._accepting:
-            talks.begin(steps)
+            loop.start(steps)
 
     def close(self) -> None:
         """Close the port, and the connections that are not authenticated yet."""
         for steps in (*self._accepting, *self._strangers.values()):
-            self._talks.end(steps)
+            self._loop.cancel(steps)
         for listener in self._listeners:
             listener.close()
 
-    def _accept(self, listener: socket.socket) -> Steps[None]:
+    def _accept(self, listener: socket.socket) -> Coroutine[None]:
         while True:
             yield Wait(connection=listener)
             try:
@@ -94,7 +94,7 @@ class Door:
             host, number = network.address_of(name).host, next(self._numbers)
             self._end_stranger(self._crowd.add(number, host))
             self._strangers[number] = steps = self._hear(number, connection, host)
-            self._talks.begin(steps)
+            self._loop.start(steps)
 
     def give_way(self) -> bool:
         """Close the unauthenticated connection that gives way next; return False if there is none."""
@@ -105,13 +105,13 @@ class Door:
     def _end_stranger(self, number: int | None) -> None:
         """Close the conversation of a connection that gives way, if there is one."""
         if number is not None:
-            self._talks.end(self._strangers[number])
+            self._loop.cancel(self._strangers[number])
 
-    def _hear(self, number: int, connection: socket.socket, host: str) -> Steps[None]:
+    def _hear(self, number: int, connection: socket.socket, host: str) -> Coroutine[None]:
         try:
-            link = Link(connection, self._key, ANSWERS)
+            link = Connection(connection, self._key, ANSWERS)
             greeting = yield from answer(link)
-        except Unproven:
+        except AuthenticationError:
             wrong = "does not know this job's secret, or is of another job"
             self._note(host, wrong)
             if not self.unproven:
@@ -149,7 +149,7 @@ class Door:
 
 
 @dataclass(frozen=True)
-class Terms:
+class HubDecision:
     """The hub's decisions, which it sends to every leader.
 
     Attributes
@@ -180,7 +180,7 @@ class Terms:
     generation: int
 
     @classmethod
-    def read(cls, message: dict[str, Any]) -> Terms:
+    def read(cls, message: dict[str, Any]) -> HubDecision:
         """Parse and validate a message of the hub.
 
         Raises
@@ -210,7 +210,7 @@ class Terms:
         return cls(**told)
 
 
-class Between:
+class InterHostRendezvous:
     """The rendezvous of a leader with other leaders, from `begin` to `close`; its owner calls `turn` repeatedly.
 
     Parameters
@@ -232,12 +232,12 @@ class Between:
         self.timeout = timeout
         self.key = world.proof
         self.name = world.host_name or socket.gethostname()
-        self.talks = Talks()
-        self.door: Door | None = None
-        self.terms: Terms | None = None
+        self.loop = EventLoop()
+        self.door: Acceptor | None = None
+        self.terms: HubDecision | None = None
         self.prepared = False  # whether the memory of this host's ranks is made
         self.done = False  # whether every host is ready
-        self.open: dict[tuple[int, int, int], Link] = {}  # lanes, by the rank here, the rank there, and number
+        self.open: dict[tuple[int, int, int], Connection] = {}  # lanes, by the rank here, the rank there, and number
         self.interface = interface
         self.sockets = sockets
         self.failures: dict[int, str] = {}  # rank -> why it cannot start
@@ -276,21 +276,21 @@ class Between:
         """Return the error of a timeout; `absent` is the number of this host's processes that have not come."""
         raise NotImplementedError
 
-    def trunks(self) -> dict[int, Link]:
+    def trunks(self) -> dict[int, Connection]:
         """Return the connections to leaders by host number: on the hub to all others, elsewhere to the hub."""
         raise NotImplementedError
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when `turn` has work to do."""
-        return self.talks.fileno()
+        return self.loop.fileno()
 
     def wait(self) -> float:
         """Return the seconds that may pass before `turn` must be called again."""
-        return min(self.patience.wait(), self.talks.wait())
+        return min(self.patience.wait(), self.loop.timeout())
 
     def turn(self) -> None:
         """Handle what is ready, without blocking. A `RendezvousError` that it raises is for all ranks."""
-        self.talks.turn()
+        self.loop.run_ready()
 
     def memory_is_made(self) -> None:
         """Record that the memory of this host's ranks is made."""
@@ -312,7 +312,7 @@ class Between:
         """Return whether all lanes of this host are open."""
         return len(self.open) == len(self.lanes) * self.sockets
 
-    def answer_lane(self, link: Link, greeting: dict[str, Any], crew: Collection[int]) -> None:
+    def answer_lane(self, link: Connection, greeting: dict[str, Any], crew: Collection[int]) -> None:
         """Accept a lane that another leader has opened to one of the ranks here, `crew`."""
         numbers: list[Any] = [greeting.get(name) for name in ("to", "rank", "number")]
         if greeting.get("role") != "lane" or not all(type(number) is int for number in numbers):
@@ -341,7 +341,7 @@ class Between:
 
     def close(self) -> None:
         """Close the port, and every connection that was not handed over."""
-        self.talks.close()
+        self.loop.close()
         if self.door is not None:
             self.door.close()
         for link in (*self.open.values(), *self.trunks().values()):
@@ -380,7 +380,7 @@ def refused(message: dict[str, Any]) -> None:
         raise error
 
 
-def tell(link: Link, message: dict[str, Any]) -> bool:
+def tell(link: Connection, message: dict[str, Any]) -> bool:
     """Send a last message, and return whether that succeeded."""
     try:
         link.send(message)
@@ -389,7 +389,7 @@ def tell(link: Link, message: dict[str, Any]) -> bool:
     return True
 
 
-def farewell(links: Iterable[Link]) -> None:
+def farewell(links: Iterable[Connection]) -> None:
     """Wait up to `FAREWELL` seconds until the other sides have received the last message and closed.
 
     If a connection is closed with bytes unread, data that it has sent is lost.

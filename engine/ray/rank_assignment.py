@@ -17,7 +17,7 @@ from .. import readable
 from ..compat.modules import installed
 from ..launch.errors import LaunchError
 from ..launch.process.plan import Crew, Job
-from ..rendezvous.layout import Layout
+from ..net.rendezvous.layout import Layout
 from .actor import Standing, open_door, take_place
 
 Ask = Callable[..., "ray.ObjectRef[Any]"]
@@ -61,7 +61,7 @@ def answers(refs: Sequence[ray.ObjectRef[Any]], seconds: float, doing: str) -> l
     return list(ray.get(list(refs)))
 
 
-def seat(
+def assign_ranks(
     ask: Ask,
     standings: Sequence[Standing],
     seconds: float,

@@ -10,42 +10,27 @@ import time
 from itertools import islice
 from typing import Any
 
-from .. import frames, readable
-from ..bounded_reader import number, text, whole
-from ..errors import EngineError, RendezvousError
-from ..host.patience import Patience
-from ..host.sockets import retry_short, send_all
-from ..world import World
-from .between import SECONDS, refused
-from .call_off import CallOff
-from .messages import (
-    GRACE,
-    LIMIT,
-    TELLING,
-    WITH_DESCRIPTORS,
-    Abort,
-    Gathered,
-    Hello,
-    address,
-    close_all,
-    expect_welcome,
-    frame,
-    own_pidfd,
-    peer_uid,
-    ready_to_read,
-    receive,
-    sign,
-    take,
-)
+from ... import readable
+from ...bounded_reader import number, text, whole
+from ...errors import EngineError, RendezvousError
+from ...host.patience import Patience
+from ...host.sockets import retry_short, send_all
+from ...world import World
+from .. import frames
+from ..stream import GRACE, frame, sign, take
+from ..unix_sockets import close_all, peer_uid, ready_to_read, receive
+from .cancellation import CancellationToken
+from .inter_host import SECONDS, refused
+from .messages import LIMIT, TELLING, WITH_DESCRIPTORS, Abort, Gathered, Hello, address, expect_welcome, own_pidfd
 
 _SOON = 0.05  # seconds
 
 
-class Joining:
+class LocalClient:
     """The rendezvous of a rank that is no leader: connect to the leader, authenticate, wait for its answer."""
 
     def __init__(
-        self, world: World, hello: Hello, timeout: float, abort: Abort, called_off: CallOff | None = None
+        self, world: World, hello: Hello, timeout: float, abort: Abort, called_off: CancellationToken | None = None
     ) -> None:
         self.abort = abort
         self.answer: tuple[bytes, bytes] | None = None  # a welcome or a refusal

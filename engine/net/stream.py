@@ -13,37 +13,62 @@ from __future__ import annotations
 
 import errno
 import hmac
+import json
 import os
 import secrets
 import selectors
 import socket
 from typing import Any
 
-from .. import frames
 from ..host import network
 from ..host.network import Address
 from ..host.patience import Patience
 from ..host.sockets import retry_short, send_all
-from .messages import GRACE, frame, sign, take
-from .talks import Steps, Wait
+from . import frames
+from .event_loop import Coroutine, Wait
 
 OPENING = b"enginerun 1\r\n"
 NONCE = 16  # bytes
+MAC = 32  # bytes
+GRACE = 5.0  # seconds beyond the other side's deadline in which its answer must arrive
 FIRST = frames.UNPROVEN  # largest size in bytes of a message from a side that has not authenticated itself
 AGAIN = 0.01  # seconds before a rank connects again whose connection was displaced by unauthenticated ones
 LATER = 8 << 20  # largest size in bytes of a message from a side that has
 CALLS, ANSWERS = "calls", "answers"
 
 
-class Unproven(ValueError):
+def sign(key: bytes, label: str, nonce: str, payload: bytes) -> bytes:
+    """Return the HMAC of a message, over its label, the nonce and the payload."""
+    return hmac.digest(key, label.encode() + b"\0" + nonce.encode() + b"\0" + payload, "sha256")
+
+
+def frame(message: dict[str, Any], key: bytes, label: str, nonce: str) -> bytes:
+    """Return the bytes of a message as they are sent: length, HMAC and JSON."""
+    payload = json.dumps(message).encode()
+    return frames.wrap(sign(key, label, nonce, payload) + payload)
+
+
+def take(buffer: bytearray, limit: int = frames.UNPROVEN) -> tuple[bytes, bytes] | None:
+    """Remove a whole message from the front of `buffer` and return its HMAC and payload; None if it is incomplete.
+
+    Raises
+    ------
+    ValueError
+        The message is malformed, or longer than `limit`.
+    """
+    body = frames.cut(buffer, limit, MAC + 1)
+    return None if body is None else (body[:MAC], body[MAC:])
+
+
+class AuthenticationError(ValueError):
     """The other side does not know the job's secret."""
 
 
-class Broken(ConnectionResetError):
+class ConnectionEnded(ConnectionResetError):
     """The connection ended."""
 
 
-class Link:
+class Connection:
     """A connection whose messages are authenticated.
 
     Parameters
@@ -84,12 +109,12 @@ class Link:
         self._sent += 1
         send_all(self.connection, data, GRACE)
 
-    def message(self, patience: Patience | None = None, limit: int = LATER) -> Steps[dict[str, Any]]:
+    def message(self, patience: Patience | None = None, limit: int = LATER) -> Coroutine[dict[str, Any]]:
         """Receive a message, and no byte beyond it.
 
         Raises
         ------
-        Unproven
+        AuthenticationError
             Its HMAC is wrong.
         ValueError
             It is malformed or longer than `limit`.
@@ -102,11 +127,11 @@ class Link:
             self._buffer += yield from self.data(frames.missing(self._buffer, limit), patience)
         proof, payload = whole
         if not hmac.compare_digest(proof, sign(self._key, f"{self._other} {self._received}", self.nonces, payload)):
-            raise Unproven
+            raise AuthenticationError
         self._received += 1
         return frames.parse_object(payload)
 
-    def data(self, nbytes: int, patience: Patience | None) -> Steps[bytes]:
+    def data(self, nbytes: int, patience: Patience | None) -> Coroutine[bytes]:
         """Receive at least one byte and at most `nbytes`; raises as `message` does."""
         while True:
             if not (yield Wait(patience, self.connection)):
@@ -116,7 +141,7 @@ class Link:
             except BlockingIOError:
                 continue
             if not data:
-                raise Broken(errno.ECONNRESET, "the connection ended")
+                raise ConnectionEnded(errno.ECONNRESET, "the connection ended")
             return data
 
     def close(self) -> None:
@@ -126,7 +151,7 @@ class Link:
 
 def call(
     address: Address, key: bytes, greeting: dict[str, Any], opening_patience: Patience, patience: Patience
-) -> Steps[tuple[Link, dict[str, Any]]]:
+) -> Coroutine[tuple[Connection, dict[str, Any]]]:
     """Connect, and authenticate both sides.
 
     Parameters
@@ -143,19 +168,19 @@ def call(
 
     Returns
     -------
-    Link
+    Connection
     dict
         The answer.
 
     Raises
     ------
-    Unproven
+    AuthenticationError
         The other side does not know the job's secret.
     OSError, ValueError
         Nobody answers, or another program does.
     """
     connection = yield from _connect(address, opening_patience)
-    link = Link(connection, key, CALLS)
+    link = Connection(connection, key, CALLS)
     try:
         opening = b""
         while len(opening) < len(OPENING) + NONCE:
@@ -172,7 +197,7 @@ def call(
         raise
 
 
-def _connect(address: Address, patience: Patience) -> Steps[socket.socket]:
+def _connect(address: Address, patience: Patience) -> Coroutine[socket.socket]:
     connection = socket.socket(network.family(address.host), socket.SOCK_STREAM)
     try:
         connection.setblocking(False)
@@ -191,7 +216,7 @@ def _connect(address: Address, patience: Patience) -> Steps[socket.socket]:
     return connection
 
 
-def answer(link: Link) -> Steps[dict[str, Any]]:
+def answer(link: Connection) -> Coroutine[dict[str, Any]]:
     """Receive and authenticate the greeting of a new connection.
 
     The caller must then send an answer, which authenticates this end.
@@ -203,7 +228,7 @@ def answer(link: Link) -> Steps[dict[str, Any]]:
 
     Raises
     ------
-    Unproven
+    AuthenticationError
         The other side does not know the job's secret; it has been told so.
     OSError, ValueError
         Nothing came, or no greeting.
@@ -213,7 +238,7 @@ def answer(link: Link) -> Steps[dict[str, Any]]:
     link.nonces = nonce.hex()
     try:
         greeting = yield from link.message(Patience(GRACE), FIRST)
-    except Unproven:
+    except AuthenticationError:
         # It cannot verify this answer either, which tells it what is wrong.
         send_all(link.connection, frame({}, b"", "", ""), GRACE)
         raise

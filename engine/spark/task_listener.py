@@ -24,8 +24,8 @@ from ..host.strangers import NO_DESCRIPTORS, Strangers, accept
 from ..launch.hosts.channel import Channel, ChannelError, Message
 from ..launch.process.output import Lines
 from ..launch.report.failure_cause import End, describe
-from .line import channel_over, proven_task, welcome
 from .record import Record
+from .task_channel import channel_over, proven_task, welcome
 
 LOOK = 0.25  # seconds between two checks of the deadline
 UNPROVEN = 64  # most unauthenticated connections, beyond one per task; if there are more, one is closed
@@ -46,7 +46,7 @@ class _Caller:
     lines: dict[str, Lines] = field(default_factory=dict)
 
 
-class Listener:
+class TaskListener:
     """Server for the tasks of one job. A context manager: its thread runs inside.
 
     Parameters
@@ -91,7 +91,7 @@ class Listener:
         self._on_late: tuple[Patience, Callable[[], None]] | None = None
         self._thread = threading.Thread(target=self._run, name="engine-spark-listener", daemon=True)
 
-    def __enter__(self) -> Listener:
+    def __enter__(self) -> TaskListener:
         self._thread.start()
         return self
 

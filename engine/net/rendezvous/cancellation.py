@@ -6,10 +6,10 @@ import select
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ..errors import CalledOff
+from ...errors import CalledOff
 
 
-class CallOff(NamedTuple):
+class CancellationToken(NamedTuple):
     """Cancellation token that a process checks while it waits for the other ranks of a world.
 
     Attributes

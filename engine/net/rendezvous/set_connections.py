@@ -8,18 +8,18 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from ..bounded_reader import text, whole
-from ..errors import RendezvousError
+from ...bounded_reader import text, whole
+from ...errors import RendezvousError
+from ...host import network
+from ...host.network import Address, read_address
+from ...host.patience import Patience
+from ...world import World
+from ..event_loop import Coroutine, EventLoop, Wait
 from ..frames import parse
-from ..host import network
-from ..host.network import Address, read_address
-from ..host.patience import Patience
-from ..world import World
-from .between import Door
+from ..stream import AGAIN, AuthenticationError, Connection, call
+from .inter_host import Acceptor
 from .layout import Layout
-from .links import AGAIN, Link, Unproven, call
 from .messages import Gathered
-from .talks import Steps, Talks, Wait
 
 Exchange = Callable[[bytes], list[bytes]]
 Ended = Callable[[], bool]
@@ -27,7 +27,7 @@ Connections = tuple[dict[int, list[int]], dict[int, int]]
 _Name = tuple[str, int, int]  # of a connection: its kind, the rank at the other end, and its number
 
 
-class SetLinks:
+class SetConnector:
     """Opener of the connections of process sets, in a world on several hosts.
 
     Parameters
@@ -96,18 +96,18 @@ class _Meeting:
 
     def __init__(self, layout: Layout, me: int, key: bytes, sockets: int) -> None:
         self.layout, self.me, self.key = layout, me, key
-        self.talks = Talks()
-        self.links: dict[_Name, Link] = {}
+        self.loop = EventLoop()
+        self.links: dict[_Name, Connection] = {}
         self.wanted = _connections(layout, me, sockets) if me >= 0 else set()
         self.failures: dict[int, str] = {}  # rank -> why the call to it failed
-        self.door: Door | None = None
+        self.door: Acceptor | None = None
         self.address: Address | None = None
 
     def listen(self, own: str) -> None:
         """Open a port at address `own`, if another rank is to call this one."""
         if any(self._answers(other) for _, other, _ in self.wanted):
             listener = network.listen(own, 0, backlog=256)
-            self.door = Door(self.talks, [listener], self.key, self._welcome)
+            self.door = Acceptor(self.loop, [listener], self.key, self._welcome)
             self.address = self.door.address
 
     def _answers(self, other: int) -> bool:
@@ -117,26 +117,26 @@ class _Meeting:
         """Call and answer until all connections are open; raise a `RendezvousError` if one fails, or the world ends."""
         for name in sorted(self.wanted):
             if not self._answers(name[1]):
-                self.talks.begin(self._call(name, read_address(parse(told[name[1]])), patience))
+                self.loop.start(self._call(name, read_address(parse(told[name[1]])), patience))
         while missing := self.wanted - self.links.keys():
             if ended():
                 raise RendezvousError("the world has ended")
             if self.failures or not patience.left():
                 lost = sorted({(kind, other) for kind, other, _ in missing})
                 raise RendezvousError("; ".join(self._told(kind, other) for kind, other in lost))
-            self.talks.sleep(min(patience.wait(), self.talks.wait()))
-            self.talks.turn()
+            self.loop.poll(min(patience.wait(), self.loop.timeout()))
+            self.loop.run_ready()
 
     def _told(self, kind: str, other: int) -> str:
         return f"no {kind} to rank {other} of the set: {self.failures.get(other, 'it did not come in time')}"
 
-    def _call(self, name: _Name, address: Address, patience: Patience) -> Steps[None]:
+    def _call(self, name: _Name, address: Address, patience: Patience) -> Coroutine[None]:
         kind, other, number = name
         greeting = {"kind": kind, "rank": self.me, "to": other, "number": number}
         while True:
             try:
                 self.links[name], _ = yield from call(address, self.key, greeting, patience, patience)
-            except Unproven:
+            except AuthenticationError:
                 self.failures[other] = f"whoever answers at {address} is not of this job"
             except (OSError, ValueError) as error:
                 # Unauthenticated connections may have displaced it before it was authenticated.
@@ -146,7 +146,7 @@ class _Meeting:
                 self.failures[other] = f"{address}: {error}"
             return
 
-    def _welcome(self, link: Link, greeting: dict[str, Any]) -> None:
+    def _welcome(self, link: Connection, greeting: dict[str, Any]) -> None:
         found = text(greeting, "kind"), whole(greeting, "rank"), whole(greeting, "number")
         if greeting.get("to") != self.me or found not in self.wanted or found in self.links:
             link.close()
@@ -168,7 +168,7 @@ class _Meeting:
 
     def close(self) -> None:
         """Close the port, and every connection that was not handed over."""
-        self.talks.close()
+        self.loop.close()
         if self.door is not None:
             self.door.close()
         for link in self.links.values():

@@ -14,10 +14,11 @@ import socket
 import sys
 import threading
 
-from .. import frames, readable
+from .. import readable
 from ..host.patience import LONGEST
 from ..host.sockets import retry_short, send_all
 from ..launch.hosts.channel import MAC, ChannelError, Seal
+from ..net import frames
 
 BYTES = 1 << 18
 RELAY = "relay"  # purpose for which the key is derived

@@ -28,7 +28,7 @@ THREADS = "OMP_NUM_THREADS"
 LOOK = 10.0  # longest time that a call waits for output of the agent, in seconds
 
 
-class Porter:
+class NodeAgentActor:
     """Actor that runs an agent, without CPUs of its own. It runs one `write` and one `read` at a time."""
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ class RayAgent(RemoteHost):
     def __init__(self, number: int, host: str, node: str) -> None:
         super().__init__(number, Place(host, (), local=False), ["an actor on", host], tied=False)
         self._node = node
-        self._porter: Any = None
+        self._actor: Any = None
         self._ended_how = ""
         self._threads: list[threading.Thread] = []
 
@@ -130,8 +130,8 @@ class RayAgent(RemoteHost):
         self.channel = Channel(reading, writing, greeted=False)
         os.set_blocking(self.errors, False)
         where = NodeAffinitySchedulingStrategy(self._node, soft=False)
-        kind = ray.remote(num_cpus=0, max_restarts=0, concurrency_groups={"in": 1, "out": 1})(Porter)
-        self._porter = kind.options(scheduling_strategy=where).remote()
+        kind = ray.remote(num_cpus=0, max_restarts=0, concurrency_groups={"in": 1, "out": 1})(NodeAgentActor)
+        self._actor = kind.options(scheduling_strategy=where).remote()
         self._threads = [
             threading.Thread(target=self._bring, args=(to_agent,), name="engine-ray-in", daemon=True),
             threading.Thread(
@@ -151,19 +151,19 @@ class RayAgent(RemoteHost):
         fetching = self._threads[-1] if self._threads else None
         if fetching is not None and not self.cut_off:
             fetching.join(min(patience, PATIENCE))
-        if self._porter is not None and ray.is_initialized():  # otherwise it has ended with Ray
-            ray.kill(self._porter)
-        self._porter = None
+        if self._actor is not None and ray.is_initialized():  # otherwise it has ended with Ray
+            ray.kill(self._actor)
+        self._actor = None
         super().close(patience)
 
     def _bring(self, to_agent: int) -> None:
         """Relay data to the agent, until the caller closes the pipe or the actor is gone."""
-        porter = self._porter
+        node_agent = self._actor
         try:
             while (data := os.read(to_agent, READ_BYTES)) and ray.is_initialized():
-                ray.get(porter.write.remote(data))
+                ray.get(node_agent.write.remote(data))
             if ray.is_initialized():  # otherwise the call would connect to Ray again
-                ray.get(porter.write.remote(b""))
+                ray.get(node_agent.write.remote(b""))
         except (RayError, OSError):
             pass  # the other thread records how it ended
         finally:
@@ -171,12 +171,12 @@ class RayAgent(RemoteHost):
 
     def _fetch(self, from_agent: int, errors: int, end: int) -> None:
         """Relay data from the agent, until it has ended, the actor is gone, or the reading end of a pipe is closed."""
-        porter = self._porter
+        node_agent = self._actor
         try:
             code = None
             self._ended_how = "is gone with ray.shutdown()"
             while code is None and ray.is_initialized():
-                out, err, code = _read_answer(ray.get(porter.read.remote()))
+                out, err, code = _read_answer(ray.get(node_agent.read.remote()))
                 for descriptor, data in ((errors, err), (from_agent, out)):
                     view = memoryview(data)
                     while view:

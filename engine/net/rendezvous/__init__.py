@@ -20,16 +20,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 
-from .. import readable
-from ..errors import EngineError, RendezvousError
-from ..host import linux
-from ..world import World
-from .call_off import CallOff
-from .hosting import Hosting
-from .joining import Joining
+from ... import readable
+from ...errors import EngineError, RendezvousError
+from ...host import linux
+from ...world import World
+from .cancellation import CancellationToken
+from .local_client import LocalClient
+from .local_server import LocalServer
 from .messages import Abort, Gathered, introduce, version
 
-__all__ = ["CallOff", "Gathered", "compared", "gather"]
+__all__ = ["CancellationToken", "Gathered", "compared", "gather"]
 
 
 def compared(build: dict[str, str | int], sockets: int, lanes: str, several_hosts: bool) -> dict[str, str | int]:
@@ -52,7 +52,7 @@ def gather(
     interface: str | None = None,
     sockets: int = 1,
     lanes: str = "tcp",
-    called_off: CallOff | None = None,
+    called_off: CancellationToken | None = None,
     failure: str = "",
     abort: Abort = lambda control, hosts, error: None,
 ) -> Gathered:
@@ -79,7 +79,7 @@ def gather(
         Connections between two ranks on different hosts, equal on all ranks.
     lanes : str
         The setting `lanes`: the transport of large tensors between hosts, equal on all ranks.
-    called_off : CallOff, optional
+    called_off : CancellationToken, optional
         Cancellation, checked while this rank waits for others, until descriptors are sent.
     failure : str
         Why this rank cannot start; empty if it can. A rank with a failure takes part for at most `messages.TELLING`
@@ -96,13 +96,13 @@ def gather(
     CalledOff
         The world is called off; this rank holds no resources of it.
     """
-    meeting: Hosting | Joining | None = None
+    meeting: LocalServer | LocalClient | None = None
     try:
         hello = introduce(world, generation, compared(build, sockets, lanes, world.several_hosts), levels, failure)
         if world.leads:
-            meeting = Hosting(world, hello, timeout, create, abort, interface, sockets, called_off)
+            meeting = LocalServer(world, hello, timeout, create, abort, interface, sockets, called_off)
         else:
-            meeting = Joining(world, hello, timeout, abort, called_off)
+            meeting = LocalClient(world, hello, timeout, abort, called_off)
         return meeting.run()
     except Exception as error:
         known = meeting is not None and (meeting.introduced or isinstance(error, EngineError))

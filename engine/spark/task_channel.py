@@ -17,10 +17,10 @@ import time
 from collections.abc import Sequence
 from hashlib import sha256
 
-from ..frames import UNPROVEN
 from ..host.network import keep_watch
 from ..host.patience import Patience
 from ..launch.hosts.channel import LIMIT, Channel, ChannelError, Message, Seal
+from ..net.frames import UNPROVEN
 
 SEARCH = 4.0  # seconds that a task looks for the driver
 TRY = 1.5  # seconds for one of its addresses

@@ -1,47 +1,48 @@
-"""Leader of a host without rank 0: it calls the hub, reports its ranks, and opens lanes to hosts of lower number."""
+"""HubClient of a host without rank 0: it calls the hub, reports its ranks, and opens lanes to hosts of lower number."""
 
 from __future__ import annotations
 
 import os
 from typing import Any
 
-from .. import readable
-from ..bounded_reader import ReadError, number
-from ..errors import RendezvousError
-from ..host import network
-from ..host.network import Address
-from ..host.patience import Patience
-from ..logs import logger
-from ..world import World
-from .between import FAREWELL, SECONDS, STRANGERS, Between, Door, Terms, refused
-from .links import AGAIN, Link, Unproven, call
-from .messages import GRACE, Hello, ready_to_read
-from .talks import Steps, Wait
+from ... import readable
+from ...bounded_reader import ReadError, number
+from ...errors import RendezvousError
+from ...host import network
+from ...host.network import Address
+from ...host.patience import Patience
+from ...logs import logger
+from ...world import World
+from ..event_loop import Coroutine, Wait
+from ..stream import AGAIN, GRACE, AuthenticationError, Connection, call
+from ..unix_sockets import ready_to_read
+from .inter_host import FAREWELL, SECONDS, STRANGERS, Acceptor, HubDecision, InterHostRendezvous, refused
+from .messages import Hello
 
 _TRIED = 4  # most addresses of the hub that a message names
 _ANSWERING = 4 * GRACE  # longest wait for the answer of a side that has sent its opening, in seconds
 _SOON = 5.0  # seconds after which a leader that has not reached the hub logs a warning
 
 
-class Leader(Between):
-    """The lowest rank of its host; it takes the parameters of `Between`."""
+class HubClient(InterHostRendezvous):
+    """The lowest rank of its host; it takes the parameters of `InterHostRendezvous`."""
 
     def __init__(self, world: World, patience: Patience, timeout: float, interface: str | None, sockets: int) -> None:
         super().__init__(world, patience, timeout, interface, sockets)
         assert world.hub is not None
         self.address = world.hub
-        self.link: Link | None = None
+        self.link: Connection | None = None
         self.hub_name = ""
         self.pids = {world.rank: os.getpid()}
         self.hellos: list[Hello] = []
         self.said_ready = False
         self.tried: dict[str, str] = {}  # address of the hub -> result of the last try
-        self.calling: Steps[None] | None = None  # the conversation with the hub
+        self.calling: Coroutine[None] | None = None  # the conversation with the hub
 
     def begin(self) -> None:
-        """Begin calling the hub; raises as `Between.begin` does."""
+        """Begin calling the hub; raises as `InterHostRendezvous.begin` does."""
         self.calling = self._with_hub(self.chosen_address())
-        self.talks.begin(self.calling)
+        self.loop.start(self.calling)
 
     def entered(self, hello: Hello) -> None:
         """Record a rank of this host that has come, and report it to the hub."""
@@ -54,7 +55,7 @@ class Leader(Between):
         self.hellos = hellos
         self._tell_crew()
 
-    def trunks(self) -> dict[int, Link]:
+    def trunks(self) -> dict[int, Connection]:
         """Return the connection to the hub; empty before it is open."""
         return {} if self.link is None else {0: self.link}
 
@@ -66,7 +67,7 @@ class Leader(Between):
     def overdue(self, absent: int) -> RendezvousError:
         """Return the error of a timeout; `absent` is the number of this host's processes that have not come."""
         if self.calling is not None:
-            self.talks.end(self.calling)
+            self.loop.cancel(self.calling)
         if self.link is not None:
             return RendezvousError(f"rank 0 on {self.hub_name} fell silent while the ranks were gathering")
         tried = self._told_tries()
@@ -88,14 +89,14 @@ class Leader(Between):
         """Tell the hub why this start fails. If a call is still pending, wait `FAREWELL` seconds for its answer."""
         patience = Patience(FAREWELL)
         try:
-            while self.link is None and self.calling in self.talks and patience.left():
-                ready_to_read([self.fileno()], min(patience.wait(), self.talks.wait()))
-                self.talks.turn()
+            while self.link is None and self.calling in self.loop and patience.left():
+                ready_to_read([self.fileno()], min(patience.wait(), self.loop.timeout()))
+                self.loop.run_ready()
         except RendezvousError:
             pass  # `error` is the first cause.
         super().refuse(error)
 
-    def _with_hub(self, chosen: str | None) -> Steps[None]:
+    def _with_hub(self, chosen: str | None) -> Coroutine[None]:
         """Call the hub, and handle its messages until all hosts are ready."""
         link, told = yield from self._reach_hub()
         self.link, self.hub_name = link, readable.plain(str(told.get("name")))
@@ -105,7 +106,7 @@ class Leader(Between):
             raise self._not_a_hub(error) from None
         self.patience.begin(seconds + 2 * GRACE)  # The hub knows which ranks are missing.
         listener = network.listen(chosen or link.here.host, 0, self.world.size + STRANGERS)
-        self.door = Door(self.talks, [listener], self.key, self._welcome)
+        self.door = Acceptor(self.loop, [listener], self.key, self._welcome)
         self._tell_come()
         self._tell_crew()
         while not self.done:
@@ -118,7 +119,7 @@ class Leader(Between):
             refused(message)
             if "layout" in message:
                 try:
-                    terms = Terms.read(message["layout"])
+                    terms = HubDecision.read(message["layout"])
                     if len(terms.hosts) != self.world.size:
                         raise ValueError(f"terms of {len(terms.hosts)} ranks")
                     own = [rank for rank, host in enumerate(terms.hosts) if host == terms.hosts[self.world.rank]]
@@ -134,7 +135,7 @@ class Leader(Between):
             f"rank 0 on {self.hub_name} says what no rank 0 says ({error}): install the same version on all hosts"
         )
 
-    def _reach_hub(self) -> Steps[tuple[Link, dict[str, Any]]]:
+    def _reach_hub(self) -> Coroutine[tuple[Connection, dict[str, Any]]]:
         """Try all addresses of the hub repeatedly: nothing announces that it has begun to listen."""
         world = self.world
         greeting = {
@@ -154,7 +155,7 @@ class Leader(Between):
                 kind = ", on the loopback of this host" if network.is_loopback(address.host) else ""
                 try:
                     return (yield from call(address, self.key, greeting, Patience(GRACE), Patience(answering)))
-                except Unproven:
+                except AuthenticationError:
                     unproven += 1
                     self.tried[f"{address}{kind}"] = "whoever listens there does not know this job's secret"
                 except (OSError, ValueError) as error:
@@ -189,12 +190,12 @@ class Leader(Between):
                 self.tried[host] = f"no such host ({error.strerror})"
         return found
 
-    def _welcome(self, link: Link, greeting: dict[str, Any]) -> None:
+    def _welcome(self, link: Connection, greeting: dict[str, Any]) -> None:
         """Accept a lane from the leader of a host of higher number."""
         self.answer_lane(link, greeting, self.pids)
         self._say_ready()
 
-    def _open_lanes(self, terms: Terms, link: Link) -> None:
+    def _open_lanes(self, terms: HubDecision, link: Connection) -> None:
         """Take the layout, and open lanes to the leaders of hosts of lower number."""
         self.terms = terms
         self.patience.begin(terms.seconds + 2 * GRACE)
@@ -202,10 +203,10 @@ class Leader(Between):
             host = terms.hosts[other]
             for socket_number in range(self.sockets if host < terms.hosts[rank] else 0):
                 lane = (rank, other, socket_number)
-                self.talks.begin(self._open_lane(lane, host, terms.doors[host] or link.there))
+                self.loop.start(self._open_lane(lane, host, terms.doors[host] or link.there))
         self._say_ready()
 
-    def _open_lane(self, lane: tuple[int, int, int], host: int, address: Address) -> Steps[None]:
+    def _open_lane(self, lane: tuple[int, int, int], host: int, address: Address) -> Coroutine[None]:
         assert self.terms is not None
         rank, other, number = lane
         patience = Patience(self.terms.seconds)

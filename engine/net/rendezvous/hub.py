@@ -8,19 +8,19 @@ import socket
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from .. import readable
-from ..bounded_reader import natural, shorten
-from ..errors import RendezvousError
-from ..host import network
-from ..host.network import Address
-from ..host.patience import Patience
-from ..hub_address import HubAddress
-from ..world import World
-from .between import STRANGERS, Between, Door, Terms, refused
+from ... import readable
+from ...bounded_reader import natural, shorten
+from ...errors import RendezvousError
+from ...host import network
+from ...host.network import Address
+from ...host.patience import Patience
+from ...hub_address import HubAddress
+from ...world import World
+from ..event_loop import Coroutine
+from ..stream import GRACE, Connection
+from .inter_host import STRANGERS, Acceptor, HubDecision, InterHostRendezvous, refused
 from .layout import Layout
-from .links import Link
-from .messages import GRACE, MALFORMED, TELLING, Hello, common_kernels, compare, failed_start
-from .talks import Steps
+from .messages import MALFORMED, TELLING, Hello, common_kernels, compare, failed_start
 
 
 @dataclass(eq=False)
@@ -35,7 +35,7 @@ class Host:
         Host name that its leader gives.
     processes : int
         Number of processes that the launcher has started there.
-    link : Link or None
+    link : Connection or None
         Connection to its leader; None for the hub's own host.
     pids : dict of int to int
         Process id of each rank that has come there.
@@ -53,7 +53,7 @@ class Host:
     pid: int
     name: str
     processes: int
-    link: Link | None = None
+    link: Connection | None = None
     pids: dict[int, int] = field(default_factory=dict)
     hellos: list[Hello] = field(default_factory=list)
     door: Address | None = None
@@ -65,8 +65,8 @@ class Host:
         return f"{self.name} ({self.address})" if self.address else self.name
 
 
-class Hub(Between):
-    """Rank 0 among the leaders; it takes the parameters of `Between`."""
+class Hub(InterHostRendezvous):
+    """Rank 0 among the leaders; it takes the parameters of `InterHostRendezvous`."""
 
     def __init__(self, world: World, patience: Patience, timeout: float, interface: str | None, sockets: int) -> None:
         super().__init__(world, patience, timeout, interface, sockets)
@@ -75,17 +75,17 @@ class Hub(Between):
         assert world.hub is not None
         self.address = world.hub
         self.hurried = False
-        self.inner: Door | None = None  # port for lanes, if they have an interface of their own
+        self.inner: Acceptor | None = None  # port for lanes, if they have an interface of their own
 
     def begin(self) -> None:
-        """Listen for the leaders of other hosts; raises as `Between.begin` does."""
+        """Listen for the leaders of other hosts; raises as `InterHostRendezvous.begin` does."""
         self._hurry()
         chosen = self.chosen_address()
         listeners = _listening(self.address, self.world.size, chosen)
-        self.door = Door(self.talks, listeners, self.key, self._welcome)
+        self.door = Acceptor(self.loop, listeners, self.key, self._welcome)
         if chosen is not None:
             listener = network.listen(chosen, 0, self.world.size + STRANGERS)
-            self.inner = Door(self.talks, [listener], self.key, self._welcome)
+            self.inner = Acceptor(self.loop, [listener], self.key, self._welcome)
             self.own.door = self.inner.address
 
     def entered(self, hello: Hello) -> None:
@@ -99,7 +99,7 @@ class Hub(Between):
         self.own.hellos = hellos
         self._decide()
 
-    def trunks(self) -> dict[int, Link]:
+    def trunks(self) -> dict[int, Connection]:
         """Return the connection to each host's leader, by host number; the numbers are final after `_decide`."""
         links = [host.link for host in self.hosts if host.link is not None]
         return dict(enumerate(links, 1))
@@ -147,7 +147,7 @@ class Hub(Between):
         lines += [f"somebody at {host} {wrong}" for host, wrong in self.door.turned_away.items()]
         return RendezvousError("\n  ".join(lines), missing_ranks[0] if missing_ranks else None)
 
-    def _welcome(self, link: Link, greeting: dict[str, Any]) -> Steps[None] | None:
+    def _welcome(self, link: Connection, greeting: dict[str, Any]) -> Coroutine[None] | None:
         """Continue with an authenticated connection: a lane, or one of a leader."""
         if greeting.get("role") == "lane":
             self.answer_lane(link, greeting, self.own.pids)
@@ -160,7 +160,7 @@ class Hub(Between):
         host.address = link.there.host
         return self._with_leader(host, link, greeting)
 
-    def _with_leader(self, host: Host, link: Link, greeting: dict[str, Any]) -> Steps[None]:
+    def _with_leader(self, host: Host, link: Connection, greeting: dict[str, Any]) -> Coroutine[None]:
         """Exchange messages with a leader until all hosts are ready."""
         try:
             name = str(self.own) if self.own.address else f"{self.own} ({link.here.host})"
@@ -246,7 +246,7 @@ class Hub(Between):
         compare(hellos, places, {"kernels"} if kernels else ())
         self._check_addresses()
         left = max(self.patience.left(), GRACE)
-        self.terms = Terms(
+        self.terms = HubDecision(
             list(Layout.of([hello.rank for hello in host.hellos] for host in self.hosts).hosts),
             [str(host) for host in self.hosts],
             [host.door for host in self.hosts],

@@ -6,9 +6,9 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
-from ..errors import ConfigError
-from ..world import World
-from .by_mpi import begin, nobody_failed, wait
+from ...errors import ConfigError
+from ...world import World
+from .mpi_bootstrap import begin, nobody_failed, wait
 
 FUNCTIONS = ("isend", "irecv", "test", "cancel", "iallreduce")
 _TAGS = 1 << 15  # number of tags that every MPI has

@@ -21,8 +21,8 @@ from ..host.patience import Patience
 from ..host.sockets import retry_short, send_all
 from ..host.strangers import Strangers, accept
 from ..launch.hosts.channel import ChannelError
-from .carrier import RELAY
-from .line import BEGIN, admitted, next_message
+from .task_channel import BEGIN, admitted, next_message
+from .task_relay import RELAY
 
 HOSTS, SOCKET, SETTINGS = "hosts", "agents", "settings.json"  # files in the directory
 PROVING = 5.0  # seconds that a connection has to authenticate, and again to offer itself as a host
@@ -46,7 +46,7 @@ class _Task:
     carrier: socket.socket | None = None
 
 
-class Offers:
+class TaskRegistry:
     """Server for the tasks of one job. A context manager: its threads run inside.
 
     Parameters
@@ -81,7 +81,7 @@ class Offers:
         self._threads: list[threading.Thread] = []
         self._publish()
 
-    def __enter__(self) -> Offers:
+    def __enter__(self) -> TaskRegistry:
         for listener, serve in ((self._socket, self._serve_task), (self._inner, self._serve_carrier)):
             self._start(self._accept, listener, serve)
         return self

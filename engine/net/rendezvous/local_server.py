@@ -14,20 +14,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain
 
-from .. import frames, readable
-from ..errors import CalledOff, EngineError, RendezvousError
-from ..host import linux
-from ..host.patience import Patience
-from ..host.sockets import retry_short, send_all
-from ..host.strangers import SPARE, Strangers, accept, reserve
-from ..world import World
-from .between import EXHAUSTED, Between, refusal
-from .call_off import CallOff
+from ... import readable
+from ...errors import CalledOff, EngineError, RendezvousError
+from ...host import linux
+from ...host.patience import Patience
+from ...host.sockets import retry_short, send_all
+from ...host.strangers import SPARE, Strangers, accept, reserve
+from ...world import World
+from .. import frames
+from ..stream import GRACE, frame, sign, take
+from ..unix_sockets import GROUP, close_all, peer_uid, receive
+from .cancellation import CancellationToken
 from .hub import Hub
-from .leader import Leader
+from .hub_client import HubClient
+from .inter_host import EXHAUSTED, InterHostRendezvous, refusal
 from .messages import (
-    GRACE,
-    GROUP,
     LIMIT,
     TELLING,
     WITH_DESCRIPTORS,
@@ -35,15 +36,9 @@ from .messages import (
     Gathered,
     Hello,
     address,
-    close_all,
     compare,
     failed_start,
-    frame,
     own_pidfd,
-    peer_uid,
-    receive,
-    sign,
-    take,
 )
 
 _STRANGERS = 64  # most unauthenticated connections at once, beyond one per rank
@@ -66,7 +61,7 @@ class _Visitor:
         self.descriptors = []
 
 
-class Hosting:
+class LocalServer:
     """The rendezvous of a leader with the other ranks of its host: an event loop that no connection can block.
 
     With one host the leader is rank 0. With several it agrees with the other leaders (`between`) before it sends any
@@ -82,7 +77,7 @@ class Hosting:
         abort: Abort,
         interface: str | None = None,
         sockets: int = 1,
-        called_off: CallOff | None = None,
+        called_off: CancellationToken | None = None,
     ) -> None:
         self.introduced = False  # whether other ranks may have connected to this one
         self.world = world
@@ -90,7 +85,7 @@ class Hosting:
         self.size = world.local_size if world.several_hosts else world.size
         self.interface = interface
         self.sockets = sockets
-        self.between: Between | None = None
+        self.between: InterHostRendezvous | None = None
         self.hello = hello
         self.timeout = timeout
         self.create = create
@@ -125,7 +120,7 @@ class Hosting:
             if self.called_off is not None:
                 self.selector.register(self.called_off.descriptor, selectors.EVENT_READ)
             if self.world.several_hosts:
-                kind = Hub if self.world.rank == 0 else Leader
+                kind = Hub if self.world.rank == 0 else HubClient
                 self.between = kind(self.world, self.patience, self.timeout, self.interface, self.sockets)
                 self.between.note_failure(self.hello)
                 self.selector.register(self.between, selectors.EVENT_READ)

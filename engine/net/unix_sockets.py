@@ -1,0 +1,51 @@
+"""Unix sockets: the user of the other side, and messages that carry descriptors."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import select
+import socket
+import struct
+
+from ..host.sockets import retry_short
+
+GROUP = 250  # descriptors per message
+
+
+def close_all(descriptors: list[int]) -> None:
+    """Close descriptors; those that are not open are skipped."""
+    for descriptor in descriptors:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+
+
+def peer_uid(connection: socket.socket) -> int:
+    """Return the user id of the other side, as the kernel knows it."""
+    _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(uid)
+
+
+def receive(connection: socket.socket, nbytes: int, descriptors: list[int]) -> bytes:
+    """Receive bytes, and append the descriptors that come with them (close-on-exec) to `descriptors`."""
+    # socket.recv_fds ignores its flags in some versions of Python, and would leave them open across exec.
+    numbers = array.array("i")
+    room = socket.CMSG_LEN(GROUP * numbers.itemsize)
+    data, ancillary, _, _ = retry_short(connection.recvmsg, nbytes, room, socket.MSG_CMSG_CLOEXEC)
+    for level, kind, payload in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            numbers.frombytes(payload[: len(payload) - len(payload) % numbers.itemsize])
+    descriptors += numbers
+    return data
+
+
+def ready_to_read(descriptors: list[int], timeout: float) -> set[int]:
+    """Wait up to `timeout` seconds until descriptors have data or have ended, and return these.
+
+    It polls, because `select` takes no descriptor above 1023.
+    """
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    return {descriptor for descriptor, _ in poll.poll(max(0.0, timeout) * 1000)}
