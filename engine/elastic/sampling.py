@@ -18,6 +18,7 @@ PAD = "pad"
 UNEVEN = "uneven"
 DROP = "drop"
 TAILS = (PAD, UNEVEN, DROP)
+LARGEST_BATCH = 2**31 - 1  # samples, whose positions a rank lists at once
 
 
 def permutation(length: int, seed: int, epoch: int, shuffle: bool) -> npt.NDArray[np.int64]:
@@ -137,7 +138,7 @@ class GlobalBatches:
     Raises
     ------
     ValueError
-        The tail is unknown, or a batch has no sample.
+        The tail is unknown, or a batch has no sample or too many.
     """
 
     length: int
@@ -147,8 +148,8 @@ class GlobalBatches:
     def __post_init__(self) -> None:
         if self.tail not in TAILS:
             raise ValueError(f"tail is {self.tail!r}, and can be {', '.join(map(repr, TAILS))}")
-        if self.batch < 1:
-            raise ValueError(f"the global batch has {self.batch} samples; it must have at least 1")
+        if not 1 <= self.batch <= LARGEST_BATCH:
+            raise ValueError(f"the global batch has {self.batch} samples; it must have 1 to {LARGEST_BATCH}")
 
     @property
     def padded(self) -> int:

@@ -323,6 +323,7 @@ def test_indices_are_recorded_in_their_order() -> None:
         ),
         (lambda: ElasticBatchSampler(range(3), 2, rank=0, size=3), "too small for 3 ranks"),
         (lambda: ElasticBatchSampler(range(3), 0, rank=0, size=1), "has 0 samples"),
+        (lambda: ElasticBatchSampler(range(3), 2**70, rank=0, size=1), "must have 1 to 2147483647"),
         (lambda: ElasticBatchSampler(range(3), 2, tail="x", rank=0, size=1), "tail is 'x'"),
         (lambda: ElasticBatchSampler(range(3), 2, rank=0, size=1).record_batch(-1), "count from 0"),
     ],
