@@ -25,7 +25,7 @@ BAR = 16  # characters of a bar
 BYTES = ("fusion_threshold", "chunk_bytes")
 # Names of scores in a log, with the heads of their columns.
 SCORES = {"seconds per step": "ms/step", "seconds per period": "ms/period", "busy seconds per GiB": "busy ms/GiB"}
-# Same as in engine/readable.py, which this package does not import, because it works without the engine.
+# Same as in engine/text/readable.py, which this package does not import, because it works without the engine.
 UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 

@@ -28,7 +28,7 @@ START = "start without what the script imports"
 # Imports come first, so that they are measured apart from `init`.
 PROGRAM = """
 import time; times = [time.time()]
-import numpy, engine, engine.collectives, engine.runtime
+import numpy, engine, engine.collectives.collectives, engine.session.runtime
 times.append(time.time()); engine.init(); engine.barrier(); times.append(time.time())
 import json; print(json.dumps(times), flush=True)
 """

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .collectives import (
+    from .collectives.collectives import (
         allgather,
         allgather_async,
         allreduce,
@@ -28,6 +28,21 @@ if TYPE_CHECKING:
         reducescatter,
         reducescatter_async,
     )
+    from .collectives.compression import Compression, Compressor, Scheme
+    from .collectives.groups import (
+        grouped_allgather,
+        grouped_allgather_async,
+        grouped_allreduce,
+        grouped_allreduce_,
+        grouped_allreduce_async,
+        grouped_allreduce_async_,
+        grouped_reducescatter,
+        grouped_reducescatter_async,
+    )
+    from .collectives.handles import Handle, poll, synchronize
+    from .collectives.objects import allgather_object, broadcast_object, check_consistency
+    from .collectives.process_sets import ProcessSet, global_process_set
+    from .collectives.reduce_ops import Adasum, Average, Max, Min, Op, Product, Sum
     from .compat.builds import (
         ccl_built,
         cuda_built,
@@ -40,48 +55,33 @@ if TYPE_CHECKING:
         nccl_built,
         rocm_built,
     )
-    from .compression import Compression, Compressor, Scheme
-    from .controls import abort, counters, knobs, set_knobs, start_timeline, stop_timeline
-    from .groups import (
-        grouped_allgather,
-        grouped_allgather_async,
-        grouped_allreduce,
-        grouped_allreduce_,
-        grouped_allreduce_async,
-        grouped_allreduce_async_,
-        grouped_reducescatter,
-        grouped_reducescatter_async,
-    )
-    from .handles import Handle, poll, synchronize
-    from .objects import allgather_object, broadcast_object, check_consistency
-    from .place import cross_rank, cross_size, is_homogeneous, local_rank, local_size, rank, size
-    from .process_sets import ProcessSet, global_process_set
     from .runner.function import run
-    from .runtime import add_process_set, init, is_initialized, remove_process_set, shutdown
-    from .types import Adasum, Average, Max, Min, Op, Product, Sum
+    from .session.commands import abort, counters, knobs, set_knobs, start_timeline, stop_timeline
+    from .session.runtime import add_process_set, init, is_initialized, remove_process_set, shutdown
+    from .session.topology import cross_rank, cross_size, is_homogeneous, local_rank, local_size, rank, size
 
 _MODULES = {
     "compat.builds": (
         "ccl_built cuda_built ddl_built gloo_built gloo_enabled mpi_built mpi_enabled mpi_threads_supported nccl_built "
         "rocm_built"
     ),
-    "collectives": (
+    "collectives.collectives": (
         "allgather allgather_async allreduce allreduce_ allreduce_async allreduce_async_ alltoall alltoall_async "
         "barrier broadcast broadcast_ broadcast_async broadcast_async_ join reducescatter reducescatter_async"
     ),
-    "controls": "abort counters knobs set_knobs start_timeline stop_timeline",
-    "compression": "Compression Compressor Scheme",
-    "groups": (
+    "session.commands": "abort counters knobs set_knobs start_timeline stop_timeline",
+    "collectives.compression": "Compression Compressor Scheme",
+    "collectives.groups": (
         "grouped_allgather grouped_allgather_async grouped_allreduce grouped_allreduce_ grouped_allreduce_async "
         "grouped_allreduce_async_ grouped_reducescatter grouped_reducescatter_async"
     ),
-    "handles": "Handle poll synchronize",
+    "collectives.handles": "Handle poll synchronize",
     "runner.function": "run",
-    "objects": "allgather_object broadcast_object check_consistency",
-    "process_sets": "ProcessSet global_process_set",
-    "place": "cross_rank cross_size is_homogeneous local_rank local_size rank size",
-    "runtime": "add_process_set init is_initialized remove_process_set shutdown",
-    "types": "Adasum Average Max Min Op Product Sum",
+    "collectives.objects": "allgather_object broadcast_object check_consistency",
+    "collectives.process_sets": "ProcessSet global_process_set",
+    "session.topology": "cross_rank cross_size is_homogeneous local_rank local_size rank size",
+    "session.runtime": "add_process_set init is_initialized remove_process_set shutdown",
+    "collectives.reduce_ops": "Adasum Average Max Min Op Product Sum",
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
 

@@ -68,7 +68,7 @@ class EngineBackend(Backend):
                 f"the engine is rank {self._engine.rank()} of {self._engine.size()}, not {rank} of {ranks}"
             )
         self.operations = EngineOperations(ranks, self._engine)
-        self._shared: memoryview = importlib.import_module("engine.runtime").engine().share(largest)
+        self._shared: memoryview = importlib.import_module("engine.session.runtime").engine().share(largest)
 
     def prepare(self, case: str, nbytes: int) -> Prepared:
         import torch

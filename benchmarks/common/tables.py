@@ -57,7 +57,7 @@ def duration(seconds: float | None) -> str:
     >>> duration(1.234e-6), duration(None)
     ('1.23 us', '-')
     """
-    from engine import readable
+    from engine.text import readable
 
     return MISSING if seconds is None else readable.short(seconds)
 
@@ -68,7 +68,7 @@ def size(nbytes: int) -> str:
     >>> size(4), size(104857600)
     ('4 B', '100 MiB')
     """
-    from engine import readable
+    from engine.text import readable
 
     return readable.size(nbytes)
 

@@ -33,7 +33,7 @@ def watched(how: str) -> Iterator[None]:
         engine = importlib.import_module("engine")
         engine.start_timeline(paths.out("timeline"))
     elif how in ("counted", "paused"):
-        importlib.import_module("engine.runtime").engine().count(how == "counted")
+        importlib.import_module("engine.session.runtime").engine().count(how == "counted")
     try:
         yield
     finally:

@@ -58,7 +58,7 @@ class Layout:
     @property
     def title(self) -> str:
         """Description for the tables."""
-        from engine import readable
+        from engine.text import readable
 
         return f"{self.rows} tensors of {readable.size(FLOAT * self.count)}"
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.common import paths
-from engine import config
+from engine.config import config
 
 PTX = paths.ROOT / "engine_ext/gpu/kernels.ptx"
 KERNELS = "BENCHMARK_GPU_KERNELS"

@@ -94,8 +94,8 @@ class Rank:
 
     def freeze(self) -> Any:
         """Create a frozen pass. Collective."""
-        from engine import runtime
         from engine.gpu.freezing import Frozen, Reduction
+        from engine.session import runtime
 
         tensors = [Frozen(f"array {k}", "float32", COUNT, each.at) for k, each in enumerate(self.arrays)]
         return runtime.device().freeze(self.device.ordinal, tensors, Reduction(ranks.OPS["sum"], *FACTORS, None))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu import driver
-from engine import config
+from engine.config import config
 from engine.errors import DeviceError
 
 SM = (75, 76, 16)  # device attributes: compute capability, major and minor; number of multiprocessors

@@ -89,7 +89,7 @@ class Rank:
 
     def try_broadcast(self, dtype: str, count: int) -> float:
         """Return 0 if all ranks have the bytes of the last rank, else infinity."""
-        from engine import runtime
+        from engine.session import runtime
 
         root = self.size - 1
         array = Array(self.device, reference.draw(self.rank, count, dtype), dtype)

@@ -66,8 +66,9 @@ def main() -> None:
     device.rest()
     clock("jit")
     import engine
-    from engine import config, runtime
+    from engine.config import config
     from engine.gpu.plane import Plane
+    from engine.session import runtime
 
     engine.init()
     plane = Plane.open(runtime.engine(), 0, config.load(config.environment()), runtime.device().keep)

@@ -31,7 +31,7 @@ def allreduce(array: Any, output: Any, name: str | None = None, op: str = "sum",
 
     `prescale`, `postscale`, `blocking` and `wire` have the meaning of the native engine.
     """
-    from engine import runtime
+    from engine.session import runtime
 
     given = {"prescale": 1.0, "postscale": 1.0, "blocking": False, "wire": None} | more
     return runtime.engine().allreduce(

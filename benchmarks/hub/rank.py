@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from engine.collectives.reduce_ops import Sum
 from engine.native import core
-from engine.types import Sum
 
 KNOBS = {
     "fusion_threshold": 64 << 20,

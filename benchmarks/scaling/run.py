@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.common import environment, records
 from benchmarks.common.tables import Table, size
 from benchmarks.scaling.published import BANDWIDTH, BATCH, GPUS, MODELS, Model
-from engine.config import Config
+from engine.config.config import Config
 from engine.foresee.model import Network, Rules, Step, Tensor, predict
 
 FITTED_ON = ("VGG-16", 128)

@@ -22,7 +22,7 @@ class Rank:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._engine = importlib.import_module("engine")
-        self._native = importlib.import_module("engine.runtime")
+        self._native = importlib.import_module("engine.session.runtime")
 
     def steps(self, request: dict[str, Any]) -> list[float]:
         """Take steps, and return the seconds of each except the first.

@@ -8,8 +8,8 @@ import runpy
 import sys
 from collections.abc import Sequence
 
-from .. import readable
 from ..host import machine
+from ..text import readable
 from . import install, switch
 
 USAGE = "usage: python -m engine.compat (SCRIPT | -m MODULE) [arguments]"

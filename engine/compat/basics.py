@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from .. import runtime
-from ..process_sets import global_process_set
+from ..collectives.process_sets import global_process_set
+from ..session import runtime
 
 __all__ = ["HorovodBasics"]
 

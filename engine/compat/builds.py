@@ -6,9 +6,9 @@ import importlib.util
 import os
 from pathlib import Path
 
+from ..config.setting import variable
 from ..errors import DeviceError
 from ..gpu.nccl_file import OLDEST_NCCL, load_nccl, nccl_version
-from ..setting import variable
 
 
 def mpi_threads_supported() -> bool:

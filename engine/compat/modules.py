@@ -186,8 +186,9 @@ def _tell_of_another() -> None:
     found = PathFinder.find_spec(ROOT)
     if found is None or found.origin is None:
         return
-    from .. import config, logs, world
+    from ..config import config, world
     from ..errors import ConfigError
+    from ..text import logs
 
     try:
         first = world.find_place(config.environment()).rank == 0

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from .. import readable
+from ..text import readable
 
 Memory = npt.NDArray[np.uint8]
 

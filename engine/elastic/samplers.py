@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .. import logs, place
+from ..session import topology
+from ..text import logs
 from .sampling import PAD, Cut, GlobalBatches, check_indices, permutation
 
 _BEHIND = (
@@ -130,7 +131,7 @@ class _Sampler:
 
     def reset(self) -> None:
         """Cut the rest of the epoch again, for the present rank and size of this process."""
-        self.rank, self.size = self._given or (place.rank(), place.size())
+        self.rank, self.size = self._given or (topology.rank(), topology.size())
         self._resumed = self._done > 0
         self._cut()
 

@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..bounded_reader import ReadError, number, parse_json, text, whole
 from ..errors import BY_CAUSE
 from ..host import linux
+from ..text.bounded_reader import ReadError, number, parse_json, text, whole
 from .writer import LIMIT, OWNER, PAGE
 
 STARTUP = Path(__file__).parent / "startup"

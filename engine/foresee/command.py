@@ -12,8 +12,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from .. import readable
-from ..forms import Bytes, Number, Whole, argument, bit_rate, short_time
+from ..config.forms import Bytes, Number, Whole, argument, bit_rate, short_time
+from ..text import readable
 from ..trace.reading import TraceError, read
 from .model import Network, Rules, fuse, predict
 from .picture import draw

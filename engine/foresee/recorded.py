@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from ..bounded_reader import ReadError, number, text, whole
-from ..config import Config
+from ..config.config import Config
+from ..text.bounded_reader import ReadError, number, text, whole
 from ..trace.reading import Recording, TraceError
 from ..trace.reading import Tensor as RecordedTensor
 from .model import Rules, Step, Tensor

@@ -8,9 +8,10 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from .. import objects, runtime
-from ..process_sets import Numbers, ProcessSet
-from ..types import Adasum
+from ..collectives import objects
+from ..collectives.process_sets import Numbers, ProcessSet
+from ..collectives.reduce_ops import Adasum
+from ..session import runtime
 from .options import Options
 
 

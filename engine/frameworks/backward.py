@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from .. import runtime
+from ..collectives.process_sets import ProcessSet
+from ..collectives.reduce_ops import Adasum, Average, Op, Sum
 from ..errors import EngineError
-from ..process_sets import ProcessSet
-from ..types import Adasum, Average, Op, Sum
+from ..session import runtime
 
 _chosen: ContextVar[bool | None] = ContextVar("mathematical_gradients", default=None)
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from ..collectives.compression import Compression, Compressor
+from ..collectives.objects import allgather_object, broadcast_object, check_consistency
+from ..collectives.process_sets import ProcessSet, global_process_set
+from ..collectives.reduce_ops import Adasum, Average, Max, Min, Op, Product, Sum
 from ..compat.builds import (
     ccl_built,
     cuda_built,
@@ -14,14 +18,10 @@ from ..compat.builds import (
     nccl_built,
     rocm_built,
 )
-from ..compression import Compression, Compressor
-from ..controls import start_timeline, stop_timeline
 from ..errors import CollectiveError as HorovodInternalError
-from ..objects import allgather_object, broadcast_object, check_consistency
-from ..place import cross_rank, cross_size, is_homogeneous, local_rank, local_size, rank, size
-from ..process_sets import ProcessSet, global_process_set
-from ..runtime import add_process_set, is_initialized, remove_process_set, shutdown
-from ..types import Adasum, Average, Max, Min, Op, Product, Sum
+from ..session.commands import start_timeline, stop_timeline
+from ..session.runtime import add_process_set, is_initialized, remove_process_set, shutdown
+from ..session.topology import cross_rank, cross_size, is_homogeneous, local_rank, local_size, rank, size
 from .learning_rate import scale_learning_rate
 from .surface import barrier, init, join
 

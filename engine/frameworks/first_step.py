@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import logs, readable
-from ..adapters import adapter_of
+from ..collectives.adapters import adapter_of
+from ..collectives.process_sets import ProcessSet
 from ..errors import EngineError, MismatchError, NotInitializedError, UnsupportedTensorError
 from ..native import handles, memory
-from ..process_sets import ProcessSet
+from ..text import logs, readable
 
 
 class FirstStep:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from .. import place
+from ..session import topology
 
 _RULES: dict[str, Callable[[float], float]] = {"linear": lambda factor: factor, "sqrt": math.sqrt}
 
@@ -37,7 +37,7 @@ def scale_learning_rate(lr: float, factor: float | None = None, rule: str = "lin
 def positive(factor: float | None) -> float:
     """Return a checked factor; the default is the world size."""
     if factor is None:
-        return float(place.size())
+        return float(topology.size())
     if not 0 < factor < float("inf"):
         raise ValueError(f"factor is {factor}; expected a positive number")
     return factor

@@ -6,9 +6,9 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from ..collectives.reduce_ops import Average, Op
 from ..errors import EngineError
 from ..native import gradients
-from ..types import Average, Op
 
 
 class Once:

@@ -13,10 +13,11 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
-from .. import objects, runtime
+from ..collectives import objects
+from ..collectives.process_sets import WAITING
 from ..errors import EngineError, NotInitializedError
 from ..native import core, gradients
-from ..process_sets import WAITING
+from ..session import runtime
 from . import moving
 from .agreement import claim_name, expect_agreement
 from .first_step import FirstStep

@@ -6,10 +6,11 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from .. import forms, logs
-from ..compression import Compression, Scheme, resolve
-from ..process_sets import ProcessSet, global_process_set
-from ..types import Adasum, Average, Op
+from ..collectives.compression import Compression, Scheme, resolve
+from ..collectives.process_sets import ProcessSet, global_process_set
+from ..collectives.reduce_ops import Adasum, Average, Op
+from ..config import forms
+from ..text import logs
 
 
 @dataclass(frozen=True)

@@ -49,9 +49,9 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-from .. import runtime
 from ..errors import EngineError, UnsupportedTensorError, WorldError
 from ..native import gradients
+from ..session import runtime
 from .once import Once
 from .options import Options
 from .scheme_reducer import Rounds, scheme_of

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import collectives, groups, objects, place
-from ..compression import MARKERS, Scheme, resolve
-from ..types import Average, Max, Min, Op, Product, Sum
+from ..collectives import collectives, groups, objects
+from ..collectives.compression import MARKERS, Scheme, resolve
+from ..collectives.reduce_ops import Average, Max, Min, Op, Product, Sum
+from ..session import topology
 from .options import Options
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class Rounds:
         first = next(iter(self._parameters.values()))[0]
         root = root if root in self._process_set.ranks else self._process_set.ranks[0]
         state = objects.broadcast_object(self._scheme.state_dict(), root, f"{first}.state", self._process_set)
-        if place.rank() != root:
+        if topology.rank() != root:
             self._scheme.load_state_dict(state)
 
     def run(self, missing: Sequence[int]) -> None:

@@ -17,13 +17,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .. import collectives, groups, place, runtime
-from ..compression import MARKERS, Compression, resolve
+from ..collectives import collectives, groups
+from ..collectives.compression import MARKERS, Compression, resolve
+from ..collectives.failures import announce
+from ..collectives.handles import Handle
+from ..collectives.process_sets import ProcessSet, global_process_set
+from ..collectives.reduce_ops import Average, Op, Sum
 from ..errors import EngineError
-from ..failures import announce
-from ..handles import Handle
-from ..process_sets import ProcessSet, global_process_set
-from ..types import Average, Op, Sum
+from ..session import runtime, topology
 
 # Each parameter with its type, and its default unless a row of the table has another one.
 PARAMETERS = {
@@ -85,7 +86,7 @@ DOCUMENTATION = {
     name : str, optional
         Equal on all ranks.
     compression : optional
-        `Compression.none`, `fp16`, `bf16` or `tuned`, or a compressor of one's own. See `engine.compression`.
+        `Compression.none`, `fp16`, `bf16` or `tuned`, or a compressor of one's own. See `engine.Compressor`.
     op : Op, optional
         `Average` by default.
     prescale_factor, postscale_factor : float, optional
@@ -265,7 +266,7 @@ def stub(tensor: str, orders: Mapping[str, str] = ORDERS) -> str:
     package, _, kind = tensor.rpartition(".")
     alias = "" if kind == "Tensor" else " as Tensor"
     signatures = [f"{signature(name, order)}: ..." for name, order in orders.items()]
-    handle = "from ..handles import Handle\n" if any("-> Handle" in each for each in signatures) else ""
+    handle = "from ..collectives.handles import Handle\n" if any("-> Handle" in each for each in signatures) else ""
     head = f'''"""Types of the functions that engine/frameworks/surface.py makes: written by it."""
 
 from collections.abc import Sequence
@@ -273,9 +274,9 @@ from typing import Any
 
 from {package} import {kind}{alias}
 
-from ..compression import Compression
-{handle}from ..process_sets import ProcessSet, global_process_set
-from ..types import Average
+from ..collectives.compression import Compression
+{handle}from ..collectives.process_sets import ProcessSet, global_process_set
+from ..collectives.reduce_ops import Average
 '''
     return "\n".join([head, *signatures])
 
@@ -394,7 +395,7 @@ def init(comm: Any = None, process_sets: Any = None, **settings: Any) -> None:
     runtime.init(process_sets, **settings)
     if is_world:
         try:
-            _expect_world(parts if isinstance(parts[0], int) else parts[0].allgather(place.rank()))
+            _expect_world(parts if isinstance(parts[0], int) else parts[0].allgather(topology.rank()))
         except BaseException:
             if not running:
                 runtime.shutdown()  # A call that fails leaves nothing behind.
@@ -402,8 +403,8 @@ def init(comm: Any = None, process_sets: Any = None, **settings: Any) -> None:
 
 
 def _expect_world(ranks: Sequence[int]) -> None:
-    if sorted(ranks) != list(range(place.size())):
+    if sorted(ranks) != list(range(topology.size())):
         raise EngineError(
-            f"init(comm=...) has ranks {sorted(ranks)}, but this job has {place.size()}: start as many processes as "
+            f"init(comm=...) has ranks {sorted(ranks)}, but this job has {topology.size()}: start as many processes as "
             "the world has ranks, and give a part of them to process_sets"
         )

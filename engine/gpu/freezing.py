@@ -10,11 +10,12 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from .. import freezing, readable
-from ..config import Config
+from ..collectives import freezing
+from ..config.config import Config
 from ..errors import DeviceError, MismatchError, WorldError
 from ..host.patience import Patience
 from ..native import core
+from ..text import readable
 from . import texts
 from .plane import OLDEST_FOR_SETS, SLAB, TICK, Plane
 

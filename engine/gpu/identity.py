@@ -11,10 +11,10 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .. import readable
+from ..config.setting import variable
 from ..errors import DeviceError
 from ..host.machine import boot
-from ..setting import variable
+from ..text import readable
 from .libraries import Libraries, nccl_text
 
 FAILED = "failed"  # key of the reason, in the message of a rank that failed

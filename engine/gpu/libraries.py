@@ -14,8 +14,8 @@ from pathlib import Path
 
 from engine_ext.gpu.lane import functions
 
+from ..config.setting import variable
 from ..errors import DeviceError
-from ..setting import variable
 from .nccl_file import OLDEST_NCCL, load_nccl, nccl_version
 
 CUDA = "libcuda.so.1"

@@ -8,8 +8,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from ..config.setting import variable
 from ..errors import DeviceError
-from ..setting import variable
 
 NCCL = "libnccl.so.2"
 OLDEST_NCCL = 21800  # first version in which non-blocking communicators can be aborted at any time

@@ -20,13 +20,13 @@ import numpy as np
 
 from engine_ext.gpu.lane import Lane
 
-from .. import readable
-from ..config import Config
+from ..config.config import Config
+from ..config.setting import variable
 from ..errors import DeviceError, ForkedError, NotInitializedError, UnsupportedTensorError, WorldError
 from ..host.patience import Patience
-from ..logs import logger
 from ..native import core
-from ..setting import variable
+from ..text import readable
+from ..text.logs import logger
 from . import texts
 from .identity import FAILED, compare, described, refuse_failed
 from .libraries import Libraries, load

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..setting import variable
+from ..config.setting import variable
 
 GIVEN_UP = -1  # error code of a call after which the lane was cancelled
 KERNELS_OF_NCCL = "cuStreamQuery"  # call by which the lane waits for warm-up kernels, which wait for the other ranks

@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from .. import runtime
-from ..compression import Compression, Compressor
-from ..controls import start_timeline, stop_timeline
+from ..collectives.compression import Compression, Compressor
+from ..collectives.objects import allgather_object, broadcast_object
+from ..collectives.process_sets import ProcessSet, global_process_set
+from ..collectives.reduce_ops import Adasum, Average, Max, Min, Op, Product, Sum
 from ..errors import CollectiveError as HorovodInternalError
 from ..frameworks.backward import mathematical_gradients
 from ..frameworks.learning_rate import scale_learning_rate
 from ..frameworks.surface import barrier, init, join
-from ..objects import allgather_object, broadcast_object
-from ..place import cross_rank, cross_size, is_homogeneous, local_rank, local_size, rank, size
-from ..process_sets import ProcessSet, global_process_set
-from ..runtime import add_process_set, is_initialized, remove_process_set, shutdown
-from ..types import Adasum, Average, Max, Min, Op, Product, Sum
+from ..session import runtime
+from ..session.commands import start_timeline, stop_timeline
+from ..session.runtime import add_process_set, is_initialized, remove_process_set, shutdown
+from ..session.topology import cross_rank, cross_size, is_homogeneous, local_rank, local_size, rank, size
 from .ops import (
     allgather,
     allreduce,

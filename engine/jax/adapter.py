@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..adapters import NumpyAdapter, register
+from ..collectives.adapters import NumpyAdapter, register
 from ..errors import UnsupportedTensorError
 
 _ALIGNMENT = 64  # bytes; XLA uses memory with this alignment without a copy

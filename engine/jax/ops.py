@@ -14,11 +14,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..failures import ROOT, SPLITS, whole_numbers
+from ..collectives.failures import ROOT, SPLITS, whole_numbers
+from ..collectives.process_sets import ProcessSet
+from ..collectives.reduce_ops import Op
 from ..frameworks.backward import are_mathematical
 from ..frameworks.surface import Tensors, functions
-from ..process_sets import ProcessSet
-from ..types import Op
 from . import adapter as _adapter  # noqa: F401  (registers jax.Array)
 from .primitive import ALLGATHER, ALLREDUCE, ALLTOALL, BROADCAST, REDUCESCATTER, Collective, Settings
 
@@ -41,7 +41,7 @@ _REDUCED = f"""    op : Op, optional
         `Average` by default.
 {_NAMED}
     compression : optional
-        `Compression.none`, `fp16`, `bf16` or `tuned`, or a compressor of one's own. See `engine.compression`.
+        `Compression.none`, `fp16`, `bf16` or `tuned`, or a compressor of one's own. See `engine.Compressor`.
     prescale_factor, postscale_factor : float, optional
         Multiply the inputs, and the result."""
 _RAISES = """    Raises

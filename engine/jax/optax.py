@@ -9,11 +9,11 @@ import jax
 import optax
 from jax import numpy as jnp
 
-from ..compression import Compression, Scheme
+from ..collectives.compression import Compression, Scheme
+from ..collectives.process_sets import ProcessSet, global_process_set
+from ..collectives.reduce_ops import Adasum, Average
 from ..frameworks.agreement import Pairing, claim_name, order_suffix
 from ..frameworks.options import Options
-from ..process_sets import ProcessSet, global_process_set
-from ..types import Adasum, Average
 from .adapter import JaxAdapter as _JaxAdapter  # noqa: F401  (registers jax.Array)
 from .outermost import expect_outermost
 from .reduce import reduce_arrays
@@ -73,7 +73,7 @@ def distributed(
         Number of gradients that a rank accumulates before a reduction and a step of `optimizer`, which is required if
         it is above 1. In between, the updates are zeros, and the state of `optimizer` does not change.
     compression : optional
-        `Compression.none`, `fp16`, `bf16` or `tuned`, or a compressor of one's own. See `engine.compression`.
+        `Compression.none`, `fp16`, `bf16` or `tuned`, or a compressor of one's own. See `engine.Compressor`.
     process_set : ProcessSet
         Process set whose ranks reduce with each other. On other ranks gradients are unchanged.
     prescale_factor, postscale_factor : float

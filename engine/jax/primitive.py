@@ -22,14 +22,16 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 
-from .. import __version__, collectives, groups, place
-from ..compression import MARKERS
+from .. import __version__
+from ..collectives import collectives, groups
+from ..collectives.compression import MARKERS
+from ..collectives.process_sets import ProcessSet, global_process_set
+from ..collectives.reduce_ops import Op, Sum
 from ..errors import ArgumentError, EngineError, UnsupportedOperationError
 from ..frameworks.backward import backward_name, combining, expect_gradient, scatter_factor
 from ..metrics.names import OPERATIONS
 from ..native import calls, library
-from ..process_sets import ProcessSet, global_process_set
-from ..types import Op, Sum
+from ..session import topology
 
 Shape = tuple[int, ...]
 Rows = tuple[int, ...]  # number of rows from each rank
@@ -286,7 +288,7 @@ class Broadcast(Collective):
     def backward(self, gradients: list[Any], shapes: list[Shape], name: str | None, settings: Settings) -> list[Any]:
         reducing = Settings(settings.process_set, combining(settings.mathematical), mathematical=settings.mathematical)
         [total] = ALLREDUCE(gradients, name, reducing)
-        is_root = np.bool_(place.rank() == settings.root)
+        is_root = np.bool_(topology.rank() == settings.root)
         return [jax.numpy.where(is_root, total, jax.numpy.zeros_like(total))]  # All ranks take part in the allreduce.
 
 

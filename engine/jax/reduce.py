@@ -7,7 +7,7 @@ from typing import Any
 
 from jax import numpy as jnp
 
-from ..compression import resolve
+from ..collectives.compression import resolve
 from ..frameworks.options import Options
 from .primitive import ALLREDUCE, Settings
 

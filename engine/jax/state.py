@@ -10,13 +10,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from .. import objects, place, runtime
-from ..collectives import broadcast_async
+from ..collectives import objects
+from ..collectives.collectives import broadcast_async
+from ..collectives.failures import announce
+from ..collectives.process_sets import ProcessSet, global_process_set
 from ..errors import UnsupportedTensorError
-from ..failures import announce
 from ..frameworks.agreement import unique_names
 from ..host.patience import Patience
-from ..process_sets import ProcessSet, global_process_set
+from ..session import runtime, topology
 from .adapter import expect_host
 
 _LOOK = 0.002  # seconds between two polls of arrays that are being computed
@@ -206,6 +207,6 @@ def _like(leaf: Any, result: Any) -> Any:
 def forget_programs() -> None:
     """Discard compiled programs if size or rank differ from the previous world, since shapes depend on both."""
     global _place
-    if _place != (now := (place.rank(), place.size())):
+    if _place != (now := (topology.rank(), topology.size())):
         _place = now
         jax.clear_caches()

@@ -15,10 +15,11 @@ from typing import Any
 
 import keras
 
-from .. import logs, objects
+from ..collectives import objects
+from ..collectives.process_sets import ProcessSet
 from ..errors import MismatchError
 from ..host import machine
-from ..process_sets import ProcessSet
+from ..text import logs
 from .optimizer import is_distributed
 
 _DEPTH = 6  # number of stack frames that are searched for the list of callbacks

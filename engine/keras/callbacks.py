@@ -8,8 +8,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from .. import place
-from ..process_sets import ProcessSet, global_process_set
+from ..collectives.process_sets import ProcessSet, global_process_set
+from ..session import topology
 from . import agreement
 from .names import named_variables
 from .optimizer import is_distributed
@@ -244,7 +244,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         def multiplier(epoch: float) -> float:
             # Count a batch as done at its beginning, so that the last one has the full rate.
             done = min(epoch + 1 / (self.steps_per_epoch or 1), warmup_epochs)
-            return 1 / place.size() * (done * (place.size() - 1) / warmup_epochs + 1)
+            return 1 / topology.size() * (done * (topology.size() - 1) / warmup_epochs + 1)
 
         super().__init__(initial_lr, multiplier, 0, warmup_epochs, False, momentum_correction, steps_per_epoch)
         self.verbose = verbose
@@ -252,7 +252,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Add the learning rate to the metrics, and print a line at the end of the warm-up."""
         super().on_epoch_end(epoch, logs)
-        if epoch + 1 == self.end_epoch and self.verbose and place.rank() == 0:
+        if epoch + 1 == self.end_epoch and self.verbose and topology.rank() == 0:
             rate = _number(self.model.optimizer.learning_rate)
             print(f"\nEpoch {epoch + 1}: the warm-up has reached the learning rate {rate:g}.")
 
@@ -287,12 +287,12 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Save the model if it is due by `save_freq`, on rank 0."""
-        if place.rank() == 0:
+        if topology.rank() == 0:
             super().on_train_batch_end(batch, logs)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Save the model if it is the best so far, on rank 0."""
-        if place.rank() == 0:
+        if topology.rank() == 0:
             super().on_epoch_end(epoch, logs)
 
 

@@ -14,13 +14,13 @@ from typing import Any
 import keras
 import numpy as np
 
+from ..config.forms import whole_number
 from ..elastic.copies import Copy
 from ..elastic.samplers import ElasticBatchSampler, ElasticSampler
 from ..elastic.state import HostsUpdatedInterrupt, ObjectState, Parts, State, expect_alike, expect_names
 from ..elastic.worker.batches import loop
 from ..elastic.worker.gate import JobOver
 from ..elastic.worker.run import leave, run
-from ..forms import whole_number
 from .agreement import container_of
 from .names import optimizer_names, weight_names
 from .optimizer import is_distributed

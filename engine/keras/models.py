@@ -10,7 +10,7 @@ from typing import Any
 
 import keras
 
-from ..compression import Compression
+from ..collectives.compression import Compression
 from .optimizer import DistributedOptimizer, is_distributed
 
 

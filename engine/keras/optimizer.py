@@ -14,10 +14,10 @@ from typing import Any
 
 import keras
 
-from .. import logs
-from ..compression import Compression
-from ..process_sets import ProcessSet, global_process_set
-from ..types import Average
+from ..collectives.compression import Compression
+from ..collectives.process_sets import ProcessSet, global_process_set
+from ..collectives.reduce_ops import Average
+from ..text import logs
 from .wrapping import Wrapping
 
 _CLASS: Any = object.__dict__["__class__"]  # sets an object's class, even if the class overrides `__class__`

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from ..collectives.groups import grouped_allreduce_
 from ..frameworks.agreement import columns_of_absent, order_suffix
 from ..frameworks.options import Options
-from ..groups import grouped_allreduce_
 
 
 @torch.compiler.disable

@@ -9,12 +9,13 @@ import keras
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import collectives, objects, runtime
-from ..compression import Compression
-from ..failures import announce
+from ..collectives import collectives, objects
+from ..collectives.compression import Compression
+from ..collectives.failures import announce
+from ..collectives.process_sets import ProcessSet, global_process_set
+from ..collectives.reduce_ops import Average
 from ..frameworks.surface import choose_op
-from ..process_sets import ProcessSet, global_process_set
-from ..types import Average
+from ..session import runtime
 from .names import named_variables, names_of
 
 
@@ -43,7 +44,7 @@ def allreduce(
     op : Op, optional
         `Average` by default.
     compression : optional
-        See `engine.compression`.
+        See `engine.Compressor`.
 
     Returns
     -------

@@ -13,13 +13,13 @@ from typing import Any
 import keras
 import numpy as np
 
-from .. import objects
-from ..compression import Scheme, resolve
+from ..collectives import objects
+from ..collectives.compression import Scheme, resolve
+from ..collectives.process_sets import Numbers
+from ..collectives.reduce_ops import Adasum, Max
 from ..frameworks.agreement import Pairing, claim_name, compares, in_groups
 from ..frameworks.first_step import FirstStep
 from ..frameworks.options import Options
-from ..process_sets import Numbers
-from ..types import Adasum, Max
 from .names import names_of
 from .passes import Passes
 

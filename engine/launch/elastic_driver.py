@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .. import readable
 from ..elastic import events
 from ..elastic.limits import Limits
 from ..elastic.machine import Machine, Phase
@@ -23,6 +22,7 @@ from ..host import private_files, processes
 from ..host.network import Address
 from ..host.patience import STEP
 from ..host.signals import read_signals
+from ..text import readable
 from .cli.elastic_options import MARGIN, Elastic
 from .cli.options import Options
 from .elastic.agents import Fleet

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .. import readable
+from ..text import readable
 
 
 class LaunchError(Exception):

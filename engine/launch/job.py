@@ -15,12 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .. import readable
-from ..config import Config
+from ..config.config import Config
+from ..config.setting import variable
 from ..elastic.limits import Limits
 from ..host import linux, machine, private_files, processes
 from ..host.signals import caught
-from ..setting import variable
+from ..text import readable
 from .cli.elastic_options import Elastic
 from .cli.hidden_package import shadowed
 from .cli.horovod_options import without_effect

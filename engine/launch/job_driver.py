@@ -15,12 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from .. import readable
+from ..config.forms import MOST_PORTS
 from ..exit_report.report import ExitReport
-from ..forms import MOST_PORTS
 from ..host import machine, network, private_files, processes
 from ..host.patience import Patience
 from ..host.signals import read_signals
+from ..text import readable
 from .cli.options import Options
 from .errors import LaunchError
 from .hosts import remote_files

@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from ..config import Config
+from ..config.config import Config
+from ..config.setting import variable
 from ..host import linux
 from ..host.kubernetes import service_links
 from ..host.signals import read_signals
@@ -23,7 +24,6 @@ from ..metrics.elastic_job import Board, ElasticJob
 from ..metrics.errors import MetricsError
 from ..metrics.export.rank_pages import Member
 from ..metrics.export.service import Service, Wanted
-from ..setting import variable
 from .cli.options import Options
 from .errors import LaunchError
 from .process.plan import PUBLISHING

@@ -8,8 +8,8 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from .. import readable
 from ..host import machine
+from ..text import readable
 from .errors import MetricsError
 
 PLACE = "@DIRECTORY@"  # stands in a file for the directory of the files

@@ -12,8 +12,8 @@ import zlib
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..bounded_reader import MIB, ReadError, natural, number, parse_json, text, whole
 from ..host import linux
+from ..text.bounded_reader import MIB, ReadError, natural, number, parse_json, text, whole
 
 NAME = "enginerun-elastic"  # name of the memory, in /proc/PID/fd
 KEPT = 5  # resets that are published with their causes

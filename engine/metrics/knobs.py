@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .. import config
-from ..setting import Setting
+from ..config import config
+from ..config.setting import Setting
 
 # Suffixes by a setting's unit: of its name, of the field, of the label; and units of the field in one of the label.
 UNITS = {

@@ -10,9 +10,9 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ..config import Config
+from ..config.config import Config
 from ..host.processes import look
-from ..logs import logger
+from ..text.logs import logger
 from . import page
 from .names import STATES
 from .page import PageError

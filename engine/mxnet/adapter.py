@@ -13,7 +13,7 @@ from typing import Any
 import mxnet
 import numpy as np
 
-from ..adapters import ProtocolAdapter, register
+from ..collectives.adapters import ProtocolAdapter, register
 from ..errors import UnsupportedTensorError
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import mxnet
 
-from .. import collectives
+from ..collectives import collectives
 from ..frameworks.surface import Tensors, functions
 from . import adapter as _adapter  # noqa: F401  (registers mxnet.nd.NDArray)
 

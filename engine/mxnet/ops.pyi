@@ -5,9 +5,9 @@ from typing import Any
 
 from mxnet.nd import NDArray as Tensor
 
-from ..compression import Compression
-from ..process_sets import ProcessSet, global_process_set
-from ..types import Average
+from ..collectives.compression import Compression
+from ..collectives.process_sets import ProcessSet, global_process_set
+from ..collectives.reduce_ops import Average
 
 def allreduce(
     tensor: Tensor,

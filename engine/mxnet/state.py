@@ -7,11 +7,12 @@ from typing import Any
 import mxnet
 from mxnet import gluon
 
-from .. import objects, runtime
-from ..collectives import broadcast_, broadcast_async_
+from ..collectives import objects
+from ..collectives.collectives import broadcast_, broadcast_async_
+from ..collectives.failures import announce
+from ..collectives.process_sets import ProcessSet, global_process_set
 from ..errors import UnsupportedTensorError
-from ..failures import announce
-from ..process_sets import ProcessSet, global_process_set
+from ..session import runtime
 from .adapter import check
 
 

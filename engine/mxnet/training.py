@@ -8,14 +8,15 @@ from typing import Any
 import mxnet
 from mxnet import gluon
 
-from .. import groups, logs, objects
-from ..compression import Compression, Scheme
+from ..collectives import groups, objects
+from ..collectives.compression import Compression, Scheme
+from ..collectives.process_sets import ProcessSet, global_process_set
+from ..collectives.reduce_ops import Adasum, Average
 from ..errors import EngineError
 from ..frameworks.agreement import Pairing, claim_name, expect_agreement, unique_names
 from ..frameworks.first_step import FirstStep
 from ..frameworks.options import Options
-from ..process_sets import ProcessSet, global_process_set
-from ..types import Adasum, Average
+from ..text import logs
 
 BROADCAST = "engine.mxnet.broadcast_parameters(net.collect_params(), root_rank={root})"
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from ..bounded_reader import ReadError, parse_json
+from ..text.bounded_reader import ReadError, parse_json
 
 UNPROVEN = 4 << 10
 """Largest frame, in bytes, from a peer that has not yet proven that it knows the job's secret."""

@@ -11,13 +11,14 @@ from typing import Any, TypeVar
 
 import ray
 
-from .. import compat, runtime
+from .. import compat
+from ..config.hub_address import HubAddress
 from ..host import machine, network
-from ..hub_address import HubAddress
 from ..launch.hosts.reach import network_of
 from ..launch.process.cpu_binding import Allotment
 from ..launch.process.plan import Crew, Job, plan
-from ..watch import summary
+from ..session import runtime
+from ..session.monitor import summary
 
 T = TypeVar("T")
 

@@ -25,11 +25,11 @@ from typing import Any, TypeVar
 import ray
 from ray import cloudpickle
 
-from .. import readable
 from ..compat.modules import installed
-from ..config import Config
+from ..config.config import Config
+from ..config.forms import seconds
+from ..config.setting import read_variable
 from ..elastic.places import Slot
-from ..forms import seconds
 from ..host import private_files
 from ..launch.cli.elastic_options import Elastic
 from ..launch.cli.options import Options
@@ -44,7 +44,7 @@ from ..launch.process.console import Console
 from ..launch.process.plan import MOST_RANKS, Job
 from ..launch.process.spawn import find_port
 from ..launch.report.elastic_report import Result
-from ..setting import read_variable
+from ..text import readable
 from . import placement, rank_assignment, ray_logger
 from .node_agent import RayAgent
 from .settings import ElasticSettings, Hosts, interfaces, set_aside, tell_of_ssh

@@ -9,8 +9,9 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from .. import errors, readable
+from .. import errors
 from ..launch.errors import JobError
+from ..text import readable
 from .actor import Standing
 
 GRACE = 5.0  # seconds that Ray has to report the end of a rank that others blame

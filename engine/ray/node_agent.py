@@ -18,11 +18,11 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from .. import readable
 from ..launch.hosts.channel import READ_BYTES, Channel
 from ..launch.hosts.host_list import Place
 from ..launch.hosts.remote import PATIENCE, RemoteHost
 from ..launch.report.failure_cause import describe
+from ..text import readable
 
 THREADS = "OMP_NUM_THREADS"
 LOOK = 10.0  # longest time that a call waits for output of the agent, in seconds

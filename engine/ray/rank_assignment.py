@@ -13,11 +13,11 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from .. import readable
 from ..compat.modules import installed
 from ..launch.errors import LaunchError
 from ..launch.process.plan import Crew, Job
 from ..net.rendezvous.layout import Layout
+from ..text import readable
 from .actor import Standing, open_door, take_place
 
 Ask = Callable[..., "ray.ObjectRef[Any]"]

@@ -7,8 +7,8 @@ from typing import Any
 
 from ray import cloudpickle
 
-from .. import place
 from ..elastic.worker import run
+from ..session import topology
 
 __all__ = ["log"]
 
@@ -28,7 +28,7 @@ def log(info: Any) -> None:
     ValueError
         It is larger.
     """
-    if place.rank() == 0:
+    if topology.rank() == 0:
         data = cloudpickle.dumps(info)
         if len(data) > LIMIT:
             raise ValueError(f"ray_logger.log: a {type(info).__name__} of {len(data) >> 10} KiB; {LIMIT >> 10} KiB go")

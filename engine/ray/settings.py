@@ -6,10 +6,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from .. import readable
-from ..forms import LARGEST, Form, Whole, seconds
+from ..config.forms import LARGEST, Form, Whole, seconds
 from ..launch.process.plan import MOST_RANKS
-from ..logs import logger
+from ..text import readable
+from ..text.logs import logger
 
 
 @dataclass(frozen=True)

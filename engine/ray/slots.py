@@ -18,8 +18,8 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from .. import readable
-from ..logs import logger
+from ..text import readable
+from ..text.logs import logger
 from .settings import Hosts
 
 EVERY = 0.5  # seconds between two queries

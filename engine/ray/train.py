@@ -11,8 +11,8 @@ import ray
 from ray.exceptions import RayActorError
 from ray.train.backend import Backend, BackendConfig
 
-from .. import runtime
 from ..launch.errors import LaunchError
+from ..session import runtime
 from .actor import leave, stand, telling_others
 from .rank_assignment import answers, assign_ranks
 

@@ -21,12 +21,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from .. import readable
 from ..compat.modules import installed
 from ..host import private_files
 from ..launch.errors import JobError, LaunchError
 from ..launch.process import leftovers
 from ..launch.process.leftovers import ERROR, RESULT
+from ..text import readable
 
 CALL, OUTCOME = "call", "outcome.json"
 

@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from .. import readable
 from ..compat.modules import installed
-from ..forms import Whole, seconds
+from ..config.forms import Whole, seconds
+from ..config.setting import read, read_variable
 from ..host import network
 from ..launch.errors import JobError, LaunchError
 from ..launch.process.leftovers import ERROR, RESULT
@@ -26,7 +26,7 @@ from ..launch.process.plan import MOST_RANKS, OURS, without_places
 from ..launch.report import failure_report
 from ..launch.report.failure_cause import End
 from ..runner.function import check_call
-from ..setting import read, read_variable
+from ..text import readable
 from .collecting import Collecting, Late
 from .progress import Progress
 from .record import SCHEMA, Record, read_rows

@@ -8,8 +8,9 @@ from typing import Any
 from pyspark.ml.param import Param, Params, TypeConverters
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLReader, MLWritable, MLWriter
 
-from .. import __version__, readable
+from .. import __version__
 from ..launch.errors import LaunchError
+from ..text import readable
 
 OBJECTS = "objects"  # directory of the pickle
 PIECE = 32 << 20  # bytes of the pickle in a row

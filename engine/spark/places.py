@@ -8,12 +8,12 @@ import socket
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from ..bounded_reader import text as words
-from ..bounded_reader import whole
-from ..forms import MOST_PORTS
+from ..config.forms import MOST_PORTS
 from ..host import machine
 from ..launch.process.plan import Crew
 from ..net import frames
+from ..text.bounded_reader import text as words
+from ..text.bounded_reader import whole
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import readable
 from ..exit_report.report import ExitReport
 from ..host import private_files, stacks
 from ..launch.process.leftovers import ERROR, RESULT
 from ..launch.report.failure_cause import End
 from ..net import frames
+from ..text import readable
 
 STDERR = "stderr"
 HEAD = "end"

@@ -23,7 +23,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import readable
 from ..host import network, private_files, processes
 from ..host.patience import Patience
 from ..host.signals import caught
@@ -39,6 +38,7 @@ from ..launch.process.plan import Job, RankPlan, plan, without_places
 from ..launch.process.spawn import Rank
 from ..launch.process.supervisor import SIGNALS, Supervisor
 from ..launch.report.failure_cause import End, claim_of, describe
+from ..text import readable
 from .places import Card, Place, arrange
 from .record import STDERR, Record
 from .task_channel import reach_driver

@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TextIO
 
-from .. import readable
 from ..host import network
 from ..host.patience import Patience
 from ..host.strangers import NO_DESCRIPTORS, Strangers, accept
 from ..launch.hosts.channel import Channel, ChannelError, Message
 from ..launch.process.output import Lines
 from ..launch.report.failure_cause import End, describe
+from ..text import readable
 from .record import Record
 from .task_channel import channel_over, proven_task, welcome
 

@@ -14,11 +14,11 @@ import socket
 import sys
 import threading
 
-from .. import readable
 from ..host.patience import LONGEST
 from ..host.sockets import retry_short, send_all
 from ..launch.hosts.channel import MAC, ChannelError, Seal
 from ..net import frames
+from ..text import readable
 
 BYTES = 1 << 18
 RELAY = "relay"  # purpose for which the key is derived

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import readable
+from ..text import readable
 from .columns import lengths_of, prepared
 from .manifest import NAME, TRAIN, VALIDATION, DataError, Manifest, Part, check_length
 from .store import Store

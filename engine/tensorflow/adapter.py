@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..adapters import register
+from ..collectives.adapters import register
 from ..errors import UnsupportedTensorError
 
 

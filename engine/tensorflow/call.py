@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..process_sets import ProcessSet
-from ..types import Op, Sum
+from ..collectives.process_sets import ProcessSet
+from ..collectives.reduce_ops import Op, Sum
 
 WIRES = {None: 0, "float16": 1, "bfloat16": 2, "tuned": 255}
 """Numbers of the dtypes in which float32 and float64 are sent: `WIRE_*` of the native engine."""

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ..collectives.failures import ROOT, SPLITS, announce, whole_numbers
+from ..collectives.process_sets import ProcessSet
+from ..collectives.reduce_ops import Adasum, Op
 from ..errors import ArgumentError, UnsupportedTensorError
-from ..failures import ROOT, SPLITS, announce, whole_numbers
 from ..frameworks.backward import are_mathematical
 from ..frameworks.surface import Tensors, functions
-from ..process_sets import ProcessSet
-from ..types import Adasum, Op
 from . import adapter as _adapter  # noqa: F401  (registers tf.Tensor)
 from . import op as _op
 from . import sparse

@@ -13,10 +13,11 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from .. import collectives, groups, runtime
-from ..compression import MARKERS
+from ..collectives import collectives, groups
+from ..collectives.compression import MARKERS
+from ..collectives.process_sets import ProcessSet
 from ..errors import EngineError
-from ..process_sets import ProcessSet
+from ..session import runtime
 from . import order
 from .call import WIRES, Call
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from ..collectives.reduce_ops import Average
 from ..frameworks.backward import backward_name, combining, expect_gradient
-from ..types import Average
 from . import op  # circular: it imports this module, too
 from .call import Call
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from .. import config, logs
+from ..config import config
 from ..errors import EngineError
 from ..native import calls, library
+from ..text import logs
 
 _OPS = ("engine_reduce", "engine_scatter", "engine_gather", "engine_exchange", "engine_place", "engine_probe")
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from ..collectives.reduce_ops import Op
 from ..errors import EngineError
 from ..metrics.names import OPERATIONS
-from ..types import Op
 from . import fallback, gradients, library, order
 from .call import Call
 from .names import once_in_graph

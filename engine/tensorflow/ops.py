@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from .. import collectives, place, runtime
-from ..process_sets import ProcessSet, global_process_set
+from ..collectives import collectives
+from ..collectives.process_sets import ProcessSet, global_process_set
+from ..session import runtime, topology
 from . import op as _op
 from .call import Call, number_of
 from .collectives import (
@@ -80,12 +81,12 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
 
 def local_rank_op(name: str | None = None) -> Any:
     """Return the rank among those of this host when the program runs, as int32. `name` has no effect."""
-    return _asked(place.local_rank)
+    return _asked(topology.local_rank)
 
 
 def local_size_op(name: str | None = None) -> Any:
     """Return the number of ranks of this host when the program runs, as int32. `name` has no effect."""
-    return _asked(place.local_size)
+    return _asked(topology.local_size)
 
 
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:

@@ -6,13 +6,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..compression import Compression
+from ..collectives.compression import Compression
+from ..collectives.process_sets import ProcessSet, global_process_set
+from ..collectives.reduce_ops import Adasum, Average
 from ..errors import EngineError
 from ..frameworks.agreement import claim_name, compares, expect_agreement
 from ..frameworks.options import Options
 from ..frameworks.table import binding_of, framework_of
-from ..process_sets import ProcessSet, global_process_set
-from ..types import Adasum, Average
 from .accumulation import Accumulation
 from .reduction import Reduction
 
@@ -118,7 +118,7 @@ def DistributedOptimizer(
     device_dense, device_sparse : str
         Accepted for existing scripts, and without effect.
     compression : optional
-        `Compression.none`, `fp16`, `bf16` or `tuned`, or a compressor of one's own. See `engine.compression`.
+        `Compression.none`, `fp16`, `bf16` or `tuned`, or a compressor of one's own. See `engine.Compressor`.
     sparse_as_dense : bool
         Whether to convert `tf.IndexedSlices` to dense tensors before their reduction. Otherwise they stay sparse, with
         `Sum` and `Average`: each rank adds up its own rows, and sends these.

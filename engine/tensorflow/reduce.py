@@ -7,10 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..compression import resolve
+from ..collectives.compression import resolve
+from ..collectives.reduce_ops import Adasum
 from ..frameworks.agreement import columns_of_absent, order_suffix
 from ..frameworks.options import Options
-from ..types import Adasum
 from . import op as _op
 from . import sparse
 from .call import WIRES, Call, number_of

@@ -9,12 +9,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from .. import objects, readable
-from ..compression import Scheme, resolve
+from ..collectives import objects
+from ..collectives.compression import Scheme, resolve
+from ..collectives.process_sets import Numbers
 from ..errors import EngineError, WorldError
 from ..frameworks.agreement import compares, in_groups, next_number, places_of, unique_names
 from ..frameworks.options import Options
-from ..process_sets import Numbers
+from ..text import readable
 from . import op
 from .call import number_of
 from .names import key_of, name_of, once_in_graph

@@ -6,8 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from ..collectives.process_sets import ProcessSet, global_process_set
 from ..errors import EngineError
-from ..process_sets import ProcessSet, global_process_set
 from .variables import broadcast_global_variables
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..compression import resolve
+from ..collectives.compression import resolve
+from ..collectives.failures import announce
+from ..collectives.process_sets import ProcessSet
+from ..collectives.reduce_ops import Average, Op, Sum
 from ..errors import UnsupportedOperationError
-from ..failures import announce
-from ..process_sets import ProcessSet
-from ..types import Average, Op, Sum
 from . import op as _op
 from .call import Call, number_of
 

@@ -17,8 +17,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ..collectives.process_sets import ProcessSet, global_process_set
 from ..frameworks.agreement import Number
-from ..process_sets import ProcessSet, global_process_set
 from . import op
 from .call import Call, number_of
 from .names import once_in_graph

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from .. import objects, place, runtime
+from ..collectives import objects
+from ..collectives.failures import announce
+from ..collectives.process_sets import ProcessSet, global_process_set
 from ..errors import EngineError, UnsupportedTensorError
-from ..failures import announce
 from ..frameworks.agreement import unique_names
-from ..process_sets import ProcessSet, global_process_set
+from ..session import runtime, topology
 from .names import name_of, once_in_graph
 from .ops import allgather, broadcast
 
@@ -129,7 +130,7 @@ def _broadcast_now(variables: Iterable[Any], root: int, process_set: ProcessSet,
         raise
     by_name = dict(zip(named, arrays, strict=True))
     objects.broadcast_arrays(by_name, described, root, f"{what}: {_TITLE}", process_set)
-    if place.rank() != root:
+    if topology.rank() != root:
         for name, variable in named.items():
             variable.assign(by_name[name])
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from ..compression import Scheme
+from ..collectives.compression import Scheme
+from ..collectives.handles import Handle, poll, synchronize
 from ..frameworks import basics
 from ..frameworks.backward import mathematical_gradients
 from ..frameworks.basics import *  # noqa: F403
-from ..handles import Handle, poll, synchronize
 from .compile import compile_backend
 from .learning_rate import gradual_warmup
 from .ops import (

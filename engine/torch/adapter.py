@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..adapters import register
+from ..collectives.adapters import register
 from ..errors import UnsupportedTensorError
 from ..native import memory
 

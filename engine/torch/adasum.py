@@ -17,11 +17,12 @@ from typing import Any
 
 import torch
 
-from .. import groups, runtime
+from ..collectives import groups
+from ..collectives.reduce_ops import Adasum
 from ..errors import EngineError, MismatchError
 from ..frameworks.agreement import columns_of_absent
 from ..frameworks.options import Options
-from ..types import Adasum
+from ..session import runtime
 from .adapter import check
 from .overlaps import held_in
 

@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 
-from .. import collectives, groups, place
+from ..collectives import collectives, groups
+from ..collectives.process_sets import ProcessSet
+from ..collectives.reduce_ops import Op
 from ..frameworks.backward import (
     are_mathematical,
     backward_name,
@@ -22,8 +24,7 @@ from ..frameworks.backward import (
     own_rows,
     scatter_factor,
 )
-from ..process_sets import ProcessSet
-from ..types import Op
+from ..session import topology
 
 Context = Any
 
@@ -195,7 +196,7 @@ class Broadcast(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
         total = _combined(gradients[0], ctx.mathematical, ctx.name, ctx.process_set)
-        if place.rank() != ctx.root_rank:  # Zeros with a graph, so that second derivatives run on every rank, too.
+        if topology.rank() != ctx.root_rank:  # Zeros with a graph, so that second derivatives run on every rank, too.
             total = total.masked_fill(torch.ones((), dtype=torch.bool, device=total.device), 0)
         return total, None, None, None
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..forms import whole_number
+from ..config.forms import whole_number
 
 Backend = Callable[..., Any]
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import runtime
+from ..collectives.process_sets import global_process_set
+from ..collectives.reduce_ops import Average, Sum
 from ..errors import EngineError, UnsupportedTensorError
 from ..frameworks.reducer import live
-from ..process_sets import global_process_set
-from ..types import Average, Sum
+from ..session import runtime
 
 if TYPE_CHECKING:
     from ..frameworks.options import Options

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.optim.lr_scheduler import LinearLR
 
-from ..forms import whole_number
+from ..config.forms import whole_number
 from ..frameworks.learning_rate import positive
 
 

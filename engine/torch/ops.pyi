@@ -5,10 +5,10 @@ from typing import Any
 
 from torch import Tensor
 
-from ..compression import Compression
-from ..handles import Handle
-from ..process_sets import ProcessSet, global_process_set
-from ..types import Average
+from ..collectives.compression import Compression
+from ..collectives.handles import Handle
+from ..collectives.process_sets import ProcessSet, global_process_set
+from ..collectives.reduce_ops import Average
 
 def allreduce(
     tensor: Tensor,

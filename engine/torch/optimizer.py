@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
-from .. import runtime
-from ..compression import Compression
+from ..collectives.compression import Compression
+from ..collectives.freezing import agree
+from ..collectives.process_sets import ProcessSet, global_process_set
+from ..collectives.reduce_ops import Adasum, Average
 from ..errors import EngineError
 from ..frameworks.no_reducer import NoReducer
 from ..frameworks.optimizer import Distributed, Names, Wrapping, expect_unwrapped
 from ..frameworks.options import Options
-from ..freezing import agree
-from ..process_sets import ProcessSet, global_process_set
-from ..types import Adasum, Average
+from ..session import runtime
 from .adasum import Deltas
 from .freezing import FrozenReduction, Plan, expect_all_ranks
 from .hooks import TorchReducer
@@ -249,7 +249,7 @@ def DistributedOptimizer(
         the optimizer itself has, or else positions.
     compression : optional
         `Compression.none`, `fp16`, `bf16` or `tuned`; a compressor of one's own; or a `Scheme` such as `PowerSGD()`,
-        which then belongs to this optimizer. See `engine.compression`.
+        which then belongs to this optimizer. See `engine.Compressor`.
     backward_passes_per_step : int
         Number of backward passes that this rank accumulates before a reduction. `step()` after fewer passes, as at the
         end of an epoch, reduces the incomplete sum. The sum is not divided by the number of passes.

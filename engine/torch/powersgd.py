@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from ..compression import Scheme
-from ..forms import whole_number
+from ..collectives.compression import Scheme
+from ..config.forms import whole_number
 
 DEPENDENT = 8
 """Norm after projection, in last places of the former norm, up to which a column counts as linearly dependent."""

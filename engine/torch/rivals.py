@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
-from .. import logs, place
 from ..errors import EngineError
+from ..session import topology
+from ..text import logs
 
 _LOOKS = 8  # largest number of unscheduled searches, which models that alternate between layers would cause often
 
@@ -145,7 +146,7 @@ def warn_of_lone_library(closure: Any) -> None:
     closure : optional
         Closure of the optimizer's step, which Lightning binds to its module.
     """
-    size, library = place.size(), ""
+    size, library = topology.size(), ""
     if size == 1:
         return
     accelerate = sys.modules.get("accelerate.state")

@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 
+from ..collectives.failures import announce
+from ..collectives.handles import Handle
+from ..collectives.process_sets import ProcessSet, global_process_set
+from ..collectives.reduce_ops import Average, Op, Sum
 from ..errors import EngineError, UnsupportedTensorError
-from ..failures import announce
-from ..handles import Handle
 from ..native import core
-from ..process_sets import ProcessSet, global_process_set
-from ..types import Average, Op, Sum
 from .adapter import Room, check_device, flat_over
 
 Parts = Sequence[tuple[Any, tuple[int, ...], int]]

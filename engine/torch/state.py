@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from .. import objects, place, runtime
-from ..collectives import barrier, broadcast_async_
+from ..collectives import objects
+from ..collectives.collectives import barrier, broadcast_async_
+from ..collectives.failures import announce
+from ..collectives.process_sets import ProcessSet, global_process_set
 from ..errors import UnsupportedTensorError
-from ..failures import announce
 from ..frameworks.first_step import checksum, expect_one_order
-from ..process_sets import ProcessSet, global_process_set
+from ..session import runtime, topology
 from .adapter import check
 from .ops import broadcast_async_ as broadcast_tensor
 from .optimizer_state import UNNAMED, has_order, load_named_state, named_state, parameter_names
@@ -147,7 +148,7 @@ def broadcast_optimizer_state(
     )
     _expect_one_order(optimizer, names, process_set)
     tensors: list[torch.Tensor] = []
-    is_root = place.rank() == root_rank
+    is_root = topology.rank() == root_rank
     try:
         state = _strip(named_state(optimizer, names), tensors) if is_root else None
     except Exception as error:

@@ -23,10 +23,10 @@ from torch._compile import _disable_dynamo
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .. import collectives
+from ..collectives import collectives
+from ..collectives.process_sets import ProcessSet, global_process_set
+from ..collectives.reduce_ops import Sum
 from ..frameworks.agreement import Number
-from ..process_sets import ProcessSet, global_process_set
-from ..types import Sum
 
 
 class SyncBatchNorm(_BatchNorm):

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from .. import readable
+from ..text import readable
 from .merging import merge
 from .postmortem import report
 from .reading import TraceError, read

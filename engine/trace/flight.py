@@ -12,9 +12,9 @@ from pathlib import Path
 from time import monotonic, time
 from typing import TYPE_CHECKING, Any
 
-from .. import readable
-from ..bounded_reader import natural
 from ..host import private_files
+from ..text import readable
+from ..text.bounded_reader import natural
 
 if TYPE_CHECKING:
     from ..native import core

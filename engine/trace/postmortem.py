@@ -8,8 +8,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from .. import readable
-from ..bounded_reader import MIB, ReadError, natural, number, parse_cut_json, read_bytes, text, whole
+from ..text import readable
+from ..text.bounded_reader import MIB, ReadError, natural, number, parse_cut_json, read_bytes, text, whole
 from .flight import newest_world
 from .reading import MOST_RANKS
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .. import readable
-from ..bounded_reader import LARGEST, MIB, ReadError, number, parse_json, read_lines, read_text, text, whole
+from ..text import readable
+from ..text.bounded_reader import LARGEST, MIB, ReadError, number, parse_json, read_lines, read_text, text, whole
 from .flight import newest_world
 from .timeline import DEVICE_ROW, HEAD, KNOBS, ROWS, SET, TOTALS, VERSION
 

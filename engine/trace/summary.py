@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from .. import readable
+from ..text import readable
 from .reading import STAGES, Recording, Tensor
 from .timeline import among
 

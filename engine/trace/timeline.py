@@ -18,16 +18,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .. import readable
 from ..host import private_files
 from ..host.linux import explain_briefly
 from ..host.machine import absolute_path, boot
-from ..logs import logger
+from ..text import readable
+from ..text.logs import logger
 from .flight import WORLD
 
 if TYPE_CHECKING:
+    from ..collectives.process_sets import Registry
     from ..native import core, tracer
-    from ..process_sets import Registry
 
 _P = TypeVar("_P")
 

@@ -6,10 +6,10 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from .. import config
-from ..forms import Bytes, Number, Whole, Words
+from ..config import config
+from ..config.forms import Bytes, Number, Whole, Words
+from ..config.setting import Knob, Setting
 from ..native import core
-from ..setting import Knob, Setting
 
 Knobs = dict[str, Any]
 

@@ -18,11 +18,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from .. import config
-from ..bounded_reader import ReadError, parse_json
+from ..config import config
 from ..host import linux
 from ..host.patience import Patience
 from ..host.sockets import retry_short
+from ..text.bounded_reader import ReadError, parse_json
 
 VERSION = 2
 LIMIT = 1 << 16  # maximum bytes of a message

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from .. import config
+from ..collectives.process_sets import Registry
+from ..config import config
 from ..errors import EngineError
-from ..logs import logger
 from ..native import core
-from ..process_sets import Registry
+from ..text.logs import logger
 from .batches import traffic
 from .job import job, model
 from .knobs import KNOBS, Knobs, misfit, on_gpus, space_of, within, words

@@ -15,7 +15,7 @@ import engine
 from autotune import cli, journal, result_cache
 from autotune.replay import replay
 from autotune.session import Session, SessionError
-from engine import config
+from engine.config import config
 from engine.errors import ConfigError
 from engine.launch.cli.options import parse
 from engine.tuning import trial_loop as tuning
@@ -91,7 +91,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("alone")
 def test_the_engine_tells_what_it_reduces() -> None:
     engine.init()
-    native = engine.runtime.engine()
+    native = engine.session.runtime.engine()
     assert native.definitions() == []
     for _ in range(3):
         engine.allreduce(np.ones((3, 4), np.float64), name="a", op=engine.Max)

@@ -17,7 +17,7 @@ import pytest
 import engine
 from autotune import Space, Tuner, cli, journal
 from autotune.replay import replay
-from engine import config
+from engine.config import config
 from engine.errors import ConfigError
 from engine.tuning import trial_loop as tuning
 from engine.tuning.knobs import KNOBS, space_of, within, words
@@ -350,7 +350,7 @@ def test_a_trial_that_makes_no_sense_turns_no_knob(wrong: dict[str, Any], says: 
 def test_the_engine_remembers_when_steps_ended() -> None:
     engine.init()
     try:
-        native = engine.runtime.engine()
+        native = engine.session.runtime.engine()
         native.mark_step()
         assert native.steps(0) == (0, [])
         native.record_steps()

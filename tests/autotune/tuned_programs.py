@@ -54,13 +54,13 @@ def steps_until(over: Callable[[], bool], mark: Callable[[], object], seconds: f
 
 
 def tuner() -> tuning.Tuning:
-    running = engine.runtime._running
+    running = engine.session.runtime._running
     assert running is not None and running.tuning is not None
     return running.tuning
 
 
 def native_mark() -> None:
-    engine.runtime.engine().mark_step()
+    engine.session.runtime.engine().mark_step()
 
 
 def search(log: str) -> dict[str, Any]:

@@ -27,7 +27,7 @@ OWN = {
 
 def test_engine_and_tuner_have_the_same_reader() -> None:
     """The engine and the tuner may not import each other, so each has its copy of the reader."""
-    assert (ROOT / "engine/bounded_reader.py").read_bytes() == (ROOT / "autotune/bounded_reader.py").read_bytes()
+    assert (ROOT / "engine/text/bounded_reader.py").read_bytes() == (ROOT / "autotune/bounded_reader.py").read_bytes()
 
 
 def _reads(node: ast.AST) -> bool:

@@ -204,7 +204,7 @@ def test_exceptions_of_any_kind_are_told_by_readable() -> None:
     found = {
         f"{name}:{inner.lineno}"
         for name, tree in SOURCES.items()
-        if name not in ("engine/readable.py", "engine/exit_report/writer.py")  # the second imports nothing
+        if name not in ("engine/text/readable.py", "engine/exit_report/writer.py")  # the second imports nothing
         for node in ast.walk(tree)
         if (names := exceptions_of(node))
         for inner in ast.walk(node)
@@ -232,7 +232,7 @@ def test_calls_on_connections_outlive_a_shortage_of_memory() -> None:
 
 # Files that write a program's output, or rich's, to a terminal unchanged, and why.
 RAW_WRITERS = {
-    "engine/readable.py": "it is the rule",
+    "engine/text/readable.py": "it is the rule",
     "autotune/terminal.py": "the rule for autotune, which imports nothing of the engine",
     "engine/launch/process/output.py": "what ranks print, as they print it",
     "engine/launch/job.py": "lines of the launcher, made plain where they are written",
@@ -241,7 +241,7 @@ RAW_WRITERS = {
     "engine/spark/horovod_runner.py": "what ranks print for the driver",
     "engine/spark/training.py": "a line of numbers",
     "engine/keras/callbacks.py": "a line of numbers",
-    "engine/watch.py": "the traceback of this rank's own program",
+    "engine/session/monitor.py": "the traceback of this rank's own program",
 }
 _STREAMS = ("stdout.write", "stderr.write", "stdout.buffer.write", "stderr.buffer.write")
 _CONSOLES = ("self._console.write", "self._out.write", "self._err.write")

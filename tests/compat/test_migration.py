@@ -15,8 +15,8 @@ pytest.importorskip("torch", reason="needs torch")
 
 import engine
 import engine.torch as hvd
-from engine import config
 from engine.compat import exceptions, modules
+from engine.config import config
 from engine.launch.cli import horovod_options
 from engine.launch.cli.options import parse
 from engine.launch.errors import LaunchError

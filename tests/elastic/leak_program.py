@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 import engine
 import engine.torch as hvd
-from engine import runtime
+from engine.session import runtime
 from engine.torch.elastic import ElasticSampler, TorchState, run
 
 from ..waiting import linger, until_files

@@ -17,10 +17,10 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from engine import runtime
+from engine.config.world import World
 from engine.errors import CalledOff, EngineError, RendezvousError, WorldError
 from engine.net.rendezvous import CancellationToken
-from engine.world import World
+from engine.session import runtime
 
 LIMIT = 1 << 20
 

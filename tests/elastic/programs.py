@@ -21,11 +21,11 @@ from torch import nn
 
 import engine
 import engine.torch as hvd
-from engine import runtime
+from engine.collectives.process_sets import ProcessSet
+from engine.config.world import World
 from engine.metrics import page
 from engine.net.rendezvous import CancellationToken
-from engine.process_sets import ProcessSet
-from engine.world import World
+from engine.session import runtime
 from tests.elastic.member import Member
 
 

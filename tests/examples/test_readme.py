@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from engine import config
+from engine.config import config
 
 from ..left_out import EXTRAS, NAMES, leaving_out
 from ..ranks import run_ranks

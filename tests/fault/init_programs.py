@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 import engine
-from engine import process_sets, running, runtime, watch
+from engine.collectives import process_sets
 from engine.net.rendezvous import local_client, local_server, messages
+from engine.session import monitor, runtime, startup
 from engine.trace import timeline
 from engine.tuning import trial_loop
 
@@ -32,14 +33,14 @@ BEFORE = {
     "given sets": (runtime, "_given_sets"),
     "logs": (runtime.logs, "configure"),
     "listen": (runtime, "listen"),
-    "kernels": (running.setup, "use_kernels"),
-    "reserve": (running, "_reserve_descriptors"),
-    "build": (running.setup, "segment_info"),
-    "knobs of a log": (running, "_knobs_of_a_log"),
-    "page": (running, "_page"),
-    "timeline": (running, "Timeline"),
+    "kernels": (startup.setup, "use_kernels"),
+    "reserve": (startup, "_reserve_descriptors"),
+    "build": (startup.setup, "segment_info"),
+    "knobs of a log": (startup, "_knobs_of_a_log"),
+    "page": (startup, "_page"),
+    "timeline": (startup, "Timeline"),
     "start": (runtime, "start"),
-    "gather": (running, "_gather"),
+    "gather": (startup, "_gather"),
     "introduce": (local_server.Hello, "__init__"),
 }
 """Steps of a rank before it meets the others, by name: a module or class, and the name of the called function."""
@@ -48,8 +49,8 @@ MEETING = {
     "listening": (local_server.LocalServer, "_listen"),
     "turn": (local_server.LocalServer, "_turn"),
     "hello": (local_server.LocalServer, "_prove"),
-    "segment": (running.setup, "create_segment"),
-    "create": (running, "_memory"),
+    "segment": (startup.setup, "create_segment"),
+    "create": (startup, "_memory"),
     "hosting": (local_server.LocalServer, "_gathered"),
     "passing": (local_server.LocalServer, "_pass"),
     "passed": (local_server, "close_all"),
@@ -61,25 +62,25 @@ MEETING = {
 WITHIN_HOST = ("listening", "hello", "passing", "passed", "joining", "verdict", "joined")
 """Coroutine between ranks of a host."""
 AFTER = {
-    "links": (running, "SetConnector"),
-    "spin": (running, "spin_us"),
-    "yield": (running, "yield_us"),
-    "engine": (running, "_made_engine"),
-    "engine and links": (running, "_engine"),
-    "surround": (running, "_surround"),
-    "begin page": (running.own_page, "begin"),
-    "device": (running, "Device"),
-    "registry": (running, "Registry"),
-    "recorder": (running, "Recorder"),
-    "watch": (running, "Watch"),
-    "watch start": (watch.Watch, "start"),
-    "stacks": (running.stacks, "enable"),
-    "running": (running, "Running"),
+    "links": (startup, "SetConnector"),
+    "spin": (startup, "spin_us"),
+    "yield": (startup, "yield_us"),
+    "engine": (startup, "_made_engine"),
+    "engine and links": (startup, "_engine"),
+    "surround": (startup, "_surround"),
+    "begin page": (startup.own_page, "begin"),
+    "device": (startup, "Device"),
+    "registry": (startup, "Registry"),
+    "recorder": (startup, "Recorder"),
+    "watch": (startup, "Watch"),
+    "watch start": (monitor.Watch, "start"),
+    "stacks": (startup.stacks, "enable"),
+    "running": (startup, "Running"),
     "timeline start": (timeline.Timeline, "start"),
     "engines": (runtime, "await_engines"),
     "sets": (process_sets.Registry, "add"),
     "forming": (process_sets.Registry, "_form"),
-    "show": (running.Running, "show"),
+    "show": (startup.Running, "show"),
     "serving": (runtime.InProcess, "start"),
     "tune": (trial_loop.Tuning, "start"),
     "log": (runtime, "_log_start"),

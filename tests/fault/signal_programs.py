@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import engine
-from engine.config import environment
-from engine.world import detect
+from engine.config.config import environment
+from engine.config.world import detect
 
 from ..waiting import until
 from .programs import ones, touch, touch_when_pending, wait_for

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine import readable
+from engine.text import readable
 
 from ..ranks import run_ranks, start_ranks
 from ..waiting import until

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import engine
-from engine import config
+from engine.config import config
 
 from ..on_ranks import on_ranks, spare
 from .quick_jax import JAX

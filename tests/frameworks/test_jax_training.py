@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import engine
-from engine import runtime
+from engine.session import runtime
 
 from ..on_ranks import on_ranks, spare
 from ..waiting import until
@@ -162,7 +162,7 @@ def test_options_that_make_no_sense() -> None:
     with pytest.raises(ValueError, match="such as optax"):
         hvd.distributed(object())
     with pytest.raises(ValueError, match="is not for JAX"):
-        hvd.distributed(compression=engine.compression.Scheme())
+        hvd.distributed(compression=engine.Scheme())
 
 
 def test_a_tree_of_everything_is_broadcast(rank: int, size: int) -> None:

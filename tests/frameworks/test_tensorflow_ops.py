@@ -18,7 +18,7 @@ import tensorflow as tf
 
 import engine
 import engine.tensorflow as hvd
-from engine import config
+from engine.config import config
 from engine.tensorflow import op
 from engine.tensorflow.call import Call
 

@@ -11,9 +11,9 @@ import tensorflow as tf
 
 import engine
 import engine.tensorflow as hvd
-from engine import runtime
 from engine.errors import EngineError
 from engine.frameworks.agreement import next_number
+from engine.session import runtime
 
 from ..adasum_reference import adasum
 from . import tensorflow_toy as toy
@@ -384,7 +384,7 @@ def test_options_are_checked_at_once() -> None:
         (ValueError, {"gradient_predivide_factor": 0.0}, "positive"),
         (ValueError, {"gradient_predivide_factor": 2.0, "op": hvd.Sum}, "op=Average"),
         (TypeError, {"compression": "fp16"}, "Compression"),
-        (TypeError, {"compression": engine.compression.Scheme()}, "scheme"),
+        (TypeError, {"compression": engine.Scheme()}, "scheme"),
         (ValueError, {"op": 99}, "99"),
     ):
         text = toy.raises(error, lambda options=options: hvd.DistributedGradientTape(tape, **options))

@@ -15,9 +15,9 @@ from torch import nn
 
 import engine
 import engine.torch
-from engine import logs
+from engine.config.launchers import TORCHRUN_PLACE
 from engine.errors import EngineError
-from engine.launchers import TORCHRUN_PLACE
+from engine.text import logs
 from engine.torch import libraries
 from engine.torch.libraries.world import expect_same_place
 

@@ -9,8 +9,8 @@ from torch import nn
 
 import engine
 import engine.torch as hvd
-from engine import runtime
 from engine.errors import MismatchError
+from engine.session import runtime
 
 from ..on_ranks import on_ranks
 from . import toy

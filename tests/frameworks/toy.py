@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import engine
-from engine import runtime
+from engine.session import runtime
 
 from ..on_ranks import Ranks, spare
 from ..waiting import let_pass, until

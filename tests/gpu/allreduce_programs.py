@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine import runtime
 from engine.errors import DeviceError, EngineError, MismatchError, UnsupportedTensorError, WorldError
 from engine.native import gradients
+from engine.session import runtime
 
 from ..waiting import until
 from .device_tensors import DeviceTensor, Framework, Room

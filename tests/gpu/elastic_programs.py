@@ -15,8 +15,8 @@ import torch
 
 import engine
 import engine.torch
-from engine import runtime
 from engine.errors import EngineError, NotInitializedError
+from engine.session import runtime
 
 from ..elastic.member import Member
 from ..waiting import until

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine import runtime
 from engine.errors import DeviceError, ForkedError, MismatchError, NotInitializedError, RankDiedError, WorldError
+from engine.session import runtime
 
 from ..waiting import let_pass, until
 from .allreduce_programs import OPS, allreduce, main

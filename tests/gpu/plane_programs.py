@@ -21,8 +21,9 @@ import numpy as np
 import pytest
 
 import engine
-from engine import config, runtime
+from engine.config import config
 from engine.errors import DeviceError, RankDiedError, RankStalledError
+from engine.session import runtime
 
 from ..waiting import let_pass, until
 from . import mutants

@@ -17,9 +17,9 @@ import torch
 
 import engine
 import engine.torch
-from engine import runtime
-from engine.compression import Compression
+from engine.collectives.compression import Compression
 from engine.errors import EngineError
+from engine.session import runtime
 from engine.torch import freezing
 
 from ..waiting import until

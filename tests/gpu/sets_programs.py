@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 import engine
-from engine import runtime
 from engine.errors import DeviceError, EngineError, UnsupportedTensorError, WorldError
 from engine.host import patience
 from engine.native import gradients
+from engine.session import runtime
 
 from ..waiting import let_pass, until
 from . import moving_programs

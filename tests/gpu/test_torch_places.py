@@ -21,12 +21,12 @@ torch = pytest.importorskip("torch")
 
 from torch.overrides import TorchFunctionMode  # noqa: E402
 
+from engine.collectives.reduce_ops import Average  # noqa: E402
 from engine.errors import MismatchError  # noqa: E402
 from engine.torch import adapter, adasum, sparse  # noqa: E402
 from engine.torch import sync_batch_norm as norm  # noqa: E402
 from engine.torch.places import ALIGNMENT, Places  # noqa: E402
 from engine.torch.powersgd import PowerSGD  # noqa: E402
-from engine.types import Average  # noqa: E402
 
 from ..standins import ROOT  # noqa: E402
 
@@ -127,7 +127,7 @@ def test_changes_of_parameters_on_a_gpu_are_combined_in_host_memory(
         if fails:
             raise MismatchError("other shapes")
 
-    monkeypatch.setattr("engine.groups.grouped_allreduce_", combine)
+    monkeypatch.setattr("engine.collectives.groups.grouped_allreduce_", combine)
     if fails:
         with pytest.raises(MismatchError):
             step.after_step()

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import engine.torch
-from engine import runtime
+from engine.session import runtime
 from engine.torch.hooks import TorchReducer
 
 from ..parallel.pretended_gpu import PretendedGpu

@@ -10,8 +10,8 @@ import time
 import numpy as np
 
 import engine
-from engine import runtime
 from engine.native import gradients
+from engine.session import runtime
 from engine.tuning.knobs import OF_HOST_MEMORY
 
 from .allreduce_programs import OPS, Binding, Parameter, compare, core, main, values

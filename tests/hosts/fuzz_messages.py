@@ -19,6 +19,7 @@ from dataclasses import asdict
 from functools import cache, partial
 from typing import Any
 
+from engine.config.world import World
 from engine.elastic.worker.gate import _lists_of, _place_of
 from engine.errors import RendezvousError
 from engine.host.network import Address
@@ -30,7 +31,6 @@ from engine.net.rendezvous.hub import Host, Hub
 from engine.net.rendezvous.inter_host import HubDecision
 from engine.net.rendezvous.messages import Hello, expect_welcome
 from engine.spark.record import Record
-from engine.world import World
 
 from ..hostile_numbers import hostile_number
 from .meeting import BUILD, worlds

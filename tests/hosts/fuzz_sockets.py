@@ -24,6 +24,7 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
+from engine.config.world import World
 from engine.elastic.worker.messages import Talk, TalkError
 from engine.errors import RendezvousError
 from engine.host.network import Address
@@ -38,7 +39,6 @@ from engine.net.unix_sockets import ready_to_read
 from engine.ray import node_agent
 from engine.spark.task_channel import reach_driver
 from engine.spark.task_listener import TaskListener
-from engine.world import World
 
 from ..elastic.fake_driver import SECRET, FakeDriver
 from ..hostile_numbers import hostile_number

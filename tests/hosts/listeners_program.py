@@ -21,9 +21,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from engine.config.hub_address import HubAddress
+from engine.config.world import World
 from engine.elastic.worker.gate import Gate
 from engine.host.patience import Patience
-from engine.hub_address import HubAddress
 from engine.metrics.export.endpoint import Endpoint
 from engine.net.rendezvous import Gathered, gather
 from engine.net.rendezvous import hub_client as leading
@@ -34,7 +35,6 @@ from engine.spark import task_channel
 from engine.spark.task_channel import reach_driver
 from engine.spark.task_listener import TaskListener
 from engine.spark.task_registry import TaskRegistry
-from engine.world import World
 
 from ..elastic.fake_driver import FakeDriver
 from ..waiting import until

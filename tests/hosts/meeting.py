@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from engine.config.hub_address import HubAddress
+from engine.config.world import World
 from engine.errors import RendezvousError
-from engine.hub_address import HubAddress
 from engine.net.rendezvous import Gathered, gather
-from engine.world import World
 
 BUILD: dict[str, str | int] = {"protocol": 1, "layout": "abc", "kernels": "avx2"}
 LAYOUTS = {

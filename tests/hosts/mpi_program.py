@@ -26,8 +26,8 @@ os.environ |= {
 import numpy as np  # noqa: E402
 
 import engine  # noqa: E402
-from engine import runtime  # noqa: E402
 from engine.net.rendezvous import mpi_lanes  # noqa: E402
+from engine.session import runtime  # noqa: E402
 
 from ..parallel.test_hosts import results  # noqa: E402
 from ..waiting import let_pass  # noqa: E402

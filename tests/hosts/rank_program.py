@@ -14,10 +14,10 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-from engine import config
+from engine.config import config
+from engine.config.world import detect
 from engine.errors import EngineError
 from engine.net.rendezvous import Gathered, gather
-from engine.world import detect
 
 from .meeting import BUILD, create
 

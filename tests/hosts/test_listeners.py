@@ -20,11 +20,11 @@ from typing import Any
 
 import pytest
 
+from engine.config.hub_address import HubAddress
 from engine.elastic.worker.gate import Gate
 from engine.elastic.worker.messages import Talk
 from engine.host import machine, network
 from engine.host.strangers import accept
-from engine.hub_address import HubAddress
 from engine.launch import agent
 from engine.launch.hosts.channel import pack
 from engine.net.rendezvous import mpi_bootstrap as mpi

@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
+from engine.config.hub_address import HubAddress
+from engine.config.world import World
 from engine.errors import IncompatibleRanksError, RendezvousError
 from engine.host.network import Address
 from engine.host.patience import Patience
-from engine.hub_address import HubAddress
 from engine.net.event_loop import Coroutine
 from engine.net.rendezvous import Gathered, hub, hub_client, local_server
 from engine.net.rendezvous.layout import Layout
 from engine.net.stream import Connection
-from engine.world import World
 
 from ..waiting import be_late, until
 from .meeting import BUILD, LAYOUTS, meet, speak_through_lanes, worlds

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from engine.config.world import World
 from engine.errors import ConfigError
 from engine.net.rendezvous import mpi_lanes
-from engine.world import World
 
 from ..environments import MPIS, ROOT, environment_of
 

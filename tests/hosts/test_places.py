@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 import engine
-from engine import place, running, runtime
+from engine.config.hub_address import HubAddress
+from engine.config.world import World
 from engine.errors import NotInitializedError
-from engine.hub_address import HubAddress
 from engine.net.rendezvous import Gathered
 from engine.net.rendezvous.layout import Layout
-from engine.world import World
+from engine.session import runtime, startup, topology
 
 LAYOUT = Layout.of([[0, 3], [1, 4], [2]])
 
@@ -23,7 +23,7 @@ def test_cross_ranks_are_those_of_horovod(
     monkeypatch: pytest.MonkeyPatch, rank: int, local: int, local_size: int, cross: int, cross_size: int
 ) -> None:
     world = World(rank, 5, local, local_size, "job", "s", "test", HubAddress("node0", 1))
-    inside = object.__new__(running.Running)  # without an engine
+    inside = object.__new__(startup.Running)  # without an engine
     inside.world, inside.layout = world, LAYOUT
     monkeypatch.setattr(runtime, "inside", lambda: inside)
     assert (engine.rank(), engine.size()) == (rank, 5)
@@ -34,7 +34,7 @@ def test_cross_ranks_are_those_of_horovod(
 
 def test_a_worker_process_is_told_that_it_cannot_know_other_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(3, 5, 1, 2, "job", "s", "test", HubAddress("node0", 1))
-    monkeypatch.setattr(place, "_world", lambda: world)
+    monkeypatch.setattr(topology, "_world", lambda: world)
     with pytest.raises(NotInitializedError, match=r"engine\.cross_rank\(\) .* as arguments"):
         engine.cross_rank()
 
@@ -45,12 +45,12 @@ def test_the_processors_of_other_hosts_do_not_count() -> None:
     apart = Gathered(-1, -1, [-1] * 4, [1, 2, 3, 4], [[0], [0], [0], [1]], hosts, 1)
     assert shared.crew == [0, 1]
     assert apart.crew == [2, 3]
-    assert (running.spin_us(shared), running.yield_us(shared)) == (0.0, running.DEFAULT_YIELD_US)
-    assert running.yield_us(apart) == 0.0
+    assert (startup.spin_us(shared), startup.yield_us(shared)) == (0.0, startup.DEFAULT_YIELD_US)
+    assert startup.yield_us(apart) == 0.0
 
 
 def test_an_engine_is_told_of_other_hosts_only_if_there_are_any() -> None:
     alone = Gathered(-1, -1, [-1] * 2, [1, 2], [[0], [1]])
-    assert running._across(alone) == {}
+    assert startup._across(alone) == {}
     several = Gathered(-1, -1, [-1] * 2, [1, 2], [[0], [1]], (0, 1), 0, None, {1: 7}, {1: [8, 9]})
-    assert running._across(several) == {"hosts": (0, 1), "trunks": {1: 7}, "lanes": {1: [8, 9]}}
+    assert startup._across(several) == {"hosts": (0, 1), "trunks": {1: 7}, "lanes": {1: [8, 9]}}

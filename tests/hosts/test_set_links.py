@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from engine.collectives.process_sets import Registry
 from engine.errors import EngineError, RendezvousError
 from engine.net.rendezvous import Gathered
 from engine.net.rendezvous.layout import Layout
 from engine.net.rendezvous.set_connections import Connections, SetConnector
 from engine.net.unix_sockets import close_all
-from engine.process_sets import Registry
 
 from .meeting import meet, worlds
 

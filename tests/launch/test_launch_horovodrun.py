@@ -13,7 +13,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine import readable
 from engine.compat import switch
 from engine.launch.cli import horovod_options
 from engine.launch.cli.check_build import table
@@ -21,6 +20,7 @@ from engine.launch.cli.options import parse
 from engine.launch.errors import LaunchError
 from engine.launch.process.cpu_binding import Allotment
 from engine.launch.process.plan import Job, plan
+from engine.text import readable
 
 YAML = """
 verbose: true

@@ -20,8 +20,9 @@ assert enginerun is engine
 assert enginerun.collectives is engine.collectives is sys.modules["engine.collectives"]
 from enginerun.errors import EngineError
 assert EngineError is engine.errors.EngineError
-import enginerun.process_sets
-assert engine.process_sets.__spec__.name == "engine.process_sets" == engine.ProcessSet.__module__
+import enginerun.collectives.process_sets
+sets = engine.collectives.process_sets
+assert sets.__spec__.name == "engine.collectives.process_sets" == engine.ProcessSet.__module__
 """
 BESIDE = """
 import pickle

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import engine
-from engine import Compression, runtime
+from engine import Compression
+from engine.session import runtime
 
 from ..on_ranks import on_ranks, spare
 from .arrays import check_equal, check_same_on_all, numbers, refused

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import engine
-from engine import running
 from engine.net.rendezvous import Gathered
+from engine.session import startup
 
 from ..ranks import run_ranks
 from ..waiting import measured
@@ -85,16 +85,16 @@ def test_ranks_that_share_processors_share_a_session(seen: Any) -> None:
 def test_who_spins_and_who_yields(processors: list[list[int]], spins: bool, yields: bool, monkeypatch: Any) -> None:
     count = len(processors)
     gathered = Gathered(-1, -1, [-1] * count, list(range(count)), processors)
-    monkeypatch.setattr(running, "cpu_quota", lambda: None)
-    assert (running.spin_us(gathered) > 0, running.yield_us(gathered) > 0) == (spins, yields)
+    monkeypatch.setattr(startup, "cpu_quota", lambda: None)
+    assert (startup.spin_us(gathered) > 0, startup.yield_us(gathered) > 0) == (spins, yields)
     # A tight quota leaves each rank a processor of its own: yielding helps no rank, and spinning costs quota.
-    monkeypatch.setattr(running, "cpu_quota", lambda: 0.5)
-    assert (running.spin_us(gathered) > 0, running.yield_us(gathered) > 0) == (False, yields)
+    monkeypatch.setattr(startup, "cpu_quota", lambda: 0.5)
+    assert (startup.spin_us(gathered) > 0, startup.yield_us(gathered) > 0) == (False, yields)
 
 
 def calls(rank: int, count: int) -> dict[str, int]:
     """Run blocking calls of one element; return the change of the counters."""
-    native = engine.runtime.engine()
+    native = engine.session.runtime.engine()
     value = np.empty(1, np.float32)
     engine.allreduce_(value, engine.Sum, "small")
     before = native.counters()

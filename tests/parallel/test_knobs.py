@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import engine
-from engine import runtime
+from engine.session import runtime
 
 from ..on_ranks import on_ranks
 from ..waiting import meet

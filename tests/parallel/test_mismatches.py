@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import engine
-from engine import readable
 from engine.errors import MismatchError
+from engine.text import readable
 
 from ..on_ranks import on_ranks
 from .arrays import refused, works
@@ -106,7 +106,7 @@ MISMATCHES: dict[str, tuple[Any, Any, str, str]] = {
         "float32[*, 3]",
     ),
     "barrier": (
-        lambda name: engine.handles.Handle(engine.runtime.engine().barrier(name), None, None),
+        lambda name: engine.Handle(engine.session.runtime.engine().barrier(name), None, None),
         lambda name: engine.allreduce_async(f32(5), engine.Sum, name),
         "barrier",
         "allreduce",

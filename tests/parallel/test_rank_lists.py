@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 import engine
-from engine import readable
 from engine.errors import MismatchError
 from engine.exit_report.report import ExitReport, Raised
 from engine.launch.report.failure_report import odd_one_out
+from engine.text import readable
 
 from .arrays import refused
 from .thread_world import ThreadWorld

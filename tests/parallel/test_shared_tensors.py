@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import engine
-from engine import runtime
+from engine.session import runtime
 
 from ..on_ranks import on_ranks
 from .arrays import check_equal, check_same_on_all, numbers, refused

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import engine
-from engine import Compression, runtime
+from engine import Compression
 from engine.errors import ConfigError, EngineError, MismatchError
+from engine.session import runtime
 
 from ..on_ranks import Parts, on_ranks, spare
 from ..waiting import meet

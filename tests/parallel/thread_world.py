@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from engine import runtime
+from engine.collectives.process_sets import global_process_set
 from engine.metrics import page
 from engine.native import core, setup
 from engine.net.rendezvous.layout import Layout
-from engine.process_sets import global_process_set
+from engine.session import runtime
 
 SETTINGS: dict[str, Any] = {
     "stall_warning": 0.0,

@@ -54,7 +54,7 @@ def reduce_with_a_late_rank(name: str | None, mark: str) -> float:
     else:
 
         def look() -> None:
-            native = engine.runtime.engine()
+            native = engine.session.runtime.engine()
             until(lambda: any(entry["seconds"] > LATE for entry in native.pending()), "an operation that waits")
             Path(mark).touch()
 
@@ -77,7 +77,7 @@ def train_until_tuned(trials: int) -> int:
         optimizer.step()
         steps += 1
         if engine.rank() == 0:
-            tuning = engine.runtime._running.tuning  # type: ignore[union-attr]
+            tuning = engine.session.runtime._running.tuning  # type: ignore[union-attr]
             flag[0] = tuning is None or tuning._trials > trials or time.monotonic() > end
         flag = engine.allreduce(flag, name="over", op=engine.Max)
     assert torch.equal(parameter.detach(), torch.full((4096,), -0.5 * steps))

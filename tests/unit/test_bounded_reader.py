@@ -9,7 +9,17 @@ import random
 
 import pytest
 
-from engine.bounded_reader import DEPTH, ReadError, number, parse_json, read_bytes, read_lines, read_text, text, whole
+from engine.text.bounded_reader import (
+    DEPTH,
+    ReadError,
+    number,
+    parse_json,
+    read_bytes,
+    read_lines,
+    read_text,
+    text,
+    whole,
+)
 
 
 @pytest.mark.parametrize(

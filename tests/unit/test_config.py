@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine import config
+from engine.config import config
 from engine.errors import ConfigError
 from engine.launch.process import plan
 

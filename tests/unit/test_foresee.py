@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from engine.config.forms import bit_rate, short_time
 from engine.foresee.command import main
 from engine.foresee.model import (
     IDEAL,
@@ -29,7 +30,6 @@ from engine.foresee.model import (
     predict,
 )
 from engine.foresee.recorded import recorded
-from engine.forms import bit_rate, short_time
 from engine.launch.cli import main as enginerun
 from engine.trace.reading import TraceError, read
 

@@ -23,10 +23,11 @@ import pytest
 from rich.console import Console
 
 from autotune import Tuner, cli, horovod_csv, journal
+from engine.config.hub_address import secret
+from engine.config.world import detect
 from engine.errors import EngineError
 from engine.exit_report.report import ExitReport, Failure, Raised
 from engine.foresee.command import main as foresee
-from engine.hub_address import secret
 from engine.launch.cli.horovod_options import arguments_of
 from engine.launch.errors import LaunchError
 from engine.launch.hosts.host_list import read_discovered
@@ -39,7 +40,6 @@ from engine.metrics.report.find_jobs import by_rank, look_into, state_letter
 from engine.metrics.report.rates import JobReading, rates
 from engine.metrics.report.top_screen import Frame, draw, ending
 from engine.trace.__main__ import main as trace
-from engine.world import detect
 
 from ..autotune.surfaces import DEFAULT, SPACE, bowl, search
 from ..hostile_numbers import hostile_number

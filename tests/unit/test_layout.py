@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from engine import config
-from engine.forms import Words
+from engine.collectives.reduce_ops import Op
+from engine.config import config
+from engine.config.forms import Words
 from engine.metrics import names
-from engine.types import Op
 from engine_ext import errors, setup
 from tools import native_fingerprint
 

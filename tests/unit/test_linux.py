@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from engine import config
+from engine.config import config
 from engine.errors import ConfigError
 from engine.host import linux, machine, stacks
 from engine.launch import cli

@@ -13,17 +13,18 @@ import pytest
 from autotune import horovod_csv, policies
 from autotune.journal import JournalError
 from autotune.trials import PolicyError
-from engine import bounded_reader, config, world
-from engine.bounded_reader import ReadError
+from engine.config import config, world
+from engine.config.forms import LARGEST, MOST, Bytes, Number, Whole, bit_rate, short_time
 from engine.elastic.worker import gate
 from engine.errors import ConfigError
-from engine.forms import LARGEST, MOST, Bytes, Number, Whole, bit_rate, short_time
 from engine.launch.cli.options import parse
 from engine.launch.elastic import worker_messages
 from engine.launch.errors import LaunchError
 from engine.launch.hosts import dead_workers
 from engine.launch.hosts.channel import CODES, PIDS, ChannelError, Message
 from engine.net.rendezvous import messages
+from engine.text import bounded_reader
+from engine.text.bounded_reader import ReadError
 
 from ..hostile_numbers import NO_NUMBERS, NO_VALUES
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import engine_ext.errors
+from engine.collectives.objects import describe, differences, pairs
 from engine.errors import UnsupportedTensorError
-from engine.objects import describe, differences, pairs
+from engine.session.monitor import summary, waiting
 from engine.trace.flight import Recorder
-from engine.watch import summary, waiting
 
 SAME = {"w": ("float32[2]", 1), "b": ("float32[1]", 2)}
 

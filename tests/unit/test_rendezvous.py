@@ -19,15 +19,15 @@ from typing import Any
 
 import pytest
 
-from engine import running
+from engine.collectives.process_sets import ProcessSet
+from engine.config.world import World
 from engine.errors import IncompatibleRanksError, RendezvousError
 from engine.net import frames
 from engine.net.rendezvous import Gathered, gather, local_server
 from engine.net.rendezvous.messages import MOST_PROCESSORS, address, introduce
 from engine.net.stream import GRACE, frame
 from engine.net.unix_sockets import ready_to_read
-from engine.process_sets import ProcessSet
-from engine.world import World
+from engine.session import startup
 
 from ..waiting import measured, until
 
@@ -161,8 +161,8 @@ def test_ranks_of_different_builds_are_all_refused_with_a_table(job: Callable[..
 
 def test_process_sets_of_any_number_are_compared_in_a_greeting_that_is_short(job: Callable[..., World]) -> None:
     many = [ProcessSet([one, other]) for one in range(64) for other in range(one)]
-    build = BUILD | {"process_sets": running._described(many)}
-    another = BUILD | {"process_sets": running._described([*many[:-1], ProcessSet([0, 1])])}
+    build = BUILD | {"process_sets": startup._described(many)}
+    another = BUILD | {"process_sets": startup._described([*many[:-1], ProcessSet([0, 1])])}
     results = meet((job(0, 2), build), (job(1, 2), build))
     assert all(isinstance(result, Gathered) for result in results), results
     results = meet((job(0, 2), build), (job(1, 2), another))
@@ -297,7 +297,7 @@ def test_a_name_that_another_user_has_taken_is_told_and_gives_nothing_away(job: 
 RANK = """
 import os, sys
 from engine.net.rendezvous import gather
-from engine.world import World
+from engine.config.world import World
 rank, size, key = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 try:
     gather(World(rank, size, rank, size, key, "s", "test"), 1, {"protocol": 1}, 100.0, lambda: (0, 0))

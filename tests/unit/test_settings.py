@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from engine import config, controls
+from engine.config import config
+from engine.config.forms import Bytes, Number, Whole, Words, truth
+from engine.config.setting import Knob, Option, setting
 from engine.errors import ConfigError
-from engine.forms import Bytes, Number, Whole, Words, truth
 from engine.launch.cli import options
 from engine.launch.errors import LaunchError
 from engine.metrics.knobs import GAUGES, gauges
-from engine.setting import Knob, Option, setting
+from engine.session import commands
 from engine.tuning.knobs import KNOBS, axis
 from engine_ext import knobs as native
 
@@ -125,7 +126,7 @@ def test_the_native_engine_has_the_same_knobs_with_the_same_ranges() -> None:
 
 
 def test_editors_are_shown_what_set_knobs_takes() -> None:
-    *shown, unknown = inspect.signature(controls.set_knobs).parameters.values()
+    *shown, unknown = inspect.signature(commands.set_knobs).parameters.values()
     kinds = {each.name: str(each.type) for each in fields(config.Config)}
     assert {each.name: each.annotation for each in shown} == {
         name: " | ".join(dict.fromkeys((kinds[name], "str", "None"))) for name in config.knobs()
@@ -145,13 +146,13 @@ def test_the_documents_name_every_knob() -> None:
 # Engine files besides `config.py` that must name a knob, other than in prose.
 NAMES = {"fusion_threshold": "fusion.threshold", "cycle_time_ms": "cycle.time.ms", "chunk_bytes": "chunk.bytes"}
 ALLOWED = {
-    "engine/config.py",
+    "engine/config/config.py",
     "engine/foresee/command.py",  # option to replay a timeline with another value
     "engine/foresee/model.py",  # applies the knob to tensors
     "engine/foresee/recorded.py",  # reads timelines
     "engine/launch/cli/options.py",  # Horovod's option in another unit, --fusion-threshold-mb
     "engine/metrics/report/advice.py",  # names the option that a user should change
-    "engine/controls.py",  # parameters of `set_knobs`, for editors: a test compares them with the fields
+    "engine/session/commands.py",  # parameters of `set_knobs`, for editors: a test compares them with the fields
 }
 
 
@@ -162,4 +163,4 @@ def test_a_knob_is_named_in_no_more_files_than_it_must_be(name: str) -> None:
         {str(path.relative_to(ROOT)): len(named.findall(path.read_text())) for path in ROOT.glob("engine/**/*.py")}
     )
     assert {path for path, times in found.items() if times} <= ALLOWED
-    assert found["engine/config.py"] <= 2  # the field, and Horovod's variable
+    assert found["engine/config/config.py"] <= 2  # the field, and Horovod's variable

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from engine.config.hub_address import HubAddress
+from engine.config.world import World, detect
 from engine.errors import ConfigError
-from engine.hub_address import HubAddress
-from engine.world import World, detect
 
 OURS = {"ENGINE_RANK": "1", "ENGINE_SIZE": "2", "ENGINE_LOCAL_RANK": "1", "ENGINE_LOCAL_SIZE": "2", "ENGINE_JOB": "a"}
 TORCHRUN = {
@@ -317,7 +317,7 @@ def test_ranks_that_mpi_has_started_agree_on_what_is_not_given(source: str) -> N
 
 def test_processes_of_mpich_belong_to_the_one_that_has_started_them(tmp_path: Path) -> None:
     """MPICH names no job, gives each process a session of its own, and a shell may stand in between."""
-    code = "import os; from engine.world import detect; print(detect(dict(os.environ)).job)"
+    code = "import os; from engine.config.world import detect; print(detect(dict(os.environ)).job)"
     command = ["sh", "-c", '"$0" -c "$1"; exit $?', sys.executable, code]
     environ = {**os.environ, **PMI}
     jobs = {

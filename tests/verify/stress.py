@@ -57,7 +57,7 @@ class Report:
 def hammer(seconds: float, cycle_time_ms: float, seed: int, blocks: tuple[str, ...] = ()) -> Report:
     """Run blocks of operations, `blocks` or all kinds in turn, until the time is over."""
     import engine
-    from engine import runtime
+    from engine.session import runtime
 
     engine.init(spin_us=0.0, cycle_time_ms=cycle_time_ms, stall_limit=0.0)
     rank = _Rank(runtime.current().engine, engine.rank(), seed)

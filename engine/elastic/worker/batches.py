@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from ... import logs, place
-from ...forms import whole_number
+from ...config.forms import whole_number
+from ...session import topology
+from ...text import logs
 from ..samplers import ElasticBatchSampler, ElasticSampler
 from ..state import ObjectState, Progress
 
@@ -116,10 +117,10 @@ def _begin(state: ObjectState, sampler: Any, epochs: int) -> None:
     if progress.epoch >= epochs:
         return  # Further progress is that of a later loop, perhaps over other data.
     sampler.load_state_dict({"epoch": progress.epoch, "done": progress.done, "length": length})
-    if state.committed and place.rank() == 0:
+    if state.committed and topology.rank() == 0:
         logs.logger.info(
             "%d ranks go on in epoch %d behind %d samples of %d",
-            place.size(),
+            topology.size(),
             progress.epoch,
             sampler.done,
             length,
@@ -173,7 +174,7 @@ def _chunks(indices: list[int], size: int) -> Iterator[list[int]]:
 @contextmanager
 def _bar(epochs: int) -> Iterator[Callable[[int, Any], None]]:
     """Show a progress bar on rank 0, if stderr is a terminal and rich is installed."""
-    if place.rank() or not sys.stderr.isatty() or find_spec("rich") is None:
+    if topology.rank() or not sys.stderr.isatty() or find_spec("rich") is None:
         yield lambda epoch, sampler: None
         return
     console = import_module("rich.console").Console(stderr=True)

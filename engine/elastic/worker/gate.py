@@ -14,14 +14,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from ...bounded_reader import ReadError, shorten, whole
+from ...config.forms import LARGEST, MOST, Whole
+from ...config.setting import read
 from ...errors import ConfigError, EngineError, ForkedError, RendezvousError
-from ...forms import LARGEST, MOST, Whole
 from ...host import network
 from ...host.patience import Patience
 from ...host.sockets import retry_short
 from ...net.unix_sockets import peer_uid
-from ...setting import read
+from ...text.bounded_reader import ReadError, shorten, whole
 from ..builds import Build
 from ..events import Why
 from ..places import Place, Slot

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ... import collectives, objects, place
-from ...types import Max
+from ...collectives import collectives, objects
+from ...collectives.reduce_ops import Max
+from ...session import topology
 
 _PREFIX = "engine.elastic."
 
@@ -20,7 +21,7 @@ class WorldPeers:
     @property
     def rank(self) -> int:
         """This process's rank. Not a collective."""
-        return place.rank()
+        return topology.rank()
 
     def gather(self, value: Any) -> Sequence[Any]:
         """Return the values of all ranks, by rank."""

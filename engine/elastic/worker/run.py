@@ -26,18 +26,19 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from ... import collectives, place, runtime
+from ...collectives import collectives
+from ...config.hub_address import HubAddress, host_and_port, secret
+from ...config.launchers import ENGINERUN
+from ...config.setting import variable
+from ...config.world import World
 from ...errors import CalledOff, ConfigError, EngineError, IncompatibleRanksError, MismatchError
-from ...hub_address import HubAddress, host_and_port, secret
-from ...launchers import ENGINERUN
-from ...logs import logger
 from ...native import setup
 from ...net.rendezvous import CancellationToken, compared
 from ...net.rendezvous.messages import SETTINGS
-from ...setting import variable
+from ...session import runtime, topology
+from ...session.pending import GATE
+from ...text.logs import logger
 from ...trace import flight
-from ...waiting_room import GATE
-from ...world import World
 from ..builds import Build
 from ..events import Why
 from ..state import HostsUpdatedInterrupt, State
@@ -196,7 +197,7 @@ class _Worker:
     def _enter(self, assigned: Assigned) -> bool:
         """Meet the members of a world; return whether that succeeded."""
         world, given = assigned.place.world, assigned.place
-        planned = place.rank(), place.size()
+        planned = topology.rank(), topology.size()
         self._text, self._culprit, self._stalled = "", None, False
         try:
             called_off = CancellationToken(self._gate.fileno(), lambda: self._gate.called_off(world))

@@ -10,8 +10,8 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 
-from ... import readable
 from ...metrics.errors import MetricsError
+from ...text import readable
 from ..errors import LaunchError
 
 # Subcommands: the first argument, and the module whose `main` takes the others and returns the exit code. A program of

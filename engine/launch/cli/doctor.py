@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ... import readable
-from ...forms import MOST_PORTS, argument, seconds
+from ...config.forms import MOST_PORTS, argument, seconds
 from ...host import linux, machine, network, processes
 from ...host.patience import Patience
+from ...text import readable
 from ..errors import LaunchError
 from ..hosts.channel import Channel, ChannelError, Message
 from ..hosts.event_loop import Switchboard

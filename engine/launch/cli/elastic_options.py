@@ -8,9 +8,9 @@ import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from ...config import Config
+from ...config.config import Config
+from ...config.forms import Whole, argument, seconds
 from ...elastic.limits import Limits
-from ...forms import Whole, argument, seconds
 from ..errors import LaunchError
 from ..hosts.host_list import is_here
 from ..hosts.reach import Kept

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ... import bounded_reader, readable
+from ...text import bounded_reader, readable
 from ..errors import LaunchError
 from ..jobfile import yaml_files
 

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ... import config, readable
 from ...compat import switch
-from ...config import Config
+from ...config import config
+from ...config.config import Config
+from ...config.forms import LARGEST, Number, Whole, Words, argument, seconds, truth
+from ...config.setting import Option, Setting, read, variable
 from ...errors import ConfigError
-from ...forms import LARGEST, Number, Whole, Words, argument, seconds, truth
-from ...setting import Option, Setting, read, variable
+from ...text import readable
 from ..errors import LaunchError
 from ..hosts.host_list import Place
 from ..hosts.reach import NO_OPTIONS, Ignored, Reach, add_reach, hosts_of, idle_of, places_of, reach_of

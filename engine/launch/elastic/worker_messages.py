@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...config.forms import LARGEST, MOST_PORTS
 from ...elastic import events
-from ...forms import LARGEST, MOST_PORTS
 
 _NUMBER, _TEXT = (int,), (str,)
 _MAYBE_NUMBER = (int, type(None))

@@ -13,12 +13,12 @@ import socket
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from ... import readable
 from ...elastic.worker.messages import Talk, TalkError
 from ...host import linux
 from ...host.sockets import retry_short
 from ...host.strangers import NO_DESCRIPTORS, Strangers, accept
 from ...net.unix_sockets import peer_uid
+from ...text import readable
 
 STRANGERS = 32  # most unauthenticated connections (at least two for each worker); with more, the oldest is closed
 BACKLOG = 128  # backlog of the listener (at least two for each worker), beyond which the kernel refuses connections

@@ -17,11 +17,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ...bounded_reader import LARGEST
-from ...forms import MOST
+from ...config.forms import MOST
 from ...host.patience import Patience
 from ...host.sockets import retry_short
 from ...net import frames
+from ...text.bounded_reader import LARGEST
 from ..process.outgoing import Outgoing
 
 GREETING = b"\0enginerun agent 2\n"

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from ...bounded_reader import shorten
+from ...text.bounded_reader import shorten
 from ..errors import LaunchError
 
 MOST_SLOTS = 1 << 20  # most slots of a host; more is a mistake in a file or a script

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...bounded_reader import MIB, ReadError, read_text
-from ...forms import Whole, argument
+from ...config.forms import Whole, argument
 from ...host import network
+from ...text.bounded_reader import MIB, ReadError, read_text
 from ..errors import LaunchError
 from .host_list import Place, lay_out, own_names, parse_hosts, read_hostfile, without_ranks
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ... import readable
 from ...host import machine
+from ...text import readable
 from ..cli.check_build import installed
 from ..cli.options import MEBIBYTE, Options, parse
 from ..errors import LaunchError

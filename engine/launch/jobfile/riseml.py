@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ... import bounded_reader
-from ...forms import LARGEST, Form, Whole
+from ...config.forms import LARGEST, Form, Whole
+from ...text import bounded_reader
 from ..errors import LaunchError
 from . import yaml_files
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from ... import bounded_reader
+from ...text import bounded_reader
 
 LARGEST = 1 << 16  # largest size of a file in bytes
 DEEPEST = 16  # most levels of sections and lists

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ... import readable
 from ...host.machine import Facts
+from ...text import readable
 from ..errors import LaunchError
 
 SHOWN_SLICES = 8

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from ... import readable
+from ...text import readable
 from ..errors import LaunchError
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...compat import switch
-from ...launchers import AGENT, PLACES, TORCHRUN_PLACE
-from ...setting import variable
+from ...config.launchers import AGENT, PLACES, TORCHRUN_PLACE
+from ...config.setting import variable
 from .cpu_binding import Allotment
 
 MOST_RANKS = 256  # largest number of ranks, for which a control segment has room (engine_ext/shared/layout.h)

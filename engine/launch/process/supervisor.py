@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
-from ... import readable
 from ...exit_report.report import take_page
 from ...host import processes, stacks
 from ...host.patience import Patience
 from ...host.signals import FLIGHT, read_signals
+from ...text import readable
 from ..report.failure_cause import End, describe
 from .guardian import Guardian
 from .outgoing import Outgoing

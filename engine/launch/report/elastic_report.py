@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
-from ... import readable
 from ...elastic.causes import Cause
 from ...elastic.places import Place
 from ...exit_report.report import NOTHING, ExitReport
 from ...host import processes
+from ...text import readable
 from ..process.output import Display
 from ..process.supervisor import Outcome
 from .failure_cause import traceback_span

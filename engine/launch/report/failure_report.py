@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ... import readable
-from ...bounded_reader import natural
 from ...errors import BY_CAUSE, MismatchError
 from ...exit_report.report import ABSENT, ExitReport
 from ...exit_report.report import NAME as REPORT_NAME
 from ...host import private_files, stacks
+from ...text import readable
+from ...text.bounded_reader import natural
 from ..process.output import TAIL_BYTES
 from .failure_cause import End, Verdict, claim_of, describe, judge, traceback_span
 

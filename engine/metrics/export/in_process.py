@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 
-from ...config import Config
+from ...config.config import Config
 from ...errors import ConfigError
-from ...logs import logger
+from ...text.logs import logger
 from ..errors import MetricsError
 from .rank_pages import Member, Stranger
 from .service import Service, Wanted

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from ...config import Config
+from ...config.config import Config
 from ...host import linux
 from ..elastic_job import ElasticJob
 from ..errors import MetricsError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ... import readable
+from ...text import readable
 from .rates import MUCH, Page, slow_host, slow_link
 from .summary import FEW_STEPS, Figures, Run, figures, lines
 

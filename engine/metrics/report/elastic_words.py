@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ... import readable
+from ...text import readable
 from ..elastic_job import ElasticJob
 
 SHOWN = 3  # resets that are listed one by one

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeGuard
 
+from ...config.launchers import JOBS
 from ...host.processes import Process, look, processes
-from ...launchers import JOBS
 from .. import elastic_job
 from ..elastic_job import ElasticJob
 from ..page import NAME, PageError, Snapshot, read

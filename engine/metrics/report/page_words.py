@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...readable import exact
+from ...text.readable import exact
 from ..knobs import GAUGES, Gauge
 from ..page import Snapshot
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ... import readable
+from ...text import readable
 from ..names import PHASES, STAGES
 from ..page import DURATIONS, PageError, Snapshot
 from . import page_words

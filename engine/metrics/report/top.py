@@ -14,10 +14,10 @@ import tty
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ... import readable
-from ...bounded_reader import natural
-from ...forms import Number, argument
+from ...config.forms import Number, argument
 from ...host.signals import caught
+from ...text import readable
+from ...text.bounded_reader import natural
 from .find_jobs import Attached, RunningJob, find
 from .rates import JobReading, rates
 

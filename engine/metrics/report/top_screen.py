@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ... import readable
+from ...text import readable
 from ..elastic_job import ElasticJob
 from ..page import PageError, Snapshot
 from . import elastic_words, page_words

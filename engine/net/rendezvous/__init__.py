@@ -20,10 +20,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 
-from ... import readable
+from ...config.world import World
 from ...errors import EngineError, RendezvousError
 from ...host import linux
-from ...world import World
+from ...text import readable
 from .cancellation import CancellationToken
 from .local_client import LocalClient
 from .local_server import LocalServer

@@ -8,14 +8,14 @@ import socket
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ... import readable
-from ...bounded_reader import natural, shorten
+from ...config.hub_address import HubAddress
+from ...config.world import World
 from ...errors import RendezvousError
 from ...host import network
 from ...host.network import Address
 from ...host.patience import Patience
-from ...hub_address import HubAddress
-from ...world import World
+from ...text import readable
+from ...text.bounded_reader import natural, shorten
 from ..event_loop import Coroutine
 from ..stream import GRACE, Connection
 from .inter_host import STRANGERS, Acceptor, HubDecision, InterHostRendezvous, refused

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ... import readable
-from ...bounded_reader import ReadError, number
+from ...config.world import World
 from ...errors import RendezvousError
 from ...host import network
 from ...host.network import Address
 from ...host.patience import Patience
-from ...logs import logger
-from ...world import World
+from ...text import readable
+from ...text.bounded_reader import ReadError, number
+from ...text.logs import logger
 from ..event_loop import Coroutine, Wait
 from ..stream import AGAIN, GRACE, AuthenticationError, Connection, call
 from ..unix_sockets import ready_to_read

@@ -26,15 +26,15 @@ from functools import cached_property
 from itertools import count
 from typing import Any
 
-from ... import readable
+from ...config.world import World
 from ...errors import RendezvousError
 from ...host import linux, network
 from ...host.network import Address
 from ...host.patience import Patience
 from ...host.sockets import SHORT, retry_short
 from ...host.strangers import NO_DESCRIPTORS, Strangers, accept
-from ...logs import logger
-from ...world import World
+from ...text import readable
+from ...text.logs import logger
 from ..event_loop import Coroutine, EventLoop, Wait
 from ..stream import ANSWERS, AuthenticationError, Connection, answer
 from .layout import Layout

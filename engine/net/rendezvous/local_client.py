@@ -10,12 +10,12 @@ import time
 from itertools import islice
 from typing import Any
 
-from ... import readable
-from ...bounded_reader import number, text, whole
+from ...config.world import World
 from ...errors import EngineError, RendezvousError
 from ...host.patience import Patience
 from ...host.sockets import retry_short, send_all
-from ...world import World
+from ...text import readable
+from ...text.bounded_reader import number, text, whole
 from .. import frames
 from ..stream import GRACE, frame, sign, take
 from ..unix_sockets import close_all, peer_uid, ready_to_read, receive

@@ -14,13 +14,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain
 
-from ... import readable
+from ...config.world import World
 from ...errors import CalledOff, EngineError, RendezvousError
 from ...host import linux
 from ...host.patience import Patience
 from ...host.sockets import retry_short, send_all
 from ...host.strangers import SPARE, Strangers, accept, reserve
-from ...world import World
+from ...text import readable
 from .. import frames
 from ..stream import GRACE, frame, sign, take
 from ..unix_sockets import GROUP, close_all, peer_uid, receive

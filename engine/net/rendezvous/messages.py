@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-from ... import readable
-from ...bounded_reader import shorten, whole
+from ...config.setting import variable
+from ...config.world import World
 from ...elastic.builds import SOURCES
 from ...errors import CalledOff, IncompatibleRanksError, RendezvousError
 from ...host import linux
-from ...setting import variable
-from ...world import World
+from ...text import readable
+from ...text.bounded_reader import shorten, whole
 from ..unix_sockets import close_all
 from .layout import Layout
 

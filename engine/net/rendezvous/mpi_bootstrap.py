@@ -19,13 +19,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ...bounded_reader import parse_json, text, whole
+from ...config.forms import MOST_PORTS
+from ...config.hub_address import HubAddress
+from ...config.world import World
 from ...errors import ConfigError, RendezvousError
-from ...forms import MOST_PORTS
 from ...host import network
 from ...host.patience import Patience
-from ...hub_address import HubAddress
-from ...world import World
+from ...text.bounded_reader import parse_json, text, whole
 
 BYTES = 4096  # size of the padded message: no rank but the first knows the length of its text
 ADDRESSES = 16  # most addresses of rank 0's host that are sent

@@ -6,8 +6,8 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
+from ...config.world import World
 from ...errors import ConfigError
-from ...world import World
 from .mpi_bootstrap import begin, nobody_failed, wait
 
 FUNCTIONS = ("isend", "irecv", "test", "cancel", "iallreduce")

@@ -8,12 +8,12 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from ...bounded_reader import text, whole
+from ...config.world import World
 from ...errors import RendezvousError
 from ...host import network
 from ...host.network import Address, read_address
 from ...host.patience import Patience
-from ...world import World
+from ...text.bounded_reader import text, whole
 from ..event_loop import Coroutine, EventLoop, Wait
 from ..frames import parse
 from ..stream import AGAIN, AuthenticationError, Connection, call

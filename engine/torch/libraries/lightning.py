@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from ... import place
+from ...config.forms import MOST_PORTS, Whole
+from ...config.setting import read
 from ...errors import EngineError
-from ...forms import MOST_PORTS, Whole
 from ...frameworks.optimizer import Distributed
-from ...setting import read
+from ...session import topology
 from ..optimizer import DistributedOptimizer
 from ..state import broadcast_parameters
 from .world import export_place
@@ -84,22 +84,22 @@ def _environment_of(base: Any) -> Any:
         main_port = property(lambda _: read(Whole(1, MOST_PORTS), os.environ["MASTER_PORT"], "MASTER_PORT"))
 
         def world_size(self) -> int:
-            return place.size()
+            return topology.size()
 
         def set_world_size(self, size: int) -> None:
             """Do nothing; the engine determines the size."""
 
         def global_rank(self) -> int:
-            return place.rank()
+            return topology.rank()
 
         def set_global_rank(self, rank: int) -> None:
             """Do nothing; the engine determines the rank."""
 
         def local_rank(self) -> int:
-            return place.local_rank()
+            return topology.local_rank()
 
         def node_rank(self) -> int:
-            return place.cross_rank()
+            return topology.cross_rank()
 
         def teardown(self) -> None:
             """Do nothing; the launcher's variables stay."""
@@ -121,12 +121,12 @@ class _Gradients:
         device = self.parallel_devices[0]
         if device.type != "cuda":
             return device
-        return torch.device("cuda", place.local_rank() % torch.cuda.device_count())
+        return torch.device("cuda", topology.local_rank() % torch.cuda.device_count())
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
         """Arguments of Lightning's sampler for this rank's share of the data."""
-        return {"num_replicas": place.size(), "rank": place.rank()}
+        return {"num_replicas": topology.size(), "rank": topology.rank()}
 
     def configure_ddp(self) -> None:
         """Broadcast the parameters and buffers of rank 0; the model stays unwrapped."""

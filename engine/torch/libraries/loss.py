@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ... import place
-from ...types import Sum
+from ...collectives.reduce_ops import Sum
+from ...session import topology
 from ..ops import allreduce
 
 
@@ -29,4 +29,4 @@ def global_mean(total: torch.Tensor, count: torch.Tensor | int) -> torch.Tensor:
     """
     counts = torch.as_tensor(count, dtype=torch.float64, device="cpu").detach().reshape(())
     over_all = float(allreduce(counts, op=Sum, name=None))
-    return total * (place.size() / max(over_all, 1.0))
+    return total * (topology.size() / max(over_all, 1.0))

@@ -10,10 +10,11 @@ import os
 
 import torch
 
-from ... import objects, place, runtime
+from ...collectives import objects
+from ...config.launchers import TORCHRUN_PLACE
 from ...errors import EngineError
 from ...host.machine import free_port
-from ...launchers import TORCHRUN_PLACE
+from ...session import runtime, topology
 
 
 def export_place() -> None:
@@ -34,11 +35,11 @@ def export_place() -> None:
             "engine.torch.libraries does not go with elastic jobs: the process group that Trainer, Accelerate and "
             "Lightning make keeps its ranks; start the job without --min-np and --max-np, and resume from a checkpoint"
         )
-    own = (place.rank(), place.local_rank(), place.size(), place.local_size())
-    kept = [_is_told(own)] * (place.size() == 1) or objects.allgather_object(_is_told(own))
+    own = (topology.rank(), topology.local_rank(), topology.size(), topology.local_size())
+    kept = [_is_told(own)] * (topology.size() == 1) or objects.allgather_object(_is_told(own))
     if not all(kept):
         host = world.hub.host if world.several_hosts and world.hub is not None else "127.0.0.1"
-        port = objects.broadcast_object(free_port("") if place.rank() == 0 else None)
+        port = objects.broadcast_object(free_port("") if topology.rank() == 0 else None)
         values = (*(str(number) for number in own), host, str(port))
         os.environ.update(zip(TORCHRUN_PLACE, values, strict=True))
     if not torch.cuda.is_available():
@@ -58,10 +59,10 @@ def expect_same_place(library: str, rank: int, size: int) -> None:
     ------
     EngineError
     """
-    if (rank, size) != (place.rank(), place.size()):
+    if (rank, size) != (topology.rank(), topology.size()):
         raise EngineError(
-            f"{library} takes this process for rank {rank} of {size}, and the engine for rank {place.rank()} of "
-            f"{place.size()}: call engine.torch.libraries.export_place() after init() and before TrainingArguments, "
+            f"{library} takes this process for rank {rank} of {size}, and the engine for rank {topology.rank()} of "
+            f"{topology.size()}: call engine.torch.libraries.export_place() after init() and before TrainingArguments, "
             "Accelerator, or anything else of these libraries is made; on a machine with a GPU that is not to be "
             "used, also give use_cpu=True (TrainingArguments) or cpu=True (Accelerator)"
         )

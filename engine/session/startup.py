@@ -15,28 +15,29 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from . import config, logs, readable
-from .device import Device
-from .errors import ConfigError, EngineError, RendezvousError
-from .host import linux, stacks
-from .host.machine import cpu_quota
-from .host.patience import Patience
-from .metrics import own_page
-from .metrics.export.in_process import InProcess
-from .native import core, setup
-from .net.rendezvous import CancellationToken, Gathered, gather, mpi_lanes
-from .net.rendezvous.layout import Layout
-from .net.rendezvous.mpi_bootstrap import OtherFailedError
-from .net.rendezvous.set_connections import SetConnector
-from .net.stream import GRACE
-from .process_sets import ProcessSet, Registry
-from .trace.flight import Recorder
-from .trace.timeline import Timeline
-from .tuning.journals import check_log, knobs_of
-from .tuning.knobs import words
-from .tuning.trial_loop import Spent, Tuning
-from .watch import Watch
-from .world import World
+from ..collectives.process_sets import ProcessSet, Registry
+from ..config import config
+from ..config.world import World
+from ..errors import ConfigError, EngineError, RendezvousError
+from ..gpu.device import Device
+from ..host import linux, stacks
+from ..host.machine import cpu_quota
+from ..host.patience import Patience
+from ..metrics import own_page
+from ..metrics.export.in_process import InProcess
+from ..native import core, setup
+from ..net.rendezvous import CancellationToken, Gathered, gather, mpi_lanes
+from ..net.rendezvous.layout import Layout
+from ..net.rendezvous.mpi_bootstrap import OtherFailedError
+from ..net.rendezvous.set_connections import SetConnector
+from ..net.stream import GRACE
+from ..text import logs, readable
+from ..trace.flight import Recorder
+from ..trace.timeline import Timeline
+from ..tuning.journals import check_log, knobs_of
+from ..tuning.knobs import words
+from ..tuning.trial_loop import Spent, Tuning
+from .monitor import Watch
 
 DEFAULT_SPIN_US = 25.0
 DEFAULT_YIELD_US = 50.0

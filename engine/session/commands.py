@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from typing import Any, Never
 
-from . import config, runtime
-from .errors import EngineError
-from .trace.timeline import Timeline
+from ..config import config
+from ..errors import EngineError
+from ..trace.timeline import Timeline
+from . import runtime
 
 
 def set_knobs(

@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from . import place, readable
+from ..errors import EngineError, MismatchError, UnsupportedTensorError
+from ..native import memory
+from ..session import topology
+from ..text import readable
 from .adapters import adapter_of
 from .collectives import barrier, broadcast_, broadcast_async_
-from .errors import EngineError, MismatchError, UnsupportedTensorError
 from .failures import announce
-from .native import memory
 from .process_sets import ProcessSet, global_process_set
 
 Described = dict[str, tuple[str, int]]  # by name: a description, and a checksum of the value, or 0 if it may differ
@@ -55,7 +56,7 @@ def broadcast_object(
     data = b""
     if name is None:
         barrier(process_set=process_set)  # After it the ranks agree on the number of unnamed operations.
-    if place.rank() == root_rank:
+    if topology.rank() == root_rank:
         try:
             data = pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
         except Exception as error:  # `__reduce__` may raise anything, and the other ranks have to learn of it.

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..native import handles
 from .adapters import adapter_of
 from .collectives import number_of, share_of
 from .compression import resolve
 from .failures import announce
 from .handles import Handle
-from .native import handles
 from .process_sets import ProcessSet, global_process_set
-from .types import Average
+from .reduce_ops import Average
 
 
 class GatherHandle(Handle):

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import readable
-from .errors import ConfigError
+from ..errors import ConfigError
+from ..text import readable
 from .forms import Form
 
 PREFIX = "ENGINE_"
@@ -87,7 +87,7 @@ class Setting:
     default : Any
     unit, doc : str
     parse : Form
-        Parser that converts a value or refuses it (`engine.forms`).
+        Parser that converts a value or refuses it (`engine.config.forms`).
     alias : str or None
         Another environment variable, read if the setting's own is not set.
     none : str

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..errors import ArgumentError
+from ..native import handles, memory
 from .adapters import Adapter, adapter_of
 from .compression import resolve
-from .errors import ArgumentError
 from .failures import announce
 from .handles import Handle
-from .native import handles, memory
 from .process_sets import ProcessSet, global_process_set
-from .types import Average, Op
+from .reduce_ops import Average, Op
 
 
 def allreduce_async_(
@@ -70,7 +70,7 @@ def allreduce(
     prescale_factor, postscale_factor : float, optional
         Factors for the inputs, and for the result.
     compression : optional
-        `Compression.none`, `fp16`, `bf16` or `tuned`, or a compressor of one's own (`engine.compression`). Equal on all
+        `Compression.none`, `fp16`, `bf16` or `tuned`, or a compressor of one's own (`engine.Compressor`). Equal on all
         ranks.
 
     Returns

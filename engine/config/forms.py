@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from . import readable
-from .host import machine
-from .host.patience import LONGEST
+from ..host import machine
+from ..host.patience import LONGEST
+from ..text import readable
 
 Form = Callable[[Any], Any]
 LARGEST = 1 << 60  # largest number of bytes, and of numbers that are only compared

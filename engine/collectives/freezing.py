@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from . import objects, readable, runtime
-from .errors import EngineError
+from ..errors import EngineError
+from ..session import runtime
+from ..text import readable
+from . import objects
 from .process_sets import global_process_set
 
 NAME = "engine.freeze"  # name of the allgather by which ranks agree

@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from operator import index
 from typing import Any
 
-from . import readable
-from .errors import DuplicateNameError, ForkedError, NotInitializedError, UnsupportedTensorError, WorldError
-from .native import core
+from ..errors import DuplicateNameError, ForkedError, NotInitializedError, UnsupportedTensorError, WorldError
+from ..native import core
+from ..text import readable
 from .process_sets import ProcessSet
 
 # Errors that are not announced: the end of the world, which every rank learns of, and a name that is in flight.

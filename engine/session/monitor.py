@@ -18,15 +18,15 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from . import readable
-from .errors import WorldError
-from .exit_report import writer
-from .host.signals import FLIGHT
-from .host.stacks import NOT_THE_USERS
-from .logs import logger
-from .native import core
-from .process_sets import Registry
-from .trace.flight import Recorder, now, snapshot
+from ..collectives.process_sets import Registry
+from ..errors import WorldError
+from ..exit_report import writer
+from ..host.signals import FLIGHT
+from ..host.stacks import NOT_THE_USERS
+from ..native import core
+from ..text import readable
+from ..text.logs import logger
+from ..trace.flight import Recorder, now, snapshot
 
 TRACEBACK = "traceback.txt"
 TOLD_SECONDS = 2.0  # longest wait of a line about an exception for the line about the failure

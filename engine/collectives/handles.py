@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .native import handles
+from ..native import handles
 
 
 class Handle:

@@ -12,7 +12,7 @@ from collections.abc import Generator
 from typing import Any, ClassVar
 
 from .adapters import adapter_of
-from .types import Adasum
+from .reduce_ops import Adasum
 
 
 class Compressor:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 
-from . import config, runtime
-from .errors import NotInitializedError
-from .net.rendezvous.layout import Layout
-from .running import Running
-from .world import NO_LAUNCHER, World, find_place
+from ..config import config
+from ..config.world import NO_LAUNCHER, World, find_place
+from ..errors import NotInitializedError
+from ..net.rendezvous.layout import Layout
+from . import runtime
+from .startup import Running
 
 
 def rank() -> int:

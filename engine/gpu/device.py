@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from . import readable
-from .config import Config
-from .errors import DeviceError, WorldError
-from .host.patience import Patience
-from .logs import logger
+from ..config.config import Config
+from ..errors import DeviceError, WorldError
+from ..host.patience import Patience
+from ..text import readable
+from ..text.logs import logger
 
 if TYPE_CHECKING:
-    from .gpu.freezing import Frozen, FrozenPass, Reduction
-    from .gpu.plane import Plane
-    from .native import core
+    from ..native import core
+    from .freezing import Frozen, FrozenPass, Reduction
+    from .plane import Plane
 
 LEAVING = 2.0  # seconds to wait for other ranks, whose GPUs may still read memory of this one
 
@@ -121,7 +121,7 @@ class Device:
 
         No collective may be under way then. Submissions of other threads wait until all ranks have frozen the pass.
         """
-        from .gpu.freezing import FrozenPass
+        from .freezing import FrozenPass
 
         self._open(self._engine, self._members[self._engine], ordinal)
         assert self._plane is not None
@@ -174,7 +174,7 @@ class Device:
 
     def _connect(self, engine: core.Engine, member: _Member, ordinal: int) -> Plane:
         """Connect the ranks of an engine on the GPU plane, which is opened if necessary, and return the plane."""
-        from .gpu.plane import Plane
+        from .plane import Plane
 
         if engine is self._engine:
             if self._plane is None:

@@ -34,7 +34,7 @@ from engine_ext.errors import (
     WorldError,
 )
 
-from . import readable
+from ..text import readable
 
 __all__ = [
     "ArgumentError",

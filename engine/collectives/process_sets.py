@@ -17,13 +17,13 @@ from itertools import chain
 from operator import index
 from typing import Any
 
-from . import readable
-from .device import Device
-from .errors import EngineError, NotInitializedError, RendezvousError
-from .host.patience import Patience
-from .native import core
-from .net.rendezvous.set_connections import Connections, SetConnector
-from .net.unix_sockets import close_all
+from ..errors import EngineError, NotInitializedError, RendezvousError
+from ..gpu.device import Device
+from ..host.patience import Patience
+from ..native import core
+from ..net.rendezvous.set_connections import Connections, SetConnector
+from ..net.unix_sockets import close_all
+from ..text import readable
 
 IDLE = 2.0  # seconds for threads to leave a set that has no operation in flight
 

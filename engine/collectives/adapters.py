@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from . import readable
-from .errors import UnsupportedTensorError
-from .frameworks.table import binding_of, bound_to
+from ..errors import UnsupportedTensorError
+from ..frameworks.table import binding_of, bound_to
+from ..text import readable
 
 
 class Adapter(Protocol):

@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from . import config, logs, readable
-from . import waiting_room as waiting
-from .bounded_reader import natural
-from .device import Device
-from .errors import (
+from ..collectives.process_sets import WAITING, ProcessSet, check_sets, uninitialized
+from ..config import config
+from ..config.world import World, detect, find_place
+from ..errors import (
     ConfigError,
     EngineError,
     ForkedError,
@@ -29,19 +28,21 @@ from .errors import (
     RendezvousError,
     WorldError,
 )
-from .exit_report import writer
-from .frameworks import moving
-from .host import linux
-from .host.kubernetes import service_links
-from .host.processes import look
-from .metrics.export.in_process import InProcess, listen
-from .metrics.names import STATES
-from .native import core
-from .net.rendezvous import CancellationToken, mpi_bootstrap
-from .process_sets import WAITING, ProcessSet, check_sets, uninitialized
-from .running import Prepared, Running, await_all, await_engines, prepare, start, tell_failure
-from .waiting_room import GATE, WaitingRoom
-from .world import World, detect, find_place
+from ..exit_report import writer
+from ..frameworks import moving
+from ..gpu.device import Device
+from ..host import linux
+from ..host.kubernetes import service_links
+from ..host.processes import look
+from ..metrics.export.in_process import InProcess, listen
+from ..metrics.names import STATES
+from ..native import core
+from ..net.rendezvous import CancellationToken, mpi_bootstrap
+from ..text import logs, readable
+from ..text.bounded_reader import natural
+from . import pending
+from .pending import GATE, WaitingRoom
+from .startup import Prepared, Running, await_all, await_engines, prepare, start, tell_failure
 
 _FORKED = (
     "the engine was initialised in process {parent}, and this is its forked child {child}. Use the start method "
@@ -391,14 +392,14 @@ def enter(world: World, called_off: CancellationToken | None = None) -> None:
         room.told.optimizers, room.told.sets = moving.count(), [each._ranks for each in room.sets]
         running = start(prepared, called_off)
         try:
-            everybody = waiting.meet(running.engine, room.told, called_off)
+            everybody = pending.meet(running.engine, room.told, called_off)
         except BaseException:
             _close(running, 0.0)
             raise
         _running, _room = running, None
         atexit.unregister(shutdown)
         atexit.register(shutdown)
-        waiting.settle(running, room, everybody)
+        pending.settle(running, room, everybody)
     for callback in _on_enter:
         callback()
 

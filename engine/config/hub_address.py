@@ -14,13 +14,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from . import readable
-from .bounded_reader import ReadError, read_text
-from .errors import ConfigError
+from ..errors import ConfigError
+from ..host.network import Address
+from ..text import readable
+from ..text.bounded_reader import ReadError, read_text
+from ..text.logs import logger
 from .forms import Whole
-from .host.network import Address
 from .launchers import OPEN_MPI, PMI, SLURM, TORCHRUN
-from .logs import logger
 from .setting import read_variable
 
 _FIRST_PORT, _PORTS = 10_240, 20_000  # ports below the kernels' default ephemeral range that few services use
@@ -67,7 +67,7 @@ def find(source: str, job: str, environ: Mapping[str, str]) -> HubAddress:
     job : str
         Text that is equal on all ranks of this job, and differs from that of other jobs.
     environ : mapping
-        Result of `engine.config.environment()`.
+        Result of `config.environment()`.
 
     Raises
     ------

@@ -8,7 +8,7 @@ rank and size is skipped if another one is complete (Slurm, Flux and others set 
 variables); otherwise it is an error. Without a launcher there is one rank.
 
 A job is on several hosts if a launcher says that only some of the ranks are on this host. Such a job needs a secret and
-a meeting address (`engine.hub_address`), or MPI, over which ranks agree on both
+a meeting address (`engine.config.hub_address`), or MPI, over which ranks agree on both
 (`engine.net.rendezvous.mpi_bootstrap`).
 """
 
@@ -20,9 +20,9 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from .errors import ConfigError
+from ..errors import ConfigError
+from ..host import processes
 from .forms import MOST, Whole
-from .host import processes
 from .hub_address import BY_MPI, HubAddress, find, is_given, lacking_secret, secret
 from .launchers import LAUNCHERS, PMI, SLURM, SLURM_JOB, TORCHRUN, Launcher
 from .setting import read_variable
@@ -106,7 +106,7 @@ def detect(environ: Mapping[str, str], agree: Callable[[World], World | None] | 
     Parameters
     ----------
     environ : mapping
-        Result of `engine.config.environment()`.
+        Result of `config.environment()`.
     agree : callable, optional
         Called on several hosts if an MPI launcher has set no secret or no meeting address. It returns the world on
         which the ranks have agreed over MPI, or None if they cannot. Collective.

@@ -14,9 +14,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from .errors import ConfigError
+from ..errors import ConfigError
+from ..host.kubernetes import service_links
 from .forms import Bytes, Number, Whole, Words, cache, level, optional, path, seconds, text, truth
-from .host.kubernetes import service_links
 from .setting import PREFIX, Knob, Option, Setting, read, setting, variable
 
 # Variables of Horovod that are not an alias of a setting.

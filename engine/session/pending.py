@@ -14,17 +14,18 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
 
-from . import config, logs
-from .errors import ConfigError
-from .frameworks import moving
-from .launchers import LAUNCHERS
-from .metrics.export.in_process import InProcess, listen
-from .native import core
-from .net.rendezvous import CancellationToken
-from .process_sets import ProcessSet, global_process_set
-from .running import Running, Told
-from .tuning.trial_loop import Spent
-from .world import World
+from ..collectives.process_sets import ProcessSet, global_process_set
+from ..config import config
+from ..config.launchers import LAUNCHERS
+from ..config.world import World
+from ..errors import ConfigError
+from ..frameworks import moving
+from ..metrics.export.in_process import InProcess, listen
+from ..native import core
+from ..net.rendezvous import CancellationToken
+from ..text import logs
+from ..tuning.trial_loop import Spent
+from .startup import Running, Told
 
 GATE = "ENGINE_GATE"
 """Variable of every process of an elastic job: the address at which it asks for its place in a world."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def _how_to_build(cause: ImportError) -> str:
-    root = Path(__file__).resolve().parent.parent
+    root = Path(__file__).resolve().parents[2]
     lines = [f"engine's native extension cannot be imported ({cause})."]
     if (root / "pyproject.toml").exists():
         lines += [

@@ -1,0 +1,1 @@
+"""Collectives of tensors and objects, on the engine of a process set."""
