@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from .collectives.objects import allgather_object, broadcast_object, check_consistency
     from .collectives.process_sets import ProcessSet, global_process_set
     from .collectives.reduce_ops import Adasum, Average, Max, Min, Op, Product, Sum
-    from .compat.builds import (
+    from .frameworks.builds import (
         ccl_built,
         cuda_built,
         ddl_built,
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from .session.topology import cross_rank, cross_size, is_homogeneous, local_rank, local_size, rank, size
 
 _MODULES = {
-    "compat.builds": (
+    "frameworks.builds": (
         "ccl_built cuda_built ddl_built gloo_built gloo_enabled mpi_built mpi_enabled mpi_threads_supported nccl_built "
         "rocm_built"
     ),
@@ -181,16 +181,16 @@ def DistributedOptimizer(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
     TypeError
         `optimizer` is not an optimizer of a framework that the engine has a binding for.
     """
-    from .frameworks import table
+    from .collectives import bindings
 
-    framework = table.framework_of(optimizer)
+    framework = bindings.framework_of(optimizer)
     if framework is not None:
-        return table.binding_of(framework).DistributedOptimizer(optimizer, *args, **kwargs)
+        return bindings.binding_of(framework).DistributedOptimizer(optimizer, *args, **kwargs)
     if isinstance(optimizer, type):
         given = f"the class {optimizer.__module__}.{optimizer.__qualname__}: call it to make an optimizer"
     else:
         given = f"an object of {type(optimizer).__module__}.{type(optimizer).__qualname__}"
-    known = ", ".join(each.optimizers for each in table.BOUND.values())
+    known = ", ".join(each.optimizers for each in bindings.BOUND.values())
     raise TypeError(f"DistributedOptimizer knows optimizers of these classes: {known}. It was given {given}")
 
 

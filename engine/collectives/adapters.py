@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..errors import UnsupportedTensorError
-from ..frameworks.table import binding_of, bound_to
 from ..text import readable
+from .bindings import binding_of, bound_to
 
 
 class Adapter(Protocol):

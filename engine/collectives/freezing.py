@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ..errors import EngineError
-from ..session import runtime
 from ..text import readable
 from . import objects
 from .process_sets import global_process_set
@@ -45,7 +44,6 @@ def agree(look: Callable[[], Plan | None]) -> Plan | None:
     EngineError
         `look` has raised it, on this rank or on another one. Or some ranks have frozen it already, and others have not.
     """
-    runtime.engine()  # Raise if this process has no engine, or is a forked child.
     refusal: EngineError | None = None
     plan = None
     try:

@@ -15,7 +15,6 @@ import numpy as np
 
 from ..errors import EngineError, MismatchError, UnsupportedTensorError
 from ..native import memory
-from ..session import topology
 from ..text import readable
 from .adapters import adapter_of
 from .collectives import barrier, broadcast_, broadcast_async_
@@ -56,7 +55,8 @@ def broadcast_object(
     data = b""
     if name is None:
         barrier(process_set=process_set)  # After it the ranks agree on the number of unnamed operations.
-    if topology.rank() == root_rank:
+    world_rank = process_set.engine.numbers[process_set.engine.rank]
+    if world_rank == root_rank:
         try:
             data = pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
         except Exception as error:  # `__reduce__` may raise anything, and the other ranks have to learn of it.

@@ -12,7 +12,7 @@ from importlib.util import spec_from_loader
 from types import ModuleType
 from typing import Any
 
-from ..frameworks.table import BOUND
+from ..collectives.bindings import BOUND
 
 ROOT = "horovod"
 SEE = "docs/migration.md says what there is"

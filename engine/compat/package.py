@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..runner.function import run
+from .. import run
 
 __all__ = ["__version__", "run"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from importlib.util import find_spec
 
-from ..frameworks.table import BOUND
-from . import builds
+from ..collectives.bindings import BOUND
+from ..frameworks import builds
 
 __all__ = [
     "ccl_built",

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from .builds import Build
+from ..config.builds import Build
 from .places import Place, Slot
 
 

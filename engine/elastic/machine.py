@@ -48,8 +48,8 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
+from ..config.builds import Builds
 from . import events, texts
-from .builds import Builds
 from .causes import Cause, Causes, Kind
 from .events import Action, Event, Why
 from .hosts import Hosts

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
-from .builds import Build
+from ..config.builds import Build
 from .causes import Kind
 from .hosts import Hosts
 from .limits import Limits

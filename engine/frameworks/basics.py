@@ -6,7 +6,11 @@ from ..collectives.compression import Compression, Compressor
 from ..collectives.objects import allgather_object, broadcast_object, check_consistency
 from ..collectives.process_sets import ProcessSet, global_process_set
 from ..collectives.reduce_ops import Adasum, Average, Max, Min, Op, Product, Sum
-from ..compat.builds import (
+from ..errors import CollectiveError as HorovodInternalError
+from ..session.commands import start_timeline, stop_timeline
+from ..session.runtime import add_process_set, is_initialized, remove_process_set, shutdown
+from ..session.topology import cross_rank, cross_size, is_homogeneous, local_rank, local_size, rank, size
+from .builds import (
     ccl_built,
     cuda_built,
     ddl_built,
@@ -18,10 +22,6 @@ from ..compat.builds import (
     nccl_built,
     rocm_built,
 )
-from ..errors import CollectiveError as HorovodInternalError
-from ..session.commands import start_timeline, stop_timeline
-from ..session.runtime import add_process_set, is_initialized, remove_process_set, shutdown
-from ..session.topology import cross_rank, cross_size, is_homogeneous, local_rank, local_size, rank, size
 from .learning_rate import scale_learning_rate
 from .surface import barrier, init, join
 

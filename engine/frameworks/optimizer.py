@@ -17,8 +17,7 @@ from ..collectives import objects
 from ..collectives.process_sets import WAITING
 from ..errors import EngineError, NotInitializedError
 from ..native import core, gradients
-from ..session import runtime
-from . import moving
+from ..session import optimizers, runtime
 from .agreement import claim_name, expect_agreement
 from .first_step import FirstStep
 from .no_reducer import NoReducer
@@ -143,7 +142,7 @@ class Wrapping(ABC):
         self._begun, self._first = False, None
 
     def move(self, root: int | None) -> None:
-        """Restart in the world that this process has just entered. Collective. See `moving.Movable`.
+        """Restart in the world that this process has just entered. Collective. See `optimizers.MovableOptimizer`.
 
         Gradients are dropped, since after a failure only some of them may be reduced.
         """
@@ -257,7 +256,7 @@ class Wrapping(ABC):
         optimizer.__class__ = type(kind.__name__, (distributed, kind), same | namespace)
         optimizer._engine = self
         self._optimizer = weakref.ref(optimizer)
-        moving.register(self)
+        optimizers.register_optimizer(self)
 
     def before_step(self, closure: Any = None) -> Any:
         """Reduce the gradients before a step uses them.
@@ -313,7 +312,7 @@ class Wrapping(ABC):
 
     def end(self) -> None:
         """Undo the wrapping, except for the class."""
-        moving.forget(self)
+        optimizers.forget_optimizer(self)
         self.reduction.remove()
 
 

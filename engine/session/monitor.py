@@ -18,7 +18,6 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from ..collectives.process_sets import Registry
 from ..errors import WorldError
 from ..exit_report import writer
 from ..host.signals import FLIGHT
@@ -27,6 +26,7 @@ from ..native import core
 from ..text import readable
 from ..text.logs import logger
 from ..trace.flight import Recorder, now, snapshot
+from .registry import ProcessSetRegistry
 
 TRACEBACK = "traceback.txt"
 TOLD_SECONDS = 2.0  # longest wait of a line about an exception for the line about the failure
@@ -74,7 +74,7 @@ def waiting(pending: list[dict[str, Any]], coordinator: int) -> list[str]:
 class Watch:
     """Hooks and monitor thread of one engine, from `start` to `stop`."""
 
-    def __init__(self, engine: core.Engine, sets: Registry, recorder: Recorder) -> None:
+    def __init__(self, engine: core.Engine, sets: ProcessSetRegistry, recorder: Recorder) -> None:
         self._engine = engine
         self._sets = sets
         self._recorder = recorder

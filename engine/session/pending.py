@@ -19,12 +19,12 @@ from ..config import config
 from ..config.launchers import LAUNCHERS
 from ..config.world import World
 from ..errors import ConfigError
-from ..frameworks import moving
 from ..metrics.export.in_process import InProcess, listen
 from ..native import core
 from ..net.rendezvous import CancellationToken
 from ..text import logs
 from ..tuning.trial_loop import Spent
+from .optimizers import move_optimizers
 from .startup import Running, Told
 
 GATE = "ENGINE_GATE"
@@ -176,7 +176,7 @@ def settle(running: Running, room: WaitingRoom, everybody: Sequence[Told]) -> No
         else:
             process_set._leave()
             running.show(running.sets.add(process_set, moved=True))
-    moving.move(min(told.optimizers for told in everybody), _newest(everybody))
+    move_optimizers(min(told.optimizers for told in everybody), _newest(everybody))
     _serve(running, room)
     if world.rank == 0 and (running.searching or not (running.settings.autotune or knobs)):
         running.tune(running, knobs, version)

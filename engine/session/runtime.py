@@ -29,7 +29,6 @@ from ..errors import (
     WorldError,
 )
 from ..exit_report import writer
-from ..frameworks import moving
 from ..gpu.device import Device
 from ..host import linux
 from ..host.kubernetes import service_links
@@ -40,7 +39,7 @@ from ..native import core
 from ..net.rendezvous import CancellationToken, mpi_bootstrap
 from ..text import logs, readable
 from ..text.bounded_reader import natural
-from . import pending
+from . import optimizers, pending
 from .pending import GATE, WaitingRoom
 from .startup import Prepared, Running, await_all, await_engines, prepare, start, tell_failure
 
@@ -389,7 +388,7 @@ def enter(world: World, called_off: CancellationToken | None = None) -> None:
         if room.serving is not None and world.local_rank != 0:
             room.serving.stop()  # Frees the port for the rank that serves this host next.
             room.serving = None
-        room.told.optimizers, room.told.sets = moving.count(), [each._ranks for each in room.sets]
+        room.told.optimizers, room.told.sets = optimizers.count_optimizers(), [each._ranks for each in room.sets]
         running = start(prepared, called_off)
         try:
             everybody = pending.meet(running.engine, room.told, called_off)

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ..collectives.process_sets import ProcessSet, Registry
+from ..collectives.process_sets import ProcessSet
 from ..config import config
 from ..config.world import World
 from ..errors import ConfigError, EngineError, RendezvousError
@@ -38,6 +38,7 @@ from ..tuning.journals import check_log, knobs_of
 from ..tuning.knobs import words
 from ..tuning.trial_loop import Spent, Tuning
 from .monitor import Watch
+from .registry import ProcessSetRegistry
 
 DEFAULT_SPIN_US = 25.0
 DEFAULT_YIELD_US = 50.0
@@ -82,7 +83,7 @@ class Running:
     world: World
     settings: config.Config
     watch: Watch
-    sets: Registry
+    sets: ProcessSetRegistry
     pid: int
     pids: dict[int, int]
     """Process ids of this host's ranks, by rank."""
@@ -385,7 +386,7 @@ def _surround(engine: core.Engine, prepared: Prepared, gathered: Gathered, set_l
             engine.tell(**own_page.begin(prepared.page, world.rank, world.local_rank, layout.hosts, prepared.host_name))
         device = Device(engine, crew, settings)
         undo.callback(device.close)
-        sets = Registry(engine, settings.shutdown_timeout, device, set_links)
+        sets = ProcessSetRegistry(engine, settings.shutdown_timeout, device, set_links)
         undo.callback(sets.close, 0.0)
         watch = Watch(engine, sets, Recorder(settings.output_dir, world.rank, world.number))
         undo.callback(watch.stop, settings.shutdown_timeout)

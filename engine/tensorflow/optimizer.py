@@ -6,13 +6,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from ..collectives.bindings import binding_of, framework_of
 from ..collectives.compression import Compression
 from ..collectives.process_sets import ProcessSet, global_process_set
 from ..collectives.reduce_ops import Adasum, Average
 from ..errors import EngineError
 from ..frameworks.agreement import claim_name, compares, expect_agreement
 from ..frameworks.options import Options
-from ..frameworks.table import binding_of, framework_of
 from .accumulation import Accumulation
 from .reduction import Reduction
 

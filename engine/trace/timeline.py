@@ -26,7 +26,7 @@ from ..text.logs import logger
 from .flight import WORLD
 
 if TYPE_CHECKING:
-    from ..collectives.process_sets import Registry
+    from ..collectives.process_sets import ProcessSetEngines
     from ..native import core, tracer
 
 _P = TypeVar("_P")
@@ -169,14 +169,14 @@ class Timeline:
                 error.errno, f"rank {self._rank} cannot write its timeline: {why}", str(self.path)
             ) from None
 
-    def start(self, engine: core.Engine, sets: Registry, hosts: int, world: str = "") -> None:
+    def start(self, engine: core.Engine, sets: ProcessSetEngines, hosts: int, world: str = "") -> None:
         """Start to record and to write.
 
         Parameters
         ----------
         engine : core.Engine
             Engine of the world.
-        sets : Registry
+        sets : ProcessSetEngines
             Process sets of the world. Call `add` for those added later.
         hosts : int
             Number of hosts of the world.
@@ -202,10 +202,10 @@ class Timeline:
     def add(self, number: int, engine: core.Engine) -> None:
         """Record a process set, too, until its removal. Writes nothing, so it does not block on the disk."""
         if all(track.number != number for track in list(self._tracks)):
-            share = min(self._burst, BURST / self._sets.crowd)
+            share = min(self._burst, BURST / self._sets.largest_membership)
             self._burst -= share
             try:
-                self._record(number, engine, share * self._sets.crowd)
+                self._record(number, engine, share * self._sets.largest_membership)
             except MemoryError as error:
                 logger.warning("process set %d is not in the timeline %s: %s", number, self.path, error)
 
@@ -256,7 +256,7 @@ class Timeline:
         rank that is in most process sets.
         """
         elapsed = time.monotonic() - self._started
-        return int(min(RATE, self._limit / (20 * LINE) / max(elapsed, 1.0)) / self._sets.crowd)
+        return int(min(RATE, self._limit / (20 * LINE) / max(elapsed, 1.0)) / self._sets.largest_membership)
 
     def _drain(self, track: _Track) -> None:
         if not track.tracer.clocked and not self._ending.is_set() and not track.tracer.closed:

@@ -14,9 +14,8 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..collectives.process_sets import Registry
 from ..config import config
 from ..errors import EngineError
 from ..native import core
@@ -28,6 +27,9 @@ from .listener import Listener
 from .process import TunerError, TunerProcess
 from .progress import Progress
 from .steps import Changed, Sample, Score, Steps
+
+if TYPE_CHECKING:
+    from ..collectives.process_sets import ProcessSetEngines
 
 PERIOD = 0.2  # seconds between two looks while searching
 WATCH = 10.0  # seconds between two looks after the search
@@ -76,7 +78,7 @@ class Tuning:
         Knobs to try right after the default; missing ones take the default's values.
     about : mapping
         Facts about the job for the log.
-    sets : Registry, optional
+    sets : ProcessSetEngines, optional
         Process sets of the world, which have knobs of their own.
     crews : sequence of int, optional
         Number of ranks of each host; by default, there is one host.
@@ -98,7 +100,7 @@ class Tuning:
         cpus: Sequence[int],
         first: Mapping[str, Any],
         about: Mapping[str, Any],
-        sets: Registry | None = None,
+        sets: ProcessSetEngines | None = None,
         crews: Sequence[int] = (),
         began: Mapping[str, Any] = MappingProxyType({}),
         version: int | None = None,
@@ -359,7 +361,7 @@ class Tuning:
 
     def _nothing(self) -> str:
         """Return the warning that nothing can be scored yet, with the reason."""
-        if self._sets is not None and self._sets.crowd > 1:
+        if self._sets is not None and self._sets.largest_membership > 1:
             return (
                 f"no step over all ranks has ended in the first {IDLE:g} s. Process sets, which this job has, are not "
                 "tuned, and steps of their optimizers do not count"

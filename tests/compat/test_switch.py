@@ -267,7 +267,7 @@ def test_a_main_script_that_imports_horovod_at_its_top_starts_its_own_ranks(tmp_
 
 
 def test_the_command_of_job_scripts_is_the_launcher_with_the_switch(programs):
-    command = (sys.executable, "-P", "-m", "engine.compat.horovodrun")
+    command = (sys.executable, "-P", "-m", "engine.launch.cli.horovodrun")
     options = ("-np", 1, "--gloo", "--start-timeout", 30, "--quiet")
     done = start(*command, *options, sys.executable, "probe.py", "a", cwd=programs)
     assert plain_lines(done.stdout) == [f"{FOUND} a"]
@@ -283,7 +283,7 @@ def test_the_command_leaves_an_installed_horovod_its_own(programs):
     entry = "[console_scripts]\nhorovodrun = their_launcher:run_commandline\n"
     (installed / "horovod-0.28.1.dist-info" / "entry_points.txt").write_text(entry)
     (installed / "their_launcher.py").write_text("import sys\ndef run_commandline(): print('theirs', *sys.argv[1:])\n")
-    command = (sys.executable, "-P", "-m", "engine.compat.horovodrun")
+    command = (sys.executable, "-P", "-m", "engine.launch.cli.horovodrun")
     done = start(*command, "-np", 2, "python", "probe.py", cwd=programs, path=(installed,))
     assert done.stdout == "theirs -np 2 python probe.py\n"
 

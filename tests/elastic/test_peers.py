@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from engine.config.builds import Build
 from engine.elastic import events
-from engine.elastic.builds import Build
 from engine.elastic.machine import Machine
 from engine.elastic.worker.messages import TalkError
 from engine.launch.elastic.worker_messages import SaidError, check, event_of

@@ -96,16 +96,16 @@ if {differs}:
 if late and worker > 0:
     until_files(here / "trained.0")
 import engine
-from engine import objects
+from engine.collectives import objects
 from engine.elastic import ObjectState, run
-from engine.frameworks import moving
+from engine.session.optimizers import register_optimizer
 class Wrapped:
     # as a wrapped optimizer
     def move(self, root):
         objects.compare({{"options": (f"passes={{passes}}", 0)}}, "the ranks give different options")
 engine.init()
 wrapped = Wrapped()
-moving.register(wrapped)
+register_optimizer(wrapped)
 @run
 def train(state):
     while not (here / "stop").exists() or state.step % 10:

@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 
 import engine
-from engine.collectives import process_sets
 from engine.net.rendezvous import local_client, local_server, messages
-from engine.session import monitor, runtime, startup
+from engine.session import monitor, registry, runtime, startup
 from engine.trace import timeline
 from engine.tuning import trial_loop
 
@@ -60,7 +59,7 @@ MEETING = {
 }
 """Steps of the rendezvous. Some are taken by one rank only: on the others nothing fails."""
 WITHIN_HOST = ("listening", "hello", "passing", "passed", "joining", "verdict", "joined")
-"""Coroutine between ranks of a host."""
+"""Steps between ranks of a host."""
 AFTER = {
     "links": (startup, "SetConnector"),
     "spin": (startup, "spin_us"),
@@ -70,7 +69,7 @@ AFTER = {
     "surround": (startup, "_surround"),
     "begin page": (startup.own_page, "begin"),
     "device": (startup, "Device"),
-    "registry": (startup, "Registry"),
+    "registry": (startup, "ProcessSetRegistry"),
     "recorder": (startup, "Recorder"),
     "watch": (startup, "Watch"),
     "watch start": (monitor.Watch, "start"),
@@ -78,15 +77,15 @@ AFTER = {
     "running": (startup, "Running"),
     "timeline start": (timeline.Timeline, "start"),
     "engines": (runtime, "await_engines"),
-    "sets": (process_sets.Registry, "add"),
-    "forming": (process_sets.Registry, "_form"),
+    "sets": (registry.ProcessSetRegistry, "add"),
+    "forming": (registry.ProcessSetRegistry, "_form"),
     "show": (startup.Running, "show"),
     "serving": (runtime.InProcess, "start"),
     "tune": (trial_loop.Tuning, "start"),
     "log": (runtime, "_log_start"),
     "all": (runtime, "await_all"),
 }
-"""Coroutine after a rank has met the others."""
+"""Steps after a rank has met the others."""
 STEPS = BEFORE | MEETING | AFTER
 
 

@@ -9,18 +9,18 @@ import sys
 import pytest
 
 import engine
-from engine.frameworks import table
+from engine.collectives import bindings
 
-INSTALLED = [each for each in table.BOUND.values() if importlib.util.find_spec(each.package) is not None]
+INSTALLED = [each for each in bindings.BOUND.values() if importlib.util.find_spec(each.package) is not None]
 
 # Frameworks and bindings that importing a binding loads beyond its framework's own.
 IMPORTS = """
 import sys
 from importlib import import_module
-from engine.frameworks import table
+from engine.collectives import bindings
 
 own, *others = sys.argv[1:]
-roots = {package for each in table.FRAMEWORKS for package in (each.package, *each.others.split())}
+roots = {package for each in bindings.FRAMEWORKS for package in (each.package, *each.others.split())}
 import_module(own)
 before = roots & {name.partition(".")[0] for name in sys.modules}
 import_module(f"engine.{own}")
@@ -30,8 +30,8 @@ print("bindings:", sorted(each for each in others if f"engine.{each}" in sys.mod
 
 
 @pytest.mark.parametrize("framework", INSTALLED, ids=lambda each: each.package)
-def test_a_binding_imports_no_framework_but_its_own(framework: table.Framework) -> None:
-    others = [each.package for each in table.FRAMEWORKS if each is not framework]
+def test_a_binding_imports_no_framework_but_its_own(framework: bindings.Framework) -> None:
+    others = [each.package for each in bindings.FRAMEWORKS if each is not framework]
     command = [sys.executable, "-c", IMPORTS, framework.package, *others]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
@@ -64,14 +64,14 @@ def test_an_object_belongs_to_the_framework_of_its_classes(
     bases: list[str], package: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Keras precedes its backends, and a class of the program belongs to its bases."""
-    rows = {each.package: each for each in table.FRAMEWORKS}
+    rows = {each.package: each for each in bindings.FRAMEWORKS}
     packages = {name: each for each in rows.values() for name in (each.package, *each.others.split())}
-    monkeypatch.setattr(table, "BOUND", rows)
-    monkeypatch.setattr(table, "_OF_PACKAGE", packages)
+    monkeypatch.setattr(bindings, "BOUND", rows)
+    monkeypatch.setattr(bindings, "_OF_PACKAGE", packages)
     kind: type = object
     for module in bases:
         kind = named(module, kind)
-    found = table.framework_of(kind())
+    found = bindings.framework_of(kind())
     assert (found and found.package) == package
 
 
@@ -87,4 +87,4 @@ def test_an_object_belongs_to_the_framework_of_its_classes(
 def test_what_is_no_optimizer_is_told_what_is(given: object, said: str) -> None:
     with pytest.raises(TypeError, match=said) as caught:
         engine.DistributedOptimizer(given)
-    assert all(each.optimizers in str(caught.value) for each in table.BOUND.values())
+    assert all(each.optimizers in str(caught.value) for each in bindings.BOUND.values())

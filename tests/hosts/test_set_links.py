@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from engine.collectives.process_sets import Registry
 from engine.errors import EngineError, RendezvousError
 from engine.net.rendezvous import Gathered
 from engine.net.rendezvous.layout import Layout
 from engine.net.rendezvous.set_connections import Connections, SetConnector
 from engine.net.unix_sockets import close_all
+from engine.session.registry import ProcessSetRegistry
 
 from .meeting import meet, worlds
 
@@ -121,7 +121,7 @@ def test_a_set_that_is_not_formed_leaves_no_descriptor(when: str) -> None:
         def open(self, ranks: tuple[int, ...], exchange: object, ended: object) -> Connections:
             return {1: [os.open(os.devnull, os.O_RDONLY) for _ in range(3)]}, {1: os.open(os.devnull, os.O_RDONLY)}
 
-    class OfASet(Registry):
+    class OfASet(ProcessSetRegistry):
         def _texts(self, subject: str, text: bytes) -> list[bytes]:
             if when == "connected":
                 raise RendezvousError("the world has ended")

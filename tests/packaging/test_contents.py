@@ -68,7 +68,7 @@ def test_wheel_names_the_command_and_its_license(wheel: Path) -> None:
     files = {Path(name).name: name for name in archive.namelist() if ".dist-info/" in name}
     entries = archive.read(files["entry_points.txt"]).decode()
     assert "enginerun = engine.launch.cli:main" in entries and "autotune = autotune.cli:main" in entries
-    assert "horovodrun = engine.compat.horovodrun:main" in entries
+    assert "horovodrun = engine.launch.cli.horovodrun:main" in entries
     assert "License-Expression: Apache-2.0" in archive.read(files["METADATA"]).decode()
 
 

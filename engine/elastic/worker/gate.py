@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from ...config.builds import Build
 from ...config.forms import LARGEST, MOST, Whole
 from ...config.setting import read
 from ...errors import ConfigError, EngineError, ForkedError, RendezvousError
@@ -22,7 +23,6 @@ from ...host.patience import Patience
 from ...host.sockets import retry_short
 from ...net.unix_sockets import peer_uid
 from ...text.bounded_reader import ReadError, shorten, whole
-from ..builds import Build
 from ..events import Why
 from ..places import Place, Slot
 from .messages import Talk, TalkError

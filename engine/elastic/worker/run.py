@@ -27,6 +27,7 @@ from types import FrameType, TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ...collectives import collectives
+from ...config.builds import Build
 from ...config.hub_address import HubAddress, host_and_port, secret
 from ...config.launchers import ENGINERUN
 from ...config.setting import variable
@@ -39,7 +40,6 @@ from ...session import runtime, topology
 from ...session.pending import GATE
 from ...text.logs import logger
 from ...trace import flight
-from ..builds import Build
 from ..events import Why
 from ..state import HostsUpdatedInterrupt, State
 from .gate import Assigned, Gate, JobOver, LetGo

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 
-from ...compat import builds
-from ...frameworks.table import BOUND
+from ...collectives.bindings import BOUND
+from ...frameworks import builds
 
 # `OTHERS` has the other launchers under which ranks find each other, each with a remark.
 MPI_SECONDS = 20.0  # longest time that the search for an MPI library may take

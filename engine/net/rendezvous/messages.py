@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
+from ...config.builds import SOURCES
 from ...config.setting import variable
 from ...config.world import World
-from ...elastic.builds import SOURCES
 from ...errors import CalledOff, IncompatibleRanksError, RendezvousError
 from ...host import linux
 from ...text import readable

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from importlib import metadata
 from typing import Any
 
-from ..launch import cli
+from . import main as run_enginerun
 
 
 def main(argv: Sequence[str] | None = None) -> Any:
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> Any:
     theirs = _of_horovod()
     if theirs is not None:
         return theirs()
-    return cli.main(["--horovod", *(sys.argv[1:] if argv is None else argv)])
+    return run_enginerun(["--horovod", *(sys.argv[1:] if argv is None else argv)])
 
 
 def _of_horovod() -> Callable[[], Any] | None:

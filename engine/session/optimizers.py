@@ -12,8 +12,8 @@ import weakref
 from typing import Protocol
 
 
-class Movable(Protocol):
-    """Object that `register` accepts."""
+class MovableOptimizer(Protocol):
+    """Object that `register_optimizer` accepts."""
 
     def move(self, root: int | None) -> None:
         """Restart in the world that this process has just entered. Collective.
@@ -28,37 +28,37 @@ class Movable(Protocol):
         """Become unusable, since some rank of the world does not have this object."""
 
 
-_live: list[weakref.ref[Movable]] = []
+_live: list[weakref.ref[MovableOptimizer]] = []
 
 
-def register(movable: Movable) -> None:
+def register_optimizer(optimizer: MovableOptimizer) -> None:
     """Register an object to be moved into each world that this process enters, as long as it is alive."""
-    _live.append(weakref.ref(movable))
+    _live.append(weakref.ref(optimizer))
 
 
-def forget(movable: Movable) -> None:
+def forget_optimizer(optimizer: MovableOptimizer) -> None:
     """Unregister an object."""
-    _live[:] = [each for each in _live if each() is not movable]
+    _live[:] = [each for each in _live if each() is not optimizer]
 
 
-def count() -> int:
+def count_optimizers() -> int:
     """Return the number of registered objects."""
-    return len(_alive())
+    return len(_live_optimizers())
 
 
-def move(common: int, root: int | None) -> None:
+def move_optimizers(common: int, root: int | None) -> None:
     """Move the first `common` objects into the world that this process has just entered; leave the others behind.
 
-    Collective. `root`: same as in `Movable.move`.
+    Collective. `root`: same as in `MovableOptimizer.move`.
     """
-    alive = _alive()
+    alive = _live_optimizers()
     for each in alive[common:]:
         each.leave_behind()
-        forget(each)
+        forget_optimizer(each)
     for each in alive[:common]:
         each.move(root)
 
 
-def _alive() -> list[Movable]:
+def _live_optimizers() -> list[MovableOptimizer]:
     _live[:] = [each for each in _live if each() is not None]
     return [there for each in _live if (there := each()) is not None]

@@ -1,0 +1,233 @@
+"""Process sets of the current world: their engines, and what ranks agree on when a set is added or removed."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from array import array
+from collections import Counter
+from collections.abc import Iterable
+from itertools import chain
+
+from ..collectives.process_sets import ProcessSet, check_ranks, distinct_ranks, global_process_set
+from ..errors import EngineError, NotInitializedError, RendezvousError
+from ..gpu.device import Device
+from ..host.patience import Patience
+from ..native import core
+from ..net.rendezvous.set_connections import Connections, SetConnector
+from ..net.unix_sockets import close_all
+from ..text import readable
+
+IDLE = 2.0  # seconds for threads to leave a set that has no operation in flight
+
+
+class ProcessSetRegistry:
+    """Registry of the process sets of one world. Adding and removing a set is collective over the world.
+
+    Parameters
+    ----------
+    world : core.Engine
+        Engine of the world, from its start to its end.
+    timeout : float
+        Seconds to wait for operations in flight when a set is removed.
+    device : Device
+        Opener of this rank's GPU, with which each set of this rank is registered.
+    links : SetConnector, optional
+        Connector of a set's ranks; None with one host.
+    """
+
+    def __init__(self, world: core.Engine, timeout: float, device: Device, links: SetConnector | None = None) -> None:
+        self._world = world
+        self._timeout = timeout
+        self._device = device
+        self._links = links
+        self._sets: dict[int, ProcessSet] = {}
+        self._next = 1
+        self._memberships: Counter[int] = Counter()
+        global_process_set._enter(0, world, world.numbers, world)
+
+    @property
+    def added(self) -> list[ProcessSet]:
+        """Sets that were added, in the order of their addition, without the global one."""
+        return list(self._sets.values())
+
+    @property
+    def engines(self) -> dict[int, core.Engine]:
+        """Engines of the sets that this rank is in, by the set's number."""
+        return {number: each._engine for number, each in list(self._sets.items()) if each._engine is not None}
+
+    def numbered(self, number: int) -> ProcessSet:
+        """Return the set with that `process_set_id`; 0 is the global one."""
+        if number == 0:
+            return global_process_set
+        if number not in self._sets:
+            raise NotInitializedError(f"there is no process set with the number {number}; it may have been removed")
+        return self._sets[number]
+
+    def called(self, number: int) -> ProcessSet:
+        """Return the set with that `call_number`."""
+        found = [each for each in (global_process_set, *self._sets.values()) if each.call_number == number]
+        if not found:
+            raise NotInitializedError(
+                f"there is no process set that compiled programs call {number}: it was removed, or engine.shutdown() "
+                "has ended it. Compile the program again for one that is there"
+            )
+        return found[0]
+
+    @property
+    def largest_membership(self) -> int:
+        """Largest number of engines on one rank, including that of the world; equal on all ranks."""
+        return 1 + max(self._memberships.values(), default=0)
+
+    def add(self, chosen: ProcessSet | Iterable[int], moved: bool = False) -> ProcessSet:
+        """Form a set and return it; a set is created if only ranks are given.
+
+        `moved`: the set comes from an earlier world of an elastic job, and may have all ranks of this one.
+        """
+        process_set = chosen if isinstance(chosen, ProcessSet) else ProcessSet(chosen)
+        if process_set.process_set_id is not None:
+            raise ValueError(f"{process_set} was added already")
+        ranks = process_set._ranks
+        communicator = process_set._communicator
+        if communicator is not None:
+            ranks = distinct_ranks(communicator.allgather(self._world.rank))
+        self._agree("add", ranks, process_set)
+        others = (*(() if moved else (global_process_set,)), *self._sets.values())
+        check_ranks(ranks, self._world.size, {each._ranks: each for each in others})
+        engine = self._form(process_set, ranks)
+        if engine is not None:
+            self._device.admit(engine, self._next)
+        process_set._enter(self._next, self._world, ranks, engine)
+        self._sets[self._next] = process_set
+        self._memberships.update(ranks)
+        self._next += 1
+        return process_set
+
+    def remove(self, process_set: ProcessSet) -> bool:
+        """Remove a set; return False if it was not registered."""
+        if process_set is global_process_set or process_set._world is not self._world:
+            return False
+        assert process_set.process_set_id is not None
+        self._agree("remove", process_set._ranks, process_set)
+        self._expect_idle(process_set)
+        if process_set._engine is not None:
+            process_set._engine.close(self._timeout)
+        self._world.barrier("engine.process_set.removed", True).wait()
+        if process_set._engine is not None:
+            self._device.release(process_set._engine)
+            process_set._engine.reclaim()
+        del self._sets[process_set.process_set_id]
+        self._memberships.subtract(process_set._ranks)
+        process_set._leave()
+        return True
+
+    def close(self, seconds: float | None = None) -> bool:
+        """End all sets before the world ends, and return whether a set was ever added. Not collective.
+
+        Operations in flight have `seconds`, in all sets together; by default the time-out of the registry.
+        """
+        seconds = self._timeout if seconds is None else seconds
+        found = self._next > 1
+        patience = Patience(seconds)
+        while any(map(self._pending, self._sets.values())) and patience.left():
+            time.sleep(0.001)
+        for process_set in self._sets.values():
+            if process_set._engine is not None:
+                process_set._engine.close(0.0 if self._pending(process_set) else min(seconds, IDLE))
+            process_set._leave()
+        self._sets.clear()
+        global_process_set._leave()
+        return found
+
+    def _form(self, process_set: ProcessSet, ranks: tuple[int, ...]) -> core.Engine | None:
+        """Create this rank's engine in a set. If a rank fails, no rank has the set, and numbers stay equal."""
+        formed, failure = None, ""
+        lanes, trunks = self._connect(ranks)  # The engine owns them from now on, even if it cannot start.
+        try:
+            formed = self._world.form(ranks, process_set._call_number, lanes, trunks)
+        except (OSError, MemoryError) as error:
+            failure = readable.whole_exception(error)
+        told = self._first_told("formed", failure)
+        if told is not None:
+            if formed is not None:
+                formed.close(0.0)
+            raise EngineError(
+                f"a process set of the ranks {list(ranks)} cannot be formed: on rank {told[0]}: {told[1]}"
+            )
+        return formed
+
+    def _connect(self, ranks: tuple[int, ...]) -> Connections:
+        """Open connections to ranks of a set on other hosts. If one fails, no rank has the set."""
+        if self._links is None:
+            return {}, {}
+        connections: Connections = {}, {}
+        failure = ""
+        try:
+            connections = self._links.open(
+                ranks, lambda text: self._texts("addresses", text), lambda: self._world.failure is not None
+            )
+        except (OSError, RendezvousError) as error:
+            failure = str(error)
+        try:
+            told = self._first_told("connected", failure)
+            if told is not None:
+                raise EngineError(
+                    f"a process set of the ranks {list(ranks)} cannot be formed: rank {told[0]} has {told[1]}"
+                )
+        except BaseException:
+            lanes, trunks = connections
+            close_all([*chain(*lanes.values()), *trunks.values()])
+            raise
+        return connections
+
+    def _first_told(self, subject: str, text: str) -> tuple[int, str] | None:
+        """Return the first of all ranks' texts that is not empty, with its rank; None if all are empty. Collective."""
+        for rank, told in enumerate(self._texts(subject, text.encode())):
+            if told:
+                return rank, told.decode("utf-8", "replace")
+        return None
+
+    def _texts(self, subject: str, text: bytes) -> list[bytes]:
+        """Gather the texts of all ranks. Collective."""
+        handle = self._world.allgather(array("b", text), f"engine.process_set.{subject}", True)
+        handle.wait()
+        data, counts = handle.gathered
+        ends = list(itertools.accumulate(counts))
+        return [bytes(data[end - count : end]) for end, count in zip(ends, counts, strict=True)]
+
+    def _expect_idle(self, process_set: ProcessSet) -> None:
+        """Wait for operations in flight in a set. On a time-out every rank raises EngineError, and the set remains."""
+        patience = Patience(self._timeout)
+        while (waiting := self._pending(process_set)) and patience.left():
+            time.sleep(0.001)
+        told = self._first_told("pending", waiting)
+        if told is not None:
+            raise EngineError(
+                f"{process_set} cannot be removed: rank {told[0]} has waited {self._timeout:.0f} s for {told[1]!r} in "
+                "it, which other ranks have not submitted"
+            )
+
+    def _pending(self, process_set: ProcessSet) -> str:
+        """Return the name of an operation that is in flight in a set on this rank; empty: there is none."""
+        pending = [] if process_set._engine is None else process_set._engine.pending()
+        return str(pending[0]["name"]) if pending else ""
+
+    def _agree(self, verb: str, ranks: tuple[int, ...], process_set: ProcessSet) -> None:
+        """Check that all ranks mean the same set; else an error on all of them lists the sets. Collective."""
+        said = array("q", (len(ranks), *ranks))
+        handle = self._world.allgather(said, f"engine.process_set.{verb}", True)
+        handle.wait()
+        data, counts = handle.gathered
+        everything = data.cast("B").cast("q").tolist()
+        meant: dict[tuple[int, ...], list[int]] = {}
+        for rank, count in enumerate(counts):
+            if count == 0:
+                raise EngineError(f"rank {rank} has joined: {verb} process sets before join(), or when all are back")
+            meant.setdefault(tuple(everything[1:count]), []).append(rank)
+            del everything[:count]
+        if len(meant) > 1:
+            told = ", ".join(f"{readable.ranks(who)}: {list(what)}" for what, who in meant.items())
+            raise EngineError(
+                f"the ranks disagree on the process set to {verb} ({told}). Every rank of the world gives the same "
+                f"sets in the same order, also those that are not in them"
+            )
