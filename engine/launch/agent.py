@@ -127,7 +127,7 @@ class Agent:
         with caught(SIGNALS, lambda *_: None) as wakeup:
             supervisor = Supervisor(guardian, wakeup, (self.channel.out,), self.grace, self._say, self._ended)
             supervisor.hold()
-            supervisor.hear(self.channel.reading, self._hear)
+            supervisor.add_reader(self.channel.reading, self._hear)
             self._supervisor = supervisor
             try:
                 for rank_plan in plan(self.job, self.allotment, self.environment, self.crew):
@@ -320,9 +320,9 @@ def serve(channel: Channel) -> int:
 
                 examine(channel, message)
             elif message.kind == "witness":
-                from .hosts.dead_workers import testify
+                from .hosts.dead_workers import confirm_dead_workers
 
-                testify(channel, message)
+                confirm_dead_workers(channel, message)
                 break
             elif message.kind == "prepare":
                 agent = _agent(channel, message)

@@ -19,8 +19,8 @@ from ..host import linux, machine, processes
 from ..host.signals import caught
 from ..metrics import page
 from .agent import Agent, Relay
-from .elastic.worker_messages import SaidError, check
-from .elastic.worker_server import Gatehouse
+from .elastic.worker_messages import WorkerMessageError, check
+from .elastic.worker_server import WorkerServer
 from .errors import LaunchError
 from .hosts.channel import WORLDS, Channel, ChannelError, Message
 from .hosts.dead_workers import where
@@ -37,7 +37,7 @@ from .report.failure_cause import End
 _NOT_EXECUTED = {errno.ENOENT: 127, errno.EACCES: 126, errno.ENOEXEC: 126}
 
 
-class Keeper(Supervisor):
+class WorkerSupervisor(Supervisor):
     """Supervisor of a host's workers, which end independently of each other."""
 
     def __init__(self, *arguments: Any, leaving: Any) -> None:
@@ -90,7 +90,7 @@ class ElasticAgent(Agent):
         super().__init__(channel, order)
         self._running: set[int] = set()  # workers whose end is not reported yet
         self._killed: set[int] = set()
-        self._gatehouse: Gatehouse | None = None
+        self._worker_server: WorkerServer | None = None
         self._unguarded = False
         self._most, self._slots = order.number("most", 1), order.number("slots")
         self._lease = None if self.head["lease"] is None else order.seconds("lease", 0)
@@ -103,7 +103,7 @@ class ElasticAgent(Agent):
         self._beat()  # precedes all messages on workers: the launcher relies on the lease from this message on
         processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
         with caught(SIGNALS, lambda *_: None) as wakeup:
-            keeper = Keeper(
+            keeper = WorkerSupervisor(
                 self._guardian,
                 wakeup,
                 (self.channel.out,),
@@ -113,18 +113,18 @@ class ElasticAgent(Agent):
                 leaving=lambda why: self.channel.send("leaving", why=why),
             )
             keeper.hold()
-            keeper.hear(self.channel.reading, self._hear)
+            keeper.add_reader(self.channel.reading, self._hear)
             self._supervisor = self._keeper = keeper
             if self._lease is not None:
                 self._watch_guardian()
             several = bool(self.head["several"])
-            gatehouse = Gatehouse(self.job.secret, several, self._most, keeper, self._passed, self._say)
-            self._gatehouse = gatehouse
+            worker_server = WorkerServer(self.job.secret, several, self._most, keeper, self._passed, self._say)
+            self._worker_server = worker_server
             try:
                 self._hear()  # messages that came together with `start`
                 keeper.run()
             finally:
-                gatehouse.close_quietly()
+                worker_server.close_quietly()
         self._guardian.dismiss()
         if self._unguarded:
             raise LaunchError("its agent ends, because its guardian was killed: nobody would end the workers in time")
@@ -143,7 +143,7 @@ class ElasticAgent(Agent):
             self._keeper.release()
             self._keeper.kill()
 
-        self._keeper.hear(pidfd, end)
+        self._keeper.add_reader(pidfd, end)
 
     def _hear(self) -> None:
         """Handle the launcher's messages; at the end of the channel, kill the workers."""
@@ -165,8 +165,8 @@ class ElasticAgent(Agent):
         elif kind == "kill":
             self._killed.add(message.number("worker", *WORLDS))
             keeper.kill_one(message.number("worker", *WORLDS))
-        elif kind == "tell" and self._gatehouse is not None:
-            self._gatehouse.send(message.number("worker", *WORLDS), str(head["kind"]), **head["fields"])
+        elif kind == "tell" and self._worker_server is not None:
+            self._worker_server.send(message.number("worker", *WORLDS), str(head["kind"]), **head["fields"])
         elif kind in ("hold", "go_on"):
             keeper.hold_back(kind == "hold")
         elif kind == "beat":
@@ -205,14 +205,14 @@ class ElasticAgent(Agent):
         number, slot = message.number("number"), message.number("slot")
         if (threads := len(os.listdir("/proc/self/task"))) != 1:
             raise LaunchError(f"workers are started by a process with one thread, and this one has {threads}")
-        assert self._gatehouse is not None
+        assert self._worker_server is not None
         job = replace(self.job, size=message.number("size"))
         local = max(slot + 1, message.number("local_size"))
         sizes = (*(local,) * self.crew.host, local)
         crew = Crew(self.crew.host, sizes, tuple(range(local)), self.crew.name)
         rank_plan = plan_one(job, self.allotment, self.environment, crew, message.number("rank"), slot)
         own = {
-            "ENGINE_GATE": self._gatehouse.name,
+            "ENGINE_GATE": self._worker_server.name,
             "ENGINE_WORKER": str(worker),
             "ENGINE_SLOT": str(slot),
         }
@@ -230,8 +230,8 @@ class ElasticAgent(Agent):
         self.channel.send("started", worker=worker, pid=rank.pid, born=process.born, cpus=rank_plan.cpus)
 
     def _ended(self, rank: Rank, end: End) -> None:
-        assert self._gatehouse is not None
-        self._gatehouse.forget(end.rank)
+        assert self._worker_server is not None
+        self._worker_server.forget(end.rank)
         self._running.discard(end.rank)
         killed, code = end.by_launcher or end.rank in self._killed, end.code
         if (failure := rank.process.failure()) is not None:
@@ -246,7 +246,7 @@ class ElasticAgent(Agent):
             raise TalkError(f"no worker {worker} runs here")
         try:
             self.channel.send("said", worker=worker, message=check(message))
-        except SaidError as error:
+        except WorkerMessageError as error:
             raise TalkError(str(error)) from None
 
     def _page(self, number: int) -> int:

@@ -30,7 +30,7 @@ from .elastic.cluster import Cluster
 from .elastic.discovery import Discovery, Fixed, Names, Script, changes
 from .elastic.job_watch import Watch
 from .elastic.slots import Slots
-from .elastic.worker_messages import SaidError, check, event_of
+from .elastic.worker_messages import WorkerMessageError, check, event_of
 from .errors import LaunchError
 from .hosts import remote_files
 from .hosts.channel import CODES, PIDS, WORLDS, ChannelError, Message
@@ -122,7 +122,7 @@ class Driver:
             options, job, self._names, self._several, environment, writers, pages, seconds,
             self._act, self._lost, self._cleared, self._refused, say, cluster,
         )  # fmt: skip
-        self._fleet.board.hear(wakeup.fileno(), self._signals)
+        self._fleet.board.add_reader(wakeup.fileno(), self._signals)
         self._discovery = self._discover(options.elastic)
         self._hosts: dict[str, int] = {}  # hosts of the last answer, and removed hosts that still have workers
         self._answer: dict[str, int] | None = None  # the last answer of the discovery
@@ -145,9 +145,9 @@ class Driver:
         """Slot numbers of the newest world's members, by rank."""
         return [self.slots[place.slot] for place in sorted(self._places.values(), key=lambda place: place.rank)]
 
-    def hear(self, descriptor: int, act: Callable[[], None]) -> None:
+    def add_reader(self, descriptor: int, act: Callable[[], None]) -> None:
         """Call `act` whenever a descriptor is readable; `act` reads it, and must not block."""
-        self._fleet.board.hear(descriptor, act)
+        self._fleet.board.add_reader(descriptor, act)
 
     def run(self) -> Result:
         """Run until the job is over and no process of its workers is left.
@@ -364,7 +364,7 @@ class Driver:
         number, worker = message.number("worker", *WORLDS), self._worker(host, message)
         try:
             said = check(message.head.get("message"))
-        except SaidError as error:
+        except WorkerMessageError as error:
             raise ChannelError(f"of worker {number} {error}") from None
         if said["kind"] == "logged":
             if self._cluster is not None:  # else no one uses it

@@ -22,7 +22,7 @@ from ..host import linux, machine, private_files, processes
 from ..host.signals import caught
 from ..text import readable
 from .cli.elastic_options import Elastic
-from .cli.hidden_package import shadowed
+from .cli.hidden_package import find_hiding_file
 from .cli.horovod_options import without_effect
 from .cli.options import Options, load
 from .elastic.job_watch import Watch
@@ -42,7 +42,7 @@ from .process.plan import Job, RankPlan, plan
 from .process.supervisor import SIGNALS, Outcome, Supervisor
 from .process.writer import Writer
 from .report.elastic_report import Result
-from .report.failure_cause import Verdict
+from .report.failure_cause import FailureCause
 from .report.failure_report import QUOTE, failure_lines, flight_records, investigate, keep_reports
 
 NOWHERE = "-"  # no host's number: a guardian with it kills no ranks, because each agent has a guardian for its own
@@ -61,7 +61,7 @@ class JobRun:
     ----------
     hosts : dict of int to str, or None
         After `run`: host of each rank; None if all ranks were on this host or the job was elastic.
-    verdict : Verdict or None
+    failure_cause : FailureCause or None
         After `run`: the rank that failed first, and why; None if none failed.
     report : list of str
         After `run`: the report on the failure, as it was shown.
@@ -73,7 +73,7 @@ class JobRun:
 
     def __init__(self, options: Options, collect: Callable[[Path], None] = lambda directory: None) -> None:
         self.hosts: dict[int, str] | None = None
-        self.verdict: Verdict | None = None
+        self.failure_cause: FailureCause | None = None
         self.report: list[str] = []
         self.problems: dict[str, OSError] = {}
         self.directories = list(range(options.size))
@@ -114,7 +114,7 @@ class JobRun:
             raise LaunchError(error.strerror) from None
         chosen = load(options, os.environ)
         start = self._how(chosen)
-        if (hidden := shadowed(options.command, here)) is not None:
+        if (hidden := find_hiding_file(options.command, here)) is not None:
             self._say(hidden)
         if options.ignored:
             self._say(without_effect(options.ignored))
@@ -147,7 +147,7 @@ class JobRun:
             if not self._files.given_up:
                 leftovers.forget_empty(directory)
             log = job.settings.get(variable("autotune_log")) or chosen.get("autotune_log")
-            by_user = outcome.signum if self.verdict is None else None
+            by_user = outcome.signum if self.failure_cause is None else None
             lines = self._summary(metrics.pages, seconds, unix_offset, log, by_user) + lines
         if not self._out.flush() and self._out.lost:
             lines.insert(0, f"{self._out.lost} bytes of output were lost: stdout did not take them")
@@ -324,7 +324,7 @@ class JobRun:
 
     def _conclude(self, outcome: Outcome, directory: Path, started: float) -> tuple[int, list[str]]:
         """Return the exit code and the lines to show to the user."""
-        verdict = None if isinstance(outcome, Result) else investigate(outcome.ends, self._clocks)
+        cause = None if isinstance(outcome, Result) else investigate(outcome.ends, self._clocks)
         lines = [lack for each in self._displays if (lack := each.lack())]
         lines += [
             f"{path} is not complete: {linux.explain_briefly(problem)}" for path, problem in self.problems.items()
@@ -333,22 +333,22 @@ class JobRun:
             lines.append("the output could not all be shown, because nobody reads it or the disk is full")
         flights = flight_records(directory)
         # A job ended by the user counts as failed, unless no rank had been started: then there is nothing to keep.
-        failed = verdict is not None or (outcome.signum is not None and bool(outcome.ends))
+        failed = cause is not None or (outcome.signum is not None and bool(outcome.ends))
         if isinstance(outcome, Result):
             failed = outcome.failed
         self._keep = bool(self._options.directory or failed or flights or lines)
-        if self._keep and (outcome.ends or failed) and not (self._options.quiet and verdict is None):
+        if self._keep and (outcome.ends or failed) and not (self._options.quiet and cause is None):
             lines.append(f"each rank's stdout and stderr: {directory}/rank.N/")
         if flights:
             lines.append(f"flight records of {readable.ranks(flights)}: {directory}/rank.N/flight.json")
         if isinstance(outcome, Result):
             self.report = list(outcome.lines) if outcome.failed else []
             return outcome.code, [*lines, *outcome.lines]
-        if verdict is not None:
-            self.verdict = verdict
+        if cause is not None:
+            self.failure_cause = cause
             keep_reports(outcome.ends, directory)
-            self.report = failure_lines(verdict, outcome.ends, directory, started, self.hosts)
-            return verdict.exit_code, lines + self.report
+            self.report = failure_lines(cause, outcome.ends, directory, started, self.hosts)
+            return cause.exit_code, lines + self.report
         if outcome.signum is not None:
             lines.append(f"ended by {processes.signal_name(outcome.signum)}")
             return 128 + outcome.signum, lines

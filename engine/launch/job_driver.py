@@ -25,7 +25,7 @@ from .cli.options import Options
 from .errors import LaunchError
 from .hosts import remote_files
 from .hosts.channel import CODES, PIDS, ChannelError, Message
-from .hosts.event_loop import Switchboard
+from .hosts.event_loop import AgentLoop
 from .hosts.host_list import LOOPBACK
 from .hosts.page_copies import Copies
 from .hosts.remote import RemoteHost, agent_command
@@ -137,8 +137,8 @@ class Conductor:
         ]
         self._copies = [Copies(pages, place.ranks) for place in options.places]
         self._by_rank = {rank: host for host in self._hosts for rank in host.place.ranks}
-        self._board = Switchboard(self._hosts, self._writers, self._act, self._lost, self._heard)
-        self._board.hear(wakeup.fileno(), self._signals)
+        self._board = AgentLoop(self._hosts, self._writers, self._act, self._lost, self._heard)
+        self._board.add_reader(wakeup.fileno(), self._signals)
         self._seconds = seconds
         self._ready: dict[int, dict[str, Any]] = {}
         self._ends: dict[int, End] = {}
@@ -171,9 +171,9 @@ class Conductor:
         """Return whether a rank has been started and has not ended."""
         return self._started and rank not in self._ends
 
-    def hear(self, descriptor: int, act: Callable[[], None]) -> None:
+    def add_reader(self, descriptor: int, act: Callable[[], None]) -> None:
         """Call `act` whenever a descriptor is readable; `act` reads it, and must not block."""
-        self._board.hear(descriptor, act)
+        self._board.add_reader(descriptor, act)
 
     def start(self, environment: Mapping[str, str]) -> None:
         """Start the agents, and the ranks as soon as all agents are ready.

@@ -31,10 +31,10 @@ from .process.plan import PUBLISHING
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Hears(Protocol):
+class Readers(Protocol):
     """Event loop that calls back when a descriptor is readable."""
 
-    def hear(self, descriptor: int, act: Callable[[], None]) -> None: ...
+    def add_reader(self, descriptor: int, act: Callable[[], None]) -> None: ...
 
 
 class Metrics:
@@ -142,7 +142,7 @@ class Metrics:
         if self._board is not None:
             self._board.write(job)
 
-    def start(self, supervisor: Hears) -> None:
+    def start(self, supervisor: Readers) -> None:
         """Start serving. This starts threads, so all ranks must have been started before.
 
         Parameters
@@ -157,7 +157,7 @@ class Metrics:
         """
         if self._service is None:
             return
-        supervisor.hear(self._notes.descriptor, self._show_notes)
+        supervisor.add_reader(self._notes.descriptor, self._show_notes)
         try:
             self._service.start()
         except MetricsError as error:

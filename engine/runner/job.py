@@ -54,9 +54,9 @@ def launch(caller: int, home: Path, options: Callable[[], Options]) -> None:
             outcome |= {"code": job.run(), "directories": job.directories, "report": job.report}
             for path, problem in job.problems.items():
                 incomplete.setdefault(_collected(Path(path)), linux.explain_briefly(problem))
-            if job.verdict is not None:
-                outcome["rank"] = job.verdict.culprit
-                outcome["host"] = (job.hosts or {}).get(job.verdict.culprit)
+            if job.failure_cause is not None:
+                outcome["rank"] = job.failure_cause.culprit
+                outcome["host"] = (job.hosts or {}).get(job.failure_cause.culprit)
         except LaunchError as error:
             outcome["error"] = str(error)
     if os.getppid() == caller:

@@ -241,9 +241,9 @@ class _Job:
         with tempfile.TemporaryDirectory(prefix="enginerun-report-") as home:
             for record in records.values():
                 record.write(Path(home))
-            verdict = failure_report.investigate(ends)
-            assert verdict is not None
-            rank = verdict.culprit
+            cause = failure_report.investigate(ends)
+            assert cause is not None
+            rank = cause.culprit
             hosts = {each: records[each].host if each in records else "" for each in range(self._orders.size)}
             found = records.get(rank)
             if found is not None and found.end.lost:
@@ -252,7 +252,7 @@ class _Job:
             if found is not None and ERROR in found.files:
                 trace = found.files[ERROR].decode(errors="replace")
                 return JobError(f"rank {rank} on {found.host} failed first:\n{trace}", rank)
-            lines = "\n".join(failure_report.failure_lines(verdict, ends, Path(home), began, hosts))
+            lines = "\n".join(failure_report.failure_lines(cause, ends, Path(home), began, hosts))
             return JobError(f"rank {rank} on {hosts[rank]} failed first\n{lines}", rank)
 
 

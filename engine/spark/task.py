@@ -242,7 +242,7 @@ class Keeper:
     def _supervise(self, supervisor: Supervisor, rank_plan: RankPlan, hub: socket.socket) -> None:
         channel = self.channel
         if channel is not None:
-            supervisor.hear(channel.reading, lambda: self._hear(supervisor, channel))
+            supervisor.add_reader(channel.reading, lambda: self._hear(supervisor, channel))
         inherited: list[int] = []
         if self.place.hub and self.place.rank == 0:
             inherited.append(hub.fileno())

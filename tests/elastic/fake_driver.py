@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from engine.elastic.places import Slot, assign
-from engine.launch.elastic.worker_server import Gatehouse
+from engine.launch.elastic.worker_server import WorkerServer
 
 from ..waiting import until
 
@@ -40,7 +40,7 @@ class FakeDriver:
         self._selector = selectors.DefaultSelector()
         self._asked: list[Callable[[], None]] = []
         self._open = True
-        self.gatehouse = Gatehouse(SECRET, several, most, self, lambda *said: self.heard.append(said), self.said.append)
+        self.server = WorkerServer(SECRET, several, most, self, lambda *said: self.heard.append(said), self.said.append)
         self._thread = threading.Thread(target=self._serve, daemon=True)
 
     def __enter__(self) -> FakeDriver:
@@ -57,7 +57,7 @@ class FakeDriver:
     def environment(self, worker: int, slot: int = 0) -> dict[str, str]:
         """Return the environment variables of a worker."""
         return {
-            "ENGINE_GATE": self.gatehouse.name,
+            "ENGINE_GATE": self.server.name,
             "ENGINE_SECRET": SECRET,
             "ENGINE_WORKER": str(worker),
             "ENGINE_SLOT": str(slot),
@@ -93,20 +93,20 @@ class FakeDriver:
 
     def tell(self, worker: int, kind: str, /, **fields: Any) -> None:
         """Send a message to a worker."""
-        self.do(lambda: self.gatehouse.send(worker, kind, **fields))
+        self.do(lambda: self.server.send(worker, kind, **fields))
 
     def vanish(self) -> None:
         """Close everything at once, like an agent that is killed."""
 
         def close() -> None:
-            self.gatehouse.close()
+            self.server.close()
             self._open = False
 
         self.do(close)
 
     # Interface that the worker server requires of its event loop.
 
-    def hear(self, descriptor: int, act: Callable[[], None]) -> None:
+    def add_reader(self, descriptor: int, act: Callable[[], None]) -> None:
         self._selector.register(descriptor, selectors.EVENT_READ, act)
 
     def forget(self, descriptor: int) -> None:

@@ -282,7 +282,7 @@ class Job:
                 self.come(process, Why.HOSTS)
         return True
 
-    def hear(self, process: Process) -> None:
+    def add_reader(self, process: Process) -> None:
         """Let the machine hear a worker's next message."""
         event = process.said.popleft()
         worker = self.machine.roster.get(process.number)
@@ -305,7 +305,7 @@ class Job:
         if choice < 3:
             self.flow()
         elif choice < 14 and speaking:
-            self.hear(speaking[draw.below(len(speaking))])
+            self.add_reader(speaking[draw.below(len(speaking))])
         elif choice < 22 and (living := self.living("boots", "meets", "trains", "returned", "ends")):
             self.move(living[draw.below(len(living))])
         elif choice < 25:
@@ -353,7 +353,7 @@ class Job:
         """Let the machine hear all messages, and then all workers move; return whether one did."""
         for process in list(self.processes.values()):
             while process.said:
-                self.hear(process)
+                self.add_reader(process)
         return any([self.move(each) for each in self.living("boots", "meets", "trains", "returned", "ends")])
 
     def close_well(self) -> None:
@@ -377,14 +377,14 @@ class Job:
             process = self.processes[members[0].number]
             self.end(process, -9)
             while process.said:
-                self.hear(process)
+                self.add_reader(process)
         for _ in range(2000):
             assert self.machine.phase is not Phase.RUNNING
             if self.machine.phase is Phase.DRAINING:  # a program that is done may run on without a limit
                 for process in [each for each in self.processes.values() if each.at == "returned"]:
                     self.end(process, 0)
                     while process.said:
-                        self.hear(process)
+                        self.add_reader(process)
             if self.machine.finished:
                 return
             deadline = self.machine.deadline()

@@ -24,7 +24,7 @@ class Descriptors:
     def __init__(self) -> None:
         self.acts: dict[int, Callable[[], None]] = {}
 
-    def hear(self, descriptor: int, act: Callable[[], None]) -> None:
+    def add_reader(self, descriptor: int, act: Callable[[], None]) -> None:
         self.acts[descriptor] = act
 
     def forget(self, descriptor: int) -> None:

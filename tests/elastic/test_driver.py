@@ -83,7 +83,7 @@ def test_below_the_minimum_for_too_long_is_the_end_with_the_first_cause(job):
     done = job.wait(process)
     assert done.code == 128 + signal.SIGKILL
     assert (job.home / "saved.0").exists()
-    assert done.verdict[0].startswith(
+    assert done.failure[0].startswith(
         "enginerun: first failure: worker 1 in slot 1 of localhost: was killed by SIGKILL"
     )
     assert "The job ends: for 3 s there were too few workers" in done.err
@@ -158,7 +158,7 @@ def test_a_slot_that_fails_again_and_again_blacklists_its_host(job):
 def test_a_program_that_is_not_elastic_is_told_so(job):
     done = job.launcher.run("-np", 1, "--min-np", 1, "--max-np", 2, "true")
     assert done.code == 1
-    assert "ended with exit code 0, and never came to elastic.run" in done.verdict[0]
+    assert "ended with exit code 0, and never came to elastic.run" in done.failure[0]
     assert "another try would do the same" in done.err
 
 
@@ -182,7 +182,7 @@ def test_a_program_that_is_not_there_is_tried_once_in_each_slot(job, command, co
     tries = [line for line in done.err.splitlines() if said in line and line.startswith(("[", "enginerun: localhost"))]
     assert 1 <= len(tries) <= 2
     assert "The job ends: there is no such program to run" in done.err
-    assert done.verdict[0].startswith("enginerun: first failure: worker ")
+    assert done.failure[0].startswith("enginerun: first failure: worker ")
 
 
 def test_resets_have_a_limit(job):
@@ -193,7 +193,7 @@ def test_resets_have_a_limit(job):
     assert done.code == 128 + signal.SIGKILL
     assert "0 resets were allowed (reset_limit)" in done.err
     assert "  reset 1: worker 1 in slot 1 of localhost: was killed by SIGKILL" in done.err
-    assert done.verdict[0].startswith("enginerun: first failure: worker 1")
+    assert done.failure[0].startswith("enginerun: first failure: worker 1")
 
 
 def test_an_error_of_the_program_ends_the_job_at_the_second_time(job):
@@ -204,8 +204,8 @@ def test_an_error_of_the_program_ends_the_job_at_the_second_time(job):
     )
     assert done.code == 1
     assert len(worlds(done)) == 2
-    assert "worker 1 in slot 1 of localhost: ended with exit code 1" in done.verdict[0]
-    assert done.verdict[-1] == "  | ValueError: no such column"
+    assert "worker 1 in slot 1 of localhost: ended with exit code 1" in done.failure[0]
+    assert done.failure[-1] == "  | ValueError: no such column"
     assert "raised the same: ValueError in" in done.err
 
 
@@ -230,7 +230,7 @@ def test_a_failure_after_the_last_barrier_is_the_jobs(job):
         after="if t.rank == 1: sys.exit(9)",
     )
     assert done.code == 9
-    assert "first failure: worker 1 in slot 1 of localhost: ended with exit code 9" in done.verdict[0]
+    assert "first failure: worker 1 in slot 1 of localhost: ended with exit code 9" in done.failure[0]
 
 
 def test_a_worker_that_is_told_to_go_loses_nothing(job):

@@ -20,7 +20,7 @@ from engine.elastic.events import Why
 from engine.elastic.worker.gate import Assigned, Gate, JobOver
 from engine.elastic.worker.messages import Talk, TalkError
 from engine.errors import ConfigError, ForkedError, RendezvousError
-from engine.launch.elastic.worker_server import Gatehouse
+from engine.launch.elastic.worker_server import WorkerServer
 
 from ..waiting import until
 from .fake_driver import SECRET, FakeDriver
@@ -189,7 +189,7 @@ def test_a_second_process_of_one_number_is_turned_away(driver):
             Gate.open(driver.environment(1))
         driver.place(1, [1])
         assert place.result(10).place.rank == 0
-    until(lambda: 1 not in driver.gatehouse._workers, "the worker has left")
+    until(lambda: 1 not in driver.server._workers, "the worker has left")
     Gate.open(driver.environment(1)).close()
 
 
@@ -221,7 +221,7 @@ def test_half_messages_and_strangers_leave_the_others_alone(driver):
     try:
         for number in range(80):
             stranger = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            stranger.connect(f"\0{driver.gatehouse.name}")
+            stranger.connect(f"\0{driver.server.name}")
             strangers.append(stranger)
             greeting = Talk(SECRET, "worker", "agent").hello(number)
             with_what = (greeting[: len(greeting) // 2], b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0", b"")
@@ -230,7 +230,7 @@ def test_half_messages_and_strangers_leave_the_others_alone(driver):
             driver.wait_for("ready", 1)
             driver.place(1, [1])
             assert place.result(10).place.size == 1
-        assert len(driver.gatehouse._strangers) <= 32
+        assert len(driver.server._strangers) <= 32
     finally:
         for stranger in strangers:
             stranger.close()
@@ -255,7 +255,7 @@ def test_what_an_ended_worker_has_said_is_told_before_its_end_and_others_wait(dr
         def end() -> None:
             other.joined(1)
             ended.joined(1)
-            driver.gatehouse.forget(1)
+            driver.server.forget(1)
             told.append([worker for worker, _ in driver.heard])
 
         driver.do(end)
@@ -268,13 +268,13 @@ def test_workers_may_wait_until_their_agent_has_time():
     with ExitStack() as opened:
         selector = opened.enter_context(selectors.DefaultSelector())
         hears = SimpleNamespace(
-            hear=lambda descriptor, act: selector.register(descriptor, 1), forget=selector.unregister
+            add_reader=lambda descriptor, act: selector.register(descriptor, 1), forget=selector.unregister
         )
-        gatehouse = opened.enter_context(closing(Gatehouse(SECRET, False, 150, hears, lambda *_: None, print)))
+        worker_server = opened.enter_context(closing(WorkerServer(SECRET, False, 150, hears, lambda *_: None, print)))
         for _ in range(150):
             visitor = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             visitor.settimeout(10)
-            visitor.connect(f"\0{gatehouse.name}")
+            visitor.connect(f"\0{worker_server.name}")
 
 
 def test_what_was_sent_cannot_be_sent_again(driver):

@@ -11,7 +11,7 @@ from engine.config.builds import Build
 from engine.elastic import events
 from engine.elastic.machine import Machine
 from engine.elastic.worker.messages import TalkError
-from engine.launch.elastic.worker_messages import SaidError, check, event_of
+from engine.launch.elastic.worker_messages import WorkerMessageError, check, event_of
 from engine.launch.elastic_agent import ElasticAgent
 from engine.launch.errors import LaunchError
 from engine.launch.hosts.channel import pack
@@ -91,7 +91,7 @@ def test_a_mistake_of_the_drivers_own_is_no_agents_fault(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["joined", "done", "committed"])
 def test_what_a_worker_says_without_a_world_is_refused(kind):
-    with pytest.raises(SaidError, match="world = None"):
+    with pytest.raises(WorkerMessageError, match="world = None"):
         check({"kind": kind})
 
 

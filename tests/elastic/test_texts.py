@@ -66,9 +66,9 @@ def test_an_error_of_the_program_shows_the_programs_frames(launcher: Launcher) -
     )
     assert done.code == 1
     assert done.err.count("Traceback") == 2 and not of_the_engine(done.err)
-    assert done.verdict[0].startswith("enginerun: first failure: worker ")
+    assert done.failure[0].startswith("enginerun: first failure: worker ")
     number = line_of(launcher, '    raise ValueError("batch 7 is bad")')
-    assert done.verdict[1:] == [
+    assert done.failure[1:] == [
         f'  |   File "{launcher.home}/train.py", line {number}, in step',
         '  |     raise ValueError("batch 7 is bad")',
         "  | ValueError: batch 7 is bad",
@@ -82,7 +82,7 @@ def test_a_collective_outside_of_the_wrapped_function_is_named_by_the_programs_l
     assert done.code == 1
     number = line_of(launcher, "engine.allreduce(np.ones(4))")
     assert f"raised the same: NotInitializedError in {launcher.home}/train.py, line {number}" in done.err
-    frame, code, told = done.verdict[1:]
+    frame, code, told = done.failure[1:]
     assert f"line {number}, in <module>" in frame and code == "  |     engine.allreduce(np.ones(4))"
     assert "move this call into that function" in told
     assert "A program that has none needs one (engine.elastic.run, docs/elastic.md)" in told
@@ -121,8 +121,8 @@ BUILD = 'os.environ["ENGINE_KERNELS"] = "plain"'
 def test_ranks_that_disagree_at_first_end_the_job_with_the_text(launcher: Launcher) -> None:
     done = run(launcher, "late, passes = False, 1\n" + TRAINING.format(differs="worker == 1", change=BUILD))
     assert done.code == 1
-    assert "IncompatibleRanksError: the ranks cannot work together" in "\n".join(done.verdict)
-    assert re.search(r"rank 1 has kernels plain, rank 0 has kernels \w+: set the same ENGINE_KERNELS", done.verdict[-1])
+    assert "IncompatibleRanksError: the ranks cannot work together" in "\n".join(done.failure)
+    assert re.search(r"rank 1 has kernels plain, rank 0 has kernels \w+: set the same ENGINE_KERNELS", done.failure[-1])
     assert worlds(done) == ["1: 2 ranks"]
 
 

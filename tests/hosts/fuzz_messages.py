@@ -24,7 +24,7 @@ from engine.elastic.worker.gate import _lists_of, _place_of
 from engine.errors import RendezvousError
 from engine.host.network import Address
 from engine.host.patience import Patience
-from engine.launch.elastic.worker_messages import SaidError, check, event_of
+from engine.launch.elastic.worker_messages import WorkerMessageError, check, event_of
 from engine.launch.hosts.channel import ChannelError, Decoder
 from engine.net import frames
 from engine.net.rendezvous.hub import Host, Hub
@@ -143,8 +143,8 @@ KINDS: dict[str, tuple[Any, Callable[[Any], object], tuple[type[Exception], ...]
     "refused": ({"refused": "MismatchError", "message": "boom"}, hear, (RendezvousError,)),
     "hello": (HELLO, Hello.read, (ValueError,)),
     "terms": (asdict(TERMS), HubDecision.read, (ValueError,)),
-    "ready": (READY, say, (SaidError,)),
-    "committed": ({"kind": "committed", "world": 1, "commit": 3}, say, (SaidError,)),
+    "ready": (READY, say, (WorkerMessageError,)),
+    "committed": ({"kind": "committed", "world": 1, "commit": 3}, say, (WorkerMessageError,)),
     "welcome": (WELCOME, meet, (ValueError,)),
     "place": ({"place": PLACE, "members": [4, 7], "hosts": ["a", "b"]}, place, (ValueError,)),
     "channel": (["beat", {"at": 1.5, "worker": 3, "line": "x"}], send, (ChannelError,)),

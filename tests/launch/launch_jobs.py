@@ -33,7 +33,7 @@ class Finished:
         return [line.removeprefix(tag) for line in text.split("\n") if line.startswith(tag)]
 
     @property
-    def verdict(self) -> list[str]:
+    def failure(self) -> list[str]:
         """Last part of the report: the first failure."""
         lines = self.err.rstrip("\n").split("\n")
         starts = [index for index, line in enumerate(lines) if line.startswith("enginerun: first failure:")]

@@ -248,7 +248,7 @@ def test_the_verdict_does_not_depend_on_what_the_engine_writes(launcher: Any, ho
     for reworded in ("", REWORDED.format(seed=7)):
         job = launcher.run("-np", 3, "--grace-period", 3, python=reworded + program)
         assert job.code == code, job
-        assert job.verdict[0].startswith("enginerun: first failure: rank 1 on ") and told in job.verdict[0], job
+        assert job.failure[0].startswith("enginerun: first failure: rank 1 on ") and told in job.failure[0], job
         assert ("did not come within" in job.err) == (not reworded and how == "absent")
 
 

@@ -116,8 +116,8 @@ def test_a_failing_rank_is_named_with_its_host_and_gives_the_code(launcher):
     program = "if rank == 3: sys.exit('oh dear') or 7\nlinger()"
     job = on_hosts(launcher, "--grace-period", 0.2, python=program)
     assert job.code == 1
-    assert job.verdict[0].startswith("enginerun: first failure: rank 3 on b: exit code 1")
-    assert job.verdict[-1] == "  | oh dear"
+    assert job.failure[0].startswith("enginerun: first failure: rank 3 on b: exit code 1")
+    assert job.failure[-1] == "  | oh dear"
     assert "enginerun: other ranks: ranks 0-2: ended by the launcher, killed by SIGTERM" in job.err
     assert (
         "a: ranks 0, 1 did not end within the grace period after the first rank failed (rank 3, exit code 1)" in job.err
@@ -129,7 +129,7 @@ def test_a_rank_that_is_killed_ends_the_job(launcher):
     os.kill(int((launcher.home / "pid.2").read_text()), signal.SIGKILL)
     job = launcher.finish(process)
     assert job.code == 137
-    assert job.verdict[0].startswith("enginerun: first failure: rank 2 on b: killed by SIGKILL")
+    assert job.failure[0].startswith("enginerun: first failure: rank 2 on b: killed by SIGKILL")
 
 
 def test_what_ranks_report_in_their_directories_comes_to_the_launcher(launcher):
@@ -155,7 +155,7 @@ def test_what_ranks_report_in_their_directories_comes_to_the_launcher(launcher):
     (kept,) = launcher.kept()
     assert (kept / "rank.1/deep/file").read_bytes() == b"x" * 3000000
     assert f"flight records of rank 1: {kept}/rank.N/flight.json" in job.err
-    assert "first failure: rank 0 on a: exit code 4" in job.verdict[0]
+    assert "first failure: rank 0 on a: exit code 4" in job.failure[0]
     assert not (kept / ".job").exists()
 
 
@@ -242,7 +242,7 @@ def test_killing_an_agent_leaves_no_process_and_names_its_host(launcher):
     job = launcher.finish(process)
     assert job.code == 137, job.err
     assert "enginerun: b was lost: its agent ended (killed by SIGKILL); ranks 2, 3 with it" in job.err
-    assert "first failure: rank 2 on b: lost with its host, whose agent ended (killed by SIGKILL)" in job.verdict[0]
+    assert "first failure: rank 2 on b: lost with its host, whose agent ended (killed by SIGKILL)" in job.failure[0]
     assert "other ranks: ranks 0, 1: ended by the launcher" in job.err
     assert "other ranks: rank 3: lost with its host" in job.err
     until(lambda: not marked(launcher.mark), "no process left", 10.0)
@@ -261,7 +261,7 @@ def test_a_stopped_agent_does_not_keep_the_job_from_its_end(launcher):
         os.kill(agent, signal.SIGCONT) if agent in marked(launcher.mark) else None
     assert job.code == 137
     assert "b was lost: its agent did not answer in time; ranks 2, 3 with it" in job.err
-    assert "first failure: rank 0 on a: killed by SIGKILL" in job.verdict[0]
+    assert "first failure: rank 0 on a: killed by SIGKILL" in job.failure[0]
 
 
 def test_the_blamed_rank_of_another_host_is_asked_where_it_stands(launcher):
@@ -277,7 +277,7 @@ def test_the_blamed_rank_of_another_host_is_asked_where_it_stands(launcher):
         linger()
     """
     job = on_hosts(launcher, "--grace-period", 1, python=program)
-    assert "first failure: rank 2 on b: stood still; the launcher ended it" in job.verdict[0]
+    assert "first failure: rank 2 on b: stood still; the launcher ended it" in job.failure[0]
     assert (launcher.home / "asked").exists()
 
 
@@ -564,7 +564,7 @@ def test_in_namespaces_nothing_is_left_when_one_is_killed(launcher, three_hosts,
     if whom == "interrupt":
         assert (job.code, job.err.count("SIGINT: passed on to the ranks")) == (130, 1)
     elif whom != "launcher":
-        assert "first failure: rank 3 on 10.79.0.3: " in job.verdict[0]
+        assert "first failure: rank 3 on 10.79.0.3: " in job.failure[0]
     assert ("10.79.0.3 was lost: its agent ended (" in job.err) == (whom == "agent")
     cut_off = (
         "10.79.0.3 was lost: its agent was cut off: the command that started it ended (killed by SIGKILL); ranks 3, 4"

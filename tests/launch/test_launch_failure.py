@@ -26,8 +26,8 @@ PAUSE = 0.3  # seconds in which the monitor thread could write
 def test_the_failing_rank_is_named_and_gives_the_code(launcher, ending, code, words):
     job = launcher.run("-np", 3, *LONG, python=f"if rank == 1: {ending}")
     assert job.code == code
-    assert job.verdict[0].startswith("enginerun: first failure: rank 1 on ")
-    assert words in job.verdict[0]
+    assert job.failure[0].startswith("enginerun: first failure: rank 1 on ")
+    assert words in job.failure[0]
     assert "enginerun: other ranks: ranks 0, 2: exit code 0" in job.err
 
 
@@ -42,12 +42,12 @@ def test_the_report_is_last_and_has_the_end_of_stderr_and_the_traceback(launcher
                 f()
         """,
     )
-    quoted = [line.removeprefix("  | ") for line in job.verdict[1:]]
+    quoted = [line.removeprefix("  | ") for line in job.failure[1:]]
     assert len(quoted) == 20
     assert quoted[-1] == "ValueError: boom"
     assert quoted.count("Traceback (most recent call last):") == 1
     assert "line 99" in quoted
-    assert all(line.startswith("  | ") for line in job.verdict[1:])
+    assert all(line.startswith("  | ") for line in job.failure[1:])
 
 
 def test_the_first_by_time_not_by_number(launcher):
@@ -64,7 +64,7 @@ def test_the_first_by_time_not_by_number(launcher):
         """,
     )
     assert job.code == 5
-    assert "rank 2 " in job.verdict[0]
+    assert "rank 2 " in job.failure[0]
     assert "rank 0: exit code 4" in job.err
 
 
@@ -84,8 +84,8 @@ raise RankDiedError(f"rank 1 died (SIGKILL) while rank {rank} waited for 'fc.wei
 """,
     )
     assert job.code == 137
-    assert "rank 1 " in job.verdict[0]
-    assert "killed by SIGKILL" in job.verdict[0]
+    assert "rank 1 " in job.failure[0]
+    assert "killed by SIGKILL" in job.failure[0]
     assert "other ranks: ranks 0, 2: exit code 1, because of rank 1" in job.err
 
 
@@ -103,9 +103,9 @@ raise RankStalledError("rank 2 stood still for 10 s", 2)
 """,
     )
     assert job.code == 1
-    assert "first failure: rank 2 " in job.verdict[0]
-    assert "stood still; the launcher ended it" in job.verdict[0]
-    assert "rank 2 stood still for 10 s" in job.verdict[0]
+    assert "first failure: rank 2 " in job.failure[0]
+    assert "stood still; the launcher ended it" in job.failure[0]
+    assert "rank 2 stood still for 10 s" in job.failure[0]
     assert ": SIGTERM" in job.err
     assert ": SIGKILL" not in job.err  # a stopped process reacts to no other signal, so it gets SIGKILL at once
 
@@ -120,8 +120,8 @@ wait_for("left"); raise RankLeftError("rank 1 left while 'x' was needed", 1)
 """,
     )
     assert job.code == 1
-    assert "first failure: rank 1 " in job.verdict[0]
-    assert "left while others needed it, exit code 0" in job.verdict[0]
+    assert "first failure: rank 1 " in job.failure[0]
+    assert "left while others needed it, exit code 0" in job.failure[0]
 
 
 def test_reports_of_the_engine_are_believed(launcher):
@@ -137,8 +137,8 @@ def test_reports_of_the_engine_are_believed(launcher):
         """,
     )
     assert job.code == 4
-    assert "first failure: rank 1 " in job.verdict[0]
-    assert "withheld 'x'" in job.verdict[0]
+    assert "first failure: rank 1 " in job.failure[0]
+    assert "withheld 'x'" in job.failure[0]
     assert "ranks 0, 2: exit code 4, because of rank 1" in job.err
     [kept] = launcher.kept()
     assert f"flight records of ranks 0, 2: {kept}/rank.N/flight.json" in job.err
@@ -199,7 +199,7 @@ def test_flight_records_of_a_job_that_went_well_are_kept(launcher):
 def test_a_rank_that_wrote_nothing_says_so(launcher):
     job = launcher.run("-np", 1, "false")
     assert job.code == 1
-    assert job.verdict[0].endswith("it wrote nothing to stderr")
+    assert job.failure[0].endswith("it wrote nothing to stderr")
 
 
 ENGINE_JOB = """
@@ -227,7 +227,7 @@ engine.allreduce(numpy.ones(2), name="x")
         assert "rank 2 failed: ValueError: boom at rank.py:" in cause, job
         assert own.startswith("RankRaisedError at rank.py:") and own.endswith(f"(its traceback: {path})")
         assert path.read_text().startswith("Traceback (most recent call last):")
-    assert "first failure: rank 2 " in job.verdict[0]
+    assert "first failure: rank 2 " in job.failure[0]
 
 
 def test_an_interrupted_job_shows_no_traceback_of_every_rank(launcher):
@@ -272,6 +272,6 @@ def test_the_odd_one_out_of_a_mismatch_is_named(launcher):
 def test_a_rank_that_left_has_its_cause_told_once_with_what_it_may_be(launcher):
     program = ENGINE_JOB + "if rank == 0: engine.allreduce(numpy.ones(2), name='warm')"
     job = launcher.run("-np", 2, *LONG, python=program)
-    assert "first failure: rank 1 " in job.verdict[0]
-    assert job.verdict[0].count("left while") == 1 and "noticed it first" not in job.verdict[0], job
-    assert "Did ranks make different numbers of steps?" in job.verdict[0]
+    assert "first failure: rank 1 " in job.failure[0]
+    assert job.failure[0].count("left while") == 1 and "noticed it first" not in job.failure[0], job
+    assert "Did ranks make different numbers of steps?" in job.failure[0]

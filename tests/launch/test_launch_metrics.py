@@ -145,7 +145,7 @@ def test_a_failure_can_be_scraped_for_as_long_as_said(monkeypatch, chosen, secon
     for name in ("time", "select"):
         monkeypatch.setattr(metrics, name, clock)
     with metrics.Metrics(options, load(options, {}), {}, said.append) as served, socket.socket() as wakeup:
-        served.start(SimpleNamespace(hear=lambda *_: None))
+        served.start(SimpleNamespace(add_reader=lambda *_: None))
         served.linger(wakeup)
         assert clock.now == 0  # nothing has scraped it
         scrape(said[0].removeprefix("metrics: http://").removesuffix("/metrics"))

@@ -43,7 +43,7 @@ def test_a_directory_that_is_used_again_holds_the_new_job_alone(launcher, tmp_pa
         (out / "rank.0" / stale).write_text('{"rank": 1, "cause": "died", "message": "old", "time": 1}')
     job = launcher.run("-np", 2, "--output-filename", out, python="print('new'); sys.exit(3 * (rank == 0))")
     assert job.code == 3
-    assert "rank 0 " in job.verdict[0]
+    assert "rank 0 " in job.failure[0]
     assert sorted(path.name for path in (out / "rank.0").iterdir()) == ["stderr", "stdout"]
     assert (out / "rank.0/stdout").read_text() == "new\n"
 

@@ -302,5 +302,5 @@ def test_a_killed_rank_ends_the_job_soon(launcher):
     os.kill(int((launcher.home / "pid.1").read_text()), signal.SIGKILL)
     job = launcher.finish(process)
     assert job.code == 137
-    assert "first failure: rank 1 " in job.verdict[0]
+    assert "first failure: rank 1 " in job.failure[0]
     assert "other ranks: ranks 0, 2: ended by the launcher, killed by SIGTERM" in job.err

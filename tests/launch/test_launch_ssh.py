@@ -131,7 +131,7 @@ def test_whatever_is_lost_nothing_is_left_behind_ssh(launcher: Launcher, far: Fa
     elif whom != "launcher":
         assert job.code == 137, job.err
         assert "enginerun: far was lost: its agent ended (" in job.err and "ranks 1, 2 with it" in job.err
-        assert "first failure: rank 1 on far: lost with its host" in job.verdict[0]
+        assert "first failure: rank 1 on far: lost with its host" in job.failure[0]
 
 
 def test_a_host_whose_key_has_changed_is_refused(launcher: Launcher, far: Far) -> None:

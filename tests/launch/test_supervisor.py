@@ -10,7 +10,7 @@ import os, signal, sys
 from pathlib import Path
 from engine.host import processes
 from engine.host.signals import caught
-from engine.launch import spawn
+from engine.launch.process import spawn
 from engine.launch.process.output import Stream
 from engine.launch.process.plan import RankPlan
 from engine.launch.process.supervisor import SIGNALS, Supervisor
@@ -51,7 +51,7 @@ import os, subprocess, sys, time
 from pathlib import Path
 from engine.host import processes
 from engine.host.signals import caught
-from engine.launch import spawn
+from engine.launch.process import spawn
 from engine.launch.process.plan import RankPlan
 from engine.launch.process.supervisor import SIGNALS, Supervisor
 

@@ -294,7 +294,7 @@ def test_numbers_of_workers_at_the_gate_are_bounded() -> None:
     assert worker_messages.check(said) == said
     for value in (-1, 1 << 62, 1 << 200, 1.5, True, "1", None):
         for name in ("world", "commit"):
-            with pytest.raises(worker_messages.SaidError, match=name):
+            with pytest.raises(worker_messages.WorkerMessageError, match=name):
                 worker_messages.check({**said, name: value})
 
 

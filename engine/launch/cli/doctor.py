@@ -18,7 +18,7 @@ from ...host.patience import Patience
 from ...text import readable
 from ..errors import LaunchError
 from ..hosts.channel import Channel, ChannelError, Message
-from ..hosts.event_loop import Switchboard
+from ..hosts.event_loop import AgentLoop
 from ..hosts.host_list import LOOPBACK, Place, lay_out, own_names
 from ..hosts.reach import Reach, add_reach, hosts_of, network_of, reach_of
 from ..hosts.remote import RemoteHost, agent_command
@@ -173,7 +173,7 @@ class Examination:
         self._addresses: dict[str, str] = {}
         self._reached: dict[str, dict[str, tuple[str, str]]] = {}
         self._answers: dict[str, Message] = {}
-        self._board = Switchboard(self._hosts, (), self._act, self._lost)
+        self._board = AgentLoop(self._hosts, (), self._act, self._lost)
 
     def run(self) -> int:
         """Examine the hosts, and print the table and the problems.

@@ -11,7 +11,7 @@ _OTHER_NAME = re.compile(r"^\s*(?:import|from)\s+enginerun\b", re.MULTILINE)
 _OURS = Path(__file__).resolve().parents[1]
 
 
-def shadowed(command: Sequence[str], here: Path) -> str | None:
+def find_hiding_file(command: Sequence[str], here: Path) -> str | None:
     """Find a file that hides the package `engine` from the script of a command.
 
     Python looks for modules in the script's own directory first, so an `engine.py` there is what `import engine` gives.

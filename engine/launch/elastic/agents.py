@@ -15,9 +15,9 @@ from ..cli.elastic_options import MARGIN
 from ..cli.options import Options
 from ..hosts import remote_files
 from ..hosts.channel import PIDS, WORLDS, Message
-from ..hosts.event_loop import Switchboard
+from ..hosts.event_loop import AgentLoop
 from ..hosts.host_list import LOOPBACK, Place
-from ..hosts.lease_renewal import LeaseRelay
+from ..hosts.lease_renewal import LeaseRenewer
 from ..hosts.page_copies import Copies
 from ..hosts.remote import RemoteHost, agent_command
 from ..job_driver import FAREWELL, order
@@ -117,8 +117,8 @@ class Fleet:
         self._cluster = cluster
         assert options.elastic is not None
         self._lease = options.elastic.lease
-        self._relay = LeaseRelay(min(BEAT, self._lease / 5))
-        self.board = Switchboard((), writers, self._act, self._lose, self._heard, self._relay)
+        self._relay = LeaseRenewer(min(BEAT, self._lease / 5))
+        self.board = AgentLoop((), writers, self._act, self._lose, self._heard, self._relay)
         self._options, self._job, self._names, self._several = options, job, names, several
         self._environment = environment
         self._pages = pages

@@ -22,7 +22,7 @@ from ..errors import LaunchError
 from ..hosts.host_list import is_here, read_discovered
 from ..process.spawn import start_command
 from ..report.failure_cause import describe
-from .worker_server import Selects
+from .worker_server import EventLoop
 
 EVERY = 1.0  # least seconds between the starts of two runs
 DEADLINE = 20.0  # seconds that a run may take
@@ -155,7 +155,7 @@ class Script:
     command : sequence of str
     slots : int
         Slots of a host that the script names without a number.
-    selects : Selects
+    selects : EventLoop
         Event loop that is woken when there is an answer.
     say : callable
         Shows a line.
@@ -167,7 +167,7 @@ class Script:
         self,
         command: Sequence[str],
         slots: int,
-        selects: Selects,
+        selects: EventLoop,
         say: Callable[[str], None],
         deadline: float = DEADLINE,
     ) -> None:
@@ -178,7 +178,7 @@ class Script:
         self._deadline = deadline
         self._woken, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._lock = threading.Lock()  # guards `_wake`, which is used by threads that may outlive this object
-        self._selects.hear(self._woken, self._hear)
+        self._selects.add_reader(self._woken, self._hear)
         self._question: _Question | None = None
         self._held: _Question | None = None  # the run of which it was reported that it cannot be killed
         self._late = False  # whether the current run has exceeded its deadline

@@ -29,7 +29,7 @@ _FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
 }
 
 
-class SaidError(Exception):
+class WorkerMessageError(Exception):
     """No worker of this version sends such a message."""
 
 
@@ -48,21 +48,21 @@ def check(said: Any) -> dict[str, Any]:
 
     Raises
     ------
-    SaidError
+    WorkerMessageError
         Its kind is unknown, or a field is missing or invalid.
     """
     kind = said.get("kind") if isinstance(said, dict) else None
     fields = _FIELDS.get(kind) if isinstance(kind, str) else None
     if fields is None:
-        raise SaidError(f"it says {kind!r}, which is not known here; install the same version")
+        raise WorkerMessageError(f"it says {kind!r}, which is not known here; install the same version")
     for name, kinds in fields.items():
         most = MOST_PORTS if name == "port" else LARGEST
         value = said.get(name)
         bounded = type(value) is not int or 0 <= value <= most
         if name not in said or type(value) not in kinds or not bounded:
-            raise SaidError(f"it says {kind!r} with {name} = {said.get(name)!r}; install the same version")
+            raise WorkerMessageError(f"it says {kind!r} with {name} = {said.get(name)!r}; install the same version")
     if kind == "ready" and said["why"] not in events.Why.__members__:
-        raise SaidError(f"it says {kind!r} because of {said['why']!r}; install the same version")
+        raise WorkerMessageError(f"it says {kind!r} because of {said['why']!r}; install the same version")
     return dict(said)
 
 

@@ -24,10 +24,10 @@ STRANGERS = 32  # most unauthenticated connections (at least two for each worker
 BACKLOG = 128  # backlog of the listener (at least two for each worker), beyond which the kernel refuses connections
 
 
-class Selects(Protocol):
+class EventLoop(Protocol):
     """Event loop that calls back when a descriptor is readable."""
 
-    def hear(self, descriptor: int, act: Callable[[], None]) -> None: ...
+    def add_reader(self, descriptor: int, act: Callable[[], None]) -> None: ...
 
     def forget(self, descriptor: int) -> None: ...
 
@@ -41,7 +41,7 @@ class _Visitor:
         self.worker: int | None = None
 
 
-class Gatehouse:
+class WorkerServer:
     """Server on an abstract socket of this network namespace.
 
     Parameters
@@ -52,7 +52,7 @@ class Gatehouse:
         Whether workers may be on several hosts.
     most : int
         Largest number of workers that may connect at once.
-    selects : Selects
+    selects : EventLoop
     told : callable
         Called with a worker's number and each of its messages.
     say : callable
@@ -69,7 +69,7 @@ class Gatehouse:
         secret: str,
         several: bool,
         most: int,
-        selects: Selects,
+        selects: EventLoop,
         told: Callable[[int, dict[str, Any]], None],
         say: Callable[[str], None],
     ) -> None:
@@ -85,7 +85,7 @@ class Gatehouse:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
         self._listener.bind(f"\0{self.name}")
         self._listener.listen(max(BACKLOG, 2 * most))
-        selects.hear(self._listener.fileno(), self._accept)
+        selects.add_reader(self._listener.fileno(), self._accept)
 
     def send(self, worker: int, kind: str, /, **fields: Any) -> None:
         """Send a message to a worker, if it is connected; close the connection if its buffer is full."""
@@ -136,7 +136,7 @@ class Gatehouse:
         displaced = self._strangers.add(visitor)
         if displaced is not None:
             self._close(displaced)
-        self._selects.hear(connection.fileno(), lambda: self._read(visitor))
+        self._selects.add_reader(connection.fileno(), lambda: self._read(visitor))
 
     def _give_way(self) -> bool:
         """Close the oldest unauthenticated connection; return False if there is none."""
@@ -149,7 +149,7 @@ class Gatehouse:
         """Resume accepting: there may be free descriptors again."""
         if self._deaf and self._listener.fileno() >= 0:
             self._deaf = False
-            self._selects.hear(self._listener.fileno(), self._accept)
+            self._selects.add_reader(self._listener.fileno(), self._accept)
 
     def _read(self, visitor: _Visitor) -> None:
         if visitor.connection.fileno() < 0:  # closed by another event of the same batch

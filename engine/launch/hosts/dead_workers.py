@@ -26,7 +26,7 @@ def where() -> str:
     return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
 
 
-def testify(channel: Channel, order: Message) -> None:
+def confirm_dead_workers(channel: Channel, order: Message) -> None:
     """Kill the workers of a lost agent, and report when none is left; return when the launcher hangs up.
 
     Parameters

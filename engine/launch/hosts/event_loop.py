@@ -12,7 +12,7 @@ from typing import Any
 from ...host.patience import Patience
 from ..process.writer import LOOK, Writer
 from .channel import ChannelError, Message
-from .lease_renewal import LeaseRelay
+from .lease_renewal import LeaseRenewer
 from .remote import RemoteHost
 
 DELIVERY = 1.0  # seconds in which a channel must deliver its last data and end, once its carrier has ended
@@ -21,7 +21,7 @@ FAREWELL = 15.0  # seconds in which agents must end what still runs, once their 
 MALFORMED = (ChannelError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError)  # of a bad message
 
 
-class Switchboard:
+class AgentLoop:
     """The channels to the agents.
 
     Parameters
@@ -35,7 +35,7 @@ class Switchboard:
         Called with a host whose channel has ended, and how; the host is unregistered by then.
     heard : callable, optional
         Called with a host and lines of its stderr.
-    relay : LeaseRelay, optional
+    relay : LeaseRenewer, optional
         Relay thread between this object and the agents.
     """
 
@@ -46,7 +46,7 @@ class Switchboard:
         act: Callable[[RemoteHost, Message], None],
         lost: Callable[[RemoteHost, str], None],
         heard: Callable[[RemoteHost, list[str]], None] = lambda *_: None,
-        relay: LeaseRelay | None = None,
+        relay: LeaseRenewer | None = None,
     ) -> None:
         self._hosts = list(hosts)
         self._writers = list(writers)
@@ -60,7 +60,7 @@ class Switchboard:
         self._parting: list[RemoteHost] = []
         self._carried: dict[int, Patience] = {}  # host whose carrier has ended -> the rest of `DELIVERY`
 
-    def hear(self, descriptor: int, act: Callable[[], None]) -> None:
+    def add_reader(self, descriptor: int, act: Callable[[], None]) -> None:
         """Call `act` whenever a descriptor is readable.
 
         Parameters
@@ -95,9 +95,9 @@ class Switchboard:
             if self._relay is not None:
                 self._relay.take(host.channel)
             self._watched[host.number] = [host.channel.reading, host.errors, host.carrier]
-            self.hear(host.channel.reading, lambda: self._receive(host))
-            self.hear(host.errors, lambda: self._errors(host))
-            self.hear(host.carrier, lambda: self._carrier_ended(host))
+            self.add_reader(host.channel.reading, lambda: self._receive(host))
+            self.add_reader(host.errors, lambda: self._errors(host))
+            self.add_reader(host.carrier, lambda: self._carrier_ended(host))
 
     def step(self, seconds: float = 0.5) -> None:
         """Wait for events once, and handle them.

@@ -112,7 +112,7 @@ class _Link:
             self.down += pack("hold" if self.held else "go_on")
 
 
-class LeaseRelay:
+class LeaseRenewer:
     """Relay thread that renews the leases of all agents of a job.
 
     Parameters

@@ -150,7 +150,7 @@ class Supervisor:
         self._streams[stream.rank].append(stream)
         self._selector.register(stream.pipe, selectors.EVENT_READ, stream)
 
-    def hear(self, descriptor: int, act: Callable[[], None]) -> None:
+    def add_reader(self, descriptor: int, act: Callable[[], None]) -> None:
         """Call `act` whenever a descriptor is readable.
 
         Parameters

@@ -89,7 +89,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class FailureCause:
     """The first cause of a job's failure.
 
     Attributes
@@ -110,7 +110,7 @@ class Verdict:
     blames: dict[int, int | None]
 
 
-def judge(ends: Sequence[End], claims: Sequence[Claim]) -> Verdict | None:
+def find_failure_cause(ends: Sequence[End], claims: Sequence[Claim]) -> FailureCause | None:
     """Find the first cause of a job's failure.
 
     Parameters
@@ -122,7 +122,7 @@ def judge(ends: Sequence[End], claims: Sequence[Claim]) -> Verdict | None:
 
     Returns
     -------
-    Verdict or None
+    FailureCause or None
         None if no rank failed by itself.
     """
     failures = sorted((end for end in ends if end.failed), key=lambda end: end.time)
@@ -152,7 +152,7 @@ def judge(ends: Sequence[End], claims: Sequence[Claim]) -> Verdict | None:
 
     culprit = min(since, key=order)
     told = [claim for claim in claims if claim.culprit == culprit]
-    return Verdict(
+    return FailureCause(
         culprit=culprit,
         claim=min(told, key=lambda claim: claim.source == culprit, default=None),
         exit_code=own.get(culprit, failures[0]).exit_code,

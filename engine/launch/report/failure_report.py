@@ -18,7 +18,7 @@ from ...host import private_files, stacks
 from ...text import readable
 from ...text.bounded_reader import natural
 from ..process.output import TAIL_BYTES
-from .failure_cause import End, Verdict, claim_of, describe, judge, traceback_span
+from .failure_cause import End, FailureCause, claim_of, describe, find_failure_cause, traceback_span
 
 QUOTE = "  | "
 TAIL_LINES = 20
@@ -77,7 +77,7 @@ def tail_lines(data: bytes, cut: bool) -> list[str]:
     return lines
 
 
-def investigate(ends: Sequence[End], clocks: Mapping[int, float] | None = None) -> Verdict | None:
+def investigate(ends: Sequence[End], clocks: Mapping[int, float] | None = None) -> FailureCause | None:
     """Find the first failure of a job from its ranks' ends and exit reports.
 
     Parameters
@@ -89,7 +89,7 @@ def investigate(ends: Sequence[End], clocks: Mapping[int, float] | None = None) 
 
     Returns
     -------
-    Verdict or None
+    FailureCause or None
         None if no rank failed by itself.
     """
     ahead = {} if clocks is None else clocks
@@ -99,7 +99,7 @@ def investigate(ends: Sequence[End], clocks: Mapping[int, float] | None = None) 
         if claim is not None:
             by_host = end.report.failure is not None  # its time is from the clock of the rank's host
             claims.append(replace(claim, time=claim.time + ahead.get(end.rank, 0.0)) if by_host else claim)
-    return judge(ends, claims)
+    return find_failure_cause(ends, claims)
 
 
 def keep_reports(ends: Sequence[End], directory: Path) -> None:
@@ -134,13 +134,13 @@ def flight_records(directory: Path) -> list[int]:
 
 
 def failure_lines(
-    verdict: Verdict, ends: Sequence[End], directory: Path, started: float, hosts: Mapping[int, str] | None = None
+    cause: FailureCause, ends: Sequence[End], directory: Path, started: float, hosts: Mapping[int, str] | None = None
 ) -> list[str]:
     """Return the report on a failed job.
 
     Parameters
     ----------
-    verdict : Verdict
+    cause : FailureCause
     ends : sequence of End
         Ends of all ranks.
     directory : Path
@@ -156,18 +156,18 @@ def failure_lines(
         Lines; the first cause comes last.
     """
     by_rank = {end.rank: end for end in ends}
-    end = by_rank[verdict.culprit]
-    lines = [f"other ranks: {text}" for text in _others(verdict, ends)]
-    lines += _where(verdict, end, directory / f"rank.{end.rank}" / stacks.NAME)
-    if verdict.claim is not None and verdict.claim.cause == ABSENT:
-        lines += [f"rank {verdict.claim.source}: {line.strip()}" for line in verdict.claim.message.split("\n")[1:]]
+    end = by_rank[cause.culprit]
+    lines = [f"other ranks: {text}" for text in _others(cause, ends)]
+    lines += _where(cause, end, directory / f"rank.{end.rank}" / stacks.NAME)
+    if cause.claim is not None and cause.claim.cause == ABSENT:
+        lines += [f"rank {cause.claim.source}: {line.strip()}" for line in cause.claim.message.split("\n")[1:]]
     path = directory / f"rank.{end.rank}" / "stderr"
     extract = last_words(read_tail(path))
     odd = odd_one_out(end.report)
     if odd is not None:
         lines.append(f"the ranks disagree: rank {odd} is the odd one out, and rank {end.rank} was the first to end")
     host = socket.gethostname() if hosts is None else hosts[end.rank]
-    lines.append(f"first failure: rank {end.rank} on {host}: {_cause(verdict, end, started)}")
+    lines.append(f"first failure: rank {end.rank} on {host}: {_cause(cause, end, started)}")
     if extract:
         lines[-1] += f"; the end of its stderr ({path}):"
         lines += [f"{QUOTE}{line}" for line in extract]
@@ -197,9 +197,9 @@ def odd_one_out(report: ExitReport) -> int | None:
     return alone[0] if len(sides) == 2 and len(alone) == 1 else None
 
 
-def _where(verdict: Verdict, end: End, path: Path) -> list[str]:
+def _where(cause: FailureCause, end: End, path: Path) -> list[str]:
     """Return a line on where the culprit stalled or crashed; empty if that is not known or does not apply."""
-    stalled = verdict.claim is not None and verdict.claim.cause == "stalled"
+    stalled = cause.claim is not None and cause.claim.cause == "stalled"
     if not stalled and -end.code not in stacks.CRASHES:
         return []
     if place := stacks.where(path):
@@ -212,10 +212,10 @@ def _where(verdict: Verdict, end: End, path: Path) -> list[str]:
     return []
 
 
-def _cause(verdict: Verdict, end: End, started: float) -> str:
+def _cause(cause: FailureCause, end: End, started: float) -> str:
     """Return a text on what the culprit did, in one line."""
     after = f"{max(0.0, end.time - started):.1f} s after the start"
-    claim = verdict.claim
+    claim = cause.claim
     said = "" if claim is None or claim.source == end.rank else _FRAME.sub("", claim.message).partition("\n")[0]
     word = f" (rank {claim.source}: {said})" if claim is not None and said else ""
     if end.lost:
@@ -235,17 +235,17 @@ def _cause(verdict: Verdict, end: End, started: float) -> str:
     return f"{describe(end.code)}, {after}{word}"
 
 
-def _others(verdict: Verdict, ends: Sequence[End]) -> list[str]:
+def _others(cause: FailureCause, ends: Sequence[End]) -> list[str]:
     """Return a line for each group of other ranks that ended in the same way."""
     groups: dict[str, list[int]] = {}
     for end in ends:
-        if end.rank == verdict.culprit:
+        if end.rank == cause.culprit:
             continue
         text = "lost with its host" if end.lost else describe(end.code)
         if end.by_launcher:
             text = "ended by the launcher" + (f" ({text})" if end.code >= 0 else f", {text}")
-        elif end.rank in verdict.blames:
-            blamed = verdict.blames[end.rank]
+        elif end.rank in cause.blames:
+            blamed = cause.blames[end.rank]
             text += ", because another rank failed" if blamed is None else f", because of rank {blamed}"
         groups.setdefault(text, []).append(end.rank)
     return [f"{readable.ranks(ranks)}: {text}" for text, ranks in groups.items()]

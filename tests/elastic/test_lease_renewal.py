@@ -16,7 +16,7 @@ import pytest
 from engine.host import processes
 from engine.launch.hosts import lease_renewal
 from engine.launch.hosts.channel import Channel, Message
-from engine.launch.hosts.lease_renewal import HIGH, LeaseRelay
+from engine.launch.hosts.lease_renewal import HIGH, LeaseRenewer
 
 from ..launch.conftest import launcher as launcher
 from ..waiting import let_pass, until
@@ -28,7 +28,7 @@ from .test_agents import TWO_HOSTS
 class Agent:
     """Agent's end of a relayed channel."""
 
-    def __init__(self, relay: LeaseRelay) -> None:
+    def __init__(self, relay: LeaseRenewer) -> None:
         from_driver, to_agent = os.pipe()
         from_agent, to_driver = os.pipe()
         self.driver = Channel(from_agent, to_agent)
@@ -45,7 +45,7 @@ class Agent:
 
 @pytest.fixture
 def agent() -> Iterator[Agent]:
-    with closing(LeaseRelay(0.02)) as relay:
+    with closing(LeaseRenewer(0.02)) as relay:
         made = Agent(relay)
         made.relay = relay  # type: ignore[attr-defined]
         yield made

@@ -10,7 +10,7 @@ import pytest
 from engine.errors import EngineError, RankDiedError, RankLeftError, RankRaisedError, RankStalledError, RendezvousError
 from engine.exit_report import writer
 from engine.exit_report.report import ExitReport, Failure
-from engine.launch.report.failure_cause import Claim, End, claim_of, judge, traceback_span
+from engine.launch.report.failure_cause import Claim, End, claim_of, find_failure_cause, traceback_span
 from engine.launch.report.failure_report import failure_lines, investigate, keep_reports, read_tail
 
 pytestmark = pytest.mark.quick
@@ -58,7 +58,7 @@ def died(source, culprit, time, cause="died"):
     ],
 )
 def test_the_first_cause(ends, claims, culprit, code):
-    verdict = judge(ends, claims)
+    verdict = find_failure_cause(ends, claims)
     assert verdict is not None
     assert (verdict.culprit, verdict.exit_code) == (culprit, code)
 
@@ -67,14 +67,14 @@ def test_a_word_of_others_is_told_rather_than_the_culprit_s_own() -> None:
     """A rank that leaves may get an error caused by its own leaving before its process has ended."""
     ends = [End(0, 5, 1.0), End(1, 0, 1.1)]
     own, of_others = died(1, 1, 1.0, "left"), died(0, 1, 1.001, "left")
-    verdict = judge(ends, [own, of_others])
+    verdict = find_failure_cause(ends, [own, of_others])
     assert verdict is not None and verdict.claim == of_others
-    verdict = judge([End(0, 0, 1.0), End(1, 3, 1.1)], [own])
+    verdict = find_failure_cause([End(0, 0, 1.0), End(1, 3, 1.1)], [own])
     assert verdict is not None and verdict.claim == own
 
 
 def test_no_failure_no_verdict():
-    assert judge([End(0, 0, 1.0), End(1, -15, 1.0, True)], []) is None
+    assert find_failure_cause([End(0, 0, 1.0), End(1, -15, 1.0, True)], []) is None
 
 
 PLAIN = """noise
@@ -192,7 +192,7 @@ def test_reports_are_kept_beside_the_output(tmp_path: Path) -> None:
 
 def lines_of(tmp_path: Path, stderr: str) -> list[str]:
     ends = [End(0, 1, 2.0), End(1, 0, 2.0)]
-    verdict = judge(ends, [])
+    verdict = find_failure_cause(ends, [])
     assert verdict is not None
     return failure_lines(verdict, ends, job(tmp_path, r0=stderr, r1=""), 0.0)
 
