@@ -1,8 +1,8 @@
 """`enginerun`: start, watch and end the ranks of a job. Runs without the native extension.
 
 `job` runs a job from its options (`cli`) to its exit code. Ranks of one host are started and watched here
-(`process.supervisor`). Several hosts have an `agent` each, which the `job_driver` tells what to do. Workers that come
-and go belong to the `elastic_driver`.
+(`process.supervisor`). Otherwise each host has an `agent`, which the `driver` tells what to do. The driver's policy
+decides: `fixed_policy`, or `elastic.policy` for workers that come and go.
 """
 
 from __future__ import annotations

@@ -1,9 +1,12 @@
 """The agent of a host, `python -m engine.launch.agent`: it starts the ranks of its host and watches them.
 
 The launcher starts one agent on each host of a job, by ssh or by a command of the user's. They exchange messages over
-the agent's standard input and output (`channel`). If that channel ends, for whatever reason, the agent kills its ranks.
-It starts, watches and ends ranks as the launcher does on one host (`spawn`, `supervisor`). It sends their output, exit
+the agent's standard input and output (`hosts.channel`). If that channel ends, for whatever reason, the agent kills its
+ranks. It starts, watches and ends ranks as the launcher does on one host (`process`). It sends their output, exit
 codes, reports and files to the launcher.
+
+The agent of a fixed job starts all its ranks at once (`fixed_ranks`). That of an elastic job starts workers in the
+slots of its host when the driver asks for them (`elastic.workers`).
 """
 
 from __future__ import annotations
@@ -12,32 +15,78 @@ import os
 import signal
 import socket
 import sys
-import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from ..host import linux, machine, network, processes
+from ..host import linux, machine, processes
 from ..host.signals import caught
 from ..metrics import page
 from .errors import LaunchError
+from .fixed_ranks import FixedRanks
 from .hosts import remote_files
 from .hosts.channel import GREETING, Channel, ChannelError, Message
 from .hosts.page_copies import Pages
 from .hosts.reach import network_of
 from .process import spawn
-from .process.cpu_binding import Allotment, allot
+from .process.cpu_binding import allot
 from .process.devices import devices_here, share_devices
 from .process.guardian import Guardian
+from .process.job_signals import ENDING_SIGNALS, PASSED_SIGNALS, SIGNALS
 from .process.output import Stream
-from .process.plan import Crew, Job, RankPlan, plan, without_places
+from .process.plan import Crew, Job, RankPlan, without_places
 from .process.spawn import Rank
-from .process.supervisor import ENDING_SIGNALS, PASSED_SIGNALS, SIGNALS, Supervisor
-from .report.failure_cause import End
+from .process.supervisor import Supervisor
 
 # Variables of the host or the session: ranks get the agent's values of these, not the launcher's.
 OF_THE_HOST = ("HOSTNAME", "LOGNAME", "USER", "HOME", "SHELL", "MAIL", "DISPLAY", "XAUTHORITY")
 OF_THE_SESSION = ("SSH_", "XDG_", "DBUS_")
+
+Handler = Callable[[Message], None]
+
+
+class RankGroup(Protocol):
+    """Processes that an agent starts: the ranks of a fixed job, or the workers of an elastic one.
+
+    Attributes
+    ----------
+    places : int
+        Number of processes among which the host's CPUs are divided.
+    trouble : str
+        Why the agent must end; empty while it need not.
+    lease : float or None
+        Seconds without a confirmed heartbeat after which the guardian ends agent and workers; None: no lease.
+    handlers : mapping of str to callable
+        Handlers of messages that only this kind of job has, by the messages' kind.
+    """
+
+    places: int
+    trouble: str
+    lease: float | None
+    handlers: Mapping[str, Handler]
+
+    def prepare(self, address: str) -> dict[str, Any]:
+        """Get what ranks need on this host, and return further fields of the message `ready`."""
+        ...
+
+    def supervise(self, guardian: Guardian, wakeup: socket.socket) -> Supervisor:
+        """Return a supervisor, before any process is started."""
+        ...
+
+    def start(self, head: dict[str, Any]) -> None:
+        """Begin, with the fields of the message `start`.
+
+        Raises
+        ------
+        LaunchError
+            A rank cannot be started.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close what `prepare` and `start` have opened."""
+        ...
 
 
 class Agent:
@@ -48,7 +97,8 @@ class Agent:
     channel : Channel
         Channel to the launcher.
     order : Message
-        The launcher's message `prepare`: the job, and the numbers of this host's ranks.
+        The launcher's message `prepare`: the job, and the numbers of this host's ranks. That of an elastic job has
+        `slots`, the number of slots of this host; its `ranks` are the possible slot numbers of the job.
     """
 
     def __init__(self, channel: Channel, order: Message) -> None:
@@ -61,11 +111,18 @@ class Agent:
         self.head = head
         self.grace = order.seconds("grace", 0)
         self.command = [str(word) for word in head["command"]]
-        self.hub: socket.socket | None = None
         self.pages: dict[int, int] = {}
         self.copies = Pages(self.pages)
         self.files = remote_files.Directory(self.job.directory, self.job.name, self.crew.ranks)
-        self._supervisor: Supervisor | None = None
+        self.supervisor: Supervisor
+        self.ranks = _make_ranks(self, order)
+        self._handlers: dict[str, Handler] = {
+            "finish": lambda _: self.supervisor.release(),
+            "go_on": lambda _: self.supervisor.hold_back(False),
+            "hold": lambda _: self.supervisor.hold_back(True),
+            "signal": self._signal,
+            **self.ranks.handlers,
+        }
 
     def prepare(self) -> None:
         """Check that the ranks can be started, and report `ready` to the launcher, before any rank of the job starts.
@@ -91,24 +148,25 @@ class Agent:
             self._prefer_own_python(self.head["python"])
         self.program = spawn.find_command(self.command, self.environment)
         address = self._choose_interface()
-        self.allotment = self._allot()
+        self.allotment = allot(
+            machine.facts(),
+            self.ranks.places,
+            self.environment,
+            binding=self.head["binding"],
+            cpus_per_rank=self.head["cpus_per_rank"],
+        )
         if self.job.gpus is not None:
             visible = devices_here(self.environment.get("CUDA_VISIBLE_DEVICES"))
             devices = share_devices(*self.job.gpus, len(self.crew.ranks), visible)
             self.job = replace(self.job, devices=devices)
         self.files.make()
-        if self.head["counted"]:
-            self._make_pages()
-        if self.head["hub"]:
-            self.hub = _listen(address)
         self.channel.send(
             "ready",
-            hub=self.hub.getsockname()[1] if self.hub else 0,
             port=spawn.find_port(""),
             address=address,
             summary=self.allotment.summary,
             processors=machine.facts().usable,
-            **self._facts(),
+            **{"hub": 0} | self.ranks.prepare(address),
         )
 
     def run(self, head: dict[str, Any]) -> None:
@@ -117,29 +175,30 @@ class Agent:
         Parameters
         ----------
         head : dict
-            Fields of the job that are known once all hosts are ready: `hub`, `address`, `port`.
+            Fields of the job that are known once all hosts are ready.
         """
-        self.job = replace(self.job, **head, counters=[f"/proc/{os.getpid()}/fd/{self.pages[r]}" for r in self.pages])
-        descriptors = spawn.raise_descriptor_limit(len(self.crew.ranks))
+        self.descriptors = spawn.raise_descriptor_limit(len(self.crew.ranks))
         self.files.settle()
-        guardian = Guardian(self.job.name, lambda: None, str(self.crew.host))
+        guardian = Guardian(self.job.name, lambda: None, str(self.crew.host), self.ranks.lease)
         processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
         with caught(SIGNALS, lambda *_: None) as wakeup:
-            supervisor = Supervisor(guardian, wakeup, (self.channel.out,), self.grace, self._say, self._ended)
+            self.supervisor = supervisor = self.ranks.supervise(guardian, wakeup)
             supervisor.hold()
-            supervisor.add_reader(self.channel.reading, self._hear)
-            self._supervisor = supervisor
+            supervisor.add_reader(self.channel.reading, self.receive)
             try:
-                for rank_plan in plan(self.job, self.allotment, self.environment, self.crew):
-                    self._start(supervisor, rank_plan, descriptors)
+                self.ranks.start(head)
             except LaunchError as error:
                 self.channel.send("failed", text=str(error))
                 supervisor.release()
                 supervisor.abandon()
             else:
-                self._hear()  # messages that came together with `start`
+                self.receive()  # messages that came together with `start`
                 supervisor.run()
+            finally:
+                self.ranks.close()
         guardian.dismiss()
+        if self.ranks.trouble:
+            raise LaunchError(self.ranks.trouble)
         self.copies.send(self.channel)
 
     def finish(self) -> None:
@@ -152,58 +211,66 @@ class Agent:
             pass
         self.files.remove()
 
-    def _start(self, supervisor: Supervisor, rank_plan: RankPlan, descriptors: tuple[int, int]) -> None:
-        inherited: list[int] = []
-        if self.hub is not None and rank_plan.rank == 0:
-            inherited.append(self.hub.fileno())
-            rank_plan.environment["ENGINE_HUB_FD"] = str(self.hub.fileno())
-        rank = spawn.start(rank_plan, self.command, self.program, descriptors, inherited)
-        if inherited and self.hub is not None:
-            self.hub.close()  # only rank 0 holds it, so that it closes when rank 0 ends
-        supervisor.add(rank)
+    def receive(self) -> None:
+        """Handle the launcher's messages; at the end of the channel, kill the ranks."""
+        descriptor = self.channel.reading
+        if descriptor < 0 or self.ranks.trouble:  # since another event of the same batch
+            return
+        for message in self.channel.receive():
+            handler = self._handlers.get(message.kind)
+            if handler is None:
+                raise ChannelError(f"the launcher asks for {message.kind!r}, which this agent does not know")
+            handler(message)
+        if self.channel.ended:
+            self.supervisor.remove_reader(descriptor)
+            self.channel.out.give_up()
+            self.supervisor.release()
+            self.supervisor.kill()
+
+    def start_rank(
+        self, rank_plan: RankPlan, number: int, inherited: tuple[int, ...] = (), awaited: bool = True
+    ) -> Rank:
+        """Start a process, and relay its output to the launcher, which knows it by a number.
+
+        Raises
+        ------
+        LaunchError
+            It cannot be started.
+        """
+        rank = spawn.start(rank_plan, self.command, self.program, self.descriptors, inherited, awaited)
+        self.supervisor.add(rank)
         for name, pipe in (("stdout", rank.stdout), ("stderr", rank.stderr)):
-            supervisor.listen(Stream(rank.number, pipe, Relay(self.channel, name, rank=rank.number)))
-        self.channel.send("started", rank=rank.number, pid=rank.pid, cpus=rank_plan.cpus)
+            self.supervisor.listen(Stream(rank.number, pipe, Relay(self.channel, name, number)))
+        return rank
 
-    def _ended(self, rank: Rank, end: End) -> None:
-        """Send the launcher a rank's exit code, the age of its end in seconds, and its exit report."""
-        now = time.time()
-        told = {
-            "rank": rank.number,
-            "code": end.code,
-            "by_launcher": end.by_launcher,
-            "age": now - end.time,
-            "now": now,
-        }
-        self.channel.send("end", end.report.data(), **told)
+    def make_page(self, number: int) -> str:
+        """Return the path of a rank's or slot's page of counters, which is made when it is first needed.
 
-    def _say(self, line: str) -> None:
+        Raises
+        ------
+        LaunchError
+            There is no memory for it.
+        """
+        if number not in self.pages:
+            try:
+                self.pages[number] = page.make()
+            except OSError as error:
+                raise LaunchError(f"there is no memory for counters: {linux.refusal('memfd_create', error)}") from error
+        return f"/proc/{os.getpid()}/fd/{self.pages[number]}"
+
+    def say(self, line: str) -> None:
+        """Show a line in the launcher's output."""
         self.channel.send("say", line=line)
 
-    def _hear(self) -> None:
-        """Handle the launcher's messages; at the end of the channel, kill the ranks."""
-        assert self._supervisor is not None
-        supervisor, descriptor = self._supervisor, self.channel.reading
-        for message in self.channel.receive():
-            if message.kind == "end":
-                supervisor.end(str(message.head["why"]))
-            elif message.kind == "signal" and message.number("number") in (*ENDING_SIGNALS, *PASSED_SIGNALS):
-                signal.raise_signal(message.number("number"))
-            elif message.kind == "where":
-                supervisor.ask_where(message.number("rank"))
-            elif message.kind == "pages":
-                self.copies.send(self.channel)
-            elif message.kind in ("hold", "go_on"):
-                supervisor.hold_back(message.kind == "hold")
-            elif message.kind == "finish":
-                supervisor.release()
-            else:
-                raise ChannelError(f"the launcher asks for {message.kind!r}, which this agent does not know")
-        if self.channel.ended:
-            supervisor.forget(descriptor)
-            self.channel.out.give_up()
-            supervisor.release()
-            supervisor.kill()
+    def _signal(self, message: Message) -> None:
+        """Handle a signal of the user to the job."""
+        signum = message.number("number")
+        if signum in ENDING_SIGNALS:
+            self.supervisor.end_job_by(signum)
+        elif signum in PASSED_SIGNALS:
+            self.supervisor.pass_on(signum)
+        else:
+            raise ChannelError(f"the launcher passes signal {signum} on, which it does not pass on")
 
     def _prefer_own_python(self, launchers: str) -> None:
         """Make ranks run with the Python that runs this agent, which the user has chosen for this host.
@@ -226,26 +293,6 @@ class Agent:
         self.job = replace(self.job, interface=name)
         return address
 
-    def _facts(self) -> dict[str, str]:
-        """Return further fields of the message `ready`."""
-        return {}
-
-    def _allot(self) -> Allotment:
-        return allot(
-            machine.facts(),
-            len(self.crew.ranks),
-            self.environment,
-            binding=self.head["binding"],
-            cpus_per_rank=self.head["cpus_per_rank"],
-        )
-
-    def _make_pages(self) -> None:
-        try:
-            for rank in self.crew.ranks:
-                self.pages[rank] = page.make()
-        except OSError as error:
-            raise LaunchError(f"there is no memory for counters: {linux.refusal('memfd_create', error)}") from error
-
 
 class Relay:
     """Sink of a rank's stream that sends the output to the launcher as it comes.
@@ -255,13 +302,13 @@ class Relay:
     channel : Channel
     name : str
         Name of the stream.
-    **who
-        Field of the messages that names the rank, or the worker.
+    number : int
+        Number of the rank, or of the worker's slot.
     """
 
-    def __init__(self, channel: Channel, name: str, **who: int) -> None:
+    def __init__(self, channel: Channel, name: str, number: int) -> None:
         self._channel = channel
-        self._head: dict[str, Any] = {**who, "stream": name}
+        self._head: dict[str, Any] = {"number": number, "stream": name}
 
     def take(self, data: bytes) -> None:
         self._channel.send("output", data, **self._head)
@@ -284,28 +331,16 @@ def _of_this_host(name: str) -> bool:
     return name in OF_THE_HOST or name.startswith(OF_THE_SESSION)
 
 
-def _listen(address: str) -> socket.socket:
-    """Open the socket on which rank 0 listens, on `address`, or on all addresses if that is empty."""
-    try:
-        return network.listen(address or None, 0, backlog=256)
-    except OSError as error:
-        raise LaunchError(f"no socket for the other hosts can be opened: {error.strerror}") from error
-
-
-def _agent(channel: Channel, order: Message) -> Agent:
+def _make_ranks(agent: Agent, order: Message) -> RankGroup:
     if "slots" not in order.head:
-        return Agent(channel, order)
-    from .elastic_agent import ElasticAgent
+        return FixedRanks(agent)
+    from .elastic.workers import Workers  # a slow import, not needed for fixed jobs
 
-    return ElasticAgent(channel, order)
+    return Workers(agent, order)
 
 
 def serve(channel: Channel) -> int:
     """Serve the launcher until the job ends.
-
-    Parameters
-    ----------
-    channel : Channel
 
     Returns
     -------
@@ -319,13 +354,13 @@ def serve(channel: Channel) -> int:
                 from .cli.doctor import examine  # a slow import, not needed for jobs
 
                 examine(channel, message)
-            elif message.kind == "witness":
+            elif message.kind == "confirm_dead":
                 from .hosts.dead_workers import confirm_dead_workers
 
                 confirm_dead_workers(channel, message)
                 break
             elif message.kind == "prepare":
-                agent = _agent(channel, message)
+                agent = Agent(channel, message)
                 agent.prepare()
             elif message.kind == "file" and agent is not None:
                 agent.files.take(message)

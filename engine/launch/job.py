@@ -17,7 +17,6 @@ from typing import Any
 
 from ..config.config import Config
 from ..config.setting import variable
-from ..elastic.limits import Limits
 from ..host import linux, machine, private_files, processes
 from ..host.signals import caught
 from ..text import readable
@@ -25,22 +24,24 @@ from .cli.elastic_options import Elastic
 from .cli.hidden_package import find_hiding_file
 from .cli.horovod_options import without_effect
 from .cli.options import Options, load
+from .driver import Driver, Interrupted, JobPolicy, JobSetup
 from .elastic.job_watch import Watch
-from .elastic_driver import Driver
+from .elastic.policy import ElasticPolicy
 from .errors import LaunchError
+from .fixed_policy import FixedPolicy
 from .hosts import remote_files
 from .hosts.host_list import told_idle
-from .job_driver import Conductor, Interrupted
 from .metrics import Metrics
 from .process import leftovers, spawn
 from .process.console import Console
 from .process.cpu_binding import allot
 from .process.devices import devices_here, share_devices
 from .process.guardian import Guardian
-from .process.output import Display, Stream, open_displays
+from .process.job_signals import SIGNALS
+from .process.output import Stream
 from .process.plan import Job, RankPlan, plan
-from .process.supervisor import SIGNALS, Outcome, Supervisor
-from .process.writer import Writer
+from .process.rank_output import RankOutput
+from .process.supervisor import Outcome, Supervisor
 from .report.elastic_report import Result
 from .report.failure_cause import FailureCause
 from .report.failure_report import QUOTE, failure_lines, flight_records, investigate, keep_reports
@@ -65,8 +66,6 @@ class JobRun:
         After `run`: the rank that failed first, and why; None if none failed.
     report : list of str
         After `run`: the report on the failure, as it was shown.
-    problems : dict of str to OSError
-        After `run`: files of ranks that are incomplete here, and why.
     directories : list of int
         After `run`: the N of each rank's directory `rank.N`, by rank; in an elastic job, for the last world's ranks.
     """
@@ -75,14 +74,12 @@ class JobRun:
         self.hosts: dict[int, str] | None = None
         self.failure_cause: FailureCause | None = None
         self.report: list[str] = []
-        self.problems: dict[str, OSError] = {}
         self.directories = list(range(options.size))
         self._options = options
         self._collect = collect
         self._out = Console(1)
         self._err = Console(2, beside=self._out)
-        self._files = Writer("files")  # files of ranks that all run here
-        self._displays: list[Display] = []
+        self._output: RankOutput | None = None
         self._clocks: dict[int, float] = {}
         self._shares: dict[str, tuple[int, int]] = {}
         self._keep = True
@@ -144,7 +141,7 @@ class JobRun:
             seconds = time.monotonic() - began
             # The system clock may have been set meanwhile; times are reported by its present setting.
             code, lines = self._conclude(outcome, directory, time.time() - seconds)
-            if not self._files.given_up:
+            if not self._gave_up_files:
                 leftovers.forget_empty(directory)
             log = job.settings.get(variable("autotune_log")) or chosen.get("autotune_log")
             by_user = outcome.signum if self.failure_cause is None else None
@@ -155,6 +152,15 @@ class JobRun:
             self._say(line)
         self._close_consoles()
         return code
+
+    @property
+    def problems(self) -> dict[str, OSError]:
+        """Files of ranks that are incomplete here, and why."""
+        return {} if self._output is None else self._output.problems
+
+    @property
+    def _gave_up_files(self) -> bool:
+        return self._output is not None and self._output.files.given_up
 
     @contextlib.contextmanager
     def _told_first(self) -> Iterator[None]:
@@ -207,36 +213,19 @@ class JobRun:
 
         def run(job: Job, metrics: Metrics) -> Outcome:
             spawn.raise_descriptor_limit(self._options.most + len(self._options.places))
-            with _guarded(job, metrics) as wakeup:
-                return self._conduct(job, metrics, seconds, wakeup)
+            policies: list[FixedPolicy] = []
+
+            def make_policy(driver: Driver) -> FixedPolicy:
+                policies.append(FixedPolicy(driver))
+                return policies[0]
+
+            outcome = self._drive(job, metrics, seconds, make_policy)
+            if outcome.ends:
+                (policy,) = policies
+                self.hosts, self._clocks, self._shares = policy.hosts, policy.clocks, policy.shares
+            return outcome
 
         return run
-
-    def _conduct(self, job: Job, metrics: Metrics, seconds: float, wakeup: socket.socket) -> Outcome:
-        """Run agents and ranks, and return when all their processes have ended, whatever happens."""
-        consoles = (self._out, self._err)
-        conductor = Conductor(self._options, job, consoles, metrics.pages, self._say, wakeup, seconds)
-        try:
-            conductor.start(os.environ)
-            for rank in range(job.size):
-                metrics.add(rank, functools.partial(conductor.runs, rank))
-            metrics.start(conductor)
-            outcome = conductor.run()
-        except LaunchError:
-            conductor.abandon()
-            self._keep = self._options.directory is not None
-            raise
-        except Interrupted as error:
-            conductor.abandon()
-            return Outcome([], error.signum, hurried=True)
-        if outcome.failed and outcome.signum is None and not outcome.hurried:
-            metrics.linger(wakeup)
-        metrics.stop()
-        self._files = conductor.files
-        self._displays.extend(conductor.displays.values())
-        self.problems = conductor.problems
-        self.hosts, self._clocks, self._shares = conductor.hosts, conductor.clocks, conductor.shares
-        return outcome
 
     def _elastic(self, chosen: Mapping[str, Any], elastic: Elastic) -> Callable[[Job, Metrics], Outcome]:
         """Return the function that runs an elastic job; each host has an agent, even if this is the only host."""
@@ -245,35 +234,39 @@ class JobRun:
 
         def run(job: Job, metrics: Metrics) -> Outcome:
             spawn.raise_descriptor_limit(2 * self._options.most)  # a host may have one rank
-            with _guarded(job, metrics) as wakeup:
-                return self._drive(job, metrics, limits, wakeup, Watch(elastic, metrics.pages, metrics.tell))
+            watch = Watch(elastic, metrics.pages, metrics.tell)
+            return self._drive(job, metrics, limits.start_timeout, lambda driver: ElasticPolicy(driver, limits, watch))
 
         return run
 
-    def _drive(self, job: Job, metrics: Metrics, limits: Limits, wakeup: socket.socket, watch: Watch) -> Outcome:
-        """Run an elastic job, and return when all its workers' processes have ended, whatever happens."""
+    def _drive(self, job: Job, metrics: Metrics, seconds: float, make_policy: Callable[[Driver], JobPolicy]) -> Outcome:
+        """Run agents and ranks, and return when all their processes have ended, whatever happens."""
 
-        def used(number: int) -> None:
+        def note_start(number: int) -> None:
             metrics.add(number, functools.partial(driver.runs, number))
 
-        consoles, seconds = (self._out, self._err), limits.start_timeout
-        driver = Driver(
-            self._options, job, limits, consoles, metrics.pages, os.environ, self._say, wakeup, seconds, used, watch
-        )
-        try:
-            metrics.start(driver)
-            outcome = driver.run()
-        except LaunchError:
-            driver.abandon()
-            self._keep = self._options.directory is not None
-            raise
-        if outcome.failed and outcome.signum is None:
-            metrics.linger(wakeup)
-        metrics.stop()
-        self._files = driver.slots.files
-        self._displays.extend(driver.slots.displays.values())
-        self.problems = driver.slots.problems
-        self.directories = driver.members
+        with _guarded(job, metrics) as wakeup:
+            consoles = (self._out, self._err)
+            setup = JobSetup(
+                self._options, job, consoles, metrics.pages, os.environ, wakeup, seconds, self._say, note_start
+            )
+            driver = Driver(setup, make_policy)
+            try:
+                driver.start()
+                metrics.start(driver)
+                outcome = driver.run()
+            except LaunchError:
+                driver.abandon()
+                self._keep = self._options.directory is not None
+                raise
+            except Interrupted as error:
+                driver.abandon()
+                return Outcome([], error.signum, hurried=True)
+            if outcome.failed and outcome.signum is None and not outcome.hurried:
+                metrics.linger(wakeup)
+            metrics.stop()
+            self._output = driver.output
+            self.directories = list(driver.policy.members)
         return outcome
 
     def _supervise(
@@ -282,20 +275,22 @@ class JobRun:
         """Run all ranks on this host, and return when all their processes have ended, whatever happens."""
         guardian = Guardian(job.name, metrics.discard)
         processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
-        writers = (self._files, self._out.writer, self._err.writer)
+        self._output = output = RankOutput(job.directory, (self._out, self._err), timestamps=self._options.timestamps)
         with caught(SIGNALS, lambda *_: None) as wakeup:
-            supervisor = Supervisor(guardian, wakeup, writers, self._options.grace, self._say)
+            supervisor = Supervisor(guardian, wakeup, output.writers, self._options.grace, self._say)
             try:
                 for rank_plan in plans:
                     rank = spawn.start(rank_plan, self._options.command, program, descriptors)
-                    self._watch(supervisor, rank)
+                    supervisor.add(rank)
+                    displays = output.open(rank.number)
+                    supervisor.listen(Stream(rank.number, rank.stdout, displays["stdout"]))
+                    supervisor.listen(Stream(rank.number, rank.stderr, displays["stderr"]))
                     metrics.add(rank.number, rank.runs)
                     if self._options.verbose:
                         cpus = "any CPU" if rank_plan.cpus is None else f"CPUs {readable.cpus(rank_plan.cpus)}"
                         self._say(f"rank {rank.number}: pid {rank.pid}, {cpus}, files in {rank_plan.directory}")
                 metrics.start(supervisor)
-                for writer in writers:  # all ranks are started, so threads may begin
-                    writer.start()
+                output.start()  # all ranks are started, so threads may begin
             except LaunchError:
                 supervisor.abandon()
                 metrics.stop()
@@ -303,7 +298,7 @@ class JobRun:
                 self._keep = self._options.directory is not None
                 raise
             outcome = supervisor.run()
-            self._files.finish()
+            output.close()
             if outcome.failed and outcome.signum is None and not outcome.hurried:
                 metrics.linger(wakeup)
             metrics.stop()  # while signals cannot end this process, and the guardian would clean up
@@ -311,24 +306,10 @@ class JobRun:
         processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 0)
         return outcome
 
-    def _watch(self, supervisor: Supervisor, rank: spawn.Rank) -> None:
-        """Add a rank and its streams to the supervisor."""
-        supervisor.add(rank)
-        displays = open_displays(
-            rank.number, rank.plan.directory.parent, (self._out, self._err), self._files,
-            timestamps=self._options.timestamps,
-        )  # fmt: skip
-        self._displays.extend(displays.values())
-        supervisor.listen(Stream(rank.number, rank.stdout, displays["stdout"]))
-        supervisor.listen(Stream(rank.number, rank.stderr, displays["stderr"]))
-
     def _conclude(self, outcome: Outcome, directory: Path, started: float) -> tuple[int, list[str]]:
         """Return the exit code and the lines to show to the user."""
         cause = None if isinstance(outcome, Result) else investigate(outcome.ends, self._clocks)
-        lines = [lack for each in self._displays if (lack := each.lack())]
-        lines += [
-            f"{path} is not complete: {linux.explain_briefly(problem)}" for path, problem in self.problems.items()
-        ]
+        lines = [] if self._output is None else list(self._output.lacks())
         if self._out.broken or self._err.broken:
             lines.append("the output could not all be shown, because nobody reads it or the disk is full")
         flights = flight_records(directory)
@@ -410,7 +391,7 @@ class JobRun:
         try:
             yield directory
         finally:
-            if not self._files.given_up:
+            if not self._gave_up_files:
                 (directory / remote_files.ENCLOSED).unlink(missing_ok=True)
             if lock is not None:
                 os.close(lock)

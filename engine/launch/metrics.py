@@ -147,7 +147,7 @@ class Metrics:
 
         Parameters
         ----------
-        supervisor : Supervisor or Conductor
+        supervisor : Supervisor or Driver
             Event loop in which the lines of threads are shown.
 
         Raises

@@ -1,6 +1,6 @@
 """`ElasticRayExecutor`: a job on a Ray cluster whose ranks may come and go, with Horovod's signatures.
 
-The driver (`engine.launch.elastic_driver`) runs in the caller's process. On each node, an actor runs one agent
+The driver (`engine.launch.driver`) runs in the caller's process. On each node, an actor runs one agent
 (`node_agent`). Workers are processes of agents. They are started one after the other in slots for which Ray has
 reserved resources (`slots`).
 """
@@ -33,8 +33,9 @@ from ..elastic.places import Slot
 from ..host import private_files
 from ..launch.cli.elastic_options import Elastic
 from ..launch.cli.options import Options
+from ..launch.driver import Driver, JobSetup
 from ..launch.elastic.job_watch import Watch
-from ..launch.elastic_driver import Driver
+from ..launch.elastic.policy import ElasticPolicy
 from ..launch.errors import JobError, LaunchError
 from ..launch.hosts import remote_files
 from ..launch.hosts.reach import Reach
@@ -315,16 +316,15 @@ class _Run:
             chosen = read_variable(self._variables, "ENGINE_STALL_LIMIT", seconds())
             stall = Config.stall_limit if chosen is None else chosen
             limits = options.elastic.limits(self._settings.timeout_s, stall, GRACE)
-            patience = limits.start_timeout
-            driver = Driver(
-                *(options, job, limits, (self._out, self._err), (), self._variables, self._say, self._wakeup, patience),
-                lambda number: None,
-                Watch(options.elastic, (), lambda job: None),
-                self,
-            )
+            consoles = (self._out, self._err)
+            setup = JobSetup(options, job, consoles, (), self._variables, self._wakeup, limits.start_timeout, self._say)
+            watch = Watch(options.elastic, (), lambda job: None)
+            driver = Driver(setup, lambda driver: ElasticPolicy(driver, limits, watch, self))
             try:
+                driver.start()
                 result = driver.run()
-                return self._conclude(result, driver.members, keep)
+                assert isinstance(result, Result)
+                return self._conclude(result, driver.policy.members, keep)
             except _CallbackError as failed:
                 raise failed.error from None
             finally:

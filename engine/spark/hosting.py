@@ -2,7 +2,7 @@
 
 The task is an ordinary one. Spark never learns what happens to ranks and agents. If the task's own process or its
 executor goes, Spark reruns only this task, and the new attempt offers itself again. The agent is that of every elastic
-job (`engine.launch.elastic_agent`), in a child process that ends with this one. Its channel to the launcher uses the
+job (`engine.launch.agent`), in a child process that ends with this one. Its channel to the launcher uses the
 connection by which this task has authenticated.
 """
 

@@ -33,10 +33,11 @@ from ..launch.hosts.reach import network_of
 from ..launch.process import leftovers, spawn
 from ..launch.process.cpu_binding import Allotment
 from ..launch.process.guardian import Guardian
+from ..launch.process.job_signals import SIGNALS
 from ..launch.process.output import TAIL_BYTES, Stream, Tail
 from ..launch.process.plan import Job, RankPlan, plan, without_places
 from ..launch.process.spawn import Rank
-from ..launch.process.supervisor import SIGNALS, Supervisor
+from ..launch.process.supervisor import Supervisor
 from ..launch.report.failure_cause import End, claim_of, describe
 from ..text import readable
 from .places import Card, Place, arrange
@@ -268,7 +269,7 @@ class Keeper:
         except ChannelError:
             channel.close()
         if channel.ended:
-            supervisor.forget(descriptor)
+            supervisor.remove_reader(descriptor)
             channel.out.give_up()
             supervisor.kill()
 

@@ -97,9 +97,9 @@ def test_commands_and_children_are_waited_for_with_a_limit() -> None:
 # Files that look names up, which a dead name server may block for any time, and why no lease runs out.
 LOOK_UPS = {
     "engine/host/network.py": "functions of which the others below tell",
-    "engine/launch/job_driver.py": "a fixed job, whose ranks are not started yet, and whose agents have no lease",
+    "engine/launch/fixed_policy.py": "a fixed job, whose ranks are not started yet, and whose agents have no lease",
     "engine/launch/cli/doctor.py": "an examination",
-    "engine/launch/elastic/agents.py": "in a thread",
+    "engine/launch/elastic/agent_pool.py": "in a thread",
     "engine/launch/hosts/host_list.py": "this machine's own names, before any agent is started",
     "engine/launch/hosts/remote.py": "the report on a job that could not be started",
     "engine/metrics/export/endpoint.py": "where to listen, before ranks are started, or in a rank",
@@ -260,7 +260,7 @@ def test_texts_reach_a_terminal_through_readable_show() -> None:
 # Every listening socket, and the source of its address: the first argument of `network.listen`.
 PORTS = {
     "engine/elastic/worker/gate.py": ["address"],  # ENGINE_INTERFACE's; None: none is chosen
-    "engine/launch/agent.py": ["address or None"],  # that of --network-interface
+    "engine/launch/fixed_ranks.py": ["address or None"],  # that of --network-interface
     "engine/launch/cli/doctor.py": ["address or None"],  # that of --network-interface
     "engine/ray/actor.py": ["bound"],  # that of `nics`, or else of the node
     "engine/net/rendezvous/mpi_bootstrap.py": ["chosen"],  # ENGINE_INTERFACE's

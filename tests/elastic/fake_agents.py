@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from engine.launch.cli.options import Options, parse
+from engine.launch.driver import Driver, JobSetup
 from engine.launch.elastic.job_watch import Watch
-from engine.launch.elastic_driver import Driver
+from engine.launch.elastic.policy import ElasticPolicy
 from engine.launch.hosts.channel import GREETING, pack
 from engine.launch.process.console import Console
 from engine.launch.process.plan import Job
@@ -67,8 +68,12 @@ def drive(home: Path, says: Mapping[str, Iterable[bytes]], *words: str, until: s
     with user, wakeup, (home / "shown").open("wb") as shown:
         wakeup.setblocking(False)
         console, watch = Console(shown.fileno()), Watch(chosen.elastic, (), lambda job: None)
-        driver = Driver(chosen, job, limits, (console, console), (), {}, say, wakeup, 10.0, lambda number: None, watch)
+        setup = JobSetup(chosen, job, (console, console), (), {}, wakeup, 10.0, say)
+        driver = Driver(setup, lambda driver: ElasticPolicy(driver, limits, watch))
         try:
-            return driver.run(), said
+            driver.start()
+            result = driver.run()
+            assert isinstance(result, Result)
+            return result, said
         finally:
             driver.abandon()

@@ -40,7 +40,7 @@ class FakeDriver:
         self._selector = selectors.DefaultSelector()
         self._asked: list[Callable[[], None]] = []
         self._open = True
-        self.server = WorkerServer(SECRET, several, most, self, lambda *said: self.heard.append(said), self.said.append)
+        self.server = WorkerServer(SECRET, several, most, self, self)
         self._thread = threading.Thread(target=self._serve, daemon=True)
 
     def __enter__(self) -> FakeDriver:
@@ -109,7 +109,15 @@ class FakeDriver:
     def add_reader(self, descriptor: int, act: Callable[[], None]) -> None:
         self._selector.register(descriptor, selectors.EVENT_READ, act)
 
-    def forget(self, descriptor: int) -> None:
+    def worker_said(self, worker: int, message: dict[str, Any]) -> None:
+        """Implement `WorkerListener`."""
+        self.heard.append((worker, message))
+
+    def say(self, line: str) -> None:
+        """Implement `WorkerListener`."""
+        self.said.append(line)
+
+    def remove_reader(self, descriptor: int) -> None:
         self._selector.unregister(descriptor)
 
     def do(self, act: Callable[[], None]) -> None:

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from engine.host import processes
+from engine.launch.driver import prepare_order
 from engine.launch.hosts.channel import pack
 from engine.launch.hosts.host_list import Place
 from engine.launch.hosts.remote import RemoteHost
-from engine.launch.job_driver import order
 
 from ..launch.conftest import launcher as launcher
 from ..launch.host_jobs import agent_of
@@ -164,7 +164,7 @@ def test_a_worker_starts_though_the_word_to_start_it_has_come_with_others(tmp_pa
     host = RemoteHost(0, Place("a", (), False), [sys.executable, "-m", "engine.launch.agent"])
     prepare = {
         "sizes": [], "ranks": [0], "hub": False, "counted": False, "slots": 1, "most": 1, "several": False,
-        "lease": None, **order(options, job, host, os.environ),
+        "lease": None, **prepare_order(options, job, host, os.environ),
     }  # fmt: skip
     worker = {"worker": 0, "number": 0, "slot": 0, "rank": 0, "size": 1, "local_size": 1}
     host.start()

@@ -27,7 +27,7 @@ class Descriptors:
     def add_reader(self, descriptor: int, act: Callable[[], None]) -> None:
         self.acts[descriptor] = act
 
-    def forget(self, descriptor: int) -> None:
+    def remove_reader(self, descriptor: int) -> None:
         del self.acts[descriptor]
 
 

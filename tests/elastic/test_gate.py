@@ -268,9 +268,11 @@ def test_workers_may_wait_until_their_agent_has_time():
     with ExitStack() as opened:
         selector = opened.enter_context(selectors.DefaultSelector())
         hears = SimpleNamespace(
-            add_reader=lambda descriptor, act: selector.register(descriptor, 1), forget=selector.unregister
+            add_reader=lambda descriptor, act: selector.register(descriptor, 1), remove_reader=selector.unregister
         )
-        worker_server = opened.enter_context(closing(WorkerServer(SECRET, False, 150, hears, lambda *_: None, print)))
+        worker_server = opened.enter_context(
+            closing(WorkerServer(SECRET, False, 150, hears, SimpleNamespace(say=print)))
+        )
         for _ in range(150):
             visitor = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             visitor.settimeout(10)

@@ -12,7 +12,7 @@ from engine.elastic import events
 from engine.elastic.machine import Machine
 from engine.elastic.worker.messages import TalkError
 from engine.launch.elastic.worker_messages import WorkerMessageError, check, event_of
-from engine.launch.elastic_agent import ElasticAgent
+from engine.launch.elastic.workers import Workers
 from engine.launch.errors import LaunchError
 from engine.launch.hosts.channel import pack
 
@@ -110,11 +110,12 @@ def test_a_worker_at_the_gate_is_told_to_the_machine_as_it_says_it():
 )
 def test_an_agent_passes_on_what_its_own_workers_say_as_workers_do(worker, message, text):
     """An ended worker's descendant may use its number, and other versions of the engine may send other messages."""
-    agent = ElasticAgent.__new__(ElasticAgent)
-    agent._running = {3}
+    workers = Workers.__new__(Workers)
+    workers._running = {3}
     passed: list[dict[str, Any]] = []
-    agent.channel = SimpleNamespace(send=lambda kind, **head: passed.append(head))  # type: ignore[assignment]
-    agent._passed(3, {"kind": "leaving"})
+    channel = SimpleNamespace(send=lambda kind, **head: passed.append(head))
+    workers._agent = SimpleNamespace(channel=channel)  # type: ignore[assignment]
+    workers.worker_said(3, {"kind": "leaving"})
     with pytest.raises(TalkError, match=text):
-        agent._passed(worker, message)
+        workers.worker_said(worker, message)
     assert passed == [{"worker": 3, "message": {"kind": "leaving"}}]

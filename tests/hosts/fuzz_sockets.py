@@ -188,7 +188,7 @@ def _lead(dice: random.Random, world: World, address: Address) -> None:
 
 def gate(dice: random.Random, driver: FakeDriver) -> str:
     """Attack the agent of a host: strangers, then a hostile worker, then an honest one."""
-    where = f"\0{driver.worker_server.name}"
+    where = f"\0{driver.server.name}"
     strangers = Strangers(dice)
     try:
         strangers.come(where)

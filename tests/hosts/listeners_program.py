@@ -117,7 +117,7 @@ def sets(say: Say) -> str:
 def gate(say: Say) -> str:
     """Agent of a host of an elastic job."""
     with FakeDriver() as driver:
-        say([f"\0{driver.worker_server.name}"])
+        say([f"\0{driver.server.name}"])
         driver.wait_for("done", 1)
     return "met"
 

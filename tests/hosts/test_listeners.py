@@ -25,7 +25,7 @@ from engine.elastic.worker.gate import Gate
 from engine.elastic.worker.messages import Talk
 from engine.host import machine, network
 from engine.host.strangers import accept
-from engine.launch import agent
+from engine.launch import fixed_ranks
 from engine.launch.hosts.channel import pack
 from engine.net.rendezvous import mpi_bootstrap as mpi
 from engine.net.rendezvous.hub import _listening
@@ -320,7 +320,7 @@ def by_mpi(monkeypatch: pytest.MonkeyPatch) -> list[socket.socket]:
 
 CHOOSE: dict[str, tuple[Callable[[pytest.MonkeyPatch], list[socket.socket]], list[str]]] = {
     "gate": (by_gate, [OTHER]),
-    "agent": (lambda patch: [agent._listen(OTHER)], [OTHER]),
+    "agent": (lambda patch: [fixed_ranks._listen(OTHER)], [OTHER]),
     "hub": (lambda patch: by_hub(OTHER), [OTHER]),
     "hub of several names": (lambda patch: by_hub(HERE, OTHER), [OTHER]),
     "hub on another network": (lambda patch: by_hub(*OWN), OWN),

@@ -13,7 +13,8 @@ from engine.host.signals import caught
 from engine.launch.process import spawn
 from engine.launch.process.output import Stream
 from engine.launch.process.plan import RankPlan
-from engine.launch.process.supervisor import SIGNALS, Supervisor
+from engine.launch.process.job_signals import SIGNALS
+from engine.launch.process.supervisor import Supervisor
 
 class Guardian:
     def watch(self, group): print("watch", flush=True)
@@ -53,7 +54,8 @@ from engine.host import processes
 from engine.host.signals import caught
 from engine.launch.process import spawn
 from engine.launch.process.plan import RankPlan
-from engine.launch.process.supervisor import SIGNALS, Supervisor
+from engine.launch.process.job_signals import SIGNALS
+from engine.launch.process.supervisor import Supervisor
 
 TRACER = '''
 import ctypes, signal, sys

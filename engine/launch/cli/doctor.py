@@ -173,7 +173,7 @@ class Examination:
         self._addresses: dict[str, str] = {}
         self._reached: dict[str, dict[str, tuple[str, str]]] = {}
         self._answers: dict[str, Message] = {}
-        self._board = AgentLoop(self._hosts, (), self._act, self._lost)
+        self._loop = AgentLoop((), self)
 
     def run(self) -> int:
         """Examine the hosts, and print the table and the problems.
@@ -185,13 +185,13 @@ class Examination:
         """
         try:
             for host in self._hosts:
-                self._board.start(host)
-            self._board.tell("examine", interface=self._interface)
+                self._loop.start(host)
+            self._loop.tell("examine", interface=self._interface)
             self._facts = {name: dict(message.head) for name, message in self._gather(self._limit).items()}
             self._find_addresses()
             self._reached = self._try({name: self._target(name) for name in self._facts})
         finally:
-            self._board.close()
+            self._loop.close()
         problems = list(self._problems())
         for line in [*_table(self._rows()), "", *(problems or ["Nothing is amiss."])]:
             readable.show(line)
@@ -202,15 +202,16 @@ class Examination:
         self._answers = {}
         patience = Patience(limit)
         while waited := [host for host in self._hosts if not host.trouble and host.name not in self._answers]:
-            self._board.step(patience.wait())
+            self._loop.step(patience.wait())
             if not patience.left():
                 for host in waited:
                     if host.name not in self._answers and not host.trouble:
-                        self._board.ignore(host)
+                        self._loop.ignore(host)
                         host.trouble = f"did not answer within {limit:g} s"
         return self._answers
 
-    def _act(self, host: RemoteHost, message: Message) -> None:
+    def handle_message(self, host: RemoteHost, message: Message) -> None:
+        """Implement `AgentListener`."""
         if message.kind == "failed":
             host.trouble = str(message.head["text"])
         else:
@@ -218,8 +219,12 @@ class Examination:
                 message.number("port", 0, MOST_PORTS)
             self._answers[host.name] = message
 
-    def _lost(self, host: RemoteHost, how: str) -> None:
+    def agent_lost(self, host: RemoteHost, how: str) -> None:
+        """Implement `AgentListener`."""
         host.trouble = host.trouble or f"its agent {how}"
+
+    def agent_printed(self, host: RemoteHost, lines: list[str]) -> None:
+        """Do nothing: the host keeps its last lines for the report."""
 
     def _find_addresses(self) -> None:
         """Find the address that the ranks of each host would use: the one from which it reaches the first host."""
@@ -245,7 +250,7 @@ class Examination:
         """Make every host try to connect to the other hosts whose address is known; return their results."""
         known = {name: place for name, place in targets.items() if place[0]}
         for host in self._hosts:
-            self._board.send(host, "reach", targets={name: place for name, place in known.items() if name != host.name})
+            self._loop.send(host, "reach", targets={name: place for name, place in known.items() if name != host.name})
         answers = self._gather(CONNECT + self._limit)
         return {
             name: {to: (str(found[0]), str(found[1])) for to, found in message.head["tried"].items()}

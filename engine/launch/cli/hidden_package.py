@@ -8,7 +8,7 @@ from pathlib import Path
 
 _PYTHON = re.compile(r"python[\d.]*")
 _OTHER_NAME = re.compile(r"^\s*(?:import|from)\s+enginerun\b", re.MULTILINE)
-_OURS = Path(__file__).resolve().parents[1]
+_OURS = Path(__file__).resolve().parents[2]
 
 
 def find_hiding_file(command: Sequence[str], here: Path) -> str | None:

@@ -70,10 +70,6 @@ def without_effect(options: Iterable[str]) -> str:
     ----------
     options : iterable of str
         Keys of the tables above, in the order given.
-
-    Returns
-    -------
-    str
     """
     reasons = FLAGS | WITH_VALUE | FAR | ELASTIC
     groups: dict[str, list[str]] = {}
@@ -92,10 +88,6 @@ def arguments_of(path: Path, options: Collection[str]) -> list[str]:
         `library_options` and `logging`, and options outside of them.
     options : collection of str
         All options of the command line.
-
-    Returns
-    -------
-    list of str
 
     Raises
     ------

@@ -170,10 +170,6 @@ def parse(arguments: Sequence[str], kind: type[Config] = Config) -> Options:
     kind : type
         Class of the settings: `Config`, or a class that adds some.
 
-    Returns
-    -------
-    Options
-
     Raises
     ------
     LaunchError

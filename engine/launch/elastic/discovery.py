@@ -48,12 +48,7 @@ class Discovery(Protocol):
 
 
 class Fixed:
-    """The hosts of `-H`, which `look` returns once.
-
-    Parameters
-    ----------
-    hosts : mapping of str to int
-    """
+    """The hosts of `-H`, which `look` returns once."""
 
     def __init__(self, hosts: Mapping[str, int]) -> None:
         self._hosts: Mapping[str, int] | None = hosts
@@ -155,7 +150,7 @@ class Script:
     command : sequence of str
     slots : int
         Slots of a host that the script names without a number.
-    selects : EventLoop
+    loop : EventLoop
         Event loop that is woken when there is an answer.
     say : callable
         Shows a line.
@@ -167,18 +162,18 @@ class Script:
         self,
         command: Sequence[str],
         slots: int,
-        selects: EventLoop,
+        loop: EventLoop,
         say: Callable[[str], None],
         deadline: float = DEADLINE,
     ) -> None:
         self._command = list(command)
         self._slots = slots
-        self._selects = selects
+        self._loop = loop
         self._say = say
         self._deadline = deadline
         self._woken, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._lock = threading.Lock()  # guards `_wake`, which is used by threads that may outlive this object
-        self._selects.add_reader(self._woken, self._hear)
+        self._loop.add_reader(self._woken, self._hear)
         self._question: _Question | None = None
         self._held: _Question | None = None  # the run of which it was reported that it cannot be killed
         self._late = False  # whether the current run has exceeded its deadline
@@ -211,7 +206,7 @@ class Script:
             self._question = None
         with self._lock:
             if self._wake >= 0:
-                self._selects.forget(self._woken)
+                self._loop.remove_reader(self._woken)
                 os.close(self._woken)
                 os.close(self._wake)
                 self._wake = -1

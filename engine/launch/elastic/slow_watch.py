@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from ...elastic.slow import Look, Reading, SlowWorker, find
 from ...metrics import page
-from .agents import BEAT
+from ..driver import BEAT
 
 SHORTEST = 2.5 * BEAT  # least seconds between two samples: copies of pages come with each heartbeat
 LOOKS = 10  # most samples in the time for which a worker must have been slow

@@ -29,10 +29,22 @@ class EventLoop(Protocol):
 
     def add_reader(self, descriptor: int, act: Callable[[], None]) -> None: ...
 
-    def forget(self, descriptor: int) -> None: ...
+    def remove_reader(self, descriptor: int) -> None: ...
 
 
-class _Visitor:
+class WorkerListener(Protocol):
+    """Receiver of what workers say."""
+
+    def worker_said(self, worker: int, message: dict[str, Any]) -> None:
+        """Handle a worker's message; raise a `TalkError` to turn the worker away."""
+        ...
+
+    def say(self, line: str) -> None:
+        """Show a line to the user."""
+        ...
+
+
+class _Peer:
     """A connection to the server."""
 
     def __init__(self, connection: socket.socket, talk: Talk) -> None:
@@ -52,11 +64,8 @@ class WorkerServer:
         Whether workers may be on several hosts.
     most : int
         Largest number of workers that may connect at once.
-    selects : EventLoop
-    told : callable
-        Called with a worker's number and each of its messages.
-    say : callable
-        Shows a line.
+    loop : EventLoop
+    listener : WorkerListener
 
     Attributes
     ----------
@@ -69,29 +78,27 @@ class WorkerServer:
         secret: str,
         several: bool,
         most: int,
-        selects: EventLoop,
-        told: Callable[[int, dict[str, Any]], None],
-        say: Callable[[str], None],
+        loop: EventLoop,
+        listener: WorkerListener,
     ) -> None:
         self.name = f"engine-gate-{os.getuid()}-{secrets.token_hex(12)}"
         self._secret = secret
         self._several = several
-        self._selects = selects
-        self._told = told
-        self._say = say
-        self._strangers: Strangers[_Visitor] = Strangers(max(STRANGERS, 2 * most))
-        self._workers: dict[int, _Visitor] = {}
+        self._loop = loop
+        self._told = listener
+        self._strangers: Strangers[_Peer] = Strangers(max(STRANGERS, 2 * most))
+        self._workers: dict[int, _Peer] = {}
         self._deaf = False  # whether the server accepts nothing, for lack of descriptors
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
         self._listener.bind(f"\0{self.name}")
         self._listener.listen(max(BACKLOG, 2 * most))
-        selects.add_reader(self._listener.fileno(), self._accept)
+        loop.add_reader(self._listener.fileno(), self._accept)
 
     def send(self, worker: int, kind: str, /, **fields: Any) -> None:
         """Send a message to a worker, if it is connected; close the connection if its buffer is full."""
-        visitor = self._workers.get(worker)
-        if visitor is not None:
-            self._write(visitor, visitor.talk.message(kind, **fields))
+        peer = self._workers.get(worker)
+        if peer is not None:
+            self._write(peer, peer.talk.message(kind, **fields))
 
     def forget(self, worker: int) -> None:
         """Handle the last messages of a worker whose process has ended, and close its connection.
@@ -99,9 +106,9 @@ class WorkerServer:
         Other workers are not read meanwhile, since they might send messages without end.
         """
         own = [self._workers[worker]] if worker in self._workers else list(self._strangers)
-        for visitor in own:
-            while visitor.worker in (None, worker) and _readable(visitor.connection):
-                self._read(visitor)
+        for peer in own:
+            while peer.worker in (None, worker) and _readable(peer.connection):
+                self._read(peer)
         if worker in self._workers:
             self._close(self._workers[worker])
         self._hear_again()
@@ -109,10 +116,10 @@ class WorkerServer:
     def close(self) -> None:
         """Close the listener and all connections, which ends workers that are still connected."""
         if not self._deaf:
-            self._selects.forget(self._listener.fileno())
+            self._loop.remove_reader(self._listener.fileno())
         self._listener.close()
-        for visitor in [*self._strangers, *self._workers.values()]:
-            self._close(visitor)
+        for peer in [*self._strangers, *self._workers.values()]:
+            self._close(peer)
 
     def close_quietly(self) -> None:
         """Close the same once the event loop is closed, without unregistering anything."""
@@ -124,19 +131,19 @@ class WorkerServer:
             connection, _ = accept(self._listener, self._give_way, spare=0)
         except OSError as error:
             if error.errno in NO_DESCRIPTORS:  # the listener stays readable until there are some
-                self._say(f"no worker can come to the gate: {linux.refusal('accept', error)}")
-                self._selects.forget(self._listener.fileno())
+                self._told.say(f"no worker can come to the gate: {linux.refusal('accept', error)}")
+                self._loop.remove_reader(self._listener.fileno())
                 self._deaf = True
             return  # otherwise the connection has ended already
         if peer_uid(connection) != os.getuid():
             connection.close()
             return
         connection.setblocking(False)
-        visitor = _Visitor(connection, Talk(self._secret, "agent", "worker"))
-        displaced = self._strangers.add(visitor)
+        peer = _Peer(connection, Talk(self._secret, "agent", "worker"))
+        displaced = self._strangers.add(peer)
         if displaced is not None:
             self._close(displaced)
-        self._selects.add_reader(connection.fileno(), lambda: self._read(visitor))
+        self._loop.add_reader(connection.fileno(), lambda: self._read(peer))
 
     def _give_way(self) -> bool:
         """Close the oldest unauthenticated connection; return False if there is none."""
@@ -149,64 +156,64 @@ class WorkerServer:
         """Resume accepting: there may be free descriptors again."""
         if self._deaf and self._listener.fileno() >= 0:
             self._deaf = False
-            self._selects.add_reader(self._listener.fileno(), self._accept)
+            self._loop.add_reader(self._listener.fileno(), self._accept)
 
-    def _read(self, visitor: _Visitor) -> None:
-        if visitor.connection.fileno() < 0:  # closed by another event of the same batch
+    def _read(self, peer: _Peer) -> None:
+        if peer.connection.fileno() < 0:  # closed by another event of the same batch
             return
         try:
-            data = retry_short(visitor.connection.recv, 1 << 16)
+            data = retry_short(peer.connection.recv, 1 << 16)
         except BlockingIOError:
             return
         except OSError:
             data = b""
         if not data:
-            self._close(visitor)
+            self._close(peer)
             return
         try:
-            for message in visitor.talk.feed(data):
-                self._hear(visitor, message)
+            for message in peer.talk.feed(data):
+                self._hear(peer, message)
         except (TalkError, KeyError, TypeError, ValueError, OverflowError) as error:
-            who = "somebody" if visitor.worker is None else f"worker {visitor.worker}"
-            self._say(f"{who} was turned away at the gate: {readable.plain(str(error))}")
-            self._close(visitor)
+            who = "somebody" if peer.worker is None else f"worker {peer.worker}"
+            self._told.say(f"{who} was turned away at the gate: {readable.plain(str(error))}")
+            self._close(peer)
 
-    def _hear(self, visitor: _Visitor, message: dict[str, Any]) -> None:
-        if visitor.connection.fileno() < 0:  # closed while the messages before it were handled
+    def _hear(self, peer: _Peer, message: dict[str, Any]) -> None:
+        if peer.connection.fileno() < 0:  # closed while the messages before it were handled
             return
-        if visitor.worker is None:
-            visitor.worker = _worker(message)
-            if visitor.worker in self._workers:
+        if peer.worker is None:
+            peer.worker = _worker(message)
+            if peer.worker in self._workers:
                 raise TalkError("another process of that number is there already")
-            self._write(visitor, visitor.talk.welcome(message, self._several))
+            self._write(peer, peer.talk.welcome(message, self._several))
             return
-        if visitor in self._strangers:
-            if visitor.worker in self._workers:
+        if peer in self._strangers:
+            if peer.worker in self._workers:
                 raise TalkError("another process of that number is there already")
-            self._strangers.remove(visitor)
-            self._workers[visitor.worker] = visitor
+            self._strangers.remove(peer)
+            self._workers[peer.worker] = peer
         if message["kind"] == "here":
             return
-        self._told(visitor.worker, message)
+        self._told.worker_said(peer.worker, message)
 
-    def _write(self, visitor: _Visitor, data: bytes) -> None:
+    def _write(self, peer: _Peer, data: bytes) -> None:
         try:
-            whole = retry_short(visitor.connection.send, data, socket.MSG_NOSIGNAL) == len(data)
+            whole = retry_short(peer.connection.send, data, socket.MSG_NOSIGNAL) == len(data)
         except OSError:
             whole = False
         if not whole:
-            self._close(visitor)
+            self._close(peer)
 
-    def _close(self, visitor: _Visitor) -> None:
-        if visitor.connection.fileno() < 0:
+    def _close(self, peer: _Peer) -> None:
+        if peer.connection.fileno() < 0:
             return
-        self._selects.forget(visitor.connection.fileno())
-        visitor.connection.close()
+        self._loop.remove_reader(peer.connection.fileno())
+        peer.connection.close()
         self._hear_again()
-        if visitor in self._strangers:
-            self._strangers.remove(visitor)
-        elif visitor.worker is not None and self._workers.get(visitor.worker) is visitor:
-            del self._workers[visitor.worker]
+        if peer in self._strangers:
+            self._strangers.remove(peer)
+        elif peer.worker is not None and self._workers.get(peer.worker) is peer:
+            del self._workers[peer.worker]
 
 
 def _worker(message: dict[str, Any]) -> int:

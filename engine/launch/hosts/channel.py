@@ -92,7 +92,7 @@ class Message:
     Attributes
     ----------
     kind : str
-        Kind of the message, one of those that `agent` and `conductor` handle.
+        Kind of the message, one of those that `agent` and `driver` handle.
     head : dict
         Fields, as JSON has them.
     body : bytes
@@ -154,10 +154,6 @@ def pack(kind: str, body: bytes = b"", /, **head: Any) -> bytes:
     body : bytes
     **head
         Fields, as JSON has them.
-
-    Returns
-    -------
-    bytes
     """
     return frames.wrap(_content(kind, body, head))
 

@@ -21,7 +21,7 @@ from .channel import PIDS, Channel, ChannelError, Message
 LOOK = 0.02  # seconds between two searches for workers
 
 
-def where() -> str:
+def process_view() -> str:
     """Return an identifier of the visible set of processes: the machine's boot id and the PID namespace."""
     return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
 
@@ -33,12 +33,12 @@ def confirm_dead_workers(channel: Channel, order: Message) -> None:
     ----------
     channel : Channel
     order : Message
-        Its fields: `job` and `host`, which identify the processes; `where`, the lost agent's result of `where()`;
+        Its fields: `job` and `host`, which identify the processes; `where`, the lost agent's result of `process_view`;
         `workers`, the pid and start time (in ticks since boot) of each worker.
     """
     head = order.head
     known = [_process(told) for told in head["workers"]]
-    if not processes.visible() or where() != head["where"]:
+    if not processes.visible() or process_view() != head["where"]:
         channel.send("blind")
     else:
         while _end(known) | end_all(str(head["job"]), str(head["host"])):

@@ -1,13 +1,13 @@
 """Event loop for the agents of several hosts: one selector, which passes their messages on.
 
-It does not interpret messages: `conductor` and `fleet` do that for a job, and `doctor` for an examination.
+It does not interpret messages: `driver` does that for a job, and `cli.doctor` for an examination.
 """
 
 from __future__ import annotations
 
 import selectors
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol
 
 from ...host.patience import Patience
 from ..process.writer import LOOK, Writer
@@ -21,39 +21,39 @@ FAREWELL = 15.0  # seconds in which agents must end what still runs, once their 
 MALFORMED = (ChannelError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError)  # of a bad message
 
 
+class AgentListener(Protocol):
+    """Receiver of what agents report."""
+
+    def handle_message(self, agent: RemoteHost, message: Message) -> None:
+        """Handle a message; if this raises one of `MALFORMED`, the agent is treated as lost."""
+        ...
+
+    def agent_lost(self, agent: RemoteHost, how: str) -> None:
+        """Handle the end of an agent's channel; the agent is unregistered by then."""
+        ...
+
+    def agent_printed(self, agent: RemoteHost, lines: list[str]) -> None:
+        """Handle lines of an agent's stderr."""
+        ...
+
+
 class AgentLoop:
     """The channels to the agents.
 
     Parameters
     ----------
-    hosts : iterable of RemoteHost
     writers : iterable of Writer
         Destinations of the ranks' output; agents hold it back while one of them is full.
-    act : callable
-        Called with a host and each of its messages. If it raises one of `MALFORMED`, the host is treated as lost.
-    lost : callable
-        Called with a host whose channel has ended, and how; the host is unregistered by then.
-    heard : callable, optional
-        Called with a host and lines of its stderr.
+    listener : AgentListener
     relay : LeaseRenewer, optional
         Relay thread between this object and the agents.
     """
 
-    def __init__(
-        self,
-        hosts: Iterable[RemoteHost],
-        writers: Iterable[Writer],
-        act: Callable[[RemoteHost, Message], None],
-        lost: Callable[[RemoteHost, str], None],
-        heard: Callable[[RemoteHost, list[str]], None] = lambda *_: None,
-        relay: LeaseRenewer | None = None,
-    ) -> None:
-        self._hosts = list(hosts)
+    def __init__(self, writers: Iterable[Writer], listener: AgentListener, relay: LeaseRenewer | None = None) -> None:
+        self._hosts: list[RemoteHost] = []
         self._writers = list(writers)
         self._holding = False
-        self._act = act
-        self._lost = lost
-        self._heard = heard
+        self._listener = listener
         self._relay = relay
         self._selector = selectors.DefaultSelector()
         self._watched: dict[int, list[int]] = {}
@@ -71,25 +71,13 @@ class AgentLoop:
         """
         self._selector.register(descriptor, selectors.EVENT_READ, act)
 
-    def forget(self, descriptor: int) -> None:
-        """Unregister a descriptor, which is about to be closed.
-
-        Parameters
-        ----------
-        descriptor : int
-        """
+    def remove_reader(self, descriptor: int) -> None:
+        """Unregister a descriptor, which is about to be closed."""
         self._selector.unregister(descriptor)
 
     def start(self, host: RemoteHost) -> None:
-        """Start the agent of a host and register it; if that fails, the host's `trouble` says why.
-
-        Parameters
-        ----------
-        host : RemoteHost
-            One of the hosts, or a new one.
-        """
-        if host not in self._hosts:
-            self._hosts.append(host)
+        """Start the agent of a host and register it; if that fails, the host's `trouble` says why."""
+        self._hosts.append(host)
         host.start()
         if host.channel is not None:
             if self._relay is not None:
@@ -137,12 +125,7 @@ class AgentLoop:
             self.send(host, kind, **head)
 
     def ignore(self, host: RemoteHost) -> None:
-        """Unregister a host; a second call does nothing.
-
-        Parameters
-        ----------
-        host : RemoteHost
-        """
+        """Unregister a host; a second call does nothing."""
         self._carried.pop(host.number, None)
         for descriptor in self._watched.pop(host.number, ()):
             self._selector.unregister(descriptor)
@@ -196,7 +179,7 @@ class AgentLoop:
         if host.errors < 0 and host.number in self._watched:
             self._selector.unregister(descriptor)
             self._watched[host.number].remove(descriptor)
-        self._heard(host, lines)
+        self._listener.agent_printed(host, lines)
 
     def _carrier_ended(self, host: RemoteHost) -> None:
         """Allow `DELIVERY` seconds for the end of the channel, which does not come if the agent holds the pipes."""
@@ -210,7 +193,7 @@ class AgentLoop:
         self.ignore(host)
         host.cut_off = True
         host.hang_up()
-        self._lost(host, f"was cut off: the command that started it {host.how_it_ended()}")
+        self._listener.agent_lost(host, f"was cut off: the command that started it {host.how_it_ended()}")
 
     def _receive(self, host: RemoteHost) -> None:
         """Pass on an agent's messages, and the end of its channel."""
@@ -219,13 +202,13 @@ class AgentLoop:
             return
         try:
             for message in host.channel.receive():
-                self._act(host, message)
+                self._listener.handle_message(host, message)
         except MALFORMED as error:
             self.ignore(host)
             host.channel.close()
             what = error if isinstance(error, ChannelError) else repr(error)
-            self._lost(host, f"does not speak as an agent does: {what}")
+            self._listener.agent_lost(host, f"does not speak as an agent does: {what}")
             return
         if host.channel.ended:
             self.ignore(host)
-            self._lost(host, host.how_it_ended())
+            self._listener.agent_lost(host, host.how_it_ended())

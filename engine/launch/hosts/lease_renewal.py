@@ -149,10 +149,6 @@ class LeaseRenewer:
     def stop(self, channel: Channel | None) -> float | None:
         """Stop confirming an agent's heartbeats.
 
-        Parameters
-        ----------
-        channel : Channel or None
-
         Returns
         -------
         float or None

@@ -38,10 +38,6 @@ def agent_command(place: Place, reach: Reach, seconds: float) -> list[str]:
     reach : Reach
     seconds : float
         Seconds in which the agent must answer; ssh gives up earlier, so that its reason is known by then.
-
-    Returns
-    -------
-    list of str
     """
     # -P: a file of the user's in the working directory must not hide one of the engine's modules.
     agent = ["-P", "-m", "engine.launch.agent"]

@@ -101,12 +101,7 @@ class Directory:
         return False
 
     def send(self, channel: Channel) -> None:
-        """Send the ranks' files, unless the launcher shares the directory.
-
-        Parameters
-        ----------
-        channel : Channel
-        """
+        """Send the ranks' files, unless the launcher shares the directory."""
         if self._shared:
             return
         for path in self._files():
@@ -174,10 +169,6 @@ def parts(path: Path, directory: Path) -> Iterator[tuple[dict[str, Any], bytes]]
     path : Path
     directory : Path
         Directory of the job, which contains the file.
-
-    Yields
-    ------
-    dict, bytes
     """
     with path.open("rb") as file:
         first = True

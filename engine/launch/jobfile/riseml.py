@@ -175,14 +175,6 @@ def _framework(value: str) -> str:
 def describe(path: Path) -> Description:
     """Read a description of an experiment.
 
-    Parameters
-    ----------
-    path : Path
-
-    Returns
-    -------
-    Description
-
     Raises
     ------
     LaunchError

@@ -55,12 +55,7 @@ class Console:
         return 0 if self.broken else self._given - self._written
 
     def write(self, data: bytes) -> None:
-        """Queue data to be written as soon as there is room.
-
-        Parameters
-        ----------
-        data : bytes
-        """
+        """Queue data to be written as soon as there is room."""
         if not self.broken:
             self._given += len(data)
             self.writer.put(functools.partial(self._write, data), len(data))

@@ -68,10 +68,6 @@ def allot(
     cpus_per_rank : int or None
         The value of `--cpus-per-rank`, if given.
 
-    Returns
-    -------
-    Allotment
-
     Raises
     ------
     LaunchError

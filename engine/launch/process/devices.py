@@ -19,10 +19,6 @@ def devices_here(visible: str | None, devices: Path = Path("/dev")) -> tuple[str
         CUDA_VISIBLE_DEVICES of the environment, which limits the job; None: not set.
     devices : Path
         Directory of device files.
-
-    Returns
-    -------
-    tuple of str
     """
     if visible is not None:
         return tuple(part.strip() for part in visible.split(",") if part.strip())

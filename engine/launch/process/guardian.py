@@ -60,21 +60,11 @@ class Guardian:
         os.close(reading)
 
     def watch(self, group: int) -> None:
-        """Add a process group to those that it guards.
-
-        Parameters
-        ----------
-        group : int
-        """
+        """Add a process group to those that it guards."""
         self._tell(f"+{group}\n")
 
     def forget(self, group: int) -> None:
-        """Remove a process group that is empty, and whose number the system may reuse.
-
-        Parameters
-        ----------
-        group : int
-        """
+        """Remove a process group that is empty, and whose number the system may reuse."""
         self._tell(f"-{group}\n")
 
     def renew(self, until: float) -> None:

@@ -71,10 +71,6 @@ def forget_empty(directory: Path) -> None:
 def lock(directory: Path) -> int:
     """Lock a directory, so that no other job uses or removes it; symbolic links are not followed.
 
-    Parameters
-    ----------
-    directory : Path
-
     Returns
     -------
     int

@@ -34,12 +34,7 @@ class Backlog:
         return len(self._head) + self._write_at - self._read_at
 
     def append(self, data: bytes) -> None:
-        """Add at the end.
-
-        Parameters
-        ----------
-        data : bytes
-        """
+        """Add at the end."""
         if self._read_at == self._write_at and len(self._head) < MEMORY_BYTES:
             self._head += data
             return
@@ -73,12 +68,7 @@ class Backlog:
         return bytes(self._head[:size])
 
     def drop(self, size: int) -> None:
-        """Remove the first bytes, at most as many as `peek` gave.
-
-        Parameters
-        ----------
-        size : int
-        """
+        """Remove the first bytes, at most as many as `peek` gave."""
         del self._head[:size]
 
 
@@ -112,12 +102,7 @@ class Outgoing:
         return len(self._backlog) > BEHIND
 
     def write(self, data: bytes) -> None:
-        """Write as much as possible without blocking, and buffer the rest.
-
-        Parameters
-        ----------
-        data : bytes
-        """
+        """Write as much as possible without blocking, and buffer the rest."""
         if self.broken:
             return
         behind = self.waiting

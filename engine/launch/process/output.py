@@ -48,10 +48,6 @@ class Lines:
     def feed(self, data: bytes) -> bytes:
         """Take the next part of the stream, and return the lines to show.
 
-        Parameters
-        ----------
-        data : bytes
-
         Returns
         -------
         bytes
@@ -108,12 +104,7 @@ def _visible(line: bytes) -> bytes:
 
 
 class Tail:
-    """The last bytes of a stream.
-
-    Parameters
-    ----------
-    most : int
-    """
+    """The last bytes of a stream."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -175,12 +166,7 @@ class Display:
         files.put(self._open)
 
     def take(self, data: bytes) -> None:
-        """Write data to the file, and show the lines that are complete.
-
-        Parameters
-        ----------
-        data : bytes
-        """
+        """Write data to the file, and show the lines that are complete."""
         self.taken += len(data)
         self._tail.add(data)
         self._files.put(functools.partial(self._keep, data), len(data))

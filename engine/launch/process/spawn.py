@@ -140,10 +140,6 @@ def start(
     awaited : bool
         Whether to wait until its program has been found; else its `process` reports the result later.
 
-    Returns
-    -------
-    Rank
-
     Raises
     ------
     LaunchError
@@ -192,10 +188,6 @@ def start_command(command: Sequence[str], **options: Any) -> subprocess.Popen[by
     command : sequence of str
     **options
         Same as in `subprocess.Popen`.
-
-    Returns
-    -------
-    subprocess.Popen
 
     Raises
     ------

@@ -20,18 +20,16 @@ from enum import IntEnum
 from ...exit_report.report import take_page
 from ...host import processes, stacks
 from ...host.patience import Patience
-from ...host.signals import FLIGHT, read_signals
+from ...host.signals import FLIGHT
 from ...text import readable
 from ..report.failure_cause import End, describe
 from .guardian import Guardian
+from .job_signals import ending_line, handle_signals
 from .outgoing import Outgoing
 from .output import Stream
 from .spawn import Rank
 from .writer import LOOK, Writer
 
-ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-PASSED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
-SIGNALS = (*ENDING_SIGNALS, *PASSED_SIGNALS, signal.SIGCHLD)
 PIPE_DRAIN = 4 << 20
 SWEEP_LOOK = 0.02
 SWEEP_PATIENCE = 0.5
@@ -161,13 +159,8 @@ class Supervisor:
         """
         self._selector.register(descriptor, selectors.EVENT_READ, act)
 
-    def forget(self, descriptor: int) -> None:
-        """Unregister a descriptor, which is about to be closed.
-
-        Parameters
-        ----------
-        descriptor : int
-        """
+    def remove_reader(self, descriptor: int) -> None:
+        """Unregister a descriptor, which is about to be closed."""
         self._selector.unregister(descriptor)
 
     def hold(self) -> None:
@@ -196,12 +189,7 @@ class Supervisor:
         self._enter(Stage.KILLING)
 
     def run(self) -> Outcome:
-        """Serve the ranks until all have ended and no process of theirs is left.
-
-        Returns
-        -------
-        Outcome
-        """
+        """Serve the ranks until all have ended and no process of theirs is left."""
         while self._alive or self._held:
             self._step(None if self._patience is None else self._patience.wait())
             if self._patience is not None and not self._patience.left():
@@ -325,10 +313,6 @@ class Supervisor:
         """Ask a rank that others blame for a stall, once, to write its stacks; it has the grace period for that.
 
         Does nothing if the rank has ended, or is not on this host.
-
-        Parameters
-        ----------
-        number : int
         """
         blamed = self._alive.get(number)
         if blamed is not None and number not in self._asked:
@@ -348,22 +332,20 @@ class Supervisor:
             self._selector.unregister(pipe)
 
     def _signals(self) -> None:
-        """Handle the signals that have come."""
-        for signum in read_signals(self._wakeup):
-            if signum == signal.SIGCHLD:
-                self._reap_orphans()
-            elif signum in PASSED_SIGNALS:
-                self._pass_on(signum)
-            elif signum in ENDING_SIGNALS:
-                self._end_by(signum)
+        """Handle the signals that have come to this process."""
+        if signal.SIGCHLD in handle_signals(self._wakeup, self):
+            self._reap_orphans()
 
-    def _end_by(self, signum: int) -> None:
+    def end_by(self, signum: int) -> None:
+        """Handle a signal to end this process as one to end the job."""
+        self.end_job_by(signum)
+
+    def end_job_by(self, signum: int) -> None:
         """Forward a signal to end to the ranks; if it is the second one, or a rank has failed before, kill them."""
         if self._stage == Stage.RUNNING and self._signum is None:
             self._signum = signum
             self._why = f"after {processes.signal_name(signum)}"
-            name = processes.signal_name(signum)
-            self._say(f"{name}: passed on to the ranks, which have {self._grace:g} s to end; once more kills them now")
+            self._say(ending_line(signum, self._grace))
             for group in self._groups:
                 processes.send_group(group, signum)
             self._patience = Patience(self._grace)
@@ -371,7 +353,7 @@ class Supervisor:
             self._hurry = True
             self._enter(Stage.KILLING)
 
-    def _pass_on(self, signum: int) -> None:
+    def pass_on(self, signum: int) -> None:
         """Forward a signal to each rank, or its child processes, that have a handler; it would kill others."""
         # SIGUSR1 also asks for flight records, for which a rank's engine handles another signal.
         signums = (signum, FLIGHT) if signum == signal.SIGUSR1 else (signum,)

@@ -21,7 +21,7 @@ from .failure_report import QUOTE, TAIL_LINES, last_words, tail_lines
 
 # Exceptions that a worker raises because of a message to it, and not because of its own failure.
 _TOLD = ("CalledOff", "ElasticTimeoutError", "HostsUpdatedInterrupt", "JobOver", "RendezvousError")
-_PACKAGE = Path(__file__).parents[1]
+_PACKAGE = Path(__file__).parents[2]
 _LINE = re.compile(r'^\s+File "(?P<file>.+)", line (?P<line>[0-9]{1,9})')
 _NO_PROGRAM = re.compile(r"^\S+: (can't open file .+|No module named [\w.]+)$")  # Python's message about its arguments
 

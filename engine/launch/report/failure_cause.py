@@ -197,10 +197,6 @@ def claim_of(end: End) -> Claim | None:
 def traceback_span(lines: Sequence[str]) -> tuple[int, int] | None:
     """Find the last Python traceback, including those to which it is chained ("During handling of the above ...").
 
-    Parameters
-    ----------
-    lines : sequence of str
-
     Returns
     -------
     tuple of int, or None

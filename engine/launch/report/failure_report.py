@@ -35,10 +35,6 @@ _SENT = re.compile(r"\b(?:rank ([0-9]{1,9})|ranks [\d, .-]+) sent ")
 def read_tail(path: Path) -> list[str]:
     """Read the end of a rank's stderr.
 
-    Parameters
-    ----------
-    path : Path
-
     Returns
     -------
     list of str
@@ -124,10 +120,6 @@ def flight_records(directory: Path) -> list[int]:
     ----------
     directory : Path
         Directory of the job.
-
-    Returns
-    -------
-    list of int
     """
     found = (natural(path.parent.name.removeprefix("rank.")) for path in directory.glob("rank.*/flight.json"))
     return sorted(rank for rank in found if rank is not None)

@@ -1,0 +1,406 @@
+"""The driver of a job: it starts agents on hosts, handles what they report, and does what the job's policy decides.
+
+It starts no ranks: agents do. It has one thread and one selector, and never blocks. There are two policies. A fixed job
+(`fixed_policy`) starts all ranks once, and ends them all when one fails. An elastic job (`elastic.policy`) replaces
+workers, as `engine.elastic.machine` decides.
+"""
+
+from __future__ import annotations
+
+import functools
+import socket
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol
+
+from ..host import machine, private_files
+from ..host.patience import Patience
+from ..text import readable
+from .cli.options import Options
+from .errors import LaunchError
+from .hosts import remote_files
+from .hosts.channel import PIDS, ChannelError, Message
+from .hosts.event_loop import AgentLoop
+from .hosts.lease_renewal import LeaseRenewer
+from .hosts.page_copies import Copies
+from .hosts.remote import RemoteHost
+from .process.console import Console
+from .process.job_signals import ending_line, handle_signals
+from .process.plan import Job
+from .process.rank_output import RankOutput
+from .process.supervisor import Outcome
+
+FAREWELL = 30.0  # seconds without a message after which an agent that is cleaning up is lost
+BEAT = 1.0  # longest time between two heartbeats to each agent of an elastic job, in seconds
+
+Handler = Callable[[RemoteHost, Message], None]
+
+
+class Interrupted(Exception):
+    """The user has ended the job before its ranks were started, by the signal `signum`."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signum)
+        self.signum = signum
+
+
+@dataclass(frozen=True)
+class JobSetup:
+    """Facts about a job that its driver works with.
+
+    Attributes
+    ----------
+    options : Options
+    job : Job
+    consoles : sequence of Console
+        The launcher's stdout and stderr.
+    pages : sequence of int
+        Descriptors by rank or slot number, to which pages of counters are copied; empty if nothing is counted.
+    environment : mapping of str to str
+        The launcher's environment, which ranks inherit.
+    wakeup : socket.socket
+        Socket that delivers the numbers of signals (`engine.host.signals`).
+    seconds : float
+        Seconds in which a new agent must answer.
+    say : callable
+        Shows a line of the launcher's own.
+    note_start : callable
+        Called with the number of a rank, or of a slot, before a process is started there.
+    """
+
+    options: Options
+    job: Job
+    consoles: Sequence[Console]
+    pages: Sequence[int]
+    environment: Mapping[str, str]
+    wakeup: socket.socket
+    seconds: float
+    say: Callable[[str], None]
+    note_start: Callable[[int], None] = lambda number: None
+
+
+class JobPolicy(Protocol):
+    """Decisions of a driver: what is started where, and what follows from messages and losses.
+
+    Attributes
+    ----------
+    handlers : mapping of str to callable
+        Handlers of agents' messages, by kind; the driver handles some kinds itself.
+    agents : collection of RemoteHost
+        Agents that take part.
+    members : sequence of int
+        N of the directory `rank.N` of each rank, by rank.
+    """
+
+    handlers: Mapping[str, Handler]
+
+    @property
+    def agents(self) -> Collection[RemoteHost]: ...
+
+    @property
+    def members(self) -> Sequence[int]: ...
+
+    def start(self) -> None:
+        """Start what must run before `advance` is called."""
+        ...
+
+    def advance(self) -> float | None:
+        """Do what is due, and return the seconds until more may be; None once all ranks have ended."""
+        ...
+
+    def prepare_finish(self) -> None:
+        """Give up agents that have nothing to clean up."""
+        ...
+
+    def admit(self, agent: RemoteHost, message: Message) -> bool:
+        """Return whether a message counts; it does not if it is from an agent that was given up."""
+        ...
+
+    def owns(self, agent: RemoteHost) -> Collection[int]:
+        """Return the numbers of the ranks, or slots, whose files an agent may write."""
+        ...
+
+    def holds(self, agent: RemoteHost) -> Collection[int] | None:
+        """Return the numbers whose counters an agent may report; None: all that it was started with."""
+        ...
+
+    def agent_lost(self, agent: RemoteHost, how: str) -> None:
+        """Handle the loss of an agent, whose channel has ended or which is silent."""
+        ...
+
+    def end_by(self, signum: int, again: bool) -> None:
+        """Handle the user's signal to end the job, which has been passed on; `again`: it was not the first."""
+        ...
+
+    def runs(self, number: int) -> bool:
+        """Return whether a process runs with that number."""
+        ...
+
+    def outcome(self) -> Outcome:
+        """Return the outcome, once no process is left."""
+        ...
+
+    def close(self) -> None:
+        """Release what the policy has opened."""
+        ...
+
+
+class Driver:
+    """Driver of a job's ranks. After any exception call `abandon`, which leaves no process behind.
+
+    Parameters
+    ----------
+    setup : JobSetup
+    make_policy : callable
+        Makes the policy of the job for this driver.
+
+    Attributes
+    ----------
+    loop : AgentLoop
+        Event loop of the agents.
+    renewer : LeaseRenewer or None
+        Thread that renews agents' leases, in an elastic job.
+    output : RankOutput
+    policy : JobPolicy
+    started : bool
+        Whether ranks may have been started; before that, agents keep their lines for the report on a failed start.
+    ending : bool
+        Whether a failure is ending the job, so that the user's first signal kills its ranks.
+    signum : int or None
+        Signal by which the user has ended the job.
+    hurried : bool
+        Whether a second signal came.
+    refusal : str
+        Why the job cannot go on; `run` raises a `LaunchError` with it.
+    """
+
+    def __init__(self, setup: JobSetup, make_policy: Callable[[Driver], JobPolicy]) -> None:
+        options = setup.options
+        self.setup = setup
+        self.output = RankOutput(setup.job.directory, setup.consoles, timestamps=options.timestamps)
+        self.started = self.ending = False
+        self.signum: int | None = None
+        self.hurried = False
+        self.refusal = ""
+        self.finishing = False
+        self._told = ""  # line that agents need not repeat
+        self._patience = Patience(FAREWELL)
+        self._copies: dict[RemoteHost, Copies] = {}
+        elastic = options.elastic
+        self.renewer = None if elastic is None else LeaseRenewer(min(BEAT, elastic.lease / 5))
+        self.loop = AgentLoop(self.output.writers, self, self.renewer)
+        self.loop.add_reader(setup.wakeup.fileno(), self._read_signals)
+        self.policy = make_policy(self)
+        self._handlers: dict[str, Handler] = {
+            "done": self._note_done,
+            "file": self._keep_file,
+            "output": self._show_output,
+            "pages": self._copy_pages,
+            "say": self._relay_line,
+            **self.policy.handlers,
+        }
+
+    def add_reader(self, descriptor: int, act: Callable[[], None]) -> None:
+        """Call `act` whenever a descriptor is readable; `act` reads it, and must not block."""
+        self.loop.add_reader(descriptor, act)
+
+    def runs(self, number: int) -> bool:
+        """Return whether a process runs with that rank, or in the slot of that number."""
+        return self.policy.runs(number)
+
+    def start(self) -> None:
+        """Start the agents of a fixed job, and its ranks when all agents are ready.
+
+        Raises
+        ------
+        LaunchError
+            A host cannot take part; the text names it, the command that was tried, and its output.
+        Interrupted
+            The user has ended the job.
+        """
+        private_files.write(self.setup.job.directory / remote_files.TOKEN, self.setup.job.name.encode())
+        self.policy.start()
+
+    def run(self) -> Outcome:
+        """Run until the job is over and no process of its ranks is left.
+
+        Raises
+        ------
+        LaunchError
+            There are no hosts, or they cannot start a rank.
+        """
+        while True:
+            seconds = self.policy.advance()
+            self._check_refusal()
+            if seconds is None:
+                break
+            self.loop.step(seconds)
+        self._finish()
+        self.abandon()
+        return self.policy.outcome()
+
+    def abandon(self) -> None:
+        """End all agents and ranks; none is left when this returns. A second call does nothing."""
+        self.policy.close()
+        self.loop.close()
+        self.output.files.put(functools.partial(remote_files.remove_token, self.setup.job.directory))
+        self.output.close()
+
+    def start_agent(self, agent: RemoteHost, numbers: Collection[int], **fields: Any) -> None:
+        """Start an agent and tell it to prepare; if that fails, its `trouble` says why.
+
+        Parameters
+        ----------
+        agent : RemoteHost
+        numbers : collection of int
+            Ranks, or slot numbers, that it may start.
+        **fields
+            Further fields of the message `prepare`.
+        """
+        setup = self.setup
+        self._copies[agent] = Copies(setup.pages, numbers)
+        self.loop.start(agent)
+        if agent.trouble:
+            return
+        order = prepare_order(setup.options, setup.job, agent, setup.environment)
+        self.loop.send(agent, "prepare", ranks=list(numbers), counted=bool(setup.pages), **order | fields)
+        if setup.options.enclosed:
+            for head, part in remote_files.enclosed_parts(setup.options.enclosed):
+                self.loop.send(agent, "file", part, **head)
+
+    def forget_agent(self, agent: RemoteHost) -> None:
+        """Forget an agent that was given up."""
+        self._copies.pop(agent, None)
+
+    def say_started(self, who: str, number: int, message: Message, where: str = "") -> None:
+        """Show the start of a process, if the user wants to know so much."""
+        if self.setup.options.verbose:
+            cpus = message.head["cpus"]
+            bound = "any CPU" if cpus is None else f"CPUs {readable.cpus(cpus)}"
+            files = self.setup.job.directory / f"rank.{number}"
+            self.setup.say(f"{who}: pid {message.number('pid', *PIDS)}{where}, {bound}, files in {files}")
+
+    # ---- the agents: this implements `AgentListener`
+
+    def handle_message(self, agent: RemoteHost, message: Message) -> None:
+        """Handle a message of an agent."""
+        self._patience.begin(FAREWELL)
+        if not self.policy.admit(agent, message):
+            return
+        handler = self._handlers.get(message.kind)
+        if handler is None:
+            raise ChannelError(
+                f"it sends {message.kind!r}, which this launcher does not know; install the same version"
+            )
+        handler(agent, message)
+
+    def agent_lost(self, agent: RemoteHost, how: str) -> None:
+        """Handle the end of an agent's channel."""
+        self.policy.agent_lost(agent, how)
+
+    def agent_printed(self, agent: RemoteHost, lines: list[str]) -> None:
+        """Show an agent's lines on stderr; before it can start ranks, the host keeps them for the report."""
+        if self.started and agent.ready and not agent.trouble:
+            for line in lines:
+                self.setup.say(f"{agent.name}: {line}")
+
+    def _number(self, agent: RemoteHost, message: Message) -> int:
+        """Return the number that a message names, which must be one of its host's."""
+        number = message.number("number")
+        if number not in self.policy.owns(agent):
+            raise ChannelError(f"it speaks of number {number}, which is not one of its ranks or slots")
+        return number
+
+    def _show_output(self, agent: RemoteHost, message: Message) -> None:
+        number, stream = self._number(agent, message), message.text("stream")
+        if (number, stream) not in self.output.displays:
+            raise ChannelError(f"it writes to {stream!r}")
+        self.output.displays[number, stream].take(message.body)
+
+    def _keep_file(self, agent: RemoteHost, message: Message) -> None:
+        numbers, output = self.policy.owns(agent), self.output
+        remote_files.keep_later(message, output.directory, numbers, output.files, output.problems)
+
+    def _copy_pages(self, agent: RemoteHost, message: Message) -> None:
+        self._copies[agent].keep(message, self.policy.holds(agent))
+
+    def _relay_line(self, agent: RemoteHost, message: Message) -> None:
+        """Show a line of an agent, unless the launcher has shown the same one."""
+        if (line := message.text("line")) != self._told:
+            self.setup.say(f"{agent.name}: {line}")
+
+    def _note_done(self, agent: RemoteHost, message: Message) -> None:
+        agent.done = True
+
+    # ---- signals: this implements `SignalHandler`
+
+    def _read_signals(self) -> None:
+        handle_signals(self.setup.wakeup, self)
+
+    def pass_on(self, signum: int) -> None:
+        """Pass a signal on to all ranks; agents that are not ready have none."""
+        for agent in self.policy.agents:
+            if self.started and agent.ready:
+                self.loop.send(agent, "signal", number=signum)
+
+    def end_by(self, signum: int) -> None:
+        """Pass a signal to end the job on to the ranks; a second one kills them."""
+        again = self.hurried = self.ending or self.signum is not None
+        if not again:
+            self.signum = signum
+            if self.started:
+                self._told = ending_line(signum, self.setup.options.grace)
+                self.setup.say(self._told)
+        self.pass_on(signum)
+        self.policy.end_by(signum, again)
+
+    # ---- the end
+
+    def _check_refusal(self) -> None:
+        if self.refusal:
+            raise LaunchError(self.refusal)
+
+    def _finish(self) -> None:
+        """Let agents send the remaining output and files; those that stay silent are lost."""
+        self.finishing = True
+        self.policy.prepare_finish()
+        for agent in self.policy.agents:
+            self.loop.send(agent, "finish")
+        self._patience.begin(FAREWELL)
+        while waited := [agent for agent in self.policy.agents if not agent.done and not agent.trouble]:
+            self._check_refusal()
+            if not self._patience.left():
+                for agent in waited:
+                    self.loop.ignore(agent)
+                    self.policy.agent_lost(agent, "did not answer in time")
+                return
+            self.loop.step(self._patience.wait())
+
+
+def prepare_order(options: Options, job: Job, host: RemoteHost, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields of an agent's message `prepare` that do not depend on its ranks.
+
+    Parameters
+    ----------
+    options : Options
+    job : Job
+    host : RemoteHost
+        The host of the agent.
+    environment : mapping of str to str
+        The launcher's environment.
+    """
+    reach = options.reach
+    job = replace(job, interface=reach.interface or "")
+    return {
+        "job": asdict(job) | {"directory": str(job.directory), "settings": dict(job.settings)},
+        "host": host.number,
+        "name": host.name,
+        "cwd": str(machine.working_directory()) if host.place.local or reach.directory is None else reach.directory,
+        "environment": dict(environment),
+        "command": options.command,
+        "python": "" if host.place.local or not reach.python else sys.executable,
+        "binding": options.binding,
+        "cpus_per_rank": options.cpus_per_rank,
+        "grace": options.grace,
+    }

@@ -1,0 +1,281 @@
+"""JobPolicy of a fixed job on several hosts: all ranks start once all agents are ready, and end when one fails.
+
+Each agent ends its own ranks in the stages of `process.supervisor`. The policy sends agents the events of other hosts:
+the first failure, the user's signals, the end of all ranks.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from ..config.forms import MOST_PORTS
+from ..exit_report.report import ExitReport
+from ..host import network
+from ..host.patience import Patience
+from ..text import readable
+from .driver import Driver, Handler, Interrupted
+from .errors import LaunchError
+from .hosts.channel import CODES, ChannelError, Message
+from .hosts.host_list import LOOPBACK
+from .hosts.remote import RemoteHost, agent_command
+from .process.supervisor import Outcome
+from .report.failure_cause import End, describe
+
+OTHERS = 2.0  # seconds to wait for further failed hosts after the first, so that one error names them all
+MARGIN = 15.0  # seconds beyond the grace periods in which agents must report the end of their ranks
+COPIED_EVERY = 1.0  # seconds between two copies of all pages of counters
+LOOK = 0.5  # longest seconds between two calls of `advance`
+
+
+class FixedPolicy:
+    """JobPolicy of a job whose ranks are never replaced; it implements `JobPolicy`.
+
+    Parameters
+    ----------
+    driver : Driver
+        Driver whose options have `places`.
+    """
+
+    def __init__(self, driver: Driver) -> None:
+        setup = driver.setup
+        self._driver, self._setup = driver, setup
+        self._hosts = [
+            RemoteHost(number, place, agent_command(place, setup.options.reach, setup.seconds))
+            for number, place in enumerate(setup.options.places)
+        ]
+        self._by_rank = {rank: host for host in self._hosts for rank in host.place.ranks}
+        self._ready: dict[int, dict[str, Any]] = {}
+        self._ends: dict[int, End] = {}
+        self._patience: Patience | None = None
+        self._copied = 0.0
+        self._asked: set[int] = set()
+        self.handlers: Mapping[str, Handler] = {
+            "end": self._note_end,
+            "failed": self._note_refusal,
+            "ready": self._note_ready,
+            "started": self._note_start,
+        }
+
+    @property
+    def agents(self) -> Collection[RemoteHost]:
+        """Agents of all hosts."""
+        return self._hosts
+
+    @property
+    def members(self) -> Sequence[int]:
+        """All ranks: each has the directory of its number."""
+        return range(self._setup.job.size)
+
+    @property
+    def hosts(self) -> dict[int, str]:
+        """Name of each rank's host."""
+        return {rank: place.name for place in self._setup.options.places for rank in place.ranks}
+
+    @property
+    def clocks(self) -> dict[int, float]:
+        """Seconds by which the launcher's clock is ahead of the clock of each rank's host."""
+        return {rank: host.ahead for rank, host in self._by_rank.items()}
+
+    @property
+    def shares(self) -> dict[str, tuple[int, int]]:
+        """Numbers of ranks and usable processors of each host, by its name; available once agents are ready."""
+        return {host.name: (len(host.place.ranks), self._ready[host.number]["processors"]) for host in self._hosts}
+
+    def start(self) -> None:
+        """Start the agents, and the ranks as soon as all agents are ready."""
+        setup = self._setup
+        sizes = [len(place.ranks) for place in setup.options.places]
+        for host in self._hosts:
+            if setup.options.verbose:
+                setup.say(f"{host.name}: {readable.ranks(host.place.ranks)}, agent by {host.tried()}")
+            self._driver.start_agent(host, host.place.ranks, sizes=sizes, hub=host.number == 0 and len(self._hosts) > 1)
+        self._await_agents()
+        self._start_ranks()
+
+    def advance(self) -> float | None:
+        """Give up agents that are late, and ask for counters; return None once all ranks have ended."""
+        if self._patience is not None and not self._patience.left():
+            self._give_up()
+        if len(self._ends) == self._setup.job.size:
+            return None
+        if self._setup.pages and time.monotonic() - self._copied > COPIED_EVERY:
+            self._copied = time.monotonic()
+            self._driver.loop.tell("pages")
+        return LOOK if self._patience is None else self._patience.wait()
+
+    def prepare_finish(self) -> None:
+        """Do nothing: each agent has files to send."""
+
+    def admit(self, agent: RemoteHost, message: Message) -> bool:
+        """Return True: agents that were given up are not heard any more."""
+        return True
+
+    def owns(self, agent: RemoteHost) -> Collection[int]:
+        """Return the ranks of an agent's host."""
+        return agent.place.ranks
+
+    def holds(self, agent: RemoteHost) -> None:
+        """Return None: agents report the counters of their own ranks alone."""
+
+    def runs(self, number: int) -> bool:
+        """Return whether a rank has been started and has not ended."""
+        return self._driver.started and number not in self._ends
+
+    def outcome(self) -> Outcome:
+        """Return the ends of all ranks."""
+        ends = [self._ends[rank] for rank in sorted(self._ends)]
+        return Outcome(ends, self._driver.signum, self._driver.hurried)
+
+    def close(self) -> None:
+        """Do nothing: nothing is open."""
+
+    # ---- the start
+
+    def _await_agents(self) -> None:
+        """Wait until all agents are ready; a `LaunchError` names all hosts that fail within `OTHERS` of the first."""
+        seconds, others = self._setup.seconds, None
+        patience = Patience(seconds)
+        while not all(host.ready or host.trouble for host in self._hosts):
+            self._driver.loop.step(patience.wait())
+            if self._driver.signum is not None:
+                raise Interrupted(self._driver.signum)
+            if others is None and any(host.trouble for host in self._hosts):
+                others = Patience(OTHERS)
+            if not patience.left() or (others is not None and not others.left()):
+                break
+        late = [host for host in self._hosts if not host.ready and not host.trouble]
+        if not patience.left():
+            for host in late:
+                host.trouble = f"did not answer within {seconds:g} s"
+        troubled = [host for host in self._hosts if host.trouble]
+        if troubled:
+            raise LaunchError(_account(troubled, len(self._hosts)))
+
+    def _start_ranks(self) -> None:
+        """Send all agents the hub's address and the order to start their ranks."""
+        driver, setup, ready = self._driver, self._setup, self._ready[0]
+        address = str(ready["address"]) or self._reached_by()
+        hub = f"[{address}]:{ready['hub']}" if ":" in address else f"{address}:{ready['hub']}"
+        for rank in range(setup.job.size):
+            driver.output.open(rank)
+        driver.output.start()  # all agents are started, so threads may begin
+        driver.started = True
+        for host in self._hosts:
+            if not setup.options.quiet:
+                setup.say(f"{host.name}: {self._ready[host.number]['summary']}")
+            driver.loop.send(host, "start", hub=hub if ready["hub"] else "", address=address, port=ready["port"])
+        for rank in range(setup.job.size):
+            setup.note_start(rank)
+
+    def _reached_by(self) -> str:
+        """Return the name or address by which other hosts reach the first one."""
+        first, *others = self._setup.options.places
+        if not first.local or not others:
+            return first.address
+        if first.address not in LOOPBACK:
+            return first.address
+        address = next(filter(None, (network.own_address(place.address) for place in others)), None)
+        if address is None:
+            raise LaunchError(
+                f"--hosts: other hosts cannot reach {first.name!r}, and there is no way to {others[0].name!r} that "
+                "would tell the address of this one: give it by the name or address that others know"
+            )
+        return address
+
+    # ---- messages
+
+    def _note_ready(self, host: RemoteHost, message: Message) -> None:
+        ports = {name: message.number(name, 0, MOST_PORTS) for name in ("hub", "port")}
+        host.ready = True
+        self._ready[host.number] = message.head | ports | {"processors": message.number("processors", 1)}
+
+    def _note_refusal(self, host: RemoteHost, message: Message) -> None:
+        """Note that an agent cannot start its ranks, either before any rank of the job is started or afterwards."""
+        text = str(message.head["text"])
+        if not self._driver.started:
+            host.trouble = text
+            return
+        self._driver.refusal = self._driver.refusal or f"{host.name}: {text}"
+
+    def _note_start(self, host: RemoteHost, message: Message) -> None:
+        rank = _rank(host, message)
+        self._driver.say_started(f"rank {rank}", rank, message, f" on {host.name}")
+
+    def _note_end(self, host: RemoteHost, message: Message) -> None:
+        """Record the end of a rank, with its time by the launcher's clock."""
+        rank, code, now = _rank(host, message), message.number("code", *CODES), time.time()
+        driver = self._driver
+        host.ahead = now - message.seconds("now")
+        by_launcher = bool(message.head["by_launcher"]) and (driver.ending or driver.signum is not None)
+        report = ExitReport.parse(message.body)
+        self._ends[rank] = End(rank, code, now - message.seconds("age"), by_launcher, report=report)
+        host.alive.discard(rank)
+        driver.output.flush(rank)
+        if code != 0:
+            self._end(f"after the first rank failed (rank {rank}, {describe(code)})")
+        stalled = report.stalled_rank if code != 0 else None
+        if stalled in self._by_rank and stalled not in self._asked:
+            self._asked.add(stalled)
+            driver.loop.send(self._by_rank[stalled], "where", rank=stalled)
+
+    # ---- the ending
+
+    def end_by(self, signum: int, again: bool) -> None:
+        """Allow the ranks the grace period, or no time if it was not the first signal."""
+        if self._driver.started:
+            self._patience = Patience(MARGIN if again else self._setup.options.grace + MARGIN)
+
+    def _end(self, why: str) -> None:
+        """End the ranks on all hosts after a failure on one; does nothing if the ending has begun."""
+        if not self._driver.ending and self._driver.signum is None:
+            self._driver.ending = True
+            self._patience = Patience(2 * self._setup.options.grace + MARGIN)
+            self._driver.loop.tell("end", why=why)
+
+    def agent_lost(self, agent: RemoteHost, how: str) -> None:
+        """Record that an agent is lost, and with it its ranks, whose exit codes cannot be known."""
+        driver, host = self._driver, agent
+        if host.done or host.trouble:
+            return
+        said = host.said()
+        if not driver.started:
+            host.trouble = f"{how}; it said: {said}" if said else f"{how} and said nothing"
+            return
+        host.trouble = how
+        ranks = f"; {readable.ranks(host.alive)} with it" if host.alive else ""
+        self._setup.say(f"{host.name} was lost: its agent {how}{ranks}" + (f"; it said: {said}" if said else ""))
+        now = time.time()
+        by_launcher = driver.signum is not None or driver.hurried
+        for rank in host.alive:
+            self._ends[rank] = End(rank, -signal.SIGKILL, now, by_launcher, lost=how)
+            driver.output.flush(rank)
+        if host.alive:
+            self._end(f"after {host.name} was lost")
+        host.alive.clear()
+
+    def _give_up(self) -> None:
+        """Treat agents whose ranks have not ended in time as lost."""
+        self._patience = None
+        for host in self._hosts:
+            if not host.done and not host.trouble and host.alive:
+                self._driver.loop.ignore(host)
+                self.agent_lost(host, "did not answer in time")
+
+
+def _rank(host: RemoteHost, message: Message) -> int:
+    """Return the rank that a message names, which must be one of its host."""
+    rank = message.number("rank")
+    if rank not in host.place.ranks:
+        raise ChannelError(f"it speaks of rank {rank}, which is not one of its ranks")
+    return rank
+
+
+def _account(hosts: Sequence[RemoteHost], of: int) -> str:
+    """Return the error text on hosts that cannot take part, each with its output and the command that was tried."""
+    lines = [host.account() for host in hosts]
+    if len(lines) == 1:
+        return lines[0]
+    return f"{len(lines)} of {of} hosts cannot take part\n  " + "\n  ".join(lines)
