@@ -125,7 +125,7 @@ def test_the_relay_calls_nothing_that_may_block_on_a_file_a_process_or_a_name():
         "collections.abc.Callable",
         "process.outgoing.Outgoing",
     }
-    allowed |= {"__future__.annotations", ".frames", "host.sockets.is_short"}
+    allowed |= {"__future__.annotations", "net.frames", "host.sockets.is_short"}
     assert imported <= allowed | {f"channel.{name}" for name in names}
     used = {
         node.attr
