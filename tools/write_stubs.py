@@ -26,7 +26,7 @@ def main(check: bool) -> int:
     stale = False
     for name, tensor in STUBS.items():
         ruff = [str(Path(sys.executable).with_name("ruff")), "format", "--stdin-filename", name, "-"]
-        stub = surface.stub(tensor, orders(ROOT / name.removesuffix("i")))
+        stub = surface.render_stub(tensor, orders(ROOT / name.removesuffix("i")))
         text = subprocess.run(ruff, input=stub, cwd=ROOT, text=True, capture_output=True, check=True).stdout
         if not check:
             (ROOT / name).write_text(text)

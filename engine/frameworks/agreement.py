@@ -32,14 +32,14 @@ class Number:
         self._of: Numbers | None = None
         self._value = 0
 
-    def among(self, process_set: ProcessSet) -> int:
+    def claim_in(self, process_set: ProcessSet) -> int:
         """Return the object's number in a process set, among those of its kind in the order of their first use."""
         if self._of is not process_set.numbers:
             self._of, self._value = process_set.numbers, process_set.numbers.next(self._kind)
         return self._value
 
 
-def compares() -> bool:
+def compares_gradients() -> bool:
     """Return whether ranks compare their gradients when a program is traced; False in an elastic job.
 
     There, a rank that has compiled a step does not trace it again. So it could not take part in the comparison of the
@@ -76,7 +76,7 @@ def order_suffix(names: Sequence[str]) -> str:
     It is empty if `Pairing` compares the names. Otherwise it is a checksum of them: operations of ranks with other
     names or another order are then never matched with each other.
     """
-    return "" if compares() else f":{zlib.crc32(chr(0).join(names).encode()):08x}"
+    return "" if compares_gradients() else f":{zlib.crc32(chr(0).join(names).encode()):08x}"
 
 
 def places_of(order: Iterable[str], names: Sequence[str]) -> list[int]:
@@ -113,7 +113,7 @@ class Pairing:
         self._options = options
         self._orders: weakref.WeakKeyDictionary[Numbers, dict[frozenset[str], list[str]]] = weakref.WeakKeyDictionary()
 
-    def order(self, names: Sequence[str], describe: Callable[[], objects.Described]) -> list[int]:
+    def agree_on_order(self, names: Sequence[str], describe: Callable[[], objects.Described]) -> list[int]:
         """Return the indices of `names` in the common order of all ranks. Collective for new names.
 
         Parameters
@@ -128,7 +128,7 @@ class Pairing:
         MismatchError
             Names, descriptions or options differ between ranks; all ranks raise it.
         """
-        if not compares():
+        if not compares_gradients():
             return list(range(len(names)))
         known = self._orders.setdefault(self._options.process_set.numbers, {})
         key = frozenset(names)

@@ -51,7 +51,7 @@ def are_mathematical() -> bool:
     return runtime.settings().mathematical_gradients if chosen is None else chosen
 
 
-def combining(mathematical: bool) -> Op:
+def choose_backward_op(mathematical: bool) -> Op:
     """Return the operation that combines the gradients of all ranks' outputs."""
     return Sum if mathematical else Average
 

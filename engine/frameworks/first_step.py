@@ -46,12 +46,12 @@ class FirstStep:
         self._sums: NDArray[np.int64] = np.empty(0, np.int64)
         self._names: list[str] = []
 
-    def begin(self, parameters: dict[str, Any]) -> None:
+    def send_checksums(self, parameters: dict[str, Any]) -> None:
         """Send checksums of the parameters, before the first step changes them."""
         if len(self._ranks) == 1 or self._engine.joins != self._joins or not parameters:
             return
         self._names = sorted(parameters)  # in one order on all ranks
-        self._sums = np.array([checksum(parameters[name]) for name in self._names], np.uint64).view(np.int64)
+        self._sums = np.array([compute_checksum(parameters[name]) for name in self._names], np.uint64).view(np.int64)
         with suppress(NotInitializedError):  # A step on gradients from before the engine's end needs no engine.
             self._handle = self._engine.allgather(self._sums, self._name)
 
@@ -75,7 +75,7 @@ class FirstStep:
         by_rank = np.split(np.frombuffer(data, np.int64), np.cumsum(rows)[:-1])
         expect_one_order(self._names, by_rank, self._ranks)
         if self._first:
-            self._compare(by_rank)
+            self._log_differences(by_rank)
         return True
 
     def finish(self) -> None:
@@ -88,7 +88,7 @@ class FirstStep:
                 self._handle.wait()
             self.tell()
 
-    def _compare(self, by_rank: Sequence[NDArray[np.int64]]) -> None:
+    def _log_differences(self, by_rank: Sequence[NDArray[np.int64]]) -> None:
         """Log which parameters differ from those of the first rank; called only there."""
         odd = {
             rank: np.flatnonzero(sums != self._sums)
@@ -137,7 +137,7 @@ def expect_one_order(names: Sequence[str], by_rank: Sequence[NDArray[Any]], rank
             )
 
 
-def checksum(parameter: Any) -> int:
+def compute_checksum(parameter: Any) -> int:
     """Return a checksum of a parameter's values; 0 if the engine cannot read it, such as a frozen one on a device."""
     try:
         return memory.checksum(adapter_of(parameter).input(parameter))

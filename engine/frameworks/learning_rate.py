@@ -31,10 +31,10 @@ def scale_learning_rate(lr: float, factor: float | None = None, rule: str = "lin
     """
     if rule not in _RULES:
         raise ValueError(f"rule is {rule!r}; expected one of {', '.join(map(repr, _RULES))}")
-    return lr * _RULES[rule](positive(factor))
+    return lr * _RULES[rule](resolve_factor(factor))
 
 
-def positive(factor: float | None) -> float:
+def resolve_factor(factor: float | None) -> float:
     """Return a checked factor; the default is the world size."""
     if factor is None:
         return float(topology.size())

@@ -26,24 +26,24 @@ class NoReducer:
         self.skipping = False
         self._why = why
 
-    def _refuse(self) -> Never:
+    def _raise_not_initialized(self) -> Never:
         raise NotInitializedError(self._why)
 
     def before_step(self) -> None:
         """Raise NotInitializedError."""
-        self._refuse()
+        self._raise_not_initialized()
 
-    def around(self, closure: Callable[[], Any], step: str) -> Never:
+    def wrap_closure(self, closure: Callable[[], Any], step: str) -> Never:
         """Raise NotInitializedError."""
-        self._refuse()
+        self._raise_not_initialized()
 
     def synchronize(self) -> None:
         """Raise NotInitializedError."""
-        self._refuse()
+        self._raise_not_initialized()
 
     def freeze(self) -> Never:
         """Raise NotInitializedError."""
-        self._refuse()
+        self._raise_not_initialized()
 
     def add(self, named: dict[str, Any], trained: Any = ()) -> None:
         """Do nothing; parameters are hooked in the next world."""
@@ -54,10 +54,10 @@ class NoReducer:
     def before_zero(self) -> None:
         """Do nothing; no reduction is under way."""
 
-    def forget(self) -> None:
+    def mark_zeroed(self) -> None:
         """Do nothing; gradients are not tracked."""
 
-    def renew(self) -> None:
+    def mark_dropped(self) -> None:
         """Do nothing; gradients are not tracked."""
 
     def finish(self) -> None:

@@ -28,7 +28,7 @@ class Once:
         # Names of reduced gradients to which a backward pass in `no_sync` has added.
         self._mixed: dict[int, str] = {}
 
-    def hook(self, native: gradients.GradientHook, name: str) -> Callable[[Any], None]:
+    def make_hook(self, native: gradients.GradientHook, name: str) -> Callable[[Any], None]:
         """Return the hook for one parameter."""
         index = native.index
 
@@ -36,12 +36,12 @@ class Once:
             if self._group.paused:
                 if self._is_reduced(index, parameter):
                     self._mixed[index] = name
-            elif native.due and not self.admit(index, parameter):
+            elif native.due and not self.admit_gradient(index, parameter):
                 raise self._error(name)
 
         return check_once
 
-    def admit(self, index: int, parameter: Any) -> bool:
+    def admit_gradient(self, index: int, parameter: Any) -> bool:
         """Note that a gradient is being reduced; return False if there is none, or if it was reduced before."""
         if parameter.grad is None or self._is_reduced(index, parameter):
             return False
@@ -57,29 +57,29 @@ class Once:
             and version == self._version_of(parameter.grad)
         ):
             return False
-        return self.admit(index, parameter)
+        return self.admit_gradient(index, parameter)
 
-    def knows(self, gradient: Any) -> bool:
+    def was_reduced(self, gradient: Any) -> bool:
         """Return whether a gradient, or the tensor that it is a view of, was reduced for any parameter."""
         base = getattr(gradient, "_base", None)
         reduced = (each() for each in self._reduced.values())
         return any(each is not None and (each is gradient or each is base) for each in reduced)
 
-    def remembers(self, gradient: Any) -> bool:
+    def has_reference_to(self, gradient: Any) -> bool:
         """Return whether this object has a weak reference to the gradient."""
         return any(each() is gradient for each in (*self._reduced.values(), *(own for own, _ in self._used.values())))
 
-    def fault(self, index: int) -> EngineError | None:
+    def take_error(self, index: int) -> EngineError | None:
         """Return the error, if any, about a gradient to which a backward in `no_sync` has added after its reduction."""
         name = self._mixed.pop(index, None)
         return None if name is None else self._error(name)
 
-    def settle(self, parameters: list[Any]) -> None:
+    def record_pass(self, parameters: list[Any]) -> None:
         """Record all gradients after a pass, including views in their place and results from other ranks."""
         gradients = ((index, parameter.grad) for index, parameter in enumerate(parameters))
         self._reduced = {index: weakref.ref(gradient) for index, gradient in gradients if gradient is not None}
 
-    def use(self, parameters: list[Any]) -> None:
+    def record_step(self, parameters: list[Any]) -> None:
         """Note that a step has used the gradients."""
         gradients = ((index, parameter.grad) for index, parameter in enumerate(parameters))
         self._used = {
@@ -90,7 +90,7 @@ class Once:
         self._reduced.clear()
         self._mixed.clear()
 
-    def forget(self) -> None:
+    def mark_zeroed(self) -> None:
         """Note that the gradients have been zeroed."""
         self._reduced.clear()
         self._used.clear()

@@ -66,7 +66,7 @@ class Distributed:
 
     def communication(self) -> float:
         """Return the seconds that this rank's callers have waited in the engine since the last call or the wrapping."""
-        return float(self._engine.waited())
+        return float(self._engine.take_wait_seconds())
 
     def unwrap(self) -> Any:
         """Remove the hooks and restore the optimizer's own class. Returns the optimizer."""
@@ -114,11 +114,11 @@ class Wrapping(ABC):
         self._begun: bool  # whether the first step has begun
         self._first: FirstStep | None
         if runtime.is_waiting():
-            self._rest(options.passes, WAITING)
+            self._stop_reducing(options.passes, WAITING)
         else:
-            self._begin(options.passes)
+            self._start_reducing(options.passes)
 
-    def _begin(self, passes: int) -> None:
+    def _start_reducing(self, passes: int) -> None:
         """Start in the current world."""
         options = self.options
         number, prefix = claim_name(options)
@@ -131,7 +131,7 @@ class Wrapping(ABC):
         self._engine = self.reducer.engine
         self._waited_ns = self._engine.counters()["wait_ns"]
 
-    def _rest(self, passes: int, why: str) -> None:
+    def _stop_reducing(self, passes: int, why: str) -> None:
         """Stop reducing, because this process is in no world, or in one without the process set."""
         self._forget_parameters()
         self.reducer = self.reduction = NoReducer(passes, why)
@@ -141,7 +141,7 @@ class Wrapping(ABC):
         self._known, self._parameters, self._seen = set(), {}, []
         self._begun, self._first = False, None
 
-    def move(self, root: int | None) -> None:
+    def move_to_world(self, root: int | None) -> None:
         """Restart in the world that this process has just entered. Collective. See `optimizers.MovableOptimizer`.
 
         Gradients are dropped, since after a failure only some of them may be reduced.
@@ -149,35 +149,35 @@ class Wrapping(ABC):
         optimizer, passes = self._optimizer(), self.reducer.group.passes
         if optimizer is None:
             return
-        self._leave()
+        self._leave_world()
         for group in self.parameters_of(optimizer):
             for parameter in group:
                 parameter.grad = None
         try:
             self.process_set.included()
         except NotInitializedError as error:
-            self._rest(passes, str(error))
+            self._stop_reducing(passes, str(error))
             return
-        self._begin(passes)
+        self._start_reducing(passes)
         self.moving = True
         try:
-            self.adopt(self.parameters_of(optimizer))
+            self.add_groups(self.parameters_of(optimizer))
         finally:
             self.moving = False
         self.reducer.share_state(root)
-        self.moved(optimizer)
+        self.after_move(optimizer)
 
     def leave_behind(self) -> None:
         """Refuse further steps, since some rank of the world does not have this optimizer."""
         passes = self.reducer.group.passes
-        self._leave()
-        self._rest(
+        self._leave_world()
+        self._stop_reducing(
             passes,
             f"this optimizer was wrapped in an earlier world, and some rank of world {runtime.number()} has not "
             "wrapped it: call DistributedOptimizer before elastic.run, or anew in each call of what that wraps",
         )
 
-    def _leave(self) -> None:
+    def _leave_world(self) -> None:
         """Release the resources of the previous world."""
         self.reduction.release()
         self._first = self._engine = None
@@ -186,7 +186,7 @@ class Wrapping(ABC):
         """Return the optimizer's parameters, by group."""
         return [group["params"] for group in optimizer.param_groups]
 
-    def moved(self, optimizer: Any) -> None:  # noqa: B027 (a framework may hang nothing on an optimizer)
+    def after_move(self, optimizer: Any) -> None:  # noqa: B027 (a framework may hang nothing on an optimizer)
         """Update the binding's state after a move, which has replaced the reducer."""
 
     @abstractmethod
@@ -200,7 +200,7 @@ class Wrapping(ABC):
     def expect_alone(self, named: dict[str, Any]) -> None:  # noqa: B027 (a framework may know of nothing else)
         """Raise an error if another library reduces the gradients of these parameters, too."""
 
-    def adopt(self, groups: Iterable[Sequence[Any]]) -> None:
+    def add_groups(self, groups: Iterable[Sequence[Any]]) -> None:
         """Start to reduce the gradients of parameters in `groups` that are not reduced yet. Collective."""
         if not self.process_set.included():
             return  # This rank trains by itself.
@@ -227,7 +227,7 @@ class Wrapping(ABC):
         own = {name: own[name] for name in order}
         new = {self.prefix + name: parameter for name, parameter in own.items()}
         self.expect_alone(own)
-        self.reducer.add(new, self._trained(new) if self.moving else ())
+        self.reducer.add(new, self._find_trained(new) if self.moving else ())
         self._parameters |= own
         self._known = known
 
@@ -240,7 +240,7 @@ class Wrapping(ABC):
             name = f"{base}#{number}"
         return name
 
-    def _trained(self, named: dict[str, Any]) -> set[str]:
+    def _find_trained(self, named: dict[str, Any]) -> set[str]:
         """Return the names of parameters that require a gradient on some rank. Collective.
 
         A new rank needs the others' answer, since it has not yet run the code that freezes or unfreezes a layer.
@@ -249,7 +249,7 @@ class Wrapping(ABC):
         told = objects.allgather_object(own, None, self.process_set)
         return {name for name, required in zip(named, zip(*told, strict=True), strict=True) if any(required)}
 
-    def become(self, optimizer: Any, distributed: type[Distributed], namespace: dict[str, Any]) -> None:
+    def wrap_optimizer(self, optimizer: Any, distributed: type[Distributed], namespace: dict[str, Any]) -> None:
         """Give an optimizer a class of the same name, with the methods of `distributed` and a namespace of its own."""
         kind = self.kind
         same = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
@@ -268,9 +268,9 @@ class Wrapping(ABC):
             self._begun = True
             self.expect_alone(self._parameters)
             if self._first is not None:
-                self._first.begin(self._parameters)
+                self._first.send_checksums(self._parameters)
         if callable(closure):
-            return self.reduction.around(closure, f"{self.kind.__qualname__}.step()")
+            return self.reduction.wrap_closure(closure, f"{self.kind.__qualname__}.step()")
         self.reduction.before_step()
         return closure
 
@@ -303,7 +303,7 @@ class Wrapping(ABC):
         """Parameters whose gradients are reduced, by name."""
         return self._parameters
 
-    def waited(self) -> float:
+    def take_wait_seconds(self) -> float:
         """Return the seconds that callers have waited in the engine since the last call."""
         if self._engine is None:
             return 0.0
@@ -340,7 +340,7 @@ class Names:
     def __init__(self, named_parameters: Any) -> None:
         self._by_id: dict[int, tuple[str, Any]] = {}
         used: set[str] = set()
-        for entry in _entries(named_parameters):
+        for entry in _list_pairs(named_parameters):
             if not (isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str)):
                 raise ValueError("named_parameters must give (name, parameter) pairs, as model.named_parameters() does")
             name, parameter = entry
@@ -354,7 +354,7 @@ class Names:
         return self._by_id.get(id(parameter), (None, None))[0]
 
 
-def _entries(named_parameters: Any) -> list[Any]:
+def _list_pairs(named_parameters: Any) -> list[Any]:
     """Return the user's pairs as a list; raise TypeError for anything that is not iterable."""
     if callable(getattr(named_parameters, "named_parameters", None)):
         raise TypeError(

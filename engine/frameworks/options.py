@@ -55,7 +55,7 @@ class Options:
     groups: Any = field(default=None, compare=False)
 
     @classmethod
-    def checked(
+    def from_arguments(
         cls,
         *,
         compression: Any = Compression.none,
@@ -102,7 +102,7 @@ class Options:
         if op == Adasum:
             if gradient_as_bucket_view:
                 raise ValueError("op=Adasum reduces no gradients: leave out gradient_as_bucket_view")
-            compression = _uncompressed(compression, process_set)
+            compression = _drop_compression(compression, process_set)
         return cls(
             Op(op),
             process_set,
@@ -126,7 +126,7 @@ class Options:
     def __str__(self) -> str:
         """Return the options that must be equal on all ranks, as text."""
         return (
-            f"op={self.op.name.title()} compression={_described(self.compression)} "
+            f"op={self.op.name.title()} compression={_describe_compression(self.compression)} "
             f"backward_passes_per_step={self.passes} average_aggregated_gradients={self.average_passes} "
             f"sparse_as_dense={self.sparse_as_dense} "
             f"gradient_as_bucket_view={self.views}{f' num_groups={self.num_groups}' if self.num_groups else ''}"
@@ -138,7 +138,7 @@ def expect_passes(passes: int) -> int:
     return forms.whole_number("backward_passes_per_step", passes, 1)
 
 
-def _uncompressed(compression: Any, process_set: ProcessSet) -> Any:
+def _drop_compression(compression: Any, process_set: ProcessSet) -> Any:
     """Return `Compression.none` for Adasum, with a warning if another compression was chosen."""
     wire, own = resolve(compression)
     if (wire is not None or own is not None) and process_set.included() and process_set.rank() == 0:
@@ -149,7 +149,7 @@ def _uncompressed(compression: Any, process_set: ProcessSet) -> Any:
     return Compression.none
 
 
-def _described(compression: Any) -> str:
+def _describe_compression(compression: Any) -> str:
     """Describe a compression by its class, and by its attributes that are numbers or strings."""
     if compression is None or isinstance(compression, type):
         return str(getattr(compression or Compression.none, "__qualname__", compression))

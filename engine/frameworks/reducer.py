@@ -178,7 +178,7 @@ class Reducer(ABC):
         """Return a number that changes when the gradient is written to; None if the framework has no such counter."""
         return None
 
-    def views(self, named: dict[str, Parameter]) -> dict[str, Tensor]:
+    def make_views(self, named: dict[str, Parameter]) -> dict[str, Tensor]:
         """Allocate a tensor in shared memory for the gradient of each parameter. Collective."""
         raise UnsupportedTensorError("this framework's gradients cannot be kept in shared memory")
 
@@ -191,7 +191,7 @@ class Reducer(ABC):
         if parameters:
             raise UnsupportedTensorError("this framework's gradients cannot be kept on a GPU")
 
-    def reduced(self) -> None:  # noqa: B027 (a framework may have no streams)
+    def hand_to_current_stream(self) -> None:  # noqa: B027 (a framework may have no streams)
         """Let the current stream, if the framework has streams, use the gradients from now on."""
 
     # Methods that the native hooks call: `engine_ext.bindings.gradients.Binding`, with `begin_pass` below.
@@ -255,21 +255,21 @@ class Reducer(ABC):
                 )
         active = {name: each for name, each in named.items() if each.requires_grad or name in trained}
         self._frozen.update({name: each for name, each in named.items() if name not in active})
-        deferred = {name for name, parameter in active.items() if self.rounds.accepts(name, parameter)}
+        deferred = {name for name, parameter in active.items() if self.rounds.accepts_parameter(name, parameter)}
         views: dict[str, Tensor | None] = dict.fromkeys(active)
         kept = {name: each for name, each in active.items() if self.options.views and name not in deferred}
         placed = {name: each for name, each in kept.items() if self.takes_place(each)}
         for name, parameter in active.items():
             self.check(parameter, f"parameter {name!r}")
         if self.options.views:
-            views |= self.views({name: each for name, each in kept.items() if name not in placed})
+            views |= self.make_views({name: each for name, each in kept.items() if name not in placed})
             self.make_places(list(placed.values()))
         for name, parameter in active.items():
             hook = self.group.add(parameter, name, views[name], name in deferred, name in placed)
             if name in deferred:
                 self.rounds.add(hook.index, name, parameter)
             if self._once is not None:
-                self._hooks.append(self.attach(parameter, self._once.hook(hook, name)))
+                self._hooks.append(self.attach(parameter, self._once.make_hook(hook, name)))
             self._hooks.append(self.attach(parameter, hook))
             self._native.append(hook)
             self._parameters.append(parameter)
@@ -282,28 +282,28 @@ class Reducer(ABC):
         `thawed`: indices of parameters that were hooked for this step already.
         """
         self._unused = None
-        thawed = [*thawed, *self._thaw()]
+        thawed = [*thawed, *self._hook_unfrozen()]
         if not self.skipping:
-            self._complete(thawed)
+            self._complete_reduction(thawed)
         elif self.group.active:
             self.finish()
         else:
             self.group.restart()
 
-    def around(self, closure: Callable[[], Any], step: str) -> Callable[[], Any]:
+    def wrap_closure(self, closure: Callable[[], Any], step: str) -> Callable[[], Any]:
         """Wrap the closure of a step that begins, so that gradients are reduced in each of its calls."""
-        thawed = self._thaw()
+        thawed = self._hook_unfrozen()
         if self.group.active:
             self.finish()  # An exception has interrupted the pass, and the other ranks wait for its end.
 
-        def reduced() -> Any:
+        def reduced_closure() -> Any:
             result = closure()
             self.before_step(thawed)
             thawed.clear()
             return result
 
         self._unused = step
-        return reduced
+        return reduced_closure
 
     def after_step(self) -> None:
         """Note that a step has used the gradients.
@@ -317,7 +317,7 @@ class Reducer(ABC):
         unreduced = unused and bool(self._parameters) and (self._due or self.group.touched) and not self.skipping
         self._due = True
         if self._once is not None:
-            self._once.use(self._parameters)
+            self._once.record_step(self._parameters)
         if unreduced:
             raise EngineError(
                 f"{unused} was given a closure and has not called it, so it has used gradients of this rank alone: "
@@ -333,30 +333,30 @@ class Reducer(ABC):
         finally:
             self.skipping = before
 
-    def remembers(self, gradient: Tensor) -> bool:
+    def has_reference_to(self, gradient: Tensor) -> bool:
         """Return whether the guard against repeated reductions has a weak reference to this gradient."""
-        return self._once is not None and self._once.remembers(gradient)
+        return self._once is not None and self._once.has_reference_to(gradient)
 
     def before_zero(self) -> None:
         """Complete an interrupted pass before gradients are zeroed; its gradients are discarded."""
         self.finish(discard=True)
-        self._thaw()
+        self._hook_unfrozen()
 
-    def forget(self) -> None:
+    def mark_zeroed(self) -> None:
         """Note that the gradients have been zeroed."""
         self._due = True
         if self._once is not None:
-            self._once.forget()
+            self._once.mark_zeroed()
 
-    def renew(self) -> None:
+    def mark_dropped(self) -> None:
         """Note that all gradients were dropped, so that the next pass makes new ones."""
         self.group.fresh = True
 
     def synchronize(self) -> None:
         """Reduce the gradients that were not reduced since the last step or `zero_grad`, if any."""
-        self._complete(self._thaw())
+        self._complete_reduction(self._hook_unfrozen())
 
-    def _complete(self, thawed: list[int]) -> None:
+    def _complete_reduction(self, thawed: list[int]) -> None:
         """Make sure that all gradients are reduced. Collective if there was no reduction since the last step.
 
         After a reduction, only parameters that had no gradient on any rank, or no hook, may be left.
@@ -392,18 +392,18 @@ class Reducer(ABC):
         self._reduce_all(discard=discard)
 
     def _reduce_all(self, only: set[int] | None = None, discard: bool = False) -> None:
-        """Submit the remaining gradients of this pass, and wait for all. `only`: same as in `_announce`."""
+        """Submit the remaining gradients of this pass, and wait for all. `only`: same as in `_announce_missing`."""
         try:
-            self._announce(only)
+            self._announce_missing(only)
             brought = self._reduce()
-            self.reduced()
+            self.hand_to_current_stream()
             with self.no_gradients():
                 for gradient, copy in self.copies:
                     self.store(gradient, copy)
                 for index, memory in brought:
-                    self._bring(index, memory)
+                    self._store_result(index, memory)
             if self._once is not None:
-                self._once.settle(self._parameters)
+                self._once.record_pass(self._parameters)
             self._empty = [index for index in self._missing if self._parameters[index].grad is None]
             self._expect_tied_everywhere({index for index, _ in brought})
         finally:
@@ -415,7 +415,7 @@ class Reducer(ABC):
         if self._idle and not discard:
             self.expect_in_place(self._idle)
 
-    def _announce(self, only: set[int] | None = None) -> None:
+    def _announce_missing(self, only: set[int] | None = None) -> None:
         """Submit the remaining gradients of this pass (only those in `only`), and announce the missing ones."""
         if self._announced:
             return
@@ -490,7 +490,7 @@ class Reducer(ABC):
             for index in rest:
                 parameter = self._parameters[index]
                 if self._once is not None:
-                    refused = refused or self._once.fault(index)
+                    refused = refused or self._once.take_error(index)
                     if not self._once.admit_rest(index, parameter):
                         continue
                 try:
@@ -515,7 +515,7 @@ class Reducer(ABC):
             others += [kept for k, kept in enumerate(self._bucket) if kept is not None and k not in self._empty]
         held = dict(zip(rest, self.held_in(rest, others), strict=True))
         if late and self._once is not None:
-            held |= {index: True for index in rest if self._once.knows(self._parameters[index].grad)}
+            held |= {index: True for index in rest if self._once.was_reduced(self._parameters[index].grad)}
         self._tied = [index for index, there in held.items() if there]
         apart = [index for index, there in held.items() if there is False]
         partly = [self.names[index] for index, there in held.items() if there is None]
@@ -535,7 +535,7 @@ class Reducer(ABC):
                     "is reduced, and another rank has one for itself: tie gradients on all ranks, or on none"
                 )
 
-    def _thaw(self) -> list[int]:
+    def _hook_unfrozen(self) -> list[int]:
         """Hook the parameters that have come to require a gradient, and return their indices."""
         thawed = {name: parameter for name, parameter in self._frozen.items() if parameter.requires_grad}
         if thawed:
@@ -544,7 +544,7 @@ class Reducer(ABC):
             self.add(thawed)
         return list(range(len(self._parameters) - len(thawed), len(self._parameters)))
 
-    def _bring(self, index: int, memory: Any) -> None:
+    def _store_result(self, index: int, memory: Any) -> None:
         """Store a result that was not reduced in place: the gradient was missing, sparse, or in other memory."""
         parameter = self._parameters[index]
         # A new tensor over the reserved memory, since a program may change the memory of `grad`.
@@ -569,5 +569,5 @@ class Reducer(ABC):
             return
         for each in list(live):
             if each.group.active and (each.kind, each._pass) == (self.kind, self._pass):
-                each._announce()
+                each._announce_missing()
         self.finish()

@@ -70,7 +70,7 @@ class Rounds:
         self._parameters: dict[int, tuple[str, Any]] = {}
         self.late = False  # whether gradients came after the end of the backward pass, which ranks compare
 
-    def accepts(self, name: str, parameter: Any) -> bool:
+    def accepts_parameter(self, name: str, parameter: Any) -> bool:
         """Return whether the scheme reduces the gradients of a parameter."""
         return (
             self._scheme is not None and self._reducer.is_floating(parameter) and self._scheme.accepts(name, parameter)
@@ -106,7 +106,7 @@ class Rounds:
         first = next(iter(self._parameters.values()))[0]
         absent = set(missing)
         mine = np.array([index not in absent for index in self._parameters] + [True] * self.late, np.uint8)
-        present = self._exchange(mine, first)
+        present = self._exchange_presence(mine, first)
         running = []
         for index, there in zip(self._parameters, present, strict=False):
             name, parameter = self._parameters[index]
@@ -117,7 +117,7 @@ class Rounds:
         with self._reducer.no_gradients():
             self._in_step(running, first)
 
-    def _exchange(self, mine: NDArray[np.uint8], first: str) -> NDArray[np.uint8]:
+    def _exchange_presence(self, mine: NDArray[np.uint8], first: str) -> NDArray[np.uint8]:
         """Return for each gradient whether some rank has it. Collective.
 
         Raises

@@ -1,7 +1,7 @@
 """Horovod's functions for the tensors of one framework, generated from a table of their names and argument orders.
 
-A binding calls `functions` once, with a description of its tensors (`Tensors`), and gets a function for each row of the
-table, with its signature and docstring. For type checkers `stub` writes the same signatures; a test compares them with
+A binding calls `make_functions` once, with a description of its tensors (`Tensors`), and gets a function for each row of the
+table, with its signature and docstring. For type checkers `render_stub` writes the same signatures; a test compares them with
 the file beside the binding.
 
 Each function first checks its tensors, then chooses the operation. Then it calls the engine's collective of the same
@@ -200,7 +200,7 @@ class Tensors:
     convert: Callable[[Any], Any] = lambda tensor: tensor
     gradients: bool = True
 
-    def admit(self, tensor: Any, kind: str, name: str | None, process_set: ProcessSet) -> Any:
+    def admit_tensor(self, tensor: Any, kind: str, name: str | None, process_set: ProcessSet) -> Any:
         """Return the argument of a call as a tensor. If it is none, announce the failure of the call, and raise."""
         if isinstance(tensor, self.kind):
             return tensor
@@ -212,16 +212,16 @@ class Tensors:
         raise error
 
     def admit_all(self, tensors: Any, kind: str, name: str | None, process_set: ProcessSet) -> list[Any]:
-        """Return the arguments of a call as tensors, like `admit`."""
+        """Return the arguments of a call as tensors, like `admit_tensor`."""
         if not isinstance(tensors, Iterable):
             error = TypeError(f"expected a sequence of {self.name}, not {type(tensors).__qualname__}")
             announce(process_set, kind, name, error)
             raise error
         own = self.kind
-        return [each if isinstance(each, own) else self.admit(each, kind, name, process_set) for each in tensors]
+        return [each if isinstance(each, own) else self.admit_tensor(each, kind, name, process_set) for each in tensors]
 
 
-def functions(module: str, tensors: Tensors, orders: Mapping[str, str] = ORDERS) -> dict[str, Any]:
+def make_functions(module: str, tensors: Tensors, orders: Mapping[str, str] = ORDERS) -> dict[str, Any]:
     """Make Horovod's functions for a framework.
 
     Parameters
@@ -241,10 +241,10 @@ def functions(module: str, tensors: Tensors, orders: Mapping[str, str] = ORDERS)
     for name, order in orders.items():
         grouped = name.startswith("grouped")
         space = _NAMES | {"__name__": module, "Tensor": tensors.kind}
-        space["_admit"] = tensors.admit_all if grouped else tensors.admit
+        space["_admit"] = tensors.admit_all if grouped else tensors.admit_tensor
         space["_run"] = tensors.calls.get(name) or getattr(groups if grouped else collectives, name)
-        head = f"from __future__ import annotations\n{signature(name, order)}"
-        source = f"{head}:\n    return {_body(name, order)}\n"
+        head = f"from __future__ import annotations\n{render_signature(name, order)}"
+        source = f"{head}:\n    return {_render_body(name, order)}\n"
         file = f"<{module}.{name}>"
         linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
         exec(compile(source, file, "exec"), space)
@@ -254,18 +254,18 @@ def functions(module: str, tensors: Tensors, orders: Mapping[str, str] = ORDERS)
     return made
 
 
-def signature(name: str, order: str) -> str:
+def render_signature(name: str, order: str) -> str:
     """Return the signature of a function, such as `def allreduce(tensor: Tensor, ...) -> Tensor`."""
     result = "Handle" if "_async" in name else "Any" if name == "alltoall" else "Tensor"
     result = f"list[{result}]" if result == "Tensor" and name.startswith("grouped") else result
     return f"def {name}({', '.join(PARAMETERS[each] for each in order.split())}) -> {result}"
 
 
-def stub(tensor: str, orders: Mapping[str, str] = ORDERS) -> str:
+def render_stub(tensor: str, orders: Mapping[str, str] = ORDERS) -> str:
     """Return the unformatted type stub of a framework's functions. `tensor`: class name, such as `torch.Tensor`."""
     package, _, kind = tensor.rpartition(".")
     alias = "" if kind == "Tensor" else " as Tensor"
-    signatures = [f"{signature(name, order)}: ..." for name, order in orders.items()]
+    signatures = [f"{render_signature(name, order)}: ..." for name, order in orders.items()]
     handle = "from ..collectives.handles import Handle\n" if any("-> Handle" in each for each in signatures) else ""
     head = f'''"""Types of the functions that engine/frameworks/surface.py makes: written by it."""
 
@@ -281,7 +281,7 @@ from ..collectives.reduce_ops import Average
     return "\n".join([head, *signatures])
 
 
-def _body(name: str, order: str) -> str:
+def _render_body(name: str, order: str) -> str:
     """Return the expression that a function returns: a call of `_run` with tensors that `_admit` has checked."""
     match = re.match(r"(grouped_)?([a-z]+)", name)
     assert match is not None
@@ -289,14 +289,14 @@ def _body(name: str, order: str) -> str:
     average = "average" if "average" in given else "None"
     call = f"{kind!r}, name, process_set"  # identifies the call if its failure is announced
     tensor = f"_admit({order.split()[0]}, {call})"
-    settings = [f"_choose({average}, op, {call})" if each == "op" else each for each in _GIVEN[kind].split()]
+    settings = [f"_choose_op({average}, op, {call})" if each == "op" else each for each in _GIVEN[kind].split()]
     arguments = ", ".join([tensor, *settings])
     if "compression" not in given:
         return f"_run({arguments})"
-    return f"_compress({kind!r}, compression, _admit, _run, {match[1] is not None}, {arguments})"
+    return f"_run_compressed({kind!r}, compression, _admit, _run, {match[1] is not None}, {arguments})"
 
 
-def _compress(
+def _run_compressed(
     kind: str, compression: Any, admit: Any, run: Callable[..., Any], grouped: bool, sent: Any, *settings: Any
 ) -> Any:
     """Compress tensors, call `run` and decompress its results. Gradients flow through the compressor's methods, too."""
@@ -332,7 +332,7 @@ def choose_op(average: bool | None, op: int | None) -> Op:
     return Average if op is None else Op(op)
 
 
-def _choose(average: bool | None, op: int | None, kind: str, name: str | None, process_set: ProcessSet) -> Op:
+def _choose_op(average: bool | None, op: int | None, kind: str, name: str | None, process_set: ProcessSet) -> Op:
     """Choose the operation of a call like `choose_op`; a failure is announced to the other ranks."""
     try:
         return choose_op(average, op)
@@ -343,8 +343,8 @@ def _choose(average: bool | None, op: int | None, kind: str, name: str | None, p
 
 # Names that the functions refer to.
 _NAMES: dict[str, Any] = {
-    "_choose": _choose,
-    "_compress": _compress,
+    "_choose_op": _choose_op,
+    "_run_compressed": _run_compressed,
     "Any": Any,
     "Average": Average,
     "Compression": Compression,

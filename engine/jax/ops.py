@@ -18,7 +18,7 @@ from ..collectives.failures import ROOT, SPLITS, whole_numbers
 from ..collectives.process_sets import ProcessSet
 from ..collectives.reduce_ops import Op
 from ..frameworks.backward import are_mathematical
-from ..frameworks.surface import Tensors, functions
+from ..frameworks.surface import Tensors, make_functions
 from . import adapter as _adapter  # noqa: F401  (registers jax.Array)
 from .primitive import ALLGATHER, ALLREDUCE, ALLTOALL, BROADCAST, REDUCESCATTER, Collective, Settings
 
@@ -244,6 +244,6 @@ CALLS: dict[str, Callable[..., Any]] = {
     "grouped_reducescatter": _reducing(REDUCESCATTER, True),
 }
 
-globals().update(functions(__name__, Tensors(jax.Array, "jax.Array", CALLS, _converted), ORDERS))
+globals().update(make_functions(__name__, Tensors(jax.Array, "jax.Array", CALLS, _converted), ORDERS))
 for _name, _text in DOCUMENTATION.items():
     globals()[_name].__doc__ = inspect.cleandoc(_text)

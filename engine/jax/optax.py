@@ -103,7 +103,7 @@ def distributed(
     >>> updates, state = optimizer.update(gradients, state, parameters)
     >>> parameters = optax.apply_updates(parameters, updates)
     """
-    options = Options.checked(
+    options = Options.from_arguments(
         op=op,
         backward_passes_per_step=every,
         compression=compression,
@@ -173,7 +173,7 @@ def _reducing(options: Options) -> optax.GradientTransformation:
             return updates, state  # This rank trains by itself.
         paths, leaves, tree = flatten(updates)
         names = path_names(paths)
-        order = pairing.order(names, lambda: dict(zip(names, map(_describe, leaves), strict=True)))
+        order = pairing.agree_on_order(names, lambda: dict(zip(names, map(_describe, leaves), strict=True)))
         sent = [k for k in order if leaves[k].dtype != jax.dtypes.float0]
         if sent:
             name = _name(prefix, [names[k] for k in sent])

@@ -28,7 +28,7 @@ from ..collectives.compression import MARKERS
 from ..collectives.process_sets import ProcessSet, global_process_set
 from ..collectives.reduce_ops import Op, Sum
 from ..errors import ArgumentError, EngineError, UnsupportedOperationError
-from ..frameworks.backward import backward_name, combining, expect_gradient, scatter_factor
+from ..frameworks.backward import backward_name, choose_backward_op, expect_gradient, scatter_factor
 from ..metrics.names import OPERATIONS
 from ..native import calls, library
 from ..session import topology
@@ -286,7 +286,9 @@ class Broadcast(Collective):
         return [collectives.broadcast(arrays[0], settings.root, name, settings.process_set)]
 
     def backward(self, gradients: list[Any], shapes: list[Shape], name: str | None, settings: Settings) -> list[Any]:
-        reducing = Settings(settings.process_set, combining(settings.mathematical), mathematical=settings.mathematical)
+        reducing = Settings(
+            settings.process_set, choose_backward_op(settings.mathematical), mathematical=settings.mathematical
+        )
         [total] = ALLREDUCE(gradients, name, reducing)
         is_root = np.bool_(topology.rank() == settings.root)
         return [jax.numpy.where(is_root, total, jax.numpy.zeros_like(total))]  # All ranks take part in the allreduce.
@@ -317,7 +319,7 @@ class Allgather(Collective):
         process_set = settings.process_set
         back = Settings(
             process_set,
-            combining(settings.mathematical),
+            choose_backward_op(settings.mathematical),
             grouped=settings.grouped,
             mathematical=settings.mathematical,
         )

@@ -17,7 +17,7 @@ from ..collectives import objects
 from ..collectives.compression import Scheme, resolve
 from ..collectives.process_sets import Numbers
 from ..collectives.reduce_ops import Adasum, Max
-from ..frameworks.agreement import Pairing, claim_name, compares, in_groups
+from ..frameworks.agreement import Pairing, claim_name, compares_gradients, in_groups
 from ..frameworks.first_step import FirstStep
 from ..frameworks.options import Options
 from .names import names_of
@@ -80,7 +80,7 @@ class Wrapping:
 
     def __init__(self, optimizer: Any, *, scale_local_gradients: bool = True, **options: Any) -> None:
         self.kind = type(optimizer)
-        self.options = Options.checked(**options)
+        self.options = Options.from_arguments(**options)
         self._optimizer = weakref.ref(optimizer)
         self._pairing = Pairing(self.options)
         _check(self.options)
@@ -119,9 +119,9 @@ class Wrapping:
         if not process_set.included():
             return reduced  # This rank trains by itself.
         if not self.begun:
-            self._begin(gradients, variables)
+            self._start_reducing(gradients, variables)
         names = self._names(variables)
-        order = self._pairing.order(names, lambda: self._describe(names, gradients, variables))
+        order = self._pairing.agree_on_order(names, lambda: self._describe(names, gradients, variables))
         local = self.local.ids()
         ordinary: list[int] = []
         overwriting: list[int] = []  # new values of float8 scales, not gradients, of which the maximum suits all ranks
@@ -162,15 +162,15 @@ class Wrapping:
         """Return whether the ranks of this world have compared their gradients and options."""
         return self._begun_in is self.options.process_set.numbers
 
-    def _begin(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+    def _start_reducing(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
         """Claim a number, and compare gradients, options and values of variables between ranks. Collective."""
         self.number, self._prefix = claim_name(self.options)
         names = self._names(variables)
-        self._pairing.order(names, lambda: self._describe(names, gradients, variables))
-        if compares() and self.options.check_parameters:
+        self._pairing.agree_on_order(names, lambda: self._describe(names, gradients, variables))
+        if compares_gradients() and self.options.check_parameters:
             first = FirstStep(self._prefix + ".", self.options.process_set, BROADCAST)
             values = {name: self._backend.value(each) for name, each in zip(names, variables, strict=True)}
-            first.begin({name: flat(value) for name, value in values.items() if value is not None})
+            first.send_checksums({name: flat(value) for name, value in values.items() if value is not None})
             first.finish()
         self._begun_in = self.options.process_set.numbers
 

@@ -11,7 +11,7 @@ from typing import Any
 import mxnet
 
 from ..collectives import collectives
-from ..frameworks.surface import Tensors, functions
+from ..frameworks.surface import Tensors, make_functions
 from . import adapter as _adapter  # noqa: F401  (registers mxnet.nd.NDArray)
 
 ORDERS = {
@@ -39,4 +39,4 @@ def _alltoall(tensor: Any, splits: Any, *arguments: Any) -> Any:
 
 
 _TENSORS = Tensors(mxnet.nd.NDArray, "mxnet.nd.NDArray", {"alltoall": _alltoall}, gradients=False)
-globals().update(functions(__name__, _TENSORS, ORDERS))
+globals().update(make_functions(__name__, _TENSORS, ORDERS))

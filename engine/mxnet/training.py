@@ -31,7 +31,7 @@ class Reduction:
     """
 
     def __init__(self, **given: Any) -> None:
-        self.options = options = Options.checked(**given)
+        self.options = options = Options.from_arguments(**given)
         if options.op is Adasum or isinstance(options.compression, Scheme):
             what = "op=Adasum" if options.op is Adasum else type(options.compression).__name__
             raise ValueError(f"the binding of MXNet has no {what}: leave it out, or train with engine.torch")
@@ -52,7 +52,7 @@ class Reduction:
         options = self.options
         names = unique_names(names)
         described = dict(zip(names, gradients, strict=True))
-        order = self._pairing.order(
+        order = self._pairing.agree_on_order(
             names, lambda: {name: (objects.describe(name, each), 0) for name, each in described.items()}
         )
         name = f"{names[order[0]]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}"
@@ -244,7 +244,7 @@ class DistributedTrainer(gluon.Trainer):
         if not self._begun:
             self._begun = True
             self._first = FirstStep(f"{self._reduction.prefix}.", self._reduction.options.process_set, BROADCAST)
-            self._first.begin({each.name: each.list_data()[0] for each in trained})
+            self._first.send_checksums({each.name: each.list_data()[0] for each in trained})
         self._reduction.reduce([each.list_grad()[0] for each in trained], [each.name for each in trained])
         if self._first is not None and self._first.tell():
             self._first = None

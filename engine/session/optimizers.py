@@ -15,7 +15,7 @@ from typing import Protocol
 class MovableOptimizer(Protocol):
     """Object that `register_optimizer` accepts."""
 
-    def move(self, root: int | None) -> None:
+    def move_to_world(self, root: int | None) -> None:
         """Restart in the world that this process has just entered. Collective.
 
         Parameters
@@ -49,14 +49,14 @@ def count_optimizers() -> int:
 def move_optimizers(common: int, root: int | None) -> None:
     """Move the first `common` objects into the world that this process has just entered; leave the others behind.
 
-    Collective. `root`: same as in `MovableOptimizer.move`.
+    Collective. `root`: same as in `MovableOptimizer.move_to_world`.
     """
     alive = _live_optimizers()
     for each in alive[common:]:
         each.leave_behind()
         forget_optimizer(each)
     for each in alive[:common]:
-        each.move(root)
+        each.move_to_world(root)
 
 
 def _live_optimizers() -> list[MovableOptimizer]:

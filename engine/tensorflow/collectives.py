@@ -17,7 +17,7 @@ from ..collectives.process_sets import ProcessSet
 from ..collectives.reduce_ops import Adasum, Op
 from ..errors import ArgumentError, UnsupportedTensorError
 from ..frameworks.backward import are_mathematical
-from ..frameworks.surface import Tensors, functions
+from ..frameworks.surface import Tensors, make_functions
 from . import adapter as _adapter  # noqa: F401  (registers tf.Tensor)
 from . import op as _op
 from . import sparse
@@ -199,6 +199,6 @@ globals().update(
     {
         # AutoGraph would needlessly convert the functions that these call.
         name: tf.autograph.experimental.do_not_convert(function)
-        for name, function in functions(__name__, Tensors(_KINDS, "tf.Tensor", _CALLS, _convert), ORDERS).items()
+        for name, function in make_functions(__name__, Tensors(_KINDS, "tf.Tensor", _CALLS, _convert), ORDERS).items()
     }
 )

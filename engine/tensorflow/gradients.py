@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from ..collectives.reduce_ops import Average
-from ..frameworks.backward import backward_name, combining, expect_gradient
+from ..frameworks.backward import backward_name, choose_backward_op, expect_gradient
 from . import op  # circular: it imports this module, too
 from .call import Call
 
@@ -107,7 +107,7 @@ def _scaled(call: Call, total: Any) -> Any:
 
 def _combined(call: Call, gradients: Sequence[Any]) -> list[Any]:
     """Combine the gradients of tensors on which all ranks' outputs depend: their sum, or Horovod's average."""
-    back = _backward(call)._replace(kind="allreduce", op=combining(call.mathematical), root=0)
+    back = _backward(call)._replace(kind="allreduce", op=choose_backward_op(call.mathematical), root=0)
     return _apart(lambda tensors: op.reduce(back, tensors), gradients)
 
 

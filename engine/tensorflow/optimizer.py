@@ -11,7 +11,7 @@ from ..collectives.compression import Compression
 from ..collectives.process_sets import ProcessSet, global_process_set
 from ..collectives.reduce_ops import Adasum, Average
 from ..errors import EngineError
-from ..frameworks.agreement import claim_name, compares, expect_agreement
+from ..frameworks.agreement import claim_name, compares_gradients, expect_agreement
 from ..frameworks.options import Options
 from .accumulation import Accumulation
 from .reduction import Reduction
@@ -60,7 +60,7 @@ class _Wrapping:
         self._computes = (
             False  # whether `compute_gradients` was ever called, in which case it is the one that reduces gradients
         )
-        if options.process_set.included() and compares():
+        if options.process_set.included() and compares_gradients():
             expect_agreement(options, {})
 
     def reduced(self, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
@@ -179,7 +179,7 @@ def DistributedOptimizer(
             "use op=Average, or DistributedGradientTape(op=Adasum), which combines gradients"
         )
     kind = type(optimizer)
-    wrapping = _Wrapping(kind, Options.checked(**shared), scale_local_gradients)
+    wrapping = _Wrapping(kind, Options.from_arguments(**shared), scale_local_gradients)
     same = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
     optimizer.__class__ = type(kind.__name__, (_Distributed, kind), same)
     optimizer._engine = wrapping

@@ -13,7 +13,7 @@ from ..collectives import objects
 from ..collectives.compression import Scheme, resolve
 from ..collectives.process_sets import Numbers
 from ..errors import EngineError, WorldError
-from ..frameworks.agreement import compares, in_groups, next_number, places_of, unique_names
+from ..frameworks.agreement import compares_gradients, in_groups, next_number, places_of, unique_names
 from ..frameworks.options import Options
 from ..text import readable
 from . import op
@@ -155,7 +155,7 @@ class Reduction:
         key = frozenset(names)
         if key not in numbers:
             agreed = list(names)
-            if compares():
+            if compares_gradients():
                 ends = in_groups(names, self._places(variables, range(len(variables))))
                 described = {"the options": (str(self.options), 0)}
                 for name, gradient, variable, end in zip(names, gradients, variables, ends, strict=True):

@@ -97,7 +97,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         """
         if self._number is None:
             self._number = Number("sync_batch_norm")
-        return f"sync_batch_norm.{self._number.among(self.process_set)}.{self.path}"
+        return f"sync_batch_norm.{self._number.claim_in(self.process_set)}.{self.path}"
 
 
 def _own_moments(inputs: Any, mask: Any, axes: list[int]) -> Any:

@@ -124,7 +124,7 @@ def DistributedGradientTape(
         raise TypeError(f"expected a tf.GradientTape, not {type(gradtape).__qualname__}")
     if isinstance(gradtape, _Distributed):
         raise ValueError("this tape is wrapped in DistributedGradientTape already: wrap it once")
-    options = Options.checked(
+    options = Options.from_arguments(
         compression=compression,
         sparse_as_dense=sparse_as_dense,
         op=op,

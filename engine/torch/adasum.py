@@ -124,7 +124,7 @@ class Deltas:
                 )
         return [name for name in stepped if not held[name]]
 
-    def around(self, closure: Callable[[], Any], step: str) -> Callable[[], Any]:
+    def wrap_closure(self, closure: Callable[[], Any], step: str) -> Callable[[], Any]:
         """Do the same as `before_step`; the closure is returned unchanged, since gradients are not reduced."""
         self.before_step()
         return closure
@@ -179,10 +179,10 @@ class Deltas:
     def before_zero(self) -> None:
         """Do nothing; gradients are not reduced."""
 
-    def forget(self) -> None:
+    def mark_zeroed(self) -> None:
         """Do nothing; gradients are not reduced."""
 
-    def renew(self) -> None:
+    def mark_dropped(self) -> None:
         """Do nothing; gradients are not reduced."""
 
     def finish(self) -> None:

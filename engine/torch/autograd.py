@@ -18,7 +18,7 @@ from ..collectives.reduce_ops import Op
 from ..frameworks.backward import (
     are_mathematical,
     backward_name,
-    combining,
+    choose_backward_op,
     expect_gradient,
     mathematical_gradients,
     own_rows,
@@ -57,7 +57,7 @@ def _own_rows(total: torch.Tensor, rows: Sequence[int], shape: torch.Size, proce
 
 def _combined(gradient: torch.Tensor, mathematical: bool, name: str | None, process_set: ProcessSet) -> torch.Tensor:
     """Combine the gradients of a tensor on which all ranks' outputs depend: their sum, or Horovod's average."""
-    op = combining(mathematical)
+    op = choose_backward_op(mathematical)
     total = call(Allreduce, collectives.allreduce, _real(gradient), op, name, 1.0, 1.0, process_set, None)
     return torch.view_as_complex(total) if gradient.is_complex() else total
 
@@ -136,7 +136,7 @@ class GroupedAllgather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
-        members, op = _differentiable(gradients), combining(ctx.mathematical)
+        members, op = _differentiable(gradients), choose_backward_op(ctx.mathematical)
         sent = [_real(gradients[k]) for k in members]
         settings = op, ctx.name, 1.0, 1.0, ctx.process_set, None
         mine: list[torch.Tensor | None] = [None] * len(gradients)

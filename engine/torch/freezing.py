@@ -132,15 +132,15 @@ class FrozenReduction:
         else:
             self.synchronize()
 
-    def around(self, closure: Callable[[], Any], step: str) -> Callable[[], Any]:
+    def wrap_closure(self, closure: Callable[[], Any], step: str) -> Callable[[], Any]:
         """Wrap the closure of a step that begins, so that gradients are reduced in each of its calls."""
 
-        def reduced() -> Any:
+        def reduced_closure() -> Any:
             result = closure()
             self.before_step()
             return result
 
-        return reduced
+        return reduced_closure
 
     def after_step(self) -> None:
         """Note that a step has used the gradients."""
@@ -163,7 +163,7 @@ class FrozenReduction:
         finally:
             self.paused = before
 
-    def thaw(self) -> None:
+    def unfreeze(self) -> None:
         """Complete an interrupted pass, and let the reducer reduce again."""
         if self.paused:
             raise EngineError("unfreeze() was called inside no_sync(); call it after the block")

@@ -166,7 +166,7 @@ class TorchReducer(Reducer):
     def version_of(self, gradient: torch.Tensor) -> int | None:
         return None if gradient.is_inference() else gradient._version
 
-    def views(self, named: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def make_views(self, named: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Allocate a zeroed tensor in shared memory with the format of each parameter. Collective.
 
         Parameters that are neither row-major nor channels_last get a row-major gradient.
@@ -206,7 +206,7 @@ class TorchReducer(Reducer):
             self._bucket[index] = view = tensor_over(memory, view)
         return view.detach()  # type: ignore[no-any-return]
 
-    def reduced(self) -> None:
+    def hand_to_current_stream(self) -> None:
         for places in set(self._places.values()):
             places.keep_for_current_stream()
 
@@ -287,7 +287,7 @@ def keep_hooks_of_swapped() -> None:
         try:
             swap(t1, t2)
         except RuntimeError as error:
-            if any(each.remembers(t1) or each.remembers(t2) for each in live):
+            if any(each.has_reference_to(t1) or each.has_reference_to(t2) for each in live):
                 raise RuntimeError(
                     f"{error}: DistributedOptimizer, which remembers what it has reduced where a second reduction "
                     "would be wrong, as with op=Sum. Convert or load the module after zero_grad() and before backward()"

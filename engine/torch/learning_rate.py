@@ -6,7 +6,7 @@ import torch
 from torch.optim.lr_scheduler import LinearLR
 
 from ..config.forms import whole_number
-from ..frameworks.learning_rate import positive
+from ..frameworks.learning_rate import resolve_factor
 
 
 def gradual_warmup(optimizer: torch.optim.Optimizer, steps: int, factor: float | None = None) -> LinearLR:
@@ -38,7 +38,7 @@ def gradual_warmup(optimizer: torch.optim.Optimizer, steps: int, factor: float |
         `steps` or `factor` is less than 1.
     """
     steps = whole_number("steps", steps, 1)
-    factor = positive(factor)
+    factor = resolve_factor(factor)
     if factor < 1:
         raise ValueError(f"factor is {factor}; a warm-up divides by 1 or more, to begin below where it ends")
     return LinearLR(optimizer, start_factor=1 / factor, total_iters=steps)

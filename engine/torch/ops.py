@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from ..frameworks.surface import Tensors, functions
+from ..frameworks.surface import Tensors, make_functions
 from . import adapter as _adapter  # noqa: F401  (registers torch.Tensor)
 from .autograd import CALLS
 
-globals().update(functions(__name__, Tensors(torch.Tensor, "torch.Tensor", CALLS)))
+globals().update(make_functions(__name__, Tensors(torch.Tensor, "torch.Tensor", CALLS)))

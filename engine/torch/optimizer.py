@@ -40,9 +40,9 @@ class _Distributed(Distributed):
         self._engine.reduction.before_zero()
         set_to_none = set_to_none and not self._engine.is_frozen
         super().zero_grad(set_to_none)  # type: ignore[misc]
-        self._engine.reducer.forget()
+        self._engine.reducer.mark_zeroed()
         if set_to_none:
-            self._engine.reducer.renew()
+            self._engine.reducer.mark_dropped()
 
     def freeze(self) -> None:
         """Declare that from now on each backward pass computes the same gradients at the same addresses. Collective.
@@ -125,7 +125,7 @@ class _Wrapping(Wrapping):
         """Call `adopt`; without names from the user, with those that the optimizer itself has."""
         if self._has_own_names:
             self.names = _names_in(groups)
-        self.adopt(group["params"] for group in groups)
+        self.add_groups(group["params"] for group in groups)
 
     def make(self, options: Options, prefix: str, number: int) -> TorchReducer | Deltas:
         return Deltas(options, prefix, number) if options.op is Adasum else TorchReducer(options, number)
@@ -172,7 +172,7 @@ class _Wrapping(Wrapping):
     def unfreeze(self) -> None:
         """Unfreeze the optimizer; see `_Distributed.unfreeze`."""
         if isinstance(self.reduction, FrozenReduction):
-            self.reduction.thaw()
+            self.reduction.unfreeze()
             self.reduction = self.reducer
             self._expect_collection()
 
@@ -183,9 +183,9 @@ class _Wrapping(Wrapping):
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(lambda *_: self.after_step()),
         ]
-        self.moved(optimizer)
+        self.after_move(optimizer)
 
-    def moved(self, optimizer: torch.optim.Optimizer) -> None:
+    def after_move(self, optimizer: torch.optim.Optimizer) -> None:
         self._expect_collection()
 
     def _expect_collection(self) -> None:
@@ -300,7 +300,7 @@ def DistributedOptimizer(
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"expected a torch.optim.Optimizer, not {type(optimizer).__qualname__}")
     expect_unwrapped(optimizer)
-    options = Options.checked(
+    options = Options.from_arguments(
         compression=compression,
         backward_passes_per_step=backward_passes_per_step,
         op=op,
@@ -323,7 +323,7 @@ def DistributedOptimizer(
     except BaseException:
         wrapping.end()
         raise
-    wrapping.become(optimizer, _Distributed, own_step)
+    wrapping.wrap_optimizer(optimizer, _Distributed, own_step)
     wrapping.hang_on(optimizer)
     return optimizer
 

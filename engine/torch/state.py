@@ -13,7 +13,7 @@ from ..collectives.collectives import barrier, broadcast_async_
 from ..collectives.failures import announce
 from ..collectives.process_sets import ProcessSet, global_process_set
 from ..errors import UnsupportedTensorError
-from ..frameworks.first_step import checksum, expect_one_order
+from ..frameworks.first_step import compute_checksum, expect_one_order
 from ..session import runtime, topology
 from .adapter import check
 from .ops import broadcast_async_ as broadcast_tensor
@@ -174,7 +174,7 @@ def _expect_one_order(optimizer: torch.optim.Optimizer, names: list[list[str]], 
         if name.startswith(UNNAMED)
     }
     if len(unnamed) > 1:  # the same number on all ranks
-        sums = np.array([checksum(parameter) for parameter in unnamed.values()], np.uint64)
+        sums = np.array([compute_checksum(parameter) for parameter in unnamed.values()], np.uint64)
         expect_one_order(list(unnamed), objects.allgather_object(sums, None, process_set), process_set.ranks)
 
 

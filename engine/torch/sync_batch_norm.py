@@ -181,7 +181,7 @@ class SyncBatchNorm(_BatchNorm):
         """
         if "_number" not in self.__dict__:
             self._number = Number("sync_batch_norm")
-        return f"sync_batch_norm.{self._number.among(self.process_set)}" + (f".{self.label}" if self.label else "")
+        return f"sync_batch_norm.{self._number.claim_in(self.process_set)}" + (f".{self.label}" if self.label else "")
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy is a layer of its own.

@@ -200,9 +200,9 @@ def test_nobody_compares_what_is_traced_in_an_elastic_job(monkeypatch: pytest.Mo
     from engine.frameworks import agreement
 
     monkeypatch.delenv("ENGINE_GATE", raising=False)
-    assert agreement.compares()
+    assert agreement.compares_gradients()
     monkeypatch.setenv("ENGINE_GATE", "gate")
-    assert not agreement.compares()
+    assert not agreement.compares_gradients()
 
 
 SAMPLES, EPOCHS = 3, 2

@@ -16,7 +16,7 @@ from engine.errors import EngineError, UnsupportedTensorError
 from engine.frameworks.optimizer import Distributed, Wrapping, expect_unwrapped
 from engine.frameworks.options import Options
 from engine.frameworks.reducer import Reducer
-from engine.frameworks.surface import Tensors, functions
+from engine.frameworks.surface import Tensors, make_functions
 from engine.native import gradients
 
 
@@ -121,8 +121,8 @@ class _Distributed(Distributed):
     def zero_grad(self) -> None:
         self._engine.reducer.before_zero()
         super().zero_grad()  # type: ignore[misc]
-        self._engine.reducer.forget()
-        self._engine.reducer.renew()
+        self._engine.reducer.mark_zeroed()
+        self._engine.reducer.mark_dropped()
 
     def step(self) -> None:
         self._engine.before_step()
@@ -140,10 +140,10 @@ class _Wrapping(Wrapping):
 def DistributedOptimizer(optimizer: SGD, named_parameters: Any = None, **options: Any) -> Any:
     """Make an optimizer reduce its gradients over all ranks; options are as in `engine.torch.DistributedOptimizer`."""
     expect_unwrapped(optimizer)
-    wrapping = _Wrapping(type(optimizer), Options.checked(**options), named_parameters)
-    wrapping.adopt([optimizer.parameters])
-    wrapping.become(optimizer, _Distributed, {})
+    wrapping = _Wrapping(type(optimizer), Options.from_arguments(**options), named_parameters)
+    wrapping.add_groups([optimizer.parameters])
+    wrapping.wrap_optimizer(optimizer, _Distributed, {})
     return optimizer
 
 
-globals().update(functions(__name__, Tensors(np.ndarray, "numpy.ndarray")))
+globals().update(make_functions(__name__, Tensors(np.ndarray, "numpy.ndarray")))

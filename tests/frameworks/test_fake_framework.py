@@ -23,7 +23,7 @@ def test_functions_are_made_with_signatures_and_documentation() -> None:
 
 def test_another_framework_may_have_another_order() -> None:
     tensors = surface.Tensors(fake_framework.np.ndarray, "numpy.ndarray")
-    made = surface.functions("elsewhere", tensors, {"allreduce": "tensor op name"})
+    made = surface.make_functions("elsewhere", tensors, {"allreduce": "tensor op name"})
     assert str(inspect.signature(made["allreduce"])) == (
         "(tensor: 'Tensor', op: 'int | None' = None, name: 'str | None' = None) -> 'Tensor'"
     )
