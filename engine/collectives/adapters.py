@@ -20,38 +20,38 @@ from .bindings import binding_of, bound_to
 class Adapter(Protocol):
     """Methods with which the collectives read, write and create tensors of one kind."""
 
-    def input(self, tensor: Any) -> Any:
+    def as_input(self, tensor: Any) -> Any:
         """Return `tensor`, or an aligned, contiguous copy that the native engine accepts. Raise for anything else."""
 
-    def target(self, tensor: Any) -> Any:
+    def as_target(self, tensor: Any) -> Any:
         """Return `tensor`, or a copy that `store` writes back, to receive a result. Raise if it is read-only."""
 
-    def empty(self, source: Any) -> Any:
-        """Allocate memory for a result of the shape and dtype of `source`, which `input` has returned."""
+    def make_empty(self, source: Any) -> Any:
+        """Allocate memory for a result of the shape and dtype of `source`, which `as_input` has returned."""
 
     def store(self, tensor: Any, result: Any) -> None:
-        """Copy `result` into `tensor`; called when `target` has returned a copy."""
+        """Copy `result` into `tensor`; called when `as_target` has returned a copy."""
 
-    def result(self, tensor: Any, output: Any) -> Any:
-        """Return `output`, which `empty` has allocated, as a tensor of the framework of `tensor`."""
+    def as_result(self, tensor: Any, output: Any) -> Any:
+        """Return `output`, which `make_empty` has allocated, as a tensor of the framework of `tensor`."""
 
-    def rows(self, tensor: Any) -> Any:
-        """Return what `input` does, with at least one dimension."""
+    def as_rows(self, tensor: Any) -> Any:
+        """Return what `as_input` does, with at least one dimension."""
 
-    def room(self, tensor: Any) -> Callable[[list[int]], list[Any]] | None:
+    def make_allocator(self, tensor: Any) -> Callable[[list[int]], list[Any]] | None:
         """Return an allocator for results of unknown size, for a tensor on a GPU.
 
         The allocator takes sizes in bytes and returns tensors. It may be called in any thread, and uses the stream that
         is current now. None: such results lie in memory of the engine.
         """
 
-    def gathered(self, tensor: Any, data: Any, rows: int) -> Any:
+    def make_gathered(self, tensor: Any, data: Any, rows: int) -> Any:
         """Return the bytes of an allgather as a tensor of `rows` rows like those of `tensor`.
 
-        `data` is a memoryview, or a tensor that the allocator of `room` has made.
+        `data` is a memoryview, or a tensor that the allocator of `make_allocator` has made.
         """
 
-    def counts(self, rows: Sequence[int]) -> Any:
+    def make_counts(self, rows: Sequence[int]) -> Any:
         """Return numbers of rows as a tensor of int32."""
 
     def cast(self, tensor: Any, dtype: Any) -> tuple[Any, Any]:
@@ -64,44 +64,44 @@ class Adapter(Protocol):
 class NumpyAdapter:
     """Adapter for `numpy.ndarray`, its subclasses (results are plain arrays) and NumPy scalars (results are 0-d)."""
 
-    def input(self, tensor: Any) -> Any:
+    def as_input(self, tensor: Any) -> Any:
         if type(tensor) is np.ndarray and tensor.flags.carray:
             return tensor
         array = np.asarray(tensor, order="C")
         return array if array.flags.aligned else array.copy()
 
-    def target(self, tensor: Any) -> Any:
+    def as_target(self, tensor: Any) -> Any:
         if type(tensor) is np.ndarray and tensor.flags.carray:  # contiguous, aligned and writable in one look
             return tensor
         if not isinstance(tensor, np.ndarray) or not tensor.flags.writeable:
             raise UnsupportedTensorError(
                 "this array is read-only and cannot receive a result; use the call without '_'"
             )
-        return NumpyAdapter.input(self, tensor)
+        return NumpyAdapter.as_input(self, tensor)
 
-    def empty(self, source: Any) -> Any:
+    def make_empty(self, source: Any) -> Any:
         return np.empty_like(source)
 
     def store(self, tensor: Any, result: Any) -> None:
         tensor[...] = result
 
-    def result(self, tensor: Any, output: Any) -> Any:
+    def as_result(self, tensor: Any, output: Any) -> Any:
         return output
 
-    def rows(self, tensor: Any) -> Any:
-        return np.atleast_1d(self.input(tensor))
+    def as_rows(self, tensor: Any) -> Any:
+        return np.atleast_1d(self.as_input(tensor))
 
-    def room(self, tensor: Any) -> Callable[[list[int]], list[Any]] | None:
+    def make_allocator(self, tensor: Any) -> Callable[[list[int]], list[Any]] | None:
         return None
 
-    def gathered(self, tensor: Any, data: memoryview, rows: int) -> Any:
+    def make_gathered(self, tensor: Any, data: memoryview, rows: int) -> Any:
         return np.ndarray((rows, *np.shape(tensor)[1:]), np.asarray(tensor).dtype, data)
 
-    def counts(self, rows: Sequence[int]) -> Any:
+    def make_counts(self, rows: Sequence[int]) -> Any:
         return np.array(rows, np.int32)
 
     def cast(self, tensor: Any, dtype: Any) -> tuple[Any, Any]:
-        array = self.input(tensor)
+        array = self.as_input(tensor)
         if dtype == "bfloat16":
             raise UnsupportedTensorError("NumPy has no bfloat16 to cast an array to; use Compression.fp16, or torch")
         return (array.astype(dtype), array.dtype) if array.dtype.kind == "f" else (tensor, None)
@@ -124,22 +124,22 @@ class ProtocolAdapter(NumpyAdapter):
                 f"{kind.__module__}.{kind.__qualname__} does not lend its memory as the engine needs it: {told}"
             ) from error
 
-    def input(self, tensor: Any) -> Any:
-        return super().input(self._view(tensor))
+    def as_input(self, tensor: Any) -> Any:
+        return super().as_input(self._view(tensor))
 
-    def target(self, tensor: Any) -> Any:
-        return super().target(self._view(tensor))
+    def as_target(self, tensor: Any) -> Any:
+        return super().as_target(self._view(tensor))
 
     def store(self, tensor: Any, result: Any) -> None:
         self._view(tensor)[...] = result
 
-    def result(self, tensor: Any, output: Any) -> Any:
+    def as_result(self, tensor: Any, output: Any) -> Any:
         if not hasattr(tensor, "__array_namespace__"):
             return output
         return tensor.__array_namespace__().from_dlpack(output)
 
-    def gathered(self, tensor: Any, data: memoryview, rows: int) -> Any:
-        return self.result(tensor, super().gathered(self._view(tensor), data, rows))
+    def make_gathered(self, tensor: Any, data: memoryview, rows: int) -> Any:
+        return self.as_result(tensor, super().make_gathered(self._view(tensor), data, rows))
 
 
 _adapters: dict[type, Adapter] = {}

@@ -111,7 +111,7 @@ def allreduce_(
     # Fast path without a `Handle`: for a small tensor, each Python call here takes as long as the communication.
     try:
         adapter = adapter_of(tensor)
-        target = adapter.target(tensor)
+        target = adapter.as_target(tensor)
         number = op if type(op) is Op else number_of(op)
         native = process_set.engine.allreduce(
             target, target, name, number, prescale_factor, postscale_factor, True, None
@@ -350,8 +350,8 @@ def _reduce(
         wire, own = resolve(compression, op)
         sent, context = (tensor, None) if own is None else own.compress(tensor)
         adapter = adapter_of(sent)
-        source = adapter.input(sent)
-        output = adapter.empty(source)
+        source = adapter.as_input(sent)
+        output = adapter.make_empty(source)
         native = process_set.engine.allreduce(source, output, name, number_of(op), prescale, postscale, blocking, wire)
     except Exception as error:
         announce(process_set, "allreduce", name, error)
@@ -372,7 +372,7 @@ def _reduce_in_place(
     native = None
     try:
         adapter = adapter_of(tensor)
-        target = adapter.target(tensor)
+        target = adapter.as_target(tensor)
         wire, own = resolve(compression, op)
         if own is None:
             native = process_set.engine.allreduce(
@@ -390,19 +390,19 @@ def _reduce_in_place(
 def _spread(tensor: Any, root: int, name: str | None, process_set: ProcessSet, blocking: bool) -> Handle:
     try:
         adapter = adapter_of(tensor)
-        source = adapter.input(tensor)
-        output = adapter.empty(source)
+        source = adapter.as_input(tensor)
+        output = adapter.make_empty(source)
         native = process_set.engine.broadcast(source, output, name, root, blocking)
     except Exception as error:
         announce(process_set, "broadcast", name, error)
         raise
-    return Handle(native, output, lambda output: adapter.result(tensor, output))
+    return Handle(native, output, lambda output: adapter.as_result(tensor, output))
 
 
 def _spread_in_place(tensor: Any, root: int, name: str | None, process_set: ProcessSet, blocking: bool) -> Handle:
     try:
         adapter = adapter_of(tensor)
-        target = adapter.target(tensor)
+        target = adapter.as_target(tensor)
         native = process_set.engine.broadcast(target, target, name, root, blocking)
     except Exception as error:
         announce(process_set, "broadcast", name, error)
@@ -413,14 +413,14 @@ def _spread_in_place(tensor: Any, root: int, name: str | None, process_set: Proc
 def _gather(tensor: Any, name: str | None, process_set: ProcessSet, blocking: bool) -> Handle:
     try:
         adapter = adapter_of(tensor)
-        native = process_set.engine.allgather(adapter.rows(tensor), name, blocking, adapter.room(tensor))
+        native = process_set.engine.allgather(adapter.as_rows(tensor), name, blocking, adapter.make_allocator(tensor))
     except Exception as error:
         announce(process_set, "allgather", name, error)
         raise
 
     def fetch(_: Any) -> Any:
         data, rows = native.gathered
-        return adapter.gathered(tensor, data, sum(rows))
+        return adapter.make_gathered(tensor, data, sum(rows))
 
     return Handle(native, None, fetch)
 
@@ -428,7 +428,7 @@ def _gather(tensor: Any, name: str | None, process_set: ProcessSet, blocking: bo
 def _exchange(tensor: Any, splits: Any, name: str | None, process_set: ProcessSet, blocking: bool) -> Handle:
     try:
         adapter = adapter_of(tensor)
-        source = adapter.rows(tensor)
+        source = adapter.as_rows(tensor)
         engine = process_set.engine
         if splits is None:
             rows, rest = divmod(len(source), engine.size)
@@ -436,17 +436,17 @@ def _exchange(tensor: Any, splits: Any, name: str | None, process_set: ProcessSe
                 raise ArgumentError(
                     f"{len(source)} rows cannot be divided equally among {engine.size} ranks; give splits"
                 )
-            native = engine.alltoall(source, [rows] * engine.size, name, blocking, adapter.room(tensor))
+            native = engine.alltoall(source, [rows] * engine.size, name, blocking, adapter.make_allocator(tensor))
         else:
-            native = engine.alltoall(source, splits, name, blocking, adapter.room(tensor))
+            native = engine.alltoall(source, splits, name, blocking, adapter.make_allocator(tensor))
     except Exception as error:
         announce(process_set, "alltoall", name, error)
         raise
 
     def fetch(_: Any) -> Any:
         data, rows = native.gathered
-        received = adapter.gathered(tensor, data, sum(rows))
-        return received if splits is None else (received, adapter.counts(rows))
+        received = adapter.make_gathered(tensor, data, sum(rows))
+        return received if splits is None else (received, adapter.make_counts(rows))
 
     return Handle(native, None, fetch)
 
@@ -465,9 +465,9 @@ def _scatter(
         wire, own = resolve(compression, op)
         sent, context = (tensor, None) if own is None else own.compress(tensor)
         adapter = adapter_of(sent)
-        source = adapter.input(sent)
+        source = adapter.as_input(sent)
         engine = process_set.engine
-        output = adapter.empty(share_of(source, engine.rank, engine.size))
+        output = adapter.make_empty(share_of(source, engine.rank, engine.size))
         native = engine.reducescatter(source, output, name, number_of(op), prescale, postscale, blocking, wire)
     except Exception as error:
         announce(process_set, "reducescatter", name, error)
@@ -477,7 +477,7 @@ def _scatter(
 
 def _result(native: handles.Handle, adapter: Adapter, sent: Any, output: Any, own: Any, context: Any) -> Handle:
     """Return the handle of an operation with a new result, which the compressor `own`, if any, decompresses."""
-    handle = Handle(native, output, lambda output: adapter.result(sent, output))
+    handle = Handle(native, output, lambda output: adapter.as_result(sent, output))
     return handle if own is None else handle.then(lambda result: own.decompress(result, context))
 
 

@@ -207,8 +207,8 @@ def _reduce(
         wire, own = resolve(compression, op)
         sent, contexts = _compressed(tensors, own)
         adapters = [adapter_of(tensor) for tensor in sent]
-        sources = [adapter.input(tensor) for adapter, tensor in zip(adapters, sent, strict=True)]
-        outputs = [adapter.empty(source) for adapter, source in zip(adapters, sources, strict=True)]
+        sources = [adapter.as_input(tensor) for adapter, tensor in zip(adapters, sent, strict=True)]
+        outputs = [adapter.make_empty(source) for adapter, source in zip(adapters, sources, strict=True)]
         native = process_set.engine.allreduce_group(
             sources, outputs, name, number_of(op), prescale, postscale, blocking, wire
         )
@@ -231,7 +231,7 @@ def _reduce_in_place(
     native = None
     try:
         adapters = [adapter_of(tensor) for tensor in tensors]
-        targets = [adapter.target(tensor) for adapter, tensor in zip(adapters, tensors, strict=True)]
+        targets = [adapter.as_target(tensor) for adapter, tensor in zip(adapters, tensors, strict=True)]
         wire, own = resolve(compression, op)
         if own is None:
             native = process_set.engine.allreduce_group(
@@ -255,8 +255,8 @@ def _reduce_in_place(
 def _gather(tensors: Sequence[Any], name: str | None, process_set: ProcessSet, blocking: bool) -> GatherHandle:
     try:
         adapters = [adapter_of(tensor) for tensor in tensors]
-        sources = [adapter.rows(tensor) for adapter, tensor in zip(adapters, tensors, strict=True)]
-        room = adapters[0].room(tensors[0]) if adapters else None
+        sources = [adapter.as_rows(tensor) for adapter, tensor in zip(adapters, tensors, strict=True)]
+        room = adapters[0].make_allocator(tensors[0]) if adapters else None
         native = process_set.engine.allgather_group(sources, name, blocking, None, room)
     except Exception as error:
         announce(process_set, "allgather", name, error)
@@ -265,7 +265,7 @@ def _gather(tensors: Sequence[Any], name: str | None, process_set: ProcessSet, b
     def fetch(_: Any) -> list[Any]:
         parts = native.gathered_group
         return [
-            adapter.gathered(tensor, data, sum(rows))
+            adapter.make_gathered(tensor, data, sum(rows))
             for adapter, tensor, (data, rows, _) in zip(adapters, tensors, parts, strict=True)
         ]
 
@@ -286,10 +286,10 @@ def _scatter(
         wire, own = resolve(compression, op)
         sent, contexts = _compressed(tensors, own)
         adapters = [adapter_of(tensor) for tensor in sent]
-        sources = [adapter.input(tensor) for adapter, tensor in zip(adapters, sent, strict=True)]
+        sources = [adapter.as_input(tensor) for adapter, tensor in zip(adapters, sent, strict=True)]
         engine = process_set.engine
         outputs = [
-            adapter.empty(share_of(source, engine.rank, engine.size))
+            adapter.make_empty(share_of(source, engine.rank, engine.size))
             for adapter, source in zip(adapters, sources, strict=True)
         ]
         native = engine.reducescatter_group(sources, outputs, name, number_of(op), prescale, postscale, blocking, wire)
@@ -313,7 +313,7 @@ def _results(
     """Return the handle of an operation with new results, which the compressor `own`, if any, decompresses."""
 
     def fetch(outputs: list[Any]) -> list[Any]:
-        return [adapter.result(tensor, output) for adapter, tensor, output in zip(adapters, sent, outputs, strict=True)]
+        return [adapter.as_result(tensor, output) for adapter, tensor, output in zip(adapters, sent, outputs, strict=True)]
 
     handle = Handle(native, outputs, fetch)
     if own is None:

@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
         readable.show(USAGE, file=sys.stdout if wanted else sys.stderr)
         return 0 if wanted else 2
     install()
-    os.environ.update(switch.environment(os.environ))  # for the processes that the program starts
+    os.environ.update(switch.make_environment(os.environ))  # for the processes that the program starts
     sys.argv[:] = program
     if as_module:
         runpy.run_module(program[0], run_name="__main__", alter_sys=True)

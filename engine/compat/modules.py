@@ -103,7 +103,7 @@ class Module(ModuleType):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the module by name, as cloudpickle does with ordinary ones: functions of a main script refer to it."""
-        return _imported, (self.__name__,)
+        return _import_unpickled, (self.__name__,)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call `horovod.run`, once a module, later a function, and both here; other modules are not callable."""
@@ -112,7 +112,7 @@ class Module(ModuleType):
         return self.run(*args, **kwargs)
 
 
-def _imported(name: str) -> ModuleType:
+def _import_unpickled(name: str) -> ModuleType:
     """Import a module that was pickled in another process of the job; install the switch first if it is not on yet."""
     install()
     return import_module(name)
@@ -153,7 +153,7 @@ class Finder(MetaPathFinder, Loader):
             import_module("..keras.keras2", __package__).accept_old_spellings()
 
 
-def installed() -> bool:
+def is_installed() -> bool:
     """Return whether the switch is on in this process."""
     return any(isinstance(finder, Finder) for finder in sys.meta_path)
 

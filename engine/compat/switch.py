@@ -19,7 +19,7 @@ _ENDS_THE_OPTIONS = "cm"
 _WITHOUT_STARTUP = "EIS"
 
 
-def environment(environ: Mapping[str, str]) -> dict[str, str]:
+def make_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return an environment in which started processes have the switch on.
 
     Parameters
@@ -35,7 +35,7 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {**environ, "PYTHONPATH": os.pathsep.join([str(STARTUP), *paths])}
 
 
-def obstacle(command: Sequence[str]) -> str | None:
+def find_obstacle(command: Sequence[str]) -> str | None:
     """Find an option that keeps the switch from working in the Python of a command.
 
     Parameters

@@ -33,10 +33,10 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 def is_version_greater_equal_than(ver: str, target: str) -> bool:
     """Return whether a version such as `2.21.0` is at least another one, by their first three numbers."""
-    return _numbers(ver) >= _numbers(target)
+    return _parse_version(ver) >= _parse_version(target)
 
 
-def _numbers(version: str) -> list[int]:
+def _parse_version(version: str) -> list[int]:
     return [int(each) for each in re.findall(r"\d+", version)[:3]]
 
 

@@ -140,6 +140,6 @@ def expect_one_order(names: Sequence[str], by_rank: Sequence[NDArray[Any]], rank
 def compute_checksum(parameter: Any) -> int:
     """Return a checksum of a parameter's values; 0 if the engine cannot read it, such as a frozen one on a device."""
     try:
-        return memory.checksum(adapter_of(parameter).input(parameter))
+        return memory.checksum(adapter_of(parameter).as_input(parameter))
     except UnsupportedTensorError:
         return 0

@@ -31,25 +31,25 @@ def expect_host(array: Any, what: str = "an array") -> None:
 class JaxAdapter(NumpyAdapter):
     """Adapter for `jax.Array`. Arrays are read as NumPy arrays; results are arrays over memory of the engine."""
 
-    def input(self, tensor: Any) -> Any:
+    def as_input(self, tensor: Any) -> Any:
         expect_host(tensor)
-        return super().input(np.asarray(tensor))
+        return super().as_input(np.asarray(tensor))
 
-    def target(self, tensor: Any) -> Any:
+    def as_target(self, tensor: Any) -> Any:
         raise UnsupportedTensorError("arrays of JAX cannot be written to: use the call without '_'")
 
-    def empty(self, source: Any) -> Any:
+    def make_empty(self, source: Any) -> Any:
         raw = np.empty(source.nbytes + _ALIGNMENT, np.uint8)
         start = -raw.ctypes.data % _ALIGNMENT
         return raw[start : start + source.nbytes].view(source.dtype).reshape(source.shape)
 
-    def result(self, tensor: Any, output: Any) -> Any:
+    def as_result(self, tensor: Any, output: Any) -> Any:
         return _array_over(output, tensor)
 
-    def gathered(self, tensor: Any, data: memoryview, rows: int) -> Any:
-        return _array_over(super().gathered(tensor, data, rows), tensor)
+    def make_gathered(self, tensor: Any, data: memoryview, rows: int) -> Any:
+        return _array_over(super().make_gathered(tensor, data, rows), tensor)
 
-    def counts(self, rows: Sequence[int]) -> Any:
+    def make_counts(self, rows: Sequence[int]) -> Any:
         return jax.numpy.asarray(rows, np.int32)
 
     def cast(self, tensor: Any, dtype: Any) -> tuple[Any, Any]:
@@ -66,7 +66,7 @@ def _array_over(output: Any, like: Any) -> Any:
 class TracerAdapter(JaxAdapter):
     """Adapter for tracers, which raises an error, since a tracer has no values while JAX traces a function."""
 
-    def input(self, tensor: Any) -> Any:
+    def as_input(self, tensor: Any) -> Any:
         raise UnsupportedTensorError(
             f"{type(tensor).__name__} is a tracer: inside jit, grad and vmap call engine.jax.allreduce and its like, "
             "which JAX can trace, in place of engine.allreduce"

@@ -14,7 +14,7 @@ from ..elastic.state import HostsUpdatedInterrupt, ObjectState, Parts, State, ex
 from ..elastic.worker.batches import loop
 from ..elastic.worker.gate import JobOver
 from ..elastic.worker.run import leave, run
-from .state import _flat, _is_key
+from .state import _flatten_by_path, _is_key
 
 __all__ = [
     "ElasticBatchSampler",
@@ -94,11 +94,11 @@ class JaxState(ObjectState):
     arrays = JaxArrays()
 
     def _kept(self, value: Any) -> Any:
-        leaves = _leaves(value)
+        leaves = _find_leaves(value)
         return super()._kept(value) if leaves is None else Parts(leaves)
 
     def _load(self, name: str, present: Any, kept: Any) -> None:
-        leaves = _leaves(present)
+        leaves = _find_leaves(present)
         if leaves is None:
             super()._load(name, present, kept)
             return
@@ -107,10 +107,10 @@ class JaxState(ObjectState):
         setattr(self, name, jax.tree_util.tree_unflatten(structure, [kept[path] for path in leaves]))
 
 
-def _leaves(value: Any) -> dict[str, Any] | None:
+def _find_leaves(value: Any) -> dict[str, Any] | None:
     """Return the leaves of a pytree that has arrays of JAX, by their paths; None for other values."""
     try:
-        leaves, _ = _flat(value)
+        leaves, _ = _flatten_by_path(value)
     except (TypeError, ValueError):  # for example a dict whose keys cannot be sorted
         return None
     return leaves if any(isinstance(leaf, jax.Array) for leaf in leaves.values()) else None

@@ -178,10 +178,10 @@ DOCUMENTATION = {
 }
 
 
-def _reducing(kind: Collective, grouped: bool) -> Callable[..., Any]:
+def _make_reduction(kind: Collective, grouped: bool) -> Callable[..., Any]:
     """Make the function that calls a reduction of one array or of several."""
 
-    def call(
+    def call_reduction(
         given: Any,
         op: Op,
         name: str | None,
@@ -197,7 +197,7 @@ def _reducing(kind: Collective, grouped: bool) -> Callable[..., Any]:
         results = kind(given if grouped else [given], name, settings)
         return results if grouped else results[0]
 
-    return call
+    return call_reduction
 
 
 def _broadcast(array: Any, root_rank: int, name: str | None, process_set: ProcessSet) -> Any:
@@ -219,7 +219,7 @@ def _grouped_allgather(arrays: Sequence[Any], name: str | None, process_set: Pro
 def _alltoall(array: Any, splits: Any, name: str | None, process_set: ProcessSet) -> Any:
     chosen = None if splits is None else whole_numbers(splits, SPLITS, process_set, "alltoall", name)
     settings = Settings(process_set, mathematical=are_mathematical(), splits=chosen)
-    result, rows = ALLTOALL.bind([_in_rows(array)], name, settings)
+    result, rows = ALLTOALL.bind_arrays([_in_rows(array)], name, settings)
     return result if splits is None else (result, jax.numpy.asarray(rows[0]))
 
 
@@ -228,22 +228,22 @@ def _in_rows(array: Any) -> Any:
     return array if array.ndim else array.reshape(1)
 
 
-def _converted(value: Any) -> Any:
+def _to_jax_array(value: Any) -> Any:
     """Convert numbers and NumPy arrays to arrays of JAX; return other values unchanged."""
     return jax.numpy.asarray(value) if isinstance(value, np.ndarray | Number | np.generic) else value
 
 
 CALLS: dict[str, Callable[..., Any]] = {
-    "allreduce": _reducing(ALLREDUCE, False),
-    "grouped_allreduce": _reducing(ALLREDUCE, True),
+    "allreduce": _make_reduction(ALLREDUCE, False),
+    "grouped_allreduce": _make_reduction(ALLREDUCE, True),
     "broadcast": _broadcast,
     "allgather": _allgather,
     "grouped_allgather": _grouped_allgather,
     "alltoall": _alltoall,
-    "reducescatter": _reducing(REDUCESCATTER, False),
-    "grouped_reducescatter": _reducing(REDUCESCATTER, True),
+    "reducescatter": _make_reduction(REDUCESCATTER, False),
+    "grouped_reducescatter": _make_reduction(REDUCESCATTER, True),
 }
 
-globals().update(make_functions(__name__, Tensors(jax.Array, "jax.Array", CALLS, _converted), ORDERS))
+globals().update(make_functions(__name__, Tensors(jax.Array, "jax.Array", CALLS, _to_jax_array), ORDERS))
 for _name, _text in DOCUMENTATION.items():
     globals()[_name].__doc__ = inspect.cleandoc(_text)

@@ -17,7 +17,7 @@ from ..frameworks.options import Options
 from .adapter import JaxAdapter as _JaxAdapter  # noqa: F401  (registers jax.Array)
 from .outermost import expect_outermost
 from .reduce import reduce_arrays
-from .state import flatten, path_names
+from .state import flatten_tree, path_names
 
 _REDUCES = "engine_reduces"  # marks the `update` of optimizers that `distributed` has wrapped
 
@@ -128,12 +128,12 @@ def distributed(
                 "every needs the optimizer: engine.jax.distributed(optax.adam(1e-3), every=4). What follows in a chain "
                 "would take a step for each of the gradients in between"
             )
-        return optax.with_extra_args_support(_reducing(options) if op == Adasum else _outermost(_reducing(options)))
-    stages = [_reducing(options), optimizer]
+        return optax.with_extra_args_support(_make_reducing(options) if op == Adasum else _guard_position(_make_reducing(options)))
+    stages = [_make_reducing(options), optimizer]
     if op == Adasum:
         stages.reverse()
     stepping = optax.with_extra_args_support(optax.chain(*stages))
-    made = _outermost(stepping if every == 1 else _accumulating(stepping, every, average_aggregated_gradients))
+    made = _guard_position(stepping if every == 1 else _make_accumulating(stepping, every, average_aggregated_gradients))
     setattr(made.update, _REDUCES, True)
     return made
 
@@ -151,7 +151,7 @@ def DistributedOptimizer(
     return distributed(optimizer, every=backward_passes_per_step, **options)
 
 
-def _outermost(inner: Any) -> optax.GradientTransformationExtraArgs:
+def _guard_position(inner: Any) -> optax.GradientTransformationExtraArgs:
     """Wrap a transformation so that it refuses positions where its input or its calls would differ by rank."""
     supported = optax.with_extra_args_support(inner)
 
@@ -163,7 +163,7 @@ def _outermost(inner: Any) -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(supported.init, update)
 
 
-def _reducing(options: Options) -> optax.GradientTransformation:
+def _make_reducing(options: Options) -> optax.GradientTransformation:
     """Make a transformation without state that reduces all arrays of a tree in one call."""
     number, prefix = claim_name(options)
     pairing = Pairing(options)
@@ -171,7 +171,7 @@ def _reducing(options: Options) -> optax.GradientTransformation:
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         if not options.process_set.included():
             return updates, state  # This rank trains by itself.
-        paths, leaves, tree = flatten(updates)
+        paths, leaves, tree = flatten_tree(updates)
         names = path_names(paths)
         order = pairing.agree_on_order(names, lambda: dict(zip(names, map(_describe, leaves), strict=True)))
         sent = [k for k in order if leaves[k].dtype != jax.dtypes.float0]
@@ -194,7 +194,7 @@ def _name(prefix: str, names: Sequence[str]) -> str:
     return f"{prefix}{'.' if names[0] else ''}{names[0]}{more}"
 
 
-def _accumulating(stepping: Any, every: int, average: bool) -> optax.GradientTransformationExtraArgs:
+def _make_accumulating(stepping: Any, every: int, average: bool) -> optax.GradientTransformationExtraArgs:
     """Make a transformation that accumulates `every` gradients, and passes their sum or average to `stepping`."""
 
     def init(params: Any) -> DistributedState:

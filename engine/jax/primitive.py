@@ -87,7 +87,7 @@ class Settings:
     rows: tuple[Rows, ...] | None = None
 
 
-def shares(rows: int, size: int) -> Rows:
+def divide_rows(rows: int, size: int) -> Rows:
     """Return the number of rows that each rank receives from a reduce-scatter."""
     return tuple(rows // size + (rank < rows % size) for rank in range(size))
 
@@ -106,20 +106,20 @@ class Collective:
     def __init__(self) -> None:
         self.primitive = Primitive(f"engine_{self.kind}")
         self.primitive.multiple_results = True
-        self.primitive.def_impl(self._call)
-        self.primitive.def_abstract_eval(self._abstract)
-        ad.primitive_jvps[self.primitive] = self._jvp
-        ad.primitive_transposes[self.primitive] = self._transpose
-        batching.primitive_batchers[self.primitive] = self._batch
+        self.primitive.def_impl(self._run_primitive)
+        self.primitive.def_abstract_eval(self._abstract_eval)
+        ad.primitive_jvps[self.primitive] = self._jvp_rule
+        ad.primitive_transposes[self.primitive] = self._transpose_rule
+        batching.primitive_batchers[self.primitive] = self._batching_rule
         pe.partial_eval_jaxpr_custom_rules[self.primitive] = self._partial_eval
         mlir.register_lowering(self.primitive, self._lower_cpu, platform="cpu")
         mlir.register_lowering(self.primitive, self._lower_elsewhere)
 
     def __call__(self, arrays: Sequence[Any], name: str | None, settings: Settings) -> list[Any]:
         """Return the results for arrays or tracers."""
-        return self.bind(arrays, name, settings)[: len(arrays)]
+        return self.bind_arrays(arrays, name, settings)[: len(arrays)]
 
-    def bind(self, arrays: Sequence[Any], name: str | None, settings: Settings) -> list[Any]:
+    def bind_arrays(self, arrays: Sequence[Any], name: str | None, settings: Settings) -> list[Any]:
         """Return the results for arrays or tracers, and with `gathers` the numbers of rows from each rank."""
         if name is None and any(is_compiled(array) for array in arrays):
             raise ArgumentError(
@@ -134,11 +134,11 @@ class Collective:
         """Run the collective on arrays, and return its results."""
         raise NotImplementedError
 
-    def shape(self, shape: Shape, index: int, settings: Settings) -> Shape:
+    def infer_shape(self, shape: Shape, index: int, settings: Settings) -> Shape:
         """Return the shape of the result for array number `index`."""
         return shape
 
-    def rows(self, shape: Shape, index: int, settings: Settings) -> Rows:
+    def infer_rows(self, shape: Shape, index: int, settings: Settings) -> Rows:
         """Return the number of rows from each rank for array number `index`."""
         raise NotImplementedError
 
@@ -148,20 +148,20 @@ class Collective:
 
     # Methods that all kinds have in common.
 
-    def _call(self, *arrays: Any, name: str | None, settings: Settings) -> list[Any]:
+    def _run_primitive(self, *arrays: Any, name: str | None, settings: Settings) -> list[Any]:
         return self.run(list(arrays), name, settings)
 
-    def _abstract(self, *avals: Any, name: str | None, settings: Settings) -> list[Any]:
+    def _abstract_eval(self, *avals: Any, name: str | None, settings: Settings) -> list[Any]:
         expect_one_device()
         made = [
-            jax.core.ShapedArray(self.shape(aval.shape, index, settings), aval.dtype)
+            jax.core.ShapedArray(self.infer_shape(aval.shape, index, settings), aval.dtype)
             for index, aval in enumerate(avals)
         ]
         if self.gathers:
             made.append(jax.core.ShapedArray((len(avals), settings.process_set.size()), np.dtype(np.int32)))
         return made
 
-    def _jvp(self, primals: Any, tangents: Any, *, name: str | None, settings: Settings) -> tuple[list[Any], list[Any]]:
+    def _jvp_rule(self, primals: Any, tangents: Any, *, name: str | None, settings: Settings) -> tuple[list[Any], list[Any]]:
         expect_gradient(settings.op, self.kind)
         results = self.primitive.bind(*primals, name=name, settings=settings)
         moving = [k for k, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
@@ -174,7 +174,7 @@ class Collective:
         by_index = dict(zip(moving, found, strict=False))
         return results, [by_index[k] if k in by_index else _no_tangent(result) for k, result in enumerate(results)]
 
-    def _transpose(self, cotangents: Any, *inputs: Any, name: str | None, settings: Settings) -> list[Any]:
+    def _transpose_rule(self, cotangents: Any, *inputs: Any, name: str | None, settings: Settings) -> list[Any]:
         wanted = [k for k, each in enumerate(inputs) if ad.is_undefined_primal(each)]
         gradients = [ad.instantiate_zeros(cotangents[k]) for k in wanted]
         if settings.rows is not None:
@@ -184,7 +184,7 @@ class Collective:
         by_index = dict(zip(wanted, found, strict=True))
         return [by_index.get(k) for k in range(len(inputs))]
 
-    def _batch(self, arrays: Any, axes: Any, *, name: str | None, settings: Settings) -> tuple[list[Any], list[Any]]:
+    def _batching_rule(self, arrays: Any, axes: Any, *, name: str | None, settings: Settings) -> tuple[list[Any], list[Any]]:
         if self.by_rows:  # The mapped dimension is moved after the rows.
             arrays = [
                 array if axis is None else jax.numpy.moveaxis(array, axis, 1)
@@ -205,7 +205,7 @@ class Collective:
         if any(unknown):
             return None, equation, [True] * many, [True] * many, missing
         avals = [atom.aval for atom in equation.invars]
-        if _saves(saveable(equation.primitive, *avals, **equation.params)):
+        if _saves_result(saveable(equation.primitive, *avals, **equation.params)):
             return equation, None, [False] * many, [False] * many, []
         name = equation.params["name"]
         again = equation.replace(params={**equation.params, "name": None if name is None else name + AGAIN})
@@ -216,7 +216,7 @@ class Collective:
         if name is None:
             raise ArgumentError(f'{self.kind} needs a name in a compiled program: give name="...", equal on all ranks')
         shapes = [aval.shape for aval in context.avals_in]
-        attributes = self._attributes(shapes, settings) | {"name": name}
+        attributes = self._make_attributes(shapes, settings) | {"name": name}
         sent = context.replace(avals_out=context.avals_out[: len(operands)])
         aliases = {k: k for k in range(len(operands))} if self.in_place else {}
         lower = jax.ffi.ffi_lowering(TARGET, has_side_effect=True, operand_output_aliases=aliases)
@@ -234,13 +234,13 @@ class Collective:
             "JAX_PLATFORMS=cpu, or call it outside of the program with arrays that lie there"
         )
 
-    def _attributes(self, shapes: list[Shape], settings: Settings) -> dict[str, Any]:
+    def _make_attributes(self, shapes: list[Shape], settings: Settings) -> dict[str, Any]:
         """Return the attributes of a call in a compiled program."""
         process_set = settings.process_set
         placed = self.by_rows
         if settings.splits is not None:
             raise UnsupportedOperationError(_SPLITS)
-        rows = [self.rows(shape, k, settings) for k, shape in enumerate(shapes)] if self.gathers else [()]
+        rows = [self.infer_rows(shape, k, settings) for k, shape in enumerate(shapes)] if self.gathers else [()]
         steps = settings.optimizer is not None
         return {
             "kind": np.int32(OPERATIONS.index(self.kind)),
@@ -309,10 +309,10 @@ class Allgather(Collective):
         handle = collectives.allgather_async(arrays[0], name, settings.process_set)
         return [handle.wait(), np.array([handle.rows], np.int32)]
 
-    def shape(self, shape: Shape, index: int, settings: Settings) -> Shape:
-        return sum(self.rows(shape, index, settings)), *shape[1:]
+    def infer_shape(self, shape: Shape, index: int, settings: Settings) -> Shape:
+        return sum(self.infer_rows(shape, index, settings)), *shape[1:]
 
-    def rows(self, shape: Shape, index: int, settings: Settings) -> Rows:
+    def infer_rows(self, shape: Shape, index: int, settings: Settings) -> Rows:
         return (shape[0],) * settings.process_set.size() if settings.rows is None else settings.rows[index]
 
     def backward(self, gradients: list[Any], shapes: list[Shape], name: str | None, settings: Settings) -> list[Any]:
@@ -323,8 +323,8 @@ class Allgather(Collective):
             grouped=settings.grouped,
             mathematical=settings.mathematical,
         )
-        rows = [self.rows(shape, k, settings) for k, shape in enumerate(shapes)]
-        if all(each == shares(sum(each), len(each)) for each in rows):
+        rows = [self.infer_rows(shape, k, settings) for k, shape in enumerate(shapes)]
+        if all(each == divide_rows(sum(each), len(each)) for each in rows):
             return REDUCESCATTER(gradients, name, back)
         totals = ALLREDUCE(gradients, name, back)
         rank = process_set.engine.rank
@@ -344,16 +344,16 @@ class Reducescatter(Collective):
             return groups.grouped_reducescatter(arrays, *given)
         return [collectives.reducescatter(arrays[0], *given)]
 
-    def shape(self, shape: Shape, index: int, settings: Settings) -> Shape:
+    def infer_shape(self, shape: Shape, index: int, settings: Settings) -> Shape:
         if not shape:
             raise ArgumentError("reducescatter divides rows: an array without dimensions has none")
         process_set = settings.process_set
-        return shares(shape[0], process_set.size())[process_set.engine.rank], *shape[1:]
+        return divide_rows(shape[0], process_set.size())[process_set.engine.rank], *shape[1:]
 
     def backward(self, gradients: list[Any], shapes: list[Shape], name: str | None, settings: Settings) -> list[Any]:
         s = settings
         factor = scatter_factor(s.op, s.prescale, s.postscale, s.mathematical, s.process_set)
-        rows = tuple(shares(shape[0], s.process_set.size()) for shape in shapes)
+        rows = tuple(divide_rows(shape[0], s.process_set.size()) for shape in shapes)
         back = Settings(s.process_set, grouped=s.grouped, mathematical=s.mathematical, rows=rows)
         return [total * np.array(factor, total.dtype) for total in ALLGATHER(gradients, name, back)]
 
@@ -370,10 +370,10 @@ class Alltoall(Collective):
         result = handle.wait()
         return [result if splits is None else result[0], np.array([handle.rows], np.int32)]
 
-    def shape(self, shape: Shape, index: int, settings: Settings) -> Shape:
-        return sum(self.rows(shape, index, settings)), *shape[1:]
+    def infer_shape(self, shape: Shape, index: int, settings: Settings) -> Shape:
+        return sum(self.infer_rows(shape, index, settings)), *shape[1:]
 
-    def rows(self, shape: Shape, index: int, settings: Settings) -> Rows:
+    def infer_rows(self, shape: Shape, index: int, settings: Settings) -> Rows:
         if settings.rows is not None:
             return settings.rows[index]
         size = settings.process_set.size()
@@ -386,7 +386,7 @@ class Alltoall(Collective):
     def backward(self, gradients: list[Any], shapes: list[Shape], name: str | None, settings: Settings) -> list[Any]:
         [shape] = shapes
         size = settings.process_set.size()
-        came = self.rows(shape, 0, settings)
+        came = self.infer_rows(shape, 0, settings)
         sent = (shape[0] // size,) * size if settings.splits is None else settings.splits
         back = replace(settings, splits=None if len({*came, *sent}) == 1 else came, rows=(sent,))
         [gradient] = self(gradients, name, back)
@@ -425,10 +425,10 @@ def expect_one_device() -> None:
 
 def is_compiled(value: Any) -> bool:
     """Return whether a value is a tracer of a program that will be compiled."""
-    return isinstance(_innermost(value), pe.DynamicJaxprTracer)
+    return isinstance(_unwrap_tracer(value), pe.DynamicJaxprTracer)
 
 
-def _innermost(value: Any) -> Any:
+def _unwrap_tracer(value: Any) -> Any:
     """Unwrap tracers of `grad` and `vmap` to an array, or to a tracer of a program."""
     while isinstance(value, jax.core.Tracer) and not isinstance(value, pe.DynamicJaxprTracer):
         inner = getattr(value, "primal", getattr(value, "val", None))
@@ -446,12 +446,12 @@ def _no_tangent(result: Any) -> Any:
 
 def _known_rows(rows: Any, members: list[int]) -> tuple[Rows, ...] | None:
     """Return the numbers of rows from each rank for the arrays `members`; None if they are not known yet."""
-    found = _innermost(rows)
+    found = _unwrap_tracer(rows)
     if isinstance(found, jax.core.Tracer):
         return None
     return tuple(tuple(int(count) for count in found[k]) for k in members)
 
 
-def _saves(policy: Any) -> bool:
+def _saves_result(policy: Any) -> bool:
     """Return whether the answer of a `jax.checkpoint` policy is to save a result, not to recompute it."""
     return policy if isinstance(policy, bool) else type(policy).__name__ != "RecomputeType"

@@ -52,8 +52,8 @@ def broadcast_pytree(tree: Any, root_rank: int = 0, process_set: ProcessSet = gl
     if runtime.is_waiting():
         return tree  # A world begins with a broadcast of the elastic state.
     try:
-        named, structure = _flat(tree)
-        sent = {path: _plain(path, leaf) for path, leaf in named.items() if _is_array(leaf)}
+        named, structure = _flatten_by_path(tree)
+        sent = {path: _to_plain_array(path, leaf) for path, leaf in named.items() if _is_array(leaf)}
         described = {path: (objects.describe(path, sent[path]) if path in sent else "object", 0) for path in named}
         sent = {path: plain for path, plain in sent.items() if _is_taken(plain.dtype)}
     except Exception as error:
@@ -65,7 +65,7 @@ def broadcast_pytree(tree: Any, root_rank: int = 0, process_set: ProcessSet = gl
     if len(sent) < len(named):
         others = {path: leaf for path, leaf in named.items() if path not in sent}
         results |= objects.broadcast_object(others, root_rank, None, process_set)
-    leaves = [_like(leaf, results[path]) for path, leaf in named.items()]
+    leaves = [_restore_keys(leaf, results[path]) for path, leaf in named.items()]
     return jax.tree_util.tree_unflatten(structure, leaves)
 
 
@@ -88,8 +88,8 @@ def check_consistency(tree: Any, name: str | None = None, process_set: ProcessSe
         Same as for `engine.check_consistency`; it names leaves by their paths.
     """
     try:
-        named, _ = _flat(tree)
-        plain = {path: _plain(path, leaf) if _is_array(leaf) else leaf for path, leaf in named.items()}
+        named, _ = _flatten_by_path(tree)
+        plain = {path: _to_plain_array(path, leaf) if _is_array(leaf) else leaf for path, leaf in named.items()}
     except Exception as error:
         announce(process_set, "allgather", name, error)
         raise
@@ -126,13 +126,13 @@ def _plus_one(number: Any) -> Any:
     return number + 1
 
 
-def _flat(tree: Any) -> tuple[dict[str, Any], Any]:
+def _flatten_by_path(tree: Any) -> tuple[dict[str, Any], Any]:
     """Return the leaves of a tree by unique paths, and its structure."""
-    paths, leaves, structure = flatten(tree)
+    paths, leaves, structure = flatten_tree(tree)
     return dict(zip(unique_names(map(jax.tree_util.keystr, paths)), leaves, strict=True)), structure
 
 
-def flatten(tree: Any) -> tuple[list[tuple[Any, ...]], list[Any], Any]:
+def flatten_tree(tree: Any) -> tuple[list[tuple[Any, ...]], list[Any], Any]:
     """Return the paths of a tree's leaves, the leaves, and the structure.
 
     If a class is registered without keys, JAX numbers the children of its nodes. If such a node has the same number of
@@ -189,7 +189,7 @@ def _is_key(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def _plain(path: str, leaf: Any) -> Any:
+def _to_plain_array(path: str, leaf: Any) -> Any:
     """Convert a leaf to an array of numbers that the engine can read."""
     if isinstance(leaf, jax.core.Tracer):
         raise UnsupportedTensorError(f"{path or 'the tree'} is a tracer: this is for arrays, outside of jit")
@@ -199,7 +199,7 @@ def _plain(path: str, leaf: Any) -> Any:
     return plain
 
 
-def _like(leaf: Any, result: Any) -> Any:
+def _restore_keys(leaf: Any, result: Any) -> Any:
     """Convert a result to random keys if the given leaf had them; else return it unchanged."""
     return jax.random.wrap_key_data(result, impl=jax.random.key_impl(leaf)) if _is_key(leaf) else result
 

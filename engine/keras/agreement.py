@@ -28,7 +28,7 @@ _FILES = ("filepath", "backup_dir")  # attributes with the paths that callbacks 
 
 
 class Agreeing(keras.callbacks.Callback):
-    """Base class of callbacks that call `begin` when training begins.
+    """Base class of callbacks that call `compare_runs` when training begins.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ class Agreeing(keras.callbacks.Callback):
             expect_equal_epochs(gather_by_rank(epoch, process_set, "fit.epoch"))
 
 
-def begin(callback: Any) -> None:
+def compare_runs(callback: Any) -> None:
     """Compare the ranks' steps and files, and warn about callbacks that decide by one rank's metrics. Collective.
 
     It does nothing without a wrapped optimizer, and for an `Agreeing` callback that is not the first one of a `fit`.
@@ -72,10 +72,10 @@ def begin(callback: Any) -> None:
     first = next((each for each in callbacks if isinstance(each, Agreeing)), callback)
     if first is not callback or not process_set.included():
         return
-    _advise(callbacks)
+    _warn_of_local_metrics(callbacks)
     known = callback.params or {}
     at_once = getattr(callback.model, "steps_per_execution", 1)
-    everyone = gather_by_rank((known.get("steps"), known.get("epochs"), at_once, _written(callbacks)), process_set)
+    everyone = gather_by_rank((known.get("steps"), known.get("epochs"), at_once, _list_written_files(callbacks)), process_set)
     _expect_equal_steps({rank: (steps, epochs) for rank, (steps, epochs, _, _) in everyone.items()})
     _expect_equal_programs({rank: at_once for rank, (_, _, at_once, _) in everyone.items()})
     _expect_own_files({rank: files for rank, (_, _, _, files) in everyone.items()})
@@ -122,7 +122,7 @@ def container_of() -> Any:
     return None
 
 
-def _advise(callbacks: Sequence[Any]) -> None:
+def _warn_of_local_metrics(callbacks: Sequence[Any]) -> None:
     """Warn about callbacks that act on metrics of this rank alone."""
     averaged = next((k for k, each in enumerate(callbacks) if getattr(each, "averages", False)), None)
     for k, each in enumerate(callbacks):
@@ -179,7 +179,7 @@ def _expect_own_files(told: dict[int, list[str]]) -> None:
         )
 
 
-def _written(callbacks: Sequence[Any]) -> list[str]:
+def _list_written_files(callbacks: Sequence[Any]) -> list[str]:
     """Return the files that callbacks of this rank write, except for callbacks that write only on rank 0."""
     writing = (each for each in callbacks if isinstance(each, _WRITING) and not getattr(each, "on_one_rank", False))
     found = [getattr(each, name, None) for each in writing for name in _FILES]

@@ -51,7 +51,7 @@ class BroadcastGlobalVariablesCallback(agreement.Agreeing):
     def on_train_begin(self, logs: Any = None) -> None:
         """Broadcast, if the model is built."""
         self._done = False
-        agreement.begin(self)
+        agreement.compare_runs(self)
         optimizer = self.model.optimizer
         if not self.model.built:
             return
@@ -96,7 +96,7 @@ class MetricAverageCallback(agreement.Agreeing):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Compare the ranks' steps and files. Collective."""
-        agreement.begin(self)
+        agreement.compare_runs(self)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Replace the numbers in `logs` by their averages. Collective.
@@ -111,7 +111,7 @@ class MetricAverageCallback(agreement.Agreeing):
         own = {name: float(value) for name, value in (logs or {}).items() if _is_number(value)}
         optimizer = self.model.optimizer
         trains_together = optimizer is not None and is_distributed(optimizer)
-        rate = _number(optimizer.learning_rate) if trains_together else None
+        rate = _to_float(optimizer.learning_rate) if trains_together else None
         told = agreement.gather_by_rank((own, bool(self.model.stop_training), epoch, rate), self._process_set)
         if trains_together:
             partners = [rank for rank in optimizer._engine.options.process_set.ranks if rank in told]
@@ -188,32 +188,32 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         """Set the learning rate of an epoch."""
         self.current_epoch = epoch
         if self.staircase:
-            self._adjust(epoch)
+            self._set_learning_rate(epoch)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Set the learning rate of a batch."""
         if not self.staircase:
             assert self.steps_per_epoch is not None
-            self._adjust(self.current_epoch + batch / self.steps_per_epoch)
+            self._set_learning_rate(self.current_epoch + batch / self.steps_per_epoch)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Add the learning rate to the metrics."""
         if logs is not None:
-            logs["lr"] = _number(self.model.optimizer.learning_rate)
+            logs["lr"] = _to_float(self.model.optimizer.learning_rate)
 
-    def _adjust(self, epoch: float) -> None:
+    def _set_learning_rate(self, epoch: float) -> None:
         """Set the learning rate for an epoch, or a fraction of it, between `start_epoch` and `end_epoch`."""
         if self.current_epoch < self.start_epoch or (
             self.end_epoch is not None and self.current_epoch >= self.end_epoch
         ):
             return
         optimizer = self.model.optimizer
-        old, new = _number(optimizer.learning_rate), self.initial_lr * self.multiplier(epoch)
+        old, new = _to_float(optimizer.learning_rate), self.initial_lr * self.multiplier(epoch)
         if np.float32(new) == np.float32(old):  # Keras stores it as float32.
             return
         optimizer.learning_rate = new
         if self.momentum_correction and old:
-            for velocity in _velocities(optimizer):
+            for velocity in _find_momentums(optimizer):
                 velocity.assign(velocity * (new / old))
 
 
@@ -241,19 +241,19 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         steps_per_epoch: int | None = None,
         verbose: int = 0,
     ) -> None:
-        def multiplier(epoch: float) -> float:
+        def warmup_multiplier(epoch: float) -> float:
             # Count a batch as done at its beginning, so that the last one has the full rate.
             done = min(epoch + 1 / (self.steps_per_epoch or 1), warmup_epochs)
             return 1 / topology.size() * (done * (topology.size() - 1) / warmup_epochs + 1)
 
-        super().__init__(initial_lr, multiplier, 0, warmup_epochs, False, momentum_correction, steps_per_epoch)
+        super().__init__(initial_lr, warmup_multiplier, 0, warmup_epochs, False, momentum_correction, steps_per_epoch)
         self.verbose = verbose
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Add the learning rate to the metrics, and print a line at the end of the warm-up."""
         super().on_epoch_end(epoch, logs)
         if epoch + 1 == self.end_epoch and self.verbose and topology.rank() == 0:
-            rate = _number(self.model.optimizer.learning_rate)
+            rate = _to_float(self.model.optimizer.learning_rate)
             print(f"\nEpoch {epoch + 1}: the warm-up has reached the learning rate {rate:g}.")
 
 
@@ -300,12 +300,12 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float | np.number) or (keras.ops.is_tensor(value) and not value.shape)
 
 
-def _number(value: Any) -> float:
+def _to_float(value: Any) -> float:
     """Return a learning rate, which may be a variable, as a float."""
     return float(keras.ops.convert_to_numpy(value))
 
 
-def _velocities(optimizer: Any) -> list[Any]:
+def _find_momentums(optimizer: Any) -> list[Any]:
     """Return the momentums of an optimizer whose momentum contains the learning rate: `SGD`, `RMSprop`."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if not isinstance(inner, keras.optimizers.SGD | keras.optimizers.RMSprop) or not getattr(inner, "momentum", 0):

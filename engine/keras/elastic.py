@@ -84,7 +84,7 @@ class KerasState(ObjectState):
         for name in self._names:
             model = getattr(self, name)
             optimizer = getattr(model, "optimizer", None) if isinstance(model, keras.Model) else None
-            if optimizer is not None and is_distributed(optimizer) and optimizer._engine.local.ids():
+            if optimizer is not None and is_distributed(optimizer) and optimizer._engine.local.collect_ids():
                 model.train_function = None
 
     def restore(self) -> None:
@@ -92,7 +92,7 @@ class KerasState(ObjectState):
 
         On JAX, a failed step leaves variables without a value, or with one that raises the failure again.
         """
-        for model in self._models():
+        for model in self._find_emptied_models():
             model._jax_state, model._jax_state_synced = None, True  # else Keras would write back the failed values
         super().restore()
         for variable, value in self._own:
@@ -101,16 +101,16 @@ class KerasState(ObjectState):
     def _take(self) -> Copy:
         self._bring_back()
         taken = super()._take()
-        own = [each for model in self._models() for each in _own_variables(model)]
+        own = [each for model in self._find_emptied_models() for each in _own_variables(model)]
         self._own = [(each, _array_of(each)) for each in own]
         return taken
 
     def _bring_back(self) -> None:
         """Write trained values back to the variables, from which `fit` removes them on JAX."""
-        for model in self._models():
+        for model in self._find_emptied_models():
             model.jax_state_sync()
 
-    def _models(self) -> list[Any]:
+    def _find_emptied_models(self) -> list[Any]:
         """Return the models from whose variables `fit` removes the values."""
         present = [getattr(self, name) for name in self._names]
         return [each for each in present if isinstance(each, keras.Model) and hasattr(each, "jax_state_sync")]

@@ -21,10 +21,10 @@ def accept_old_spellings() -> None:
     trainer = next((each for each in keras.Model.__mro__ if "compile" in vars(each)), None)
     if optimizer is None or trainer is None or hasattr(optimizer, "lr"):
         return
-    optimizer.__init__ = _without(optimizer.__init__, "lr", "learning_rate")
+    optimizer.__init__ = _accept_old_argument(optimizer.__init__, "lr", "learning_rate")
     optimizer.lr = property(lambda self: self.learning_rate, _set_rate, doc="The learning rate, as Keras 2 called it.")
     optimizer.variables = property(_callable_variables(optimizer.variables.fget))
-    trainer.compile = _without(trainer.compile, "experimental_run_tf_function")
+    trainer.compile = _accept_old_argument(trainer.compile, "experimental_run_tf_function")
 
 
 def _set_rate(optimizer: Any, value: Any) -> None:
@@ -35,21 +35,21 @@ def _callable_variables(get: Any) -> Any:
     """Wrap the getter of `variables` so that the list can also be called."""
 
     @functools.wraps(get)
-    def variables(self: Any) -> Any:
+    def get_variables(self: Any) -> Any:
         return Variables(get(self))
 
-    return variables
+    return get_variables
 
 
-def _without(method: Any, old: str, new: str | None = None) -> Any:
+def _accept_old_argument(method: Any, old: str, new: str | None = None) -> Any:
     """Wrap a method so that it accepts an old argument, which is passed under a new name or ignored."""
 
     @functools.wraps(method)
-    def accepting(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def call_method(self: Any, *args: Any, **kwargs: Any) -> Any:
         if old in kwargs:
             value = kwargs.pop(old)
             if new is not None:
                 kwargs[new] = value
         return method(self, *args, **kwargs)
 
-    return accepting
+    return call_method

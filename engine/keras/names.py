@@ -19,14 +19,14 @@ def names_of(variables: Sequence[Any]) -> list[str]:
     A loaded Sequential model has the paths of a new one without the model's name, and maybe only one rank has loaded
     it. The name of a layer is never removed, so that different layers do not match.
     """
-    parts = [_path(each).split("/") for each in variables]
+    parts = [_path_of(each).split("/") for each in variables]
     shared = len({each[0] for each in parts}) == 1 and min(map(len, parts)) > 2
     return unique_names("/".join(each[shared:]) for each in parts)
 
 
 def weight_names(model: Any) -> list[str]:
     """Return unique paths of a model's weights, without the model's own name."""
-    paths, own = [_path(each) for each in model.weights], f"{model.name}/"
+    paths, own = [_path_of(each) for each in model.weights], f"{model.name}/"
     whole = all(path.startswith(own) and path.count("/") > 1 for path in paths)
     return unique_names(path.removeprefix(own) if whole else path for path in paths)
 
@@ -48,10 +48,10 @@ def optimizer_names(optimizer: Any, variables: Sequence[Any] | None = None) -> l
     trained = list(getattr(optimizer, "_trainable_variables", None) or _trained_inside(optimizer))
     known: dict[str, list[str]] = {}
     for each, name in zip(trained, names_of(trained), strict=True):
-        known.setdefault(_path(each).replace("/", "_").replace(":", "_"), []).append(name)
+        known.setdefault(_path_of(each).replace("/", "_").replace(":", "_"), []).append(name)
     seen: Counter[str] = Counter()
     found = optimizer.variables if variables is None else variables
-    return unique_names(_slot_name(_path(each), known, seen) for each in found)
+    return unique_names(_slot_name(_path_of(each), known, seen) for each in found)
 
 
 def named_variables(model: Any) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def named_variables(model: Any) -> dict[str, Any]:
     return named
 
 
-def _path(variable: Any) -> str:
+def _path_of(variable: Any) -> str:
     return str(getattr(variable, "path", None) or variable.name)
 
 

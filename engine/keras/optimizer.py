@@ -43,7 +43,7 @@ class _Distributed(_Optimizer):
     def build(self, variables: Any) -> None:
         """Build the optimizer, and the variables for the sums of several passes."""
         super().build(variables)
-        self._engine.passes.build(variables)
+        self._engine.passes.create_variables(variables)
 
     @property
     def variables(self) -> list[Any]:
@@ -58,17 +58,17 @@ class _Distributed(_Optimizer):
         if engine.inside or not len(grads):
             own.apply(grads, trainable_variables)
             return
-        variables = self._known(trainable_variables)
+        variables = self._resolve_trained(trainable_variables)
         if len(grads) != len(variables):
             raise ValueError(f"apply() was given {len(grads)} gradients for {len(variables)} variables")
 
         def step(gradients: Sequence[Any]) -> None:
             reduced = engine.reduce(gradients, variables)
-            with engine.own():
+            with engine.enter_optimizer():
                 own.apply(reduced, trainable_variables)
 
         _expect_outermost(self, engine)
-        engine.passes.stateful(list(grads), variables, step)
+        engine.passes.add_pass(list(grads), variables, step)
 
     def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
         """Reduce gradients over the ranks, and apply them like the optimizer's own method. Collective."""
@@ -79,20 +79,20 @@ class _Distributed(_Optimizer):
 
         def step(state: Sequence[Any], gradients: Sequence[Any]) -> Any:
             reduced = engine.reduce(gradients, self._trainable_variables)
-            with engine.own():
+            with engine.enter_optimizer():
                 return own.stateless_apply(state, reduced, trainable_variables)
 
         _expect_outermost(self, engine)
-        return engine.passes.stateless(list(optimizer_variables), list(grads), list(trainable_variables), step)
+        return engine.passes.stateless_add_pass(list(optimizer_variables), list(grads), list(trainable_variables), step)
 
     def save_own_variables(self, store: Any) -> None:
         """Save the variables of the optimizer without those of the wrapping."""
-        with self._engine.own():
+        with self._engine.enter_optimizer():
             super().save_own_variables(store)
 
     def load_own_variables(self, store: Any) -> None:
         """Load the variables of the optimizer without those of the wrapping."""
-        with self._engine.own():
+        with self._engine.enter_optimizer():
             super().load_own_variables(store)
 
     @classmethod
@@ -116,7 +116,7 @@ class _Distributed(_Optimizer):
         object.__delattr__(self, "_engine")
         return self
 
-    def _known(self, variables: Any) -> list[Any]:
+    def _resolve_trained(self, variables: Any) -> list[Any]:
         """Return the trained variables, after building the optimizer if necessary."""
         if variables is None:
             return list(self._trainable_variables)
@@ -208,9 +208,9 @@ def DistributedOptimizer(
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         hint = ": call keras.optimizers.get() for it" if isinstance(optimizer, str | dict) else ""
         raise TypeError(f"expected a keras.optimizers.Optimizer, not {type(optimizer).__qualname__}{hint}")
-    for each in (optimizer, *_inside(optimizer)):
+    for each in (optimizer, *_find_inner_optimizers(optimizer)):
         if isinstance(each, _Distributed):
-            place = "this optimizer is" if each is optimizer else f"the optimizer inside of this {_kind(optimizer)} is"
+            place = "this optimizer is" if each is optimizer else f"the optimizer inside of this {_name_class(optimizer)} is"
             raise ValueError(
                 f"{place} wrapped in DistributedOptimizer already; wrap the outermost once, or unwrap() that one first"
             )
@@ -232,7 +232,7 @@ def DistributedOptimizer(
     )
     _advise_on_accumulation(optimizer)
     if optimizer.built:
-        wrapping.passes.build(optimizer._trainable_variables)
+        wrapping.passes.create_variables(optimizer._trainable_variables)
     kind = type(optimizer)
     same = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
     # `__class__` is the plain class, since Keras writes its name to files.
@@ -305,13 +305,13 @@ def is_distributed(optimizer: Any) -> bool:
     return isinstance(optimizer, _Distributed)
 
 
-def _inside(optimizer: Any) -> list[Any]:
+def _find_inner_optimizers(optimizer: Any) -> list[Any]:
     """Return the inner optimizers, to which an optimizer passes its gradients."""
     inner = getattr(optimizer, "inner_optimizer", None)
     return [*([] if inner is None else [inner]), *getattr(optimizer, "_inner_optimizers", ())]
 
 
-def _kind(optimizer: Any) -> str:
+def _name_class(optimizer: Any) -> str:
     return type(optimizer).__name__
 
 
@@ -326,11 +326,11 @@ def _expect_outermost(optimizer: Any, engine: Wrapping) -> None:
     frame = sys._getframe(2)
     for _ in range(_DEPTH):
         caller = frame.f_locals.get("self")
-        if isinstance(caller, keras.optimizers.Optimizer) and any(each is optimizer for each in _inside(caller)):
+        if isinstance(caller, keras.optimizers.Optimizer) and any(each is optimizer for each in _find_inner_optimizers(caller)):
             raise ValueError(
-                f"the optimizer inside of {_kind(caller)} is wrapped in DistributedOptimizer, and would reduce only "
-                f"what {_kind(caller)} hands on, which need not be the same on all ranks. Wrap from outside: "
-                f"DistributedOptimizer(keras.optimizers.{_kind(caller)}(...)). With the policy mixed_float16 compile() "
+                f"the optimizer inside of {_name_class(caller)} is wrapped in DistributedOptimizer, and would reduce only "
+                f"what {_name_class(caller)} hands on, which need not be the same on all ranks. Wrap from outside: "
+                f"DistributedOptimizer(keras.optimizers.{_name_class(caller)}(...)). With the policy mixed_float16 compile() "
                 "puts a LossScaleOptimizer around any other optimizer: give it a LossScaleOptimizer that is wrapped, "
                 "or auto_scale_loss=False"
             )
@@ -341,13 +341,13 @@ def _expect_outermost(optimizer: Any, engine: Wrapping) -> None:
 
 def _advise_on_accumulation(optimizer: Any) -> None:
     """Warn if Keras accumulates gradients after the reduction, which then takes place for every batch."""
-    for each in (optimizer, *_inside(optimizer)):
+    for each in (optimizer, *_find_inner_optimizers(optimizer)):
         if steps := getattr(each, "gradient_accumulation_steps", None):
             logs.logger.warning(
                 "%s(gradient_accumulation_steps=%d) adds up gradients that have been reduced over the ranks: right, "
                 "but with %d reductions for a step. DistributedOptimizer(backward_passes_per_step=%d, "
                 "average_aggregated_gradients=True) in place of it needs one",
-                _kind(each),
+                _name_class(each),
                 steps,
                 steps,
                 steps,

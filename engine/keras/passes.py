@@ -32,7 +32,7 @@ class Passes:
         self._average = average
         self._dense = dense
 
-    def build(self, trained: Sequence[Any]) -> None:
+    def create_variables(self, trained: Sequence[Any]) -> None:
         """Create the variables, if they are needed and do not exist yet."""
         if self._count == 1 or self.variables:
             return
@@ -42,7 +42,7 @@ class Passes:
             self.variables.append(made)
         self.variables.append(keras.Variable("zeros", (), "int32", False, name="passes"))
 
-    def stateful(self, gradients: list[Any], trained: Sequence[Any], step: Callable[[Sequence[Any]], None]) -> None:
+    def add_pass(self, gradients: list[Any], trained: Sequence[Any], step: Callable[[Sequence[Any]], None]) -> None:
         """Add the gradients of a pass, and call `step` with the sums if it was the last.
 
         Parameters
@@ -66,22 +66,22 @@ class Passes:
                 each.assign_add(self._dense(gradient))
         passed.assign_add(1)
 
-        def last() -> None:
+        def finish_step() -> None:
             found = [each.value for each in sums]
-            step([None if old is None else new for old, new in zip(gradients, self._mean(found), strict=True)])
+            step([None if old is None else new for old, new in zip(gradients, self._scale_sums(found), strict=True)])
             for each in (*sums, passed):
                 each.assign(keras.ops.zeros_like(each))
 
-        keras.ops.cond(keras.ops.equal(passed, self._count), last, lambda: None)
+        keras.ops.cond(keras.ops.equal(passed, self._count), finish_step, lambda: None)
 
-    def stateless(
+    def stateless_add_pass(
         self,
         state: list[Any],
         gradients: list[Any],
         trained: list[Any],
         step: Callable[[Sequence[Any], Sequence[Any]], tuple[Sequence[Any], Sequence[Any]]],
     ) -> tuple[Sequence[Any], Sequence[Any]]:
-        """Add the gradients of a pass like `stateful`, but without side effects on variables.
+        """Add the gradients of a pass like `add_pass`, but without side effects on variables.
 
         Parameters
         ----------
@@ -104,14 +104,14 @@ class Passes:
         own, sums, passed = state[:rest], state[rest:-1], state[-1] + 1
         sums = [old if new is None else old + new for old, new in zip(sums, gradients, strict=True)]
 
-        def last() -> tuple[Any, ...]:
-            mean = self._mean(sums)
+        def finish_step() -> tuple[Any, ...]:
+            mean = self._scale_sums(sums)
             given = [None if old is None else new for old, new in zip(gradients, mean, strict=True)]
             values, after = step(own, given)
             zeros = [keras.ops.zeros_like(each) for each in (*sums, passed)]
             return list(values), [*after, *zeros]
 
-        return keras.ops.cond(keras.ops.equal(passed, self._count), last, lambda: (trained, [*own, *sums, passed]))
+        return keras.ops.cond(keras.ops.equal(passed, self._count), finish_step, lambda: (trained, [*own, *sums, passed]))
 
-    def _mean(self, sums: Sequence[Any]) -> list[Any]:
+    def _scale_sums(self, sums: Sequence[Any]) -> list[Any]:
         return [each / self._count for each in sums] if self._average else list(sums)

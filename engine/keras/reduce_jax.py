@@ -45,17 +45,17 @@ def reduce(
     return [None if gradient is None else next(reduced) for gradient in gradients]
 
 
-def dense(gradient: Any) -> Any:
+def to_dense(gradient: Any) -> Any:
     """Return the gradient, which is always dense."""
     return gradient
 
 
-def divided(gradient: Any, by: int) -> Any:
+def divide_gradient(gradient: Any, by: int) -> Any:
     """Return the gradient divided by a number."""
     return gradient / by
 
 
-def value(variable: Any) -> Any:
+def read_value(variable: Any) -> Any:
     """Return the value of a variable as a NumPy array, even during tracing; None if its buffer was donated."""
     held = variable._value  # `value` would be the tracer of the program that is being traced
     if held is None or isinstance(held, jax.core.Tracer) or held.is_deleted():

@@ -28,19 +28,19 @@ def reduce(
     )
 
 
-def dense(gradient: Any) -> Any:
+def to_dense(gradient: Any) -> Any:
     """Return the gradient as a dense tensor."""
     return tf.convert_to_tensor(gradient)
 
 
-def divided(gradient: Any, by: int) -> Any:
+def divide_gradient(gradient: Any, by: int) -> Any:
     """Return the gradient divided by a number."""
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(gradient.values / by, gradient.indices, gradient.dense_shape)
     return gradient / by
 
 
-def value(variable: Any) -> Any:
+def read_value(variable: Any) -> Any:
     """Return the value of a variable as a NumPy array, even while a function is traced."""
     with tf.init_scope():
         return (variable.value if isinstance(variable, keras.Variable) else variable).numpy()

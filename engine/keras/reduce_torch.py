@@ -66,17 +66,17 @@ def reduce(
     return [None if gradient is None else next(reduced) for gradient in gradients]
 
 
-def dense(gradient: torch.Tensor) -> torch.Tensor:
+def to_dense(gradient: torch.Tensor) -> torch.Tensor:
     """Return the gradient as a strided tensor."""
     return gradient if gradient.layout is torch.strided else gradient.to_dense()
 
 
-def divided(gradient: torch.Tensor, by: int) -> torch.Tensor:
+def divide_gradient(gradient: torch.Tensor, by: int) -> torch.Tensor:
     """Return the gradient divided by a number."""
     return gradient / by
 
 
-def value(variable: Any) -> Any:
+def read_value(variable: Any) -> Any:
     """Return the value of a variable as a NumPy array; bfloat16 as its bits in int16."""
     held = variable.value.detach()
     return held.view(torch.int16).numpy() if held.dtype is torch.bfloat16 else held.numpy()

@@ -57,7 +57,7 @@ def allreduce(
     EngineError
         Same as for `engine.allreduce`.
     """
-    array = _array(value, "allreduce", name, process_set)
+    array = _to_array(value, "allreduce", name, process_set)
     chosen = choose_op(average, op)
     result = collectives.allreduce(array, chosen, name, prescale_factor, postscale_factor, process_set, compression)
     return np.asarray(result)
@@ -68,7 +68,7 @@ def allgather(value: Any, name: str | None = None, process_set: ProcessSet = glo
 
     Parameters and errors are those of `allreduce`. Returns a `numpy.ndarray`.
     """
-    return np.asarray(collectives.allgather(_array(value, "allgather", name, process_set), name, process_set))
+    return np.asarray(collectives.allgather(_to_array(value, "allgather", name, process_set), name, process_set))
 
 
 def broadcast(
@@ -79,7 +79,7 @@ def broadcast(
     Parameters and errors are those of `allreduce`.
     """
     return np.asarray(
-        collectives.broadcast(_array(value, "broadcast", name, process_set), root_rank, name, process_set)
+        collectives.broadcast(_to_array(value, "broadcast", name, process_set), root_rank, name, process_set)
     )
 
 
@@ -95,7 +95,7 @@ def reducescatter(
 
     Parameters and errors are those of `allreduce`. Returns a `numpy.ndarray`.
     """
-    array = _array(value, "reducescatter", name, process_set)
+    array = _to_array(value, "reducescatter", name, process_set)
     return np.asarray(collectives.reducescatter(array, op, name, prescale_factor, postscale_factor, process_set, None))
 
 
@@ -162,7 +162,7 @@ def broadcast_global_variables(root_rank: int, model: Any = None, process_set: P
     broadcast_named(named_variables(model), root_rank, process_set)
 
 
-def _array(value: Any, kind: str, name: str | None, process_set: ProcessSet) -> NDArray[Any]:
+def _to_array(value: Any, kind: str, name: str | None, process_set: ProcessSet) -> NDArray[Any]:
     """Convert a value to a NumPy array; a failure is announced to the other ranks, and raised."""
     try:
         if isinstance(value, keras.Variable) or keras.ops.is_tensor(value):

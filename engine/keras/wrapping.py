@@ -47,7 +47,7 @@ class Local:
         """Add a local variable."""
         self._variables.append(variable)
 
-    def ids(self) -> set[int]:
+    def collect_ids(self) -> set[int]:
         """Return the ids of the existing local variables; layers have theirs once they are built."""
         return {id(each) for each in (*self._variables, *(own for layer in self.layers for own in layer.variables))}
 
@@ -88,12 +88,12 @@ class Wrapping:
         self.inside = False
         self._begun_in: Numbers | None = None
         self._scale_local = scale_local_gradients
-        self._backend = _backend()
+        self._backend = _import_backend()
         self.number, self._prefix = -1, ""  # Claimed by the first reduction, since a wrapped optimizer may be unused.
-        self.passes = Passes(self.options.passes, self.options.average_passes, self._backend.dense)
+        self.passes = Passes(self.options.passes, self.options.average_passes, self._backend.to_dense)
 
     @contextmanager
-    def own(self) -> Iterator[None]:
+    def enter_optimizer(self) -> Iterator[None]:
         """Context in which the optimizer's own code runs: without the variables of passes, and without reductions."""
         before, self.inside = self.inside, True
         try:
@@ -119,17 +119,17 @@ class Wrapping:
         if not process_set.included():
             return reduced  # This rank trains by itself.
         if not self.begun:
-            self._start_reducing(gradients, variables)
-        names = self._names(variables)
+            self._start_in_world(gradients, variables)
+        names = self._name_gradients(variables)
         order = self._pairing.agree_on_order(names, lambda: self._describe(names, gradients, variables))
-        local = self.local.ids()
+        local = self.local.collect_ids()
         ordinary: list[int] = []
         overwriting: list[int] = []  # new values of float8 scales, not gradients, of which the maximum suits all ranks
         for index in order:
             gradient, variable = gradients[index], variables[index]
             if id(variable) in local:
                 if self._scale_local and gradient is not None:
-                    reduced[index] = self._backend.divided(gradient, process_set.size())
+                    reduced[index] = self._backend.divide_gradient(gradient, process_set.size())
             else:
                 (overwriting if getattr(variable, "overwrite_with_gradient", False) else ordinary).append(index)
         largest = replace(self.options, op=Max, prescale=1.0, postscale=1.0)
@@ -140,20 +140,20 @@ class Wrapping:
                     [names[index] for index in indices],
                     options,
                     self.number if options is self.options or not ordinary else -1,
-                    self._groups([variables[index] for index in indices]),
+                    self._locate_groups([variables[index] for index in indices]),
                 )
                 for index, result in zip(indices, results, strict=True):
                     reduced[index] = result
         return reduced
 
-    def _groups(self, variables: Sequence[Any]) -> list[list[int]] | None:
+    def _locate_groups(self, variables: Sequence[Any]) -> list[list[int]] | None:
         """Return the user's groups as positions in `variables`; None if there are none."""
         if self.options.groups is None:
             return None
         places = {id(each): index for index, each in enumerate(variables)}
         return [[places[id(each)] for each in group if id(each) in places] for group in self.options.groups]
 
-    def _names(self, variables: Sequence[Any]) -> list[str]:
+    def _name_gradients(self, variables: Sequence[Any]) -> list[str]:
         """Return names of the variables' gradients."""
         return [f"{self._prefix}.{name}" for name in names_of(variables)]
 
@@ -162,23 +162,23 @@ class Wrapping:
         """Return whether the ranks of this world have compared their gradients and options."""
         return self._begun_in is self.options.process_set.numbers
 
-    def _start_reducing(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+    def _start_in_world(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
         """Claim a number, and compare gradients, options and values of variables between ranks. Collective."""
         self.number, self._prefix = claim_name(self.options)
-        names = self._names(variables)
+        names = self._name_gradients(variables)
         self._pairing.agree_on_order(names, lambda: self._describe(names, gradients, variables))
         if compares_gradients() and self.options.check_parameters:
             first = FirstStep(self._prefix + ".", self.options.process_set, BROADCAST)
-            values = {name: self._backend.value(each) for name, each in zip(names, variables, strict=True)}
-            first.send_checksums({name: flat(value) for name, value in values.items() if value is not None})
+            values = {name: self._backend.read_value(each) for name, each in zip(names, variables, strict=True)}
+            first.send_checksums({name: view_bytes(value) for name, value in values.items() if value is not None})
             first.finish()
         self._begun_in = self.options.process_set.numbers
 
     def _describe(self, names: Sequence[str], gradients: Sequence[Any], variables: Sequence[Any]) -> objects.Described:
         """Describe the variables by name, and the optimizer's settings, for the comparison between ranks."""
-        local = self.local.ids()
+        local = self.local.collect_ids()
         described = {}
-        ends = in_groups(names, self._groups(variables))
+        ends = in_groups(names, self._locate_groups(variables))
         for name, gradient, variable, end in zip(names, gradients, variables, ends, strict=True):
             text = f"{keras.backend.standardize_dtype(variable.dtype)}{list(variable.shape)}"
             how = " that is local" if id(variable) in local else " without a gradient" if gradient is None else ""
@@ -210,7 +210,7 @@ def _settings_of(optimizer: Any, prefix: str = "optimizer.") -> objects.Describe
     return found if inner is None else found | _settings_of(inner, f"{prefix}inner_optimizer.")
 
 
-def flat(value: Any) -> np.ndarray[Any, Any]:
+def view_bytes(value: Any) -> np.ndarray[Any, Any]:
     """Return the bytes of an array of any dtype."""
     return np.ascontiguousarray(value).reshape(-1).view(np.uint8)
 
@@ -226,7 +226,7 @@ def _check(options: Options) -> None:
     resolve(options.compression, options.op)
 
 
-def _backend() -> Any:
+def _import_backend() -> Any:
     """Import the module that reduces gradients of the backend that Keras uses; no other is imported."""
     backend = keras.backend.backend()
     if backend not in BACKENDS:

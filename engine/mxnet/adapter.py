@@ -26,12 +26,12 @@ class MXNetAdapter(ProtocolAdapter):
             return  # The result is in place already.
         tensor[:] = result.reshape(tensor.shape)
 
-    def result(self, tensor: Any, output: Any) -> Any:
+    def as_result(self, tensor: Any, output: Any) -> Any:
         if isinstance(tensor, mxnet.np.ndarray):
             return mxnet.np.array(output, dtype=output.dtype)
         return mxnet.nd.array(output, dtype=output.dtype)
 
-    def counts(self, rows: Any) -> Any:
+    def make_counts(self, rows: Any) -> Any:
         return mxnet.nd.array(rows, dtype="int32")
 
     def cast(self, tensor: Any, dtype: Any) -> tuple[Any, Any]:

@@ -82,10 +82,10 @@ def _arrays_of(name: str, value: Any, later: dict[str, Any]) -> dict[str, Any]:
 def _broadcast_when_initialised(parameter: Any, name: str, root_rank: int, process_set: ProcessSet) -> None:
     """Broadcast the initial values of a parameter in the first forward pass, which determines its shape."""
 
-    def initialise(*arguments: Any) -> None:
+    def initialize_and_broadcast(*arguments: Any) -> None:
         del parameter._init_impl
         parameter._init_impl(*arguments)
         for number, array in enumerate(parameter.list_data()):
             broadcast_(array, root_rank, f"{name}.{number}" if number else name, process_set)
 
-    parameter._init_impl = initialise
+    parameter._init_impl = initialize_and_broadcast

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import ray
 from ray import cloudpickle
 
-from ..compat.modules import installed
+from ..compat.modules import is_installed
 from ..config.config import Config
 from ..config.forms import seconds
 from ..config.setting import read_variable
@@ -352,7 +352,7 @@ class _Run:
             verbose=settings.verbose > 1,
             quiet=not settings.verbose,
             summary=False,
-            horovod=installed(),
+            horovod=is_installed(),
             torchrun=False,
             ignored=(),
             enclosed=self._call.enclosed,

@@ -13,7 +13,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from ..compat.modules import installed
+from ..compat.modules import is_installed
 from ..launch.errors import LaunchError
 from ..launch.process.plan import Crew, Job
 from ..net.rendezvous.layout import Layout
@@ -102,7 +102,7 @@ def assign_ranks(
         port=port,
         directory=Path(),
         settings=settings,
-        horovod=installed(),
+        horovod=is_installed(),
         address=address,
         hub=hub,
         interface=interfaces,

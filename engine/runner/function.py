@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..compat.modules import installed
+from ..compat.modules import is_installed
 from ..host import private_files
 from ..launch.errors import JobError, LaunchError
 from ..launch.process import leftovers
@@ -129,7 +129,7 @@ network_interfaces
         "--hosts": hosts,
         "--hostfile": hostfile,
         "--host-discovery-script": host_discovery_script,
-        "--horovod": installed(),
+        "--horovod": is_installed(),
         "--start-timeout": start_timeout,
         "--ssh-port": ssh_port,
         "--ssh-identity-file": ssh_identity_file,

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import IO, Any, TextIO
 
 from ..compat.modules import install as install_compat
-from ..compat.modules import installed
+from ..compat.modules import is_installed
 from ..host import private_files
 from ..launch.errors import JobError, LaunchError
 from ..launch.process import leftovers
@@ -141,7 +141,7 @@ def run_elastic(
         "--prefix-output-with-timestamp": prefix_output_with_timestamp,
         "--quiet": not verbose,
     }
-    call = dumps(_make_call, (dumps(fn, args, kwargs), installed()), None)
+    call = dumps(_make_call, (dumps(fn, args, kwargs), is_installed()), None)
     home = Path(tempfile.mkdtemp(prefix="enginerun-call-"))
     lock = leftovers.lock(home)
     try:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from ..compat.modules import installed
+from ..compat.modules import is_installed
 from ..config.forms import Whole, seconds
 from ..config.setting import read, read_variable
 from ..host import network
@@ -123,7 +123,7 @@ def run(
             call=dumps(fn, args, kwargs),
             settings=settings_of(env, nics),
             executable=executable or "",
-            horovod=installed(),
+            horovod=is_installed(),
         )
         return _Job(session, orders, listener, say).run(patience)
 

@@ -49,12 +49,12 @@ class Accumulation:
         """
         members = [k for k, each in enumerate(gradients) if each is not None]
         added = [self._as_dense(gradients[k], variables[k]) for k in members]
-        made = self._here()
-        sums, count = [made.sum_of(variables[k]) for k in members], made.count()
+        made = self._get_sums()
+        sums, count = [made.sum_of(variables[k]) for k in members], made.get_count()
         with tf.control_dependencies([total.assign_add(each) for total, each in zip(sums, added, strict=True)]):
             reached = tf.identity(count.assign_add(1))
 
-        def last() -> list[Any]:
+        def finish_step() -> list[Any]:
             totals = [each.read_value() for each in sums]
             reduced = reduce([each / self._passes for each in totals] if self._average else totals)
             with tf.control_dependencies(reduced):
@@ -62,25 +62,25 @@ class Accumulation:
             with tf.control_dependencies(restarted):
                 return [tf.identity(each) for each in reduced]
 
-        def others() -> list[Any]:
+        def read_sums() -> list[Any]:
             return [each.read_value() for each in sums]
 
         results: list[Any] = [None] * len(gradients)
-        for k, result in zip(members, _either(reached >= self._passes, last, others), strict=True):
+        for k, result in zip(members, _run_either(reached >= self._passes, finish_step, read_sums), strict=True):
             results[k] = result
         return results
 
     def when_due(self, gradients: Sequence[Any], apply: Callable[[], Any]) -> Any:
         """Call `apply` after the last pass of a step, which has reset the count; otherwise do nothing."""
         with tf.control_dependencies([each for each in gradients if each is not None]):
-            due = tf.equal(self._here().count().read_value(), 0)
+            due = tf.equal(self._get_sums().get_count().read_value(), 0)
 
-        def applied() -> list[Any]:
+        def apply_step() -> list[Any]:
             operation = apply()
             with tf.control_dependencies([] if tf.executing_eagerly() else [operation]):
                 return [tf.constant(True)]
 
-        done = _either(due, applied, lambda: [tf.constant(False)])
+        done = _run_either(due, apply_step, lambda: [tf.constant(False)])
         return None if tf.executing_eagerly() else tf.group(*done)
 
     def _as_dense(self, gradient: Any, variable: Any) -> Any:
@@ -93,7 +93,7 @@ class Accumulation:
             "dense ones: give sparse_as_dense=True"
         )
 
-    def _here(self) -> _Sums:
+    def _get_sums(self) -> _Sums:
         with tf.init_scope():
             graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         return self._made.setdefault(graph, _Sums())
@@ -106,27 +106,27 @@ class _Sums:
         self._count: Any = None
         self._sums: dict[int, tuple[Any, Any]] = {}  # by key: the variable, kept so that its key stays unique; its sum
 
-    def count(self) -> Any:
+    def get_count(self) -> Any:
         """Return the variable that counts the passes since the last step."""
         if self._count is None:
-            self._count = _variable("passes", [], tf.int64)
+            self._count = _make_variable("passes", [], tf.int64)
         return self._count
 
     def sum_of(self, variable: Any) -> Any:
         """Return the variable with the sum of a variable's gradients."""
         key = key_of(variable)
         if key not in self._sums:
-            self._sums[key] = variable, _variable("sum", variable.shape, tf.as_dtype(variable.dtype).base_dtype)
+            self._sums[key] = variable, _make_variable("sum", variable.shape, tf.as_dtype(variable.dtype).base_dtype)
         return self._sums[key][1]
 
 
-def _either(condition: Any, one: Callable[[], list[Any]], other: Callable[[], list[Any]]) -> list[Any]:
+def _run_either(condition: Any, one: Callable[[], list[Any]], other: Callable[[], list[Any]]) -> list[Any]:
     """Return the list of one of two functions, also if `tf.cond` returns a tensor instead of a list of one."""
     found = tf.cond(condition, one, other)
     return found if isinstance(found, list) else [found]
 
 
-def _variable(name: str, shape: Any, dtype: Any) -> Any:
+def _make_variable(name: str, shape: Any, dtype: Any) -> Any:
     """Create a variable of zeros outside of the graph that is being traced."""
     with tf.init_scope():
         return tf.compat.v1.Variable(

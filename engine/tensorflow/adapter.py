@@ -33,7 +33,7 @@ class _Lent:
 class TensorAdapter:
     """Adapter for tensors with values, and for variables."""
 
-    def input(self, tensor: Any) -> Any:
+    def as_input(self, tensor: Any) -> Any:
         if isinstance(tensor, tf.Variable):
             tensor = tensor.read_value()
         if not hasattr(tensor, "numpy"):
@@ -43,37 +43,37 @@ class TensorAdapter:
             )
         return _Lent(tensor)
 
-    def target(self, tensor: Any) -> Any:
+    def as_target(self, tensor: Any) -> Any:
         if not isinstance(tensor, tf.Variable):
             raise UnsupportedTensorError(
                 "a tf.Tensor cannot be written to; use the call without '_', or give a tf.Variable"
             )
         return _Lent(tf.identity(tensor.read_value()))
 
-    def empty(self, source: Any) -> Any:
-        return _Lent(_empty(source.shape, source.dtype))
+    def make_empty(self, source: Any) -> Any:
+        return _Lent(_allocate_tensor(source.shape, source.dtype))
 
     def store(self, tensor: Any, result: Any) -> None:
         tensor.assign(result.tensor if isinstance(result, _Lent) else result)
 
-    def result(self, tensor: Any, output: Any) -> Any:
+    def as_result(self, tensor: Any, output: Any) -> Any:
         return output.tensor
 
-    def rows(self, tensor: Any) -> Any:
-        source = self.input(tensor)
+    def as_rows(self, tensor: Any) -> Any:
+        source = self.as_input(tensor)
         return source if source.ndim else _Lent(tf.reshape(source.tensor, [1]))
 
-    def room(self, tensor: Any) -> None:
+    def make_allocator(self, tensor: Any) -> None:
         return None
 
-    def gathered(self, tensor: Any, data: memoryview, rows: int) -> Any:
+    def make_gathered(self, tensor: Any, data: memoryview, rows: int) -> Any:
         shape = (rows, *tensor.shape[1:])
         dtype = tf.as_dtype(tensor.dtype)
         if not data.nbytes:
             return tf.zeros(shape, dtype)
         return tf.convert_to_tensor(np.frombuffer(data, dtype.as_numpy_dtype).reshape(shape))
 
-    def counts(self, rows: Sequence[int]) -> Any:
+    def make_counts(self, rows: Sequence[int]) -> Any:
         return tf.constant(rows, tf.int32)
 
     def cast(self, tensor: Any, dtype: Any) -> tuple[Any, Any]:
@@ -82,7 +82,7 @@ class TensorAdapter:
         return tf.cast(tensor, dtype), tensor.dtype
 
 
-def _empty(shape: Any, dtype: Any) -> Any:
+def _allocate_tensor(shape: Any, dtype: Any) -> Any:
     """Create a tensor with unshared memory, which the engine therefore may write to."""
     return tf.raw_ops.Empty(shape=shape, dtype=dtype) if shape.num_elements() else tf.zeros(shape, dtype)
 

@@ -43,7 +43,7 @@ ORDERS = {
 }
 
 
-def _call(kind: str, name: str | None, process_set: ProcessSet, tensors: Sequence[Any], **settings: Any) -> Call:
+def _make_call(kind: str, name: str | None, process_set: ProcessSet, tensors: Sequence[Any], **settings: Any) -> Call:
     """Make the description of a call; a failure is announced to the other ranks."""
     try:
         if name is not None and not name:
@@ -58,7 +58,7 @@ def _call(kind: str, name: str | None, process_set: ProcessSet, tensors: Sequenc
     return Call(kind, name, number, mathematical=are_mathematical(), **settings)
 
 
-def _reduction(
+def _run_reduction(
     kind: str,
     tensors: Sequence[Any],
     op: Op,
@@ -71,7 +71,7 @@ def _reduction(
 ) -> list[Any]:
     wire = 0 if op is Adasum else WIRES[getattr(compression, "wire", None)]
     settings = {"op": op, "wire": wire, "prescale": float(prescale), "postscale": float(postscale), "group": group}
-    return _op.reduce(_call(kind, name, process_set, tensors, **settings), tensors)
+    return _op.reduce(_make_call(kind, name, process_set, tensors, **settings), tensors)
 
 
 def _allreduce(
@@ -85,7 +85,7 @@ def _allreduce(
 ) -> Any:
     if isinstance(tensor, tf.IndexedSlices):
         return sparse.allreduce(tensor, op, name, prescale, postscale, process_set, compression)
-    return _reduction("allreduce", [tensor], op, name, prescale, postscale, process_set, compression, False)[0]
+    return _run_reduction("allreduce", [tensor], op, name, prescale, postscale, process_set, compression, False)[0]
 
 
 def _grouped_allreduce(
@@ -105,7 +105,7 @@ def _grouped_allreduce(
             results[k] = sparse.allreduce(each, op, own, prescale, postscale, process_set, compression)
     if dense or not tensors:
         sent = [tensors[k] for k in dense]
-        reduced = _reduction("allreduce", sent, op, name, prescale, postscale, process_set, compression, True)
+        reduced = _run_reduction("allreduce", sent, op, name, prescale, postscale, process_set, compression, True)
         for k, result in zip(dense, reduced, strict=True):
             results[k] = result
     return results
@@ -120,7 +120,7 @@ def _reducescatter(
     process_set: ProcessSet,
     compression: Any = None,
 ) -> Any:
-    return _reduction("reducescatter", [tensor], op, name, prescale, postscale, process_set, compression, False)[0]
+    return _run_reduction("reducescatter", [tensor], op, name, prescale, postscale, process_set, compression, False)[0]
 
 
 def _grouped_reducescatter(
@@ -132,31 +132,31 @@ def _grouped_reducescatter(
     process_set: ProcessSet,
     compression: Any = None,
 ) -> list[Any]:
-    return _reduction("reducescatter", tensors, op, name, prescale, postscale, process_set, compression, True)
+    return _run_reduction("reducescatter", tensors, op, name, prescale, postscale, process_set, compression, True)
 
 
 def _allgather(tensor: Any, name: str | None, process_set: ProcessSet) -> Any:
-    return _op.gather(_call("allgather", name, process_set, [tensor]), [tensor])[0][0]
+    return _op.exchange_rows(_make_call("allgather", name, process_set, [tensor]), [tensor])[0][0]
 
 
 def _grouped_allgather(tensors: Sequence[Any], name: str | None, process_set: ProcessSet) -> list[Any]:
-    return _op.gather(_call("allgather", name, process_set, tensors, group=True), tensors)[0]
+    return _op.exchange_rows(_make_call("allgather", name, process_set, tensors, group=True), tensors)[0]
 
 
 def _broadcast(tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet) -> Any:
     (root,) = whole_numbers([root_rank], ROOT, process_set, "broadcast", name)
-    return _op.reduce(_call("broadcast", name, process_set, [tensor], root=root), [tensor])[0]
+    return _op.reduce(_make_call("broadcast", name, process_set, [tensor], root=root), [tensor])[0]
 
 
 def _alltoall(tensor: Any, splits: Any, name: str | None, process_set: ProcessSet) -> Any:
-    call = _call("alltoall", name, process_set, [tensor])
+    call = _make_call("alltoall", name, process_set, [tensor])
     if splits is None:
-        return _op.gather(call, [tensor], tf.zeros([0], tf.int64))[0][0]
-    results, rows = _op.gather(call, [tensor], _counts(splits, process_set, name))
+        return _op.exchange_rows(call, [tensor], tf.zeros([0], tf.int64))[0][0]
+    results, rows = _op.exchange_rows(call, [tensor], _convert_splits(splits, process_set, name))
     return results[0], rows[0]
 
 
-def _counts(splits: Any, process_set: ProcessSet, name: str | None) -> Any:
+def _convert_splits(splits: Any, process_set: ProcessSet, name: str | None) -> Any:
     """Convert splits to a tensor of int64, but refuse floats and empty splits.
 
     `tf.cast` would truncate floats, and the ops interpret empty splits as equal shares.
@@ -185,7 +185,7 @@ _CALLS = {
 }
 
 
-def _convert(value: Any) -> Any:
+def _to_tensor(value: Any) -> Any:
     """Convert variables, arrays, numbers, and lists of these to a tensor; return other values unchanged."""
     if isinstance(value, tf.Variable | np.ndarray | np.generic | bool | int | float | complex | list | tuple):
         return tf.convert_to_tensor(value)
@@ -199,6 +199,6 @@ globals().update(
     {
         # AutoGraph would needlessly convert the functions that these call.
         name: tf.autograph.experimental.do_not_convert(function)
-        for name, function in make_functions(__name__, Tensors(_KINDS, "tf.Tensor", _CALLS, _convert), ORDERS).items()
+        for name, function in make_functions(__name__, Tensors(_KINDS, "tf.Tensor", _CALLS, _to_tensor), ORDERS).items()
     }
 )

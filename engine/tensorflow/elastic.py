@@ -66,13 +66,13 @@ class TensorFlowState(ObjectState):
     def _kept(self, value: Any) -> Any:
         if value is not self.variables:
             return super()._kept(value)
-        return Parts({name: each.numpy() for name, each in _named(value).items()})
+        return Parts({name: each.numpy() for name, each in _name_variables(value).items()})
 
     def _load(self, name: str, present: Any, kept: Any) -> None:
         if name != "variables":
             super()._load(name, present, kept)
             return
-        named = _named(present)
+        named = _name_variables(present)
         expect_names(name, named, kept)
         for each, variable in named.items():
             dtype = tf.as_dtype(variable.dtype).as_numpy_dtype
@@ -81,7 +81,7 @@ class TensorFlowState(ObjectState):
             variable.assign(kept[each])
 
 
-def _named(variables: Iterable[Any]) -> dict[str, Any]:
+def _name_variables(variables: Iterable[Any]) -> dict[str, Any]:
     known = list(variables)
     return dict(zip(unique_names(map(name_of, known)), known, strict=True))
 

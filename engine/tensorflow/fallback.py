@@ -36,24 +36,24 @@ def reduce(call: Call, tensors: Sequence[Any]) -> list[Any]:
     return _in_graph(run, tensors, [each.dtype for each in tensors])
 
 
-def gather(call: Call, tensors: Sequence[Any], splits: Any = None) -> tuple[list[Any], Any]:
+def exchange_rows(call: Call, tensors: Sequence[Any], splits: Any = None) -> tuple[list[Any], Any]:
     """Run an allgather or all-to-all; return its results, and for each the number of rows from each rank (int32)."""
     given = [] if splits is None else [splits]
     if tf.executing_eagerly():
-        results, rows = _gather(call, tensors, *given)
+        results, rows = _exchange_eagerly(call, tensors, *given)
         return results, tf.constant(rows, tf.int32)
 
     def run(*arrays: Any) -> list[Any]:
         with context.eager_mode():
             values = [tf.convert_to_tensor(array) for array in arrays]
-            results, rows = _gather(call, values[: len(tensors)], *values[len(tensors) :])
+            results, rows = _exchange_eagerly(call, values[: len(tensors)], *values[len(tensors) :])
             return [*(np.asarray(each) for each in results), np.array(rows, np.int32)]
 
     *results, rows = _in_graph(run, [*tensors, *given], [*(each.dtype for each in tensors), tf.int32])
     return results, rows
 
 
-def place(number: int) -> tuple[Any, Any]:
+def read_rank_and_size(number: int) -> tuple[Any, Any]:
     """Return this rank's number in a process set and the set's size (int32), evaluated when the program runs."""
 
     def run() -> list[Any]:
@@ -94,11 +94,11 @@ def _reduce(call: Call, tensors: Sequence[Any]) -> list[Any]:
     else:
         single = collectives.allreduce if call.kind == "allreduce" else collectives.reducescatter
         results = [single(tensors[0], *settings)]
-    _mark(call, process_set)
+    _mark_step(call, process_set)
     return results
 
 
-def _gather(call: Call, tensors: Sequence[Any], splits: Any = None) -> tuple[list[Any], list[Any]]:
+def _exchange_eagerly(call: Call, tensors: Sequence[Any], splits: Any = None) -> tuple[list[Any], list[Any]]:
     process_set = runtime.called_set(call.set)
     if call.kind == "alltoall":
         sent = None if splits is None or not len(splits) else splits
@@ -110,10 +110,10 @@ def _gather(call: Call, tensors: Sequence[Any], splits: Any = None) -> tuple[lis
         return [handle.wait()], [handle.rows]
     gathering = groups.grouped_allgather_async(tensors, call.name, process_set)
     results = gathering.wait()
-    _mark(call, process_set)
+    _mark_step(call, process_set)
     return list(results), gathering.rows
 
 
-def _mark(call: Call, process_set: ProcessSet) -> None:
+def _mark_step(call: Call, process_set: ProcessSet) -> None:
     if call.optimizer >= 0:
         process_set.engine.mark_step(call.optimizer)

@@ -16,7 +16,7 @@ from . import op  # circular: it imports this module, too
 from .call import Call
 
 
-def of(call: Call, inputs: Sequence[Any], rows: Any, gradients: Sequence[Any]) -> list[Any]:
+def differentiate_call(call: Call, inputs: Sequence[Any], rows: Any, gradients: Sequence[Any]) -> list[Any]:
     """Compute the gradients of a collective's inputs.
 
     Parameters
@@ -34,33 +34,33 @@ def of(call: Call, inputs: Sequence[Any], rows: Any, gradients: Sequence[Any]) -
         The reduction has no gradient.
     """
     if call.kind == "allreduce":
-        return of_allreduce(call, gradients)
+        return differentiate_allreduce(call, gradients)
     if call.kind == "broadcast":
-        return of_broadcast(call, gradients)
+        return differentiate_broadcast(call, gradients)
     if call.kind == "reducescatter":
-        return of_reducescatter(call, inputs, gradients)
+        return differentiate_reducescatter(call, inputs, gradients)
     if call.kind == "allgather":
-        return of_allgather(call, inputs, rows, gradients)
-    return [of_alltoall(call, inputs[0], rows, gradients[0])]
+        return differentiate_allgather(call, inputs, rows, gradients)
+    return [differentiate_alltoall(call, inputs[0], rows, gradients[0])]
 
 
-def of_allreduce(call: Call, gradients: Sequence[Any]) -> list[Any]:
+def differentiate_allreduce(call: Call, gradients: Sequence[Any]) -> list[Any]:
     """Reduce the gradients by the same operation: a sum for a sum over ranks, an average for an average."""
-    expect_gradient(call.op, _function(call))
-    return _apart(lambda tensors: op.reduce(_backward(call), tensors), gradients)
+    expect_gradient(call.op, _name_function(call))
+    return _apply_to_existing(lambda tensors: op.reduce(_backward(call), tensors), gradients)
 
 
-def of_broadcast(call: Call, gradients: Sequence[Any]) -> list[Any]:
+def differentiate_broadcast(call: Call, gradients: Sequence[Any]) -> list[Any]:
     """Combine the gradients of all ranks' outputs for the root's input; the other ranks' inputs get zeros."""
-    totals = _combined(call, gradients)
-    is_root = tf.equal(op.place(0)[0], call.root)
+    totals = _combine_gradients(call, gradients)
+    is_root = tf.equal(op.read_rank_and_size(0)[0], call.root)
     return [None if each is None else tf.where(is_root, each, tf.zeros_like(each)) for each in totals]
 
 
-def of_allgather(call: Call, inputs: Sequence[Any], rows: Any, gradients: Sequence[Any]) -> list[Any]:
+def differentiate_allgather(call: Call, inputs: Sequence[Any], rows: Any, gradients: Sequence[Any]) -> list[Any]:
     """Combine the gradients of all ranks' outputs, and return the part for this rank's rows."""
-    totals = _combined(call, gradients)
-    rank, _ = op.place(call.set)
+    totals = _combine_gradients(call, gradients)
+    rank, _ = op.read_rank_and_size(call.set)
     mine: list[Any] = []
     for k, (total, tensor) in enumerate(zip(totals, inputs, strict=True)):
         if total is None:
@@ -72,48 +72,48 @@ def of_allgather(call: Call, inputs: Sequence[Any], rows: Any, gradients: Sequen
     return mine
 
 
-def of_alltoall(call: Call, tensor: Any, rows: Any, gradient: Any) -> Any:
+def differentiate_alltoall(call: Call, tensor: Any, rows: Any, gradient: Any) -> Any:
     """Send the gradient of each row back to the rank that it came from. Rows that were not sent get zeros."""
-    gradient = _dense(gradient)
+    gradient = _to_dense(gradient)
     if gradient is None:
         return None
-    sent, _ = op.gather(_backward(call), [gradient], tf.cast(rows[0], tf.int64))
+    sent, _ = op.exchange_rows(_backward(call), [gradient], tf.cast(rows[0], tf.int64))
     shape = tf.shape(tensor)
     kept = shape[0] - tf.shape(sent[0])[0]
     unsent = tf.zeros(tf.concat([[kept], shape[1:]], 0), gradient.dtype)
     return tf.reshape(tf.concat([sent[0], unsent], 0), shape)
 
 
-def of_reducescatter(call: Call, inputs: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
+def differentiate_reducescatter(call: Call, inputs: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
     """Gather the gradient of each row from the rank that received it, for all ranks' inputs."""
-    expect_gradient(call.op, _function(call))
+    expect_gradient(call.op, _name_function(call))
     back = _backward(call)._replace(kind="allgather", op=Call("").op, wire=0, prescale=1.0, postscale=1.0)
-    totals = _apart(lambda tensors: op.gather(back, tensors)[0], gradients)
+    totals = _apply_to_existing(lambda tensors: op.exchange_rows(back, tensors)[0], gradients)
     return [
-        None if total is None else tf.reshape(_scaled(call, total), tf.shape(tensor))
+        None if total is None else tf.reshape(_scale_gradient(call, total), tf.shape(tensor))
         for total, tensor in zip(totals, inputs, strict=True)
     ]
 
 
-def _scaled(call: Call, total: Any) -> Any:
+def _scale_gradient(call: Call, total: Any) -> Any:
     """Scale the gradient of a reduce-scatter: Horovod's is the mathematical one times the number of ranks."""
     factor = call.prescale * call.postscale
     total = total if factor == 1.0 else total * tf.cast(factor, total.dtype)
     if (call.op is Average) is not call.mathematical:
         return total
-    size = tf.cast(op.place(call.set)[1], total.dtype)
+    size = tf.cast(op.read_rank_and_size(call.set)[1], total.dtype)
     return total / size if call.mathematical else total * size
 
 
-def _combined(call: Call, gradients: Sequence[Any]) -> list[Any]:
+def _combine_gradients(call: Call, gradients: Sequence[Any]) -> list[Any]:
     """Combine the gradients of tensors on which all ranks' outputs depend: their sum, or Horovod's average."""
     back = _backward(call)._replace(kind="allreduce", op=choose_backward_op(call.mathematical), root=0)
-    return _apart(lambda tensors: op.reduce(back, tensors), gradients)
+    return _apply_to_existing(lambda tensors: op.reduce(back, tensors), gradients)
 
 
-def _apart(collective: Any, gradients: Sequence[Any]) -> list[Any]:
+def _apply_to_existing(collective: Any, gradients: Sequence[Any]) -> list[Any]:
     """Apply a collective to the existing gradients; complex ones are sent as pairs of real numbers."""
-    dense = [_dense(each) for each in gradients]
+    dense = [_to_dense(each) for each in gradients]
     members = [each for each in dense if each is not None]
     if not members:
         return dense
@@ -129,7 +129,7 @@ def _apart(collective: Any, gradients: Sequence[Any]) -> list[Any]:
     return [None if each is None else next(results) for each in dense]
 
 
-def _dense(gradient: Any) -> Any:
+def _to_dense(gradient: Any) -> Any:
     """Return a gradient as a tensor; None if there is none, or if it is the zero gradient of integers."""
     if gradient is None:
         return None
@@ -141,5 +141,5 @@ def _backward(call: Call) -> Call:
     return call._replace(name=backward_name(call.name), optimizer=-1, backward=True)
 
 
-def _function(call: Call) -> str:
+def _name_function(call: Call) -> str:
     return f"grouped_{call.kind}" if call.group else call.kind

@@ -55,7 +55,7 @@ def _load(path: str) -> Any:
     return module
 
 
-def works(module: Any) -> bool:
+def is_compatible(module: Any) -> bool:
     """Return whether TensorFlow's callbacks have the layout that the ops expect; log a warning if not.
 
     This starts TensorFlow's runtime. A program has to configure devices and threads before.

@@ -29,10 +29,10 @@ native: bool = _module is not None
 """Whether collectives are native ops."""
 
 
-def _library() -> Any:
+def _get_native_ops() -> Any:
     """Return the wrappers of the native ops, which the first call tests; None: collectives are calls of Python."""
     global _module, _tried, native
-    if not _tried and _module is not None and not library.works(_module):
+    if not _tried and _module is not None and not library.is_compatible(_module):
         _module, native = None, False
     _tried = True
     return _module
@@ -59,7 +59,7 @@ def reduce(call: Call, tensors: Sequence[Any]) -> list[Any]:
         A function that XLA will compile is being traced.
     """
     call = _named_in_session(call)
-    module = _library()
+    module = _get_native_ops()
     if module is None:
         return _through_python(call, tensors, None)[0]
     if call.kind == "reducescatter":
@@ -70,7 +70,7 @@ def reduce(call: Call, tensors: Sequence[Any]) -> list[Any]:
     return list(results) if tensors else []
 
 
-def gather(call: Call, tensors: Sequence[Any], splits: Any = None) -> tuple[list[Any], Any]:
+def exchange_rows(call: Call, tensors: Sequence[Any], splits: Any = None) -> tuple[list[Any], Any]:
     """Submit an allgather, or an all-to-all with `splits` (int64). Gradients flow through it.
 
     Parameters and errors are those of `reduce`; empty `splits` divide the rows equally.
@@ -82,7 +82,7 @@ def gather(call: Call, tensors: Sequence[Any], splits: Any = None) -> tuple[list
         Number of rows of each tensor from each rank; int32, of shape (tensors, ranks).
     """
     call = _named_in_session(call)
-    module = _library()
+    module = _get_native_ops()
     if module is None:
         return _through_python(call, tensors, splits)
     if call.kind == "alltoall":
@@ -95,11 +95,11 @@ def gather(call: Call, tensors: Sequence[Any], splits: Any = None) -> tuple[list
     return list(results), rows
 
 
-def place(number: int) -> tuple[Any, Any]:
+def read_rank_and_size(number: int) -> tuple[Any, Any]:
     """Return this rank's number in a process set and the set's size (int32), evaluated when the program runs."""
-    module = _library()
+    module = _get_native_ops()
     if module is None:
-        return fallback.place(number)
+        return fallback.read_rank_and_size(number)
     rank, size = module.engine_place(set=number)
     if not tf.executing_eagerly():
         rank.set_shape([])
@@ -107,9 +107,9 @@ def place(number: int) -> tuple[Any, Any]:
     return rank, size
 
 
-def blocks() -> bool:
+def blocks_thread() -> bool:
     """Return whether each collective that is added to the graph now holds a thread, so that fewer are better."""
-    return _library() is None and order.is_of_session(tf.compat.v1.get_default_graph())
+    return _get_native_ops() is None and order.is_of_session(tf.compat.v1.get_default_graph())
 
 
 def expect_no_xla() -> None:
@@ -139,26 +139,26 @@ def _named_in_session(call: Call) -> Call:
 def _submit(wrapper: Any, call: Call, tensors: Sequence[Any], *more: Any) -> Any:
     """Submit a native op in its order (engine/tensorflow/order.py), and return its outputs."""
     if tf.executing_eagerly():
-        return wrapper(tensors, *more, **_attributes(call, _FOREVER))
+        return wrapper(tensors, *more, **_make_attributes(call, _FOREVER))
     expect_no_xla()
     if call.name is None:
         with order.after_the_last():
-            outputs = wrapper(tensors, *more, **_attributes(call, _BRIEFLY))
-        order.keep_in_order(_operation(outputs))
+            outputs = wrapper(tensors, *more, **_make_attributes(call, _BRIEFLY))
+        order.keep_in_order(_operation_of(outputs))
     else:
         with order.after_the_last(call.name):
-            outputs = wrapper(tensors, *more, **_attributes(call, _NOT_AT_ALL if call.overlaps else _FIRST_OF_STEP))
-        order.keep_apart(_operation(outputs), call.name)
+            outputs = wrapper(tensors, *more, **_make_attributes(call, _NOT_AT_ALL if call.overlaps else _FIRST_OF_STEP))
+        order.keep_apart(_operation_of(outputs), call.name)
     return outputs
 
 
-def _operation(outputs: Any) -> Any:
+def _operation_of(outputs: Any) -> Any:
     while isinstance(outputs, list | tuple):
         outputs = outputs[0]
     return getattr(outputs, "op", outputs)  # Without outputs the wrapper returns the operation itself.
 
 
-def _attributes(call: Call, linger: int) -> dict[str, Any]:
+def _make_attributes(call: Call, linger: int) -> dict[str, Any]:
     """Return the attributes of the native op of a call."""
     return {
         "kind": OPERATIONS.index(call.kind),
@@ -167,22 +167,22 @@ def _attributes(call: Call, linger: int) -> dict[str, Any]:
         "group": call.group,
         "op": int(call.op),
         "wire": call.wire,
-        "prescale": _bits(call.prescale),
-        "postscale": _bits(call.postscale),
+        "prescale": _encode_factor(call.prescale),
+        "postscale": _encode_factor(call.postscale),
         "root": call.root,
         "mathematical": call.mathematical,
         "linger": linger,
         "optimizer": call.optimizer,
-        "depth": order.depth(call.backward),
+        "depth": order.count_scopes(call.backward),
     }
 
 
-def _bits(factor: float) -> int:
+def _encode_factor(factor: float) -> int:
     """Encode a float as an integer attribute of an op, since float attributes have only single precision."""
     return int(struct.unpack("<q", struct.pack("<d", factor))[0])
 
 
-def _factor(bits: int) -> float:
+def _decode_factor(bits: int) -> float:
     return float(struct.unpack("<d", struct.pack("<q", bits))[0])
 
 
@@ -194,8 +194,8 @@ def _call_of(op: Any) -> Call:
         op.get_attr("set"),
         Op(op.get_attr("op")),
         op.get_attr("wire"),
-        _factor(op.get_attr("prescale")),
-        _factor(op.get_attr("postscale")),
+        _decode_factor(op.get_attr("prescale")),
+        _decode_factor(op.get_attr("postscale")),
         op.get_attr("root"),
         op.get_attr("group"),
         op.get_attr("mathematical"),
@@ -206,22 +206,22 @@ def _call_of(op: Any) -> Call:
 
 @tf.RegisterGradient("EngineReduce")
 def _gradient_of_reduce(op: Any, *outputs: Any) -> Any:
-    return gradients.of(_call_of(op), op.inputs, None, outputs)
+    return gradients.differentiate_call(_call_of(op), op.inputs, None, outputs)
 
 
 @tf.RegisterGradient("EngineScatter")
 def _gradient_of_scatter(op: Any, *outputs: Any) -> Any:
-    return gradients.of(_call_of(op), op.inputs, None, outputs)
+    return gradients.differentiate_call(_call_of(op), op.inputs, None, outputs)
 
 
 @tf.RegisterGradient("EngineGather")
 def _gradient_of_gather(op: Any, *outputs: Any) -> Any:
-    return gradients.of(_call_of(op), op.inputs, op.outputs[-1], outputs[:-1])
+    return gradients.differentiate_call(_call_of(op), op.inputs, op.outputs[-1], outputs[:-1])
 
 
 @tf.RegisterGradient("EngineExchange")
 def _gradient_of_exchange(op: Any, *outputs: Any) -> Any:
-    return [*gradients.of(_call_of(op), op.inputs[:1], op.outputs[-1], outputs[:1]), None]
+    return [*gradients.differentiate_call(_call_of(op), op.inputs[:1], op.outputs[-1], outputs[:1]), None]
 
 
 tf.no_gradient("EnginePlace")
@@ -240,12 +240,12 @@ def _through_python(call: Call, tensors: Sequence[Any], splits: Any) -> tuple[li
     @tf.custom_gradient
     def run(*inputs: Any) -> tuple[Any, Callable[..., Any]]:
         if gathers:
-            results, rows = fallback.gather(call, inputs, splits)
+            results, rows = fallback.exchange_rows(call, inputs, splits)
         else:
             results, rows = fallback.reduce(call, inputs), None
         _tell_shapes(call, inputs, results, rows)
         outputs = tuple(results) if rows is None else (*results, rows)
-        return outputs, lambda *given: gradients.of(call, inputs, rows, given[:count])
+        return outputs, lambda *given: gradients.differentiate_call(call, inputs, rows, given[:count])
 
     outputs = run(*tensors)
     return (list(outputs[:count]), outputs[count]) if gathers else (list(outputs), None)

@@ -55,10 +55,10 @@ def join(process_set: ProcessSet = global_process_set) -> Any:
     See `engine.join`.
     """
     number = number_of(process_set)
-    return _asked(lambda: collectives.join(runtime.called_set(number)))
+    return _evaluate_in_program(lambda: collectives.join(runtime.called_set(number)))
 
 
-def _asked(question: Any) -> Any:
+def _evaluate_in_program(question: Any) -> Any:
     """Return the result of a function as an int32 scalar, evaluated when the program runs."""
     if tf.executing_eagerly():
         return tf.constant(question(), tf.int32)
@@ -69,26 +69,26 @@ def _asked(question: Any) -> Any:
 
 def rank_op(name: str | None = None) -> Any:
     """Return the rank when the program runs, as int32. `name` has no effect."""
-    return _op.place(0)[0]
+    return _op.read_rank_and_size(0)[0]
 
 
 def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
     """Return the number of ranks in a process set when the program runs, as int32. `name` has no effect."""
     if process_set_id == 0:
-        return _op.place(0)[1]
-    return _asked(lambda: runtime.process_set(process_set_id).size())
+        return _op.read_rank_and_size(0)[1]
+    return _evaluate_in_program(lambda: runtime.process_set(process_set_id).size())
 
 
 def local_rank_op(name: str | None = None) -> Any:
     """Return the rank among those of this host when the program runs, as int32. `name` has no effect."""
-    return _asked(topology.local_rank)
+    return _evaluate_in_program(topology.local_rank)
 
 
 def local_size_op(name: str | None = None) -> Any:
     """Return the number of ranks of this host when the program runs, as int32. `name` has no effect."""
-    return _asked(topology.local_size)
+    return _evaluate_in_program(topology.local_size)
 
 
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
     """Return 1 if this rank is in a process set when the program runs, else 0, as int32. `name` has no effect."""
-    return _asked(lambda: int(runtime.process_set(process_set_id).included()))
+    return _evaluate_in_program(lambda: int(runtime.process_set(process_set_id).included()))

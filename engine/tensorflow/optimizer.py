@@ -24,7 +24,7 @@ class _Distributed:
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
         """Compute gradients like the optimizer's own method, and reduce them over all ranks. Collective."""
-        return self._engine.reduced(super().compute_gradients(*args, **kwargs))  # type: ignore[misc]
+        return self._engine.reduce_computed(super().compute_gradients(*args, **kwargs))  # type: ignore[misc]
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         """Apply gradients like the optimizer's own method, once in `backward_passes_per_step` calls.
@@ -63,14 +63,14 @@ class _Wrapping:
         if options.process_set.included() and compares_gradients():
             expect_agreement(options, {})
 
-    def reduced(self, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    def reduce_computed(self, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         """Reduce gradients for `compute_gradients`; return them with their variables."""
         self._computes = True
-        return self._reduced(pairs)
+        return self._reduce_pairs(pairs)
 
     def to_apply(self, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         """Return gradients and variables for `apply_gradients`, after reducing those that were not reduced before."""
-        return pairs if self._computes else self._reduced(pairs)
+        return pairs if self._computes else self._reduce_pairs(pairs)
 
     def when_due(self, pairs: list[tuple[Any, Any]], apply: Any) -> Any:
         """Call `apply` if enough passes were made for a step, and return its result."""
@@ -78,7 +78,7 @@ class _Wrapping:
             return apply()
         return self._accumulation.when_due([gradient for gradient, _ in pairs], apply)
 
-    def _reduced(self, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    def _reduce_pairs(self, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
         if self._accumulation is None:
             return list(zip(self.reduction.reduce(gradients, variables), variables, strict=True))

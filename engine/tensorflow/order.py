@@ -27,7 +27,7 @@ def is_called(graph: Any) -> bool:
     return graph.name.startswith(_GRADIENTS) and hasattr(getattr(graph.outer_graph, "outer_graph", None), "outer_graph")
 
 
-def depth(backward: bool) -> int:
+def count_scopes(backward: bool) -> int:
     """Return the number of name scopes around a new operation of a gradient; -1 for others and in eager mode.
 
     TensorFlow does not order the calls of a function's gradient. So the native ops distinguish these calls by the
@@ -59,7 +59,7 @@ def after_the_last(name: str | None = None) -> Iterator[None]:
     if is_of_session(graph):
         yield
         return
-    last = _lasts(graph).get(name)
+    last = _get_last_collectives(graph).get(name)
     # An operation in another branch of a TensorFlow 1 control flow construct cannot be a control dependency.
     if last is None or last._control_flow_context is not graph._get_control_flow_context():
         yield
@@ -70,21 +70,21 @@ def after_the_last(name: str | None = None) -> Iterator[None]:
 
 def keep_in_order(operation: Any) -> None:
     """Make sure that a collective without a name runs, and that the next one without a name runs after it."""
-    _lasts(operation.graph)[None] = operation
-    _keep(operation)
+    _get_last_collectives(operation.graph)[None] = operation
+    _add_control_output(operation)
 
 
 def keep_apart(operation: Any, name: str) -> None:
     """Make sure that a collective runs, even if its results are unused, concurrently with all others."""
-    _lasts(operation.graph)[name] = operation
+    _get_last_collectives(operation.graph)[name] = operation
     manager = operation.graph.experimental_acd_manager
     if manager is None:
-        _keep(operation)
+        _add_control_output(operation)
     else:
         manager.run_independently(operation)
 
 
-def _lasts(graph: Any) -> dict[str | None, Any]:
+def _get_last_collectives(graph: Any) -> dict[str | None, Any]:
     """Return the last collective of each name in a graph; None is the key of those without a name."""
     lasts: dict[str | None, Any] | None = getattr(graph, "_engine_last_collectives", None)
     if lasts is None:
@@ -92,7 +92,7 @@ def _lasts(graph: Any) -> dict[str | None, Any]:
     return lasts
 
 
-def _keep(operation: Any) -> None:
+def _add_control_output(operation: Any) -> None:
     outputs = getattr(operation.graph, "control_outputs", None)
     if outputs is not None and operation.graph.experimental_acd_manager is None:
         outputs.append(operation)

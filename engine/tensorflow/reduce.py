@@ -67,7 +67,7 @@ def reduce_gradients(
     # The limits and names of buckets do not depend on which of their gradients exist.
     buckets = [
         bucket
-        for bucket in _buckets(others, results, num_groups, groups)
+        for bucket in _divide_into_buckets(others, results, num_groups, groups)
         if any(results[k] is not None for k in bucket)
     ]
     _, own = resolve(options.compression, options.op)
@@ -92,7 +92,7 @@ def reduce_gradients(
         if len(present) < len(bucket):
             sent.append(tf.zeros([0, columns_of_absent([names[k] for k in bucket if results[k] is None])]))
         more = f"+{len(bucket) - 1}{order_suffix([names[k] for k in bucket])}" if len(bucket) > 1 else ""
-        call = _call(options, f"{prefix}{names[bucket[0]]}{more}", len(buckets) > 1)
+        call = _make_call(options, f"{prefix}{names[bucket[0]]}{more}", len(buckets) > 1)
         if bucket is buckets[-1]:
             call = call._replace(optimizer=optimizer)
         reduced = _op.reduce(call, sent)[: len(present)]
@@ -103,7 +103,7 @@ def reduce_gradients(
     return results
 
 
-def _call(options: Options, name: str, overlaps: bool) -> Call:
+def _make_call(options: Options, name: str, overlaps: bool) -> Call:
     wire, _ = resolve(options.compression, options.op)
     return Call(
         "allreduce",
@@ -118,7 +118,7 @@ def _call(options: Options, name: str, overlaps: bool) -> Call:
     )
 
 
-def _buckets(
+def _divide_into_buckets(
     others: list[int], gradients: Sequence[Any], num_groups: int, groups: Sequence[Sequence[int]] | None
 ) -> list[list[int]]:
     """Divide the indices of the gradients that are not sparse into buckets, in the order of their submission."""
@@ -133,9 +133,9 @@ def _buckets(
         count = min(num_groups, len(others))
         starts = [len(others) * part // count for part in range(count + 1)]
         return [others[starts[part] : starts[part + 1]] for part in reversed(range(count))]
-    if tf.executing_eagerly() or _op.blocks():
+    if tf.executing_eagerly() or _op.blocks_thread():
         return [others]
-    return _by_size(others, lambda k: _bytes(gradients[k]))
+    return _by_size(others, lambda k: _count_bytes(gradients[k]))
 
 
 def _by_size(others: list[int], size: Callable[[int], int]) -> list[list[int]]:
@@ -150,7 +150,7 @@ def _by_size(others: list[int], size: Callable[[int], int]) -> list[list[int]]:
     return buckets
 
 
-def _bytes(gradient: Any) -> int:
+def _count_bytes(gradient: Any) -> int:
     """Return the size of a gradient in bytes, as far as its shape is known while the program is traced."""
     if gradient is None:
         return 0

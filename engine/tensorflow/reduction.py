@@ -72,7 +72,7 @@ class Reduction:
         return not self._paused and self.options.process_set.included()
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
+    def pause(self) -> Iterator[None]:
         """Pause reductions inside the block."""
         before, self._paused = self._paused, True
         try:
@@ -106,9 +106,9 @@ class Reduction:
         """
         if not self.active:
             return list(gradients)
-        gradients = [self._prepared(*each) for each in zip(gradients, variables, strict=True)]
-        names = [str(place) for place in range(len(variables))] if generic_names else _names(variables)
-        number, order = self._agree(names, gradients, variables)
+        gradients = [self._prepare_gradient(*each) for each in zip(gradients, variables, strict=True)]
+        names = [str(place) for place in range(len(variables))] if generic_names else _name_sources(variables)
+        number, order = self._agree_on_order(names, gradients, variables)
         shared = [k for k in order if key_of(variables[k]) not in self._local]
         reduced = reduce_gradients(
             [gradients[k] for k in shared],
@@ -116,15 +116,15 @@ class Reduction:
             self.options,
             prefix="",
             num_groups=self.options.num_groups,
-            groups=self._places(variables, shared),
+            groups=self._locate_groups(variables, shared),
             optimizer=number,
         )
-        results = [self._scaled(each) for each in gradients] if len(shared) < len(names) else list(gradients)
+        results = [self._scale_local_gradient(each) for each in gradients] if len(shared) < len(names) else list(gradients)
         for k, result in zip(shared, reduced, strict=True):
             results[k] = result
         return results
 
-    def _prepared(self, gradient: Any, variable: Any) -> Any:
+    def _prepare_gradient(self, gradient: Any, variable: Any) -> Any:
         """Return a gradient with a static shape in a graph, since ranks divide gradients into groups by shape."""
         if self.options.sparse_as_dense and isinstance(gradient, tf.IndexedSlices):
             gradient = tf.convert_to_tensor(gradient)
@@ -137,7 +137,7 @@ class Reduction:
             "reduced: give the tensors that it consists of as sources"
         )
 
-    def _places(self, variables: Sequence[Any], shared: Sequence[int]) -> list[list[int]] | None:
+    def _locate_groups(self, variables: Sequence[Any], shared: Sequence[int]) -> list[list[int]] | None:
         """Return the groups as positions among the gradients that are reduced."""
         if self._groups is None:
             return None
@@ -145,7 +145,7 @@ class Reduction:
         found = [[places[key] for key in group if key in places] for group in self._groups]
         return [group for group in found if group]
 
-    def _agree(self, names: Sequence[str], gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[int, list[int]]:
+    def _agree_on_order(self, names: Sequence[str], gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[int, list[int]]:
         """Return the number of the optimizer, and the common order of the variables on all ranks.
 
         A new set of variables is compared between ranks.
@@ -156,18 +156,18 @@ class Reduction:
         if key not in numbers:
             agreed = list(names)
             if compares_gradients():
-                ends = in_groups(names, self._places(variables, range(len(variables))))
+                ends = in_groups(names, self._locate_groups(variables, range(len(variables))))
                 described = {"the options": (str(self.options), 0)}
                 for name, gradient, variable, end in zip(names, gradients, variables, ends, strict=True):
                     described[name] = self._describe(gradient, variable) + end, 0
                 title = "the ranks reduce gradients of different variables, or in other ways"
-                agreed = [name for name in self._compare(described, title) if name in key]
+                agreed = [name for name in self._compare_over_ranks(described, title) if name in key]
             number = next_number("optimizer", process_set) if self._number is None else self._number
             numbers[key] = number, agreed
         number, agreed = numbers[key]
         return number, places_of(agreed, names)
 
-    def _compare(self, described: dict[str, tuple[str, int]], title: str) -> list[str]:
+    def _compare_over_ranks(self, described: dict[str, tuple[str, int]], title: str) -> list[str]:
         try:
             return objects.compare(described, title, f"{self._prefix}variables", self.options.process_set)
         except EngineError as error:
@@ -186,18 +186,18 @@ class Reduction:
             return f"{text} without a gradient"
         return f"{text} with a sparse gradient" if isinstance(gradient, tf.IndexedSlices) else text
 
-    def _scaled(self, gradient: Any) -> Any:
+    def _scale_local_gradient(self, gradient: Any) -> Any:
         """Divide a local gradient by the number of ranks, as an average would, if `scale_local` is set."""
         if gradient is None or not self._scale_local:
             return gradient
-        ranks = op.place(number_of(self.options.process_set))[1]
+        ranks = op.read_rank_and_size(number_of(self.options.process_set))[1]
         if isinstance(gradient, tf.IndexedSlices):
             values = gradient.values / tf.cast(ranks, gradient.values.dtype)
             return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
         return gradient / tf.cast(ranks, gradient.dtype)
 
 
-def _names(variables: Sequence[Any]) -> list[str]:
+def _name_sources(variables: Sequence[Any]) -> list[str]:
     return unique_names(name_of(each, f"source {place}") for place, each in enumerate(variables))
 
 

@@ -70,26 +70,26 @@ def allreduce(
     if op is Average and values.dtype.is_integer:
         values = tf.cast(values, tf.float32 if values.dtype.size < 4 else tf.float64)
     dtype = values.dtype
-    indices, values = _added(tf.convert_to_tensor(slices.indices), values)
-    values = _times(values, prescale)
+    indices, values = _add_equal_rows(tf.convert_to_tensor(slices.indices), values)
+    values = _multiply_values(values, prescale)
     context = None
     if own is not None:
         values, context = own.compress(values)
     if wire in ("float16", "bfloat16") and slices.values.dtype in (tf.float32, tf.float64):
         values = tf.cast(values, wire)
     call = Call("allgather", name, number, group=True, optimizer=optimizer)
-    (indices, values), rows = _op.gather(call, [indices, values])
+    (indices, values), rows = _op.exchange_rows(call, [indices, values])
     if values.dtype != dtype and own is None:
         values = tf.cast(values, dtype)
     if own is not None:
         values = own.decompress(values, context)
-    indices, values = _added(indices, values)
+    indices, values = _add_equal_rows(indices, values)
     if op is Average:
         values = values / tf.cast(tf.shape(rows)[1], values.dtype)
-    return tf.IndexedSlices(_times(values, postscale), indices, slices.dense_shape)
+    return tf.IndexedSlices(_multiply_values(values, postscale), indices, slices.dense_shape)
 
 
-def _added(indices: Any, values: Any) -> tuple[Any, Any]:
+def _add_equal_rows(indices: Any, values: Any) -> tuple[Any, Any]:
     """Add up rows with equal indices, in the order of their first occurrence. Half precision is added in float32."""
     distinct, places = tf.unique(indices)
     wide = tf.float32 if values.dtype in (tf.float16, tf.bfloat16) else values.dtype
@@ -97,7 +97,7 @@ def _added(indices: Any, values: Any) -> tuple[Any, Any]:
     return distinct, tf.cast(total, values.dtype)
 
 
-def _times(values: Any, factor: float) -> Any:
+def _multiply_values(values: Any, factor: float) -> Any:
     if factor == 1.0:
         return values
     if values.dtype.is_integer:  # A factor of 0.5 would become 0 as an integer.

@@ -83,7 +83,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         call = Call(
             "allgather", once_in_graph(self._name_of_collective()), number_of(self.process_set), mathematical=True
         )
-        (rows,), _ = op.gather(call, [row])
+        (rows,), _ = op.exchange_rows(call, [row])
         counts, means, squares = tf.unstack(rows, axis=1)
         count = tf.maximum(_in_rank_order(counts), 1)
         mean = _in_rank_order(counts * means) / count
@@ -112,7 +112,7 @@ def _own_moments(inputs: Any, mask: Any, axes: list[int]) -> Any:
         counts = tf.cast(tf.math.count_nonzero(here, axes), tf.float64)
     divisor = tf.maximum(counts, 1)
     # The formulas below hold for any centre. A centre near the mean keeps squares small; it needs no gradient.
-    centre = tf.stop_gradient(tf.reduce_sum(inputs, axes, keepdims=True) / _shaped(divisor, inputs, axes))
+    centre = tf.stop_gradient(tf.reduce_sum(inputs, axes, keepdims=True) / _reshape_statistics(divisor, inputs, axes))
     centred = inputs - centre
     if here is not None:
         centred = tf.where(here, centred, tf.zeros_like(centred))
@@ -122,7 +122,7 @@ def _own_moments(inputs: Any, mask: Any, axes: list[int]) -> Any:
     return tf.stack([counts, means, squares])[None]
 
 
-def _shaped(values: Any, like: Any, axes: list[int]) -> Any:
+def _reshape_statistics(values: Any, like: Any, axes: list[int]) -> Any:
     """Reshape [C] to broadcast with an input, and cast it to the input's dtype."""
     for axis in axes:
         values = tf.expand_dims(values, axis)

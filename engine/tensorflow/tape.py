@@ -51,12 +51,12 @@ class _Distributed:
 
     def jacobian(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the Jacobian of this rank like the tape's own method; its gradients are not reduced."""
-        with self._engine.paused():
+        with self._engine.pause():
             return super().jacobian(*args, **kwargs)  # type: ignore[misc]
 
     def batch_jacobian(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the batch Jacobian of this rank like the tape's own method; its gradients are not reduced."""
-        with self._engine.paused():
+        with self._engine.pause():
             return super().batch_jacobian(*args, **kwargs)  # type: ignore[misc]
 
     def register_local_source(self, source: Any) -> None:
@@ -135,7 +135,7 @@ def DistributedGradientTape(
     )
     reduction = Reduction(options, scale_local_gradients)
     kind: Any = type(gradtape)
-    gradtape.__class__ = _distributed(kind)
+    gradtape.__class__ = _make_distributed_class(kind)
     gradtape._engine = reduction
     return gradtape
 
@@ -203,7 +203,7 @@ def trainable_weights(layers: Any) -> list[Any]:
 
 
 @functools.cache
-def _distributed(kind: Any) -> type:
+def _make_distributed_class(kind: Any) -> type:
     """Make the subclass of a class of tapes that reduces gradients."""
     same = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
     return type(kind.__name__, (_Distributed, kind), same)

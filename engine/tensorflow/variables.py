@@ -58,7 +58,7 @@ def broadcast_variables(
         _broadcast_now(variables, root_rank, process_set, "broadcast_variables")
         return None
     return tf.group(
-        *(each.op if hasattr(each, "op") else each for each in _assigned(variables, root_rank, process_set))
+        *(each.op if hasattr(each, "op") else each for each in _make_assignments(variables, root_rank, process_set))
     )
 
 
@@ -73,7 +73,7 @@ def broadcast_(
     if tf.executing_eagerly():
         _broadcast_now(variables, root_rank, process_set, "broadcast_")
         return [tf.convert_to_tensor(each) for each in variables]
-    assigned = _assigned(variables, root_rank, process_set, name)
+    assigned = _make_assignments(variables, root_rank, process_set, name)
     with tf.control_dependencies(assigned):
         return [tf.identity(each) for each in variables]
 
@@ -122,7 +122,7 @@ def allgather_object(
 def _broadcast_now(variables: Iterable[Any], root: int, process_set: ProcessSet, what: str) -> None:
     """Assign the root's values to variables in eager mode."""
     try:
-        named = _named(variables)
+        named = _name_variables(variables)
         arrays = [np.require(each.numpy(), requirements=["C", "W"]) for each in named.values()]
         described = {name: (f"{each.dtype}{list(each.shape)}", 0) for name, each in zip(named, arrays, strict=True)}
     except Exception as error:
@@ -135,12 +135,12 @@ def _broadcast_now(variables: Iterable[Any], root: int, process_set: ProcessSet,
             variable.assign(by_name[name])
 
 
-def _assigned(variables: Iterable[Any], root: int, process_set: ProcessSet, name: str | None = None) -> list[Any]:
+def _make_assignments(variables: Iterable[Any], root: int, process_set: ProcessSet, name: str | None = None) -> list[Any]:
     """Make graph operations that compare variables between ranks, and then assign the root's values to them."""
-    named = _named(variables)
+    named = _name_variables(variables)
     prefix = name or "broadcast"
     assigned: dict[str, Any] = {}
-    done: Any = [_compared(named, f"{prefix} all variables", process_set)]
+    done: Any = [_make_comparison(named, f"{prefix} all variables", process_set)]
     for each in sorted(named):  # in the same order on all ranks, since each may hold a thread
         with tf.control_dependencies(done):
             value = broadcast(tf.identity(named[each]), root, name=f"{prefix}.{each}", process_set=process_set)
@@ -149,7 +149,7 @@ def _assigned(variables: Iterable[Any], root: int, process_set: ProcessSet, name
     return [assigned[each] for each in named]
 
 
-def _compared(named: dict[str, Any], name: str, process_set: ProcessSet) -> Any:
+def _make_comparison(named: dict[str, Any], name: str, process_set: ProcessSet) -> Any:
     """Make a graph tensor whose computation fails if the ranks' variables differ. It blocks no thread."""
     described = {
         each: f"{tf.as_dtype(variable.dtype).base_dtype.name}{list(variable.shape)}" for each, variable in named.items()
@@ -166,7 +166,7 @@ def _compared(named: dict[str, Any], name: str, process_set: ProcessSet) -> Any:
     return tf.numpy_function(check, [everyone], tf.int32)
 
 
-def _named(variables: Iterable[Any]) -> dict[str, Any]:
+def _name_variables(variables: Iterable[Any]) -> dict[str, Any]:
     """Return variables by unique names; raise UnsupportedTensorError for other objects and for strings."""
     variables = list(variables)
     for variable in variables:

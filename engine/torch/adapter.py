@@ -33,7 +33,7 @@ def check_device(tensor: torch.Tensor, what: str = "a tensor") -> None:
 class TorchAdapter:
     """Adapter for `torch.Tensor` and its subclasses."""
 
-    def input(self, tensor: torch.Tensor) -> torch.Tensor:
+    def as_input(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.layout is not torch.strided or not tensor.is_cpu:
             check(tensor)
         if tensor.requires_grad:
@@ -46,7 +46,7 @@ class TorchAdapter:
 
     target = input
 
-    def empty(self, source: torch.Tensor) -> torch.Tensor:
+    def make_empty(self, source: torch.Tensor) -> torch.Tensor:
         return torch.empty_like(source)
 
     def store(self, tensor: torch.Tensor, result: torch.Tensor) -> None:
@@ -54,24 +54,24 @@ class TorchAdapter:
             with torch.no_grad():
                 tensor.copy_(result)
 
-    def result(self, tensor: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+    def as_result(self, tensor: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
         return output
 
-    def rows(self, tensor: torch.Tensor) -> torch.Tensor:
-        source = self.input(tensor)
+    def as_rows(self, tensor: torch.Tensor) -> torch.Tensor:
+        source = self.as_input(tensor)
         return source if source.dim() else source.view(1)
 
-    def room(self, tensor: torch.Tensor) -> Room | None:
+    def make_allocator(self, tensor: torch.Tensor) -> Room | None:
         return Room(tensor.device) if tensor.is_cuda else None
 
-    def gathered(self, tensor: torch.Tensor, data: Any, rows: int) -> torch.Tensor:
+    def make_gathered(self, tensor: torch.Tensor, data: Any, rows: int) -> torch.Tensor:
         shape = (rows, *tensor.shape[1:])
         flat = flat_over(data, tensor.dtype)
         if not flat.numel():
             return flat.new_empty(shape)
         return flat.view(shape) if len(shape) > 1 else flat  # A view costs more than the rest.
 
-    def counts(self, rows: Sequence[int]) -> torch.Tensor:
+    def make_counts(self, rows: Sequence[int]) -> torch.Tensor:
         return torch.tensor(rows, dtype=torch.int32, device="cpu")
 
     def cast(self, tensor: torch.Tensor, dtype: Any) -> tuple[torch.Tensor, Any]:

@@ -63,7 +63,7 @@ class Deltas:
         self._parameters: dict[str, torch.Tensor] = {}  # in the same order on all ranks
         self._names: list[str] | None = None  # names of `_stepped`; None: all parameters
         self._stepped: list[torch.Tensor] = []  # parameters that the step in progress may change
-        self._picked: tuple[dict[str, int], list[str]] = {}, []  # addresses, and the names that `_pick` has chosen
+        self._picked: tuple[dict[str, int], list[str]] = {}, []  # addresses, and the names that `_pick_parameters` has chosen
         self._starts: dict[torch.Tensor, torch.Tensor] = {}  # values of parameters before the step
         self.skipping = False
         self.group = SimpleNamespace(passes=1)  # Passes only add to the gradients, and need not be counted.
@@ -86,7 +86,7 @@ class Deltas:
 
     def before_step(self) -> None:
         """Copy the parameters that the step may change. Frozen ones are not sent: all ranks must freeze the same."""
-        stepped = self._pick()
+        stepped = self._pick_parameters()
         self._stepped = list(stepped.values())
         self._names = list(stepped) if len(stepped) < len(self._parameters) else None
         with torch.no_grad():
@@ -97,7 +97,7 @@ class Deltas:
                 else:
                     start.copy_(parameter)
 
-    def _pick(self) -> dict[str, torch.Tensor]:
+    def _pick_parameters(self) -> dict[str, torch.Tensor]:
         """Return the parameters that the step may change; only the first one of those that share all their memory.
 
         Raises
@@ -113,7 +113,7 @@ class Deltas:
         return {name: stepped[name] for name in self._picked[1]}
 
     def _expect_apart(self, stepped: dict[str, torch.Tensor]) -> list[str]:
-        """Return the names of parameters whose memory does not lie in that of others. Raises the error of `_pick`."""
+        """Return the names of parameters whose memory does not lie in that of others. Raises the error of `_pick_parameters`."""
         order = sorted(stepped, key=lambda name: -stepped[name].numel())
         held = dict(zip(order, held_in([(stepped[name].detach(), True) for name in order], []), strict=True))
         for name in stepped:

@@ -29,7 +29,7 @@ from ..session import topology
 Context = Any
 
 
-def call(
+def call_differentiable(
     function: type[torch.autograd.Function], plain: Callable[..., Any], tensor: torch.Tensor, *arguments: Any
 ) -> Any:
     """Call `function` if a gradient has to flow to `tensor`, else `plain`, which has the same result."""
@@ -55,19 +55,19 @@ def _own_rows(total: torch.Tensor, rows: Sequence[int], shape: torch.Size, proce
     return total[own_rows(rows, process_set)].reshape(shape)
 
 
-def _combined(gradient: torch.Tensor, mathematical: bool, name: str | None, process_set: ProcessSet) -> torch.Tensor:
+def _combine_gradients(gradient: torch.Tensor, mathematical: bool, name: str | None, process_set: ProcessSet) -> torch.Tensor:
     """Combine the gradients of a tensor on which all ranks' outputs depend: their sum, or Horovod's average."""
     op = choose_backward_op(mathematical)
-    total = call(Allreduce, collectives.allreduce, _real(gradient), op, name, 1.0, 1.0, process_set, None)
+    total = call_differentiable(Allreduce, collectives.allreduce, _view_as_real(gradient), op, name, 1.0, 1.0, process_set, None)
     return torch.view_as_complex(total) if gradient.is_complex() else total
 
 
-def _real(gradient: torch.Tensor) -> torch.Tensor:
+def _view_as_real(gradient: torch.Tensor) -> torch.Tensor:
     """Return a complex gradient as pairs of real numbers, which the engine can reduce; any other unchanged."""
     return torch.view_as_real(gradient.resolve_conj()) if gradient.is_complex() else gradient
 
 
-def _differentiable(gradients: Sequence[torch.Tensor]) -> list[int]:
+def _find_differentiable(gradients: Sequence[torch.Tensor]) -> list[int]:
     """Return the indices of gradients with a floating or complex dtype; those of integers are zeros, and not sent."""
     return [k for k, each in enumerate(gradients) if each.is_floating_point() or each.is_complex()]
 
@@ -95,7 +95,7 @@ class Allreduce(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
         expect_gradient(ctx.settings[0], "allreduce")
-        reduced = call(Allreduce, collectives.allreduce, gradients[0], *ctx.settings)
+        reduced = call_differentiable(Allreduce, collectives.allreduce, gradients[0], *ctx.settings)
         return reduced, None, None, None, None, None, None
 
 
@@ -136,8 +136,8 @@ class GroupedAllgather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
-        members, op = _differentiable(gradients), choose_backward_op(ctx.mathematical)
-        sent = [_real(gradients[k]) for k in members]
+        members, op = _find_differentiable(gradients), choose_backward_op(ctx.mathematical)
+        sent = [_view_as_real(gradients[k]) for k in members]
         settings = op, ctx.name, 1.0, 1.0, ctx.process_set, None
         mine: list[torch.Tensor | None] = [None] * len(gradients)
         for k, total in zip(
@@ -169,7 +169,7 @@ class GroupedReducescatter(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
         expect_gradient(ctx.op, "grouped_reducescatter")
-        members = _differentiable(gradients)
+        members = _find_differentiable(gradients)
         with mathematical_gradients(ctx.mathematical):
             totals = call_grouped(
                 GroupedAllgather,
@@ -195,7 +195,7 @@ class Broadcast(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
-        total = _combined(gradients[0], ctx.mathematical, ctx.name, ctx.process_set)
+        total = _combine_gradients(gradients[0], ctx.mathematical, ctx.name, ctx.process_set)
         if topology.rank() != ctx.root_rank:  # Zeros with a graph, so that second derivatives run on every rank, too.
             total = total.masked_fill(torch.ones((), dtype=torch.bool, device=total.device), 0)
         return total, None, None, None
@@ -214,7 +214,7 @@ class Allgather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
-        total = _combined(gradients[0], ctx.mathematical, ctx.name, ctx.process_set)
+        total = _combine_gradients(gradients[0], ctx.mathematical, ctx.name, ctx.process_set)
         return _own_rows(total, ctx.rows, ctx.shape, ctx.process_set), None, None
 
 
@@ -233,7 +233,7 @@ class Alltoall(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
-        sent, _ = call(Alltoall, collectives.alltoall, gradients[0], ctx.rows, ctx.name, ctx.process_set)
+        sent, _ = call_differentiable(Alltoall, collectives.alltoall, gradients[0], ctx.rows, ctx.name, ctx.process_set)
         if len(sent) < ctx.shape[0]:  # Rows beyond the sum of the splits went nowhere.
             sent = torch.cat([sent, sent.new_zeros(ctx.shape[0] - len(sent), *ctx.shape[1:])])
         return sent.reshape(ctx.shape), None, None, None
@@ -261,18 +261,18 @@ class Reducescatter(torch.autograd.Function):
     def backward(ctx: Context, *gradients: torch.Tensor) -> Any:
         expect_gradient(ctx.op, "reducescatter")
         with mathematical_gradients(ctx.mathematical):
-            total = call(Allgather, collectives.allgather, gradients[0], ctx.name, ctx.process_set)
+            total = call_differentiable(Allgather, collectives.allgather, gradients[0], ctx.name, ctx.process_set)
         return total if ctx.factor == 1 else total * ctx.factor, None, None, None, None, None, None
 
 
 CALLS: dict[str, Callable[..., Any]] = {
-    "allreduce": partial(call, Allreduce, collectives.allreduce),
+    "allreduce": partial(call_differentiable, Allreduce, collectives.allreduce),
     "grouped_allreduce": partial(call_grouped, GroupedAllreduce, groups.grouped_allreduce),
-    "broadcast": partial(call, Broadcast, collectives.broadcast),
-    "allgather": partial(call, Allgather, collectives.allgather),
+    "broadcast": partial(call_differentiable, Broadcast, collectives.broadcast),
+    "allgather": partial(call_differentiable, Allgather, collectives.allgather),
     "grouped_allgather": partial(call_grouped, GroupedAllgather, groups.grouped_allgather),
-    "alltoall": partial(call, Alltoall, collectives.alltoall),
-    "reducescatter": partial(call, Reducescatter, collectives.reducescatter),
+    "alltoall": partial(call_differentiable, Alltoall, collectives.alltoall),
+    "reducescatter": partial(call_differentiable, Reducescatter, collectives.reducescatter),
     "grouped_reducescatter": partial(call_grouped, GroupedReducescatter, groups.grouped_reducescatter),
 }
 """Differentiable collectives, by the names of the functions of `engine.torch` that call them."""

@@ -120,15 +120,15 @@ class TorchState(ObjectState):
 
     def reset(self) -> None:
         """Drop gradients of a step that was not completed."""
-        for optimizer in self._optimizers():
+        for optimizer in self._list_optimizers():
             optimizer.zero_grad()
 
-    def _optimizers(self) -> Iterator[Any]:
+    def _list_optimizers(self) -> Iterator[Any]:
         present = (getattr(self, name) for name in self._names)
         return (value for value in present if isinstance(value, torch.optim.Optimizer))
 
     def _passes_in_hand(self) -> bool:
-        wrappings = (getattr(optimizer, "_engine", None) for optimizer in self._optimizers())
+        wrappings = (getattr(optimizer, "_engine", None) for optimizer in self._list_optimizers())
         return any(wrapping is not None and getattr(wrapping.reducer.group, "touched", False) for wrapping in wrappings)
 
     def _names_of(self, optimizer: torch.optim.Optimizer) -> list[list[str]]:
@@ -147,17 +147,17 @@ class TorchState(ObjectState):
     def _load(self, name: str, present: Any, kept: Any) -> None:
         if isinstance(present, torch.optim.Optimizer):
             names = self._names_of(present)
-            load_named_state(present, _into(named_state(present, names), kept), names)
+            load_named_state(present, _copy_into(named_state(present, names), kept), names)
             return
         if isinstance(present, torch.nn.Module):
             # A module may keep its extra state by reference; it copies everything else.
-            extra = {key: _into(None, value) for key, value in kept.items() if key.endswith("_extra_state")}
+            extra = {key: _copy_into(None, value) for key, value in kept.items() if key.endswith("_extra_state")}
             kept.update(extra)
             _expect_ties(name, present, kept)
             _take_dtypes(present, kept)
         super()._load(name, present, kept)
         if isinstance(present, torch.nn.Module) and _has_taken(present, kept):
-            super()._load(name, present, _into(None, kept))
+            super()._load(name, present, _copy_into(None, kept))
         elif isinstance(stages := getattr(present, "_per_optimizer_states", None), dict):
             stages.clear()  # Otherwise a scaler would treat the gradients of the next step as unscaled already.
 
@@ -189,7 +189,7 @@ def _has_taken(module: torch.nn.Module, kept: dict[str, Any]) -> bool:
     return any(isinstance(own, torch.Tensor) and own.data_ptr() in given for own in module.state_dict().values())
 
 
-def _into(present: Any, kept: Any) -> Any:
+def _copy_into(present: Any, kept: Any) -> Any:
     """Copy a saved value, into matching tensors of the present state if there are any, else into new ones."""
     if isinstance(kept, torch.Tensor):
         if not isinstance(present, torch.Tensor) or present.shape != kept.shape or present.dtype != kept.dtype:
@@ -198,8 +198,8 @@ def _into(present: Any, kept: Any) -> Any:
             return present.copy_(kept)
     if isinstance(kept, dict):
         old = present if isinstance(present, dict) else {}
-        return {key: _into(old.get(key), value) for key, value in kept.items()}
+        return {key: _copy_into(old.get(key), value) for key, value in kept.items()}
     if type(kept) in (list, tuple):
         known = present if isinstance(present, list | tuple) and len(present) == len(kept) else [None] * len(kept)
-        return type(kept)(_into(old, value) for old, value in zip(known, kept, strict=True))
+        return type(kept)(_copy_into(old, value) for old, value in zip(known, kept, strict=True))
     return copy.deepcopy(kept)

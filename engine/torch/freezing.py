@@ -47,7 +47,7 @@ class Plan:
         return device
 
     @classmethod
-    def of(cls, reducer: TorchReducer) -> Plan:
+    def from_reducer(cls, reducer: TorchReducer) -> Plan:
         """Make a plan from the present gradients of a reducer. Not collective.
 
         Raises
@@ -121,7 +121,7 @@ class FrozenReduction:
         reduction = Reduction(int(options.op), options.prescale, options.postscale, plan.wire)
         self._pass = runtime.device().freeze(self._device.index or 0, frozen, reduction)
         for parameter in reducer._parameters:
-            self._handles.append(parameter.register_post_accumulate_grad_hook(self._fired))
+            self._handles.append(parameter.register_post_accumulate_grad_hook(self._note_gradient))
         self.owed = reducer.suspend()
         live_frozen.add(self)
 
@@ -150,7 +150,7 @@ class FrozenReduction:
         """Complete an interrupted pass, and drop gradients that did not exist at the freeze."""
         self.finish()
         self.owed = self.reduced = False
-        for name, parameter in self._hooked():
+        for name, parameter in self._list_parameters():
             if name not in self._members:
                 parameter.grad = None
 
@@ -203,7 +203,7 @@ class FrozenReduction:
         self._handles.clear()
         live_frozen.discard(self)
 
-    def _fired(self, _: torch.Tensor) -> None:
+    def _note_gradient(self, _: torch.Tensor) -> None:
         """Note that a backward pass has computed a gradient; the first one queues the reduction."""
         if self.paused:
             self.owed = True
@@ -218,17 +218,17 @@ class FrozenReduction:
         self._expect_nothing_new()
         for name, parameter in self._members.items():
             if parameter.grad is None or address_of(parameter.grad) != self._addresses[name]:
-                self._fail(f"the gradient of {name!r} is {'gone' if parameter.grad is None else 'elsewhere'}")
+                self._reject_change(f"the gradient of {name!r} is {'gone' if parameter.grad is None else 'elsewhere'}")
         if self.reduced and not self._reducer.options.repeatable:
-            self._fail("gradients are reduced a second time before a step, by which a sum would count them twice")
+            self._reject_change("gradients are reduced a second time before a step, by which a sum would count them twice")
         self._pass.repeat(stream_of(self._device))
         self.reduced = True
 
     def _expect_nothing_new(self) -> None:
         """End the job if a parameter of the optimizer has a gradient that the frozen pass does not reduce."""
-        for name, parameter in self._hooked():
+        for name, parameter in self._list_parameters():
             if name not in self._members and parameter.requires_grad and parameter.grad is not None:
-                self._fail(f"the gradient of {name!r}, of which there was none when it was frozen, has come")
+                self._reject_change(f"the gradient of {name!r}, of which there was none when it was frozen, has come")
 
     def _expect_alone(self) -> None:
         """End the job if another optimizer takes part in the pass, since ranks may order the reductions differently."""
@@ -240,12 +240,12 @@ class FrozenReduction:
                 "other: run a backward for each, or unfreeze()"
             )
 
-    def _hooked(self) -> list[tuple[str, torch.Tensor]]:
+    def _list_parameters(self) -> list[tuple[str, torch.Tensor]]:
         """Return all parameters of the optimizer, with their names."""
         reducer = self._reducer
         return [*zip(reducer.names, reducer._parameters, strict=True), *reducer._frozen.items()]
 
-    def _fail(self, what: str) -> None:
+    def _reject_change(self, what: str) -> None:
         self._end_job(
             f"a frozen optimizer has the same gradients in each step, where they were, and {what}: "
             f"unfreeze() before that changes, and keep gradients by {KEPT}"
@@ -327,10 +327,10 @@ def _expect_freezable(name: str, parameter: torch.Tensor, device: torch.device) 
             "do not freeze() this optimizer"
         )
     dense = torch.ops.aten.is_non_overlapping_and_dense(gradient)
-    if not dense or _steps(gradient) != _steps(parameter):
+    if not dense or _find_strides(gradient) != _find_strides(parameter):
         raise UnsupportedTensorError(f"{what} has gaps, or is not in the order of the parameter: make it contiguous")
 
 
-def _steps(tensor: torch.Tensor) -> list[int]:
+def _find_strides(tensor: torch.Tensor) -> list[int]:
     """Return the strides of dimensions with more than one element; the others do not affect the layout."""
     return [stride for stride, length in zip(tensor.stride(), tensor.shape, strict=True) if length > 1]

@@ -194,7 +194,7 @@ class TorchReducer(Reducer):
 
     def place_for(self, index: int) -> torch.Tensor:
         parameter = self._parameters[index]
-        self._bucket[index] = view = self._places[id(parameter)].take(parameter)
+        self._bucket[index] = view = self._places[id(parameter)].assign_place(parameter)
         return view
 
     def alias_for(self, index: int) -> torch.Tensor:
@@ -230,7 +230,7 @@ class TorchReducer(Reducer):
                     "which leave sparse gradients as they are"
                 )
             if not as_dense or fault is not None:
-                return sparse.bring(gradient, self.options.op, what)
+                return sparse.extract_parts(gradient, self.options.op, what)
             gradient = gradient.to_dense()
             parameter.grad = gradient
         check(gradient, what)

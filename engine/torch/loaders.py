@@ -26,7 +26,7 @@ _KEPT = (
 _made: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # by original, so as to keep their workers
 
 
-def elastic(loader: DataLoader[Any]) -> tuple[DataLoader[Any], Any, int]:
+def make_elastic(loader: DataLoader[Any]) -> tuple[DataLoader[Any], Any, int]:
     """Make a loader like the given one, but with a sampler for a changing number of ranks.
 
     Returns
@@ -48,7 +48,7 @@ def elastic(loader: DataLoader[Any]) -> tuple[DataLoader[Any], Any, int]:
     size: Any = 1 if batches is None else getattr(batches, "batch_size", None)
     if isinstance(own, ElasticSampler) and size is not None:
         return loader, own, size
-    if odd := _oddity(loader):
+    if odd := _find_unsupported_part(loader):
         raise TypeError(
             f"the loader goes by {odd}, which cannot be cut for a changing number of ranks: make "
             "DataLoader(dataset, sampler=ElasticSampler(dataset)), with a data set that has a length"
@@ -66,7 +66,7 @@ def _goes_by(loader: DataLoader[Any]) -> Any:
     return loader.sampler if loader.batch_sampler is None else getattr(loader.batch_sampler, "sampler", None)
 
 
-def _oddity(loader: DataLoader[Any]) -> str:
+def _find_unsupported_part(loader: DataLoader[Any]) -> str:
     """Describe the part of a loader that does not yield each sample exactly once; empty if there is none."""
     own, batches, data = _goes_by(loader), loader.batch_sampler, cast(Any, loader.dataset)
     if isinstance(data, IterableDataset):

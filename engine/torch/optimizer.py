@@ -137,7 +137,7 @@ class _Wrapping(Wrapping):
         frozen = "" if self.moving else f" requires_grad={parameter.requires_grad}"
         # With all parameters in one vector, an optimizer's rounding depends on their order.
         order = f" at place {self._places[id(parameter)]}" if id(parameter) in self._places else ""
-        return f"{text}{_layout(parameter)}{frozen}{place}{order}", 0
+        return f"{text}{_describe_layout(parameter)}{frozen}{place}{order}", 0
 
     def expect_alone(self, named: dict[str, Any]) -> None:
         expect_no_rival(named)
@@ -167,7 +167,7 @@ class _Wrapping(Wrapping):
             return None
         if not self._begun:
             raise EngineError("freeze(): run a step first, with zero_grad(set_to_none=False) behind it")
-        return Plan.of(self.reducer)
+        return Plan.from_reducer(self.reducer)
 
     def unfreeze(self) -> None:
         """Unfreeze the optimizer; see `_Distributed.unfreeze`."""
@@ -371,6 +371,6 @@ def _plain(kind: type) -> Any:
     return object.__new__(kind)
 
 
-def _layout(parameter: torch.Tensor) -> str:
+def _describe_layout(parameter: torch.Tensor) -> str:
     """Describe strides that are not row-major. Ranks compare them, since shared gradients are reduced in place."""
     return "" if parameter.is_contiguous() else f" with strides {list(parameter.stride())}"

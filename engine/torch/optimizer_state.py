@@ -101,7 +101,7 @@ def load_named_state(optimizer: torch.optim.Optimizer, state: dict[str, Any], na
     numbers = [number for group in own_groups for number in group["params"]]
     for number, parameter in zip(numbers, parameters, strict=True):
         if number in entries and parameter in optimizer.state:
-            optimizer.state[parameter] = _uncast(optimizer.state[parameter], entries[number])
+            optimizer.state[parameter] = _restore_dtypes(optimizer.state[parameter], entries[number])
 
 
 def has_order(optimizer: torch.optim.Optimizer) -> bool:
@@ -120,7 +120,7 @@ def _expect_same_order(optimizer: torch.optim.Optimizer, kept: list[list[str]], 
         )
 
 
-def _uncast(loaded: Any, given: Any) -> Any:
+def _restore_dtypes(loaded: Any, given: Any) -> Any:
     """Return the given state with its own dtypes, on the devices of the loaded state.
 
     Loading casts tensors to other dtypes, and converts some values that are not tensors, such as strings.
@@ -129,8 +129,8 @@ def _uncast(loaded: Any, given: Any) -> Any:
         return loaded if loaded.dtype == given.dtype else given.to(loaded.device)
     if isinstance(loaded, dict) and isinstance(given, dict):
         for key in loaded.keys() & given.keys():
-            loaded[key] = _uncast(loaded[key], given[key])
+            loaded[key] = _restore_dtypes(loaded[key], given[key])
         return loaded
     if type(loaded) in (list, tuple, deque) and type(given) is type(loaded) and len(loaded) == len(given):
-        return type(loaded)(_uncast(old, new) for old, new in zip(loaded, given, strict=True))
+        return type(loaded)(_restore_dtypes(old, new) for old, new in zip(loaded, given, strict=True))
     return given

@@ -20,7 +20,7 @@ class Extent:
     tensor: torch.Tensor
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> Extent | None:
+    def from_tensor(cls, tensor: torch.Tensor) -> Extent | None:
         """Return the extent of a tensor, or of the values of a sparse one; None: it has no known memory."""
         stored = tensor._values() if tensor.layout is torch.sparse_coo else tensor
         if stored.layout is not torch.strided or not stored.numel():
@@ -53,8 +53,8 @@ def held_in(tensors: Sequence[tuple[Any, bool]], others: Sequence[torch.Tensor])
     list of (bool or None)
         True: all bytes do; False: none; None: some do.
     """
-    extents = [Extent.of(tensor) for tensor, _ in tensors]
-    order = sorted((each for each in (*extents, *map(Extent.of, others)) if each), key=lambda each: each.begin)
+    extents = [Extent.from_tensor(tensor) for tensor, _ in tensors]
+    order = sorted((each for each in (*extents, *map(Extent.from_tensor, others)) if each), key=lambda each: each.begin)
     begins = [each.begin for each in order]
     reaches = list(accumulate((each.end for each in order), max))
     later = {id(each) for each in extents}

@@ -25,18 +25,18 @@ class Places:
     def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
         sizes: dict[tuple[torch.device, torch.dtype], int] = {}
         for each in parameters:
-            sizes[each.device, each.dtype] = sizes.get((each.device, each.dtype), 0) + extent(each)
+            sizes[each.device, each.dtype] = sizes.get((each.device, each.dtype), 0) + aligned_length(each)
         self._buffers = {kind: torch.zeros(size, dtype=kind[1], device=kind[0]) for kind, size in sizes.items()}
         self._taken = dict.fromkeys(sizes, 0)
         for device in {device for device, _ in sizes if device.type == "cuda"}:
             # Gradients may be computed on any stream, while the memory's former user may still be at work.
             torch.cuda.current_stream(device).synchronize()
 
-    def take(self, parameter: torch.Tensor) -> torch.Tensor:
+    def assign_place(self, parameter: torch.Tensor) -> torch.Tensor:
         """Assign the next place to the gradient of a parameter, with its shape and its memory format or row-major."""
         kind = parameter.device, parameter.dtype
         begin = self._taken[kind]
-        self._taken[kind] += extent(parameter)
+        self._taken[kind] += aligned_length(parameter)
         return tensor_over(self._buffers[kind][begin : begin + parameter.numel()], parameter)
 
     def keep_for_current_stream(self) -> None:
@@ -46,6 +46,6 @@ class Places:
                 buffer.record_stream(torch.cuda.current_stream(device))
 
 
-def extent(parameter: torch.Tensor) -> int:
+def aligned_length(parameter: torch.Tensor) -> int:
     """Return the number of elements in the place of a gradient, including alignment."""
     return -(-parameter.numel() * parameter.element_size() // ALIGNMENT) * ALIGNMENT // parameter.element_size()

@@ -71,19 +71,19 @@ class PowerSGD(Scheme):
         matrix = gradient.reshape(len(gradient), -1).to(dtype)
         state = self._states.get(name)
         if state is None:
-            state = self._states[name] = self._first(name, matrix)
+            state = self._states[name] = self._make_state(name, matrix)
         # State may come from a checkpoint or another rank, and the model may have been moved since.
-        right = _refilled(state.right.to(matrix.device), state.random)
+        right = _refill_zero_columns(state.right.to(matrix.device), state.random)
         matrix = matrix if state.error is None else matrix + state.error.to(matrix.device)
-        left = _orthonormal((yield matrix @ right))
+        left = _orthonormalize_columns((yield matrix @ right))
         right = yield matrix.T @ left
-        approximation = _product(left, right)
+        approximation = _multiply_transposed(left, right)
         if bool(torch.isfinite(right).all()):
             # Otherwise gradients overflowed on some rank: all ranks see it, and keep the former state.
             state.right, state.error = right, matrix - approximation
         return approximation.reshape(gradient.shape)
 
-    def _first(self, name: str, matrix: torch.Tensor) -> _State:
+    def _make_state(self, name: str, matrix: torch.Tensor) -> _State:
         rank = min(self._rank, *matrix.shape)
         generator = torch.Generator().manual_seed(zlib.crc32(name.encode()) + self._seed)
         return _State(matrix.new_zeros(matrix.shape[1], rank), None, generator)
@@ -116,7 +116,7 @@ class PowerSGD(Scheme):
 # do not guarantee that.
 
 
-def _refilled(right: torch.Tensor, random: torch.Generator) -> torch.Tensor:
+def _refill_zero_columns(right: torch.Tensor, random: torch.Generator) -> torch.Tensor:
     """Replace zero columns of `right` by random ones, since they would stay zero otherwise."""
     zero = ~right.bool().any(dim=0)
     if not bool(zero.any()):
@@ -128,7 +128,7 @@ def _refilled(right: torch.Tensor, random: torch.Generator) -> torch.Tensor:
     return right
 
 
-def _orthonormal(columns: torch.Tensor) -> torch.Tensor:
+def _orthonormalize_columns(columns: torch.Tensor) -> torch.Tensor:
     """Return an orthonormal basis of the columns, by Gram-Schmidt, twice; zeros for dependent ones. NaN stays NaN."""
     # Rows are the columns. Sums of NumPy run in one thread, in a fixed order.
     wide = columns.cpu().double().numpy().T.copy()
@@ -145,7 +145,7 @@ def _orthonormal(columns: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(wide.T.copy()).to(columns.dtype).to(columns.device)
 
 
-def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+def _multiply_transposed(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """Return `left @ right.T`, computed term by term."""
     total = left[:, :1] * right[:, 0]
     for k in range(1, left.shape[1]):

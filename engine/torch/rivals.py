@@ -36,7 +36,7 @@ def expect_no_rival(named: dict[str, torch.Tensor]) -> None:
     """
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return
-    kinds = tuple(_kinds())
+    kinds = tuple(_find_wrapper_classes())
     names = {id(parameter): name for name, parameter in named.items()}
     for each in gc.get_objects():
         if not issubclass(type(each), kinds) or getattr(each, "process_group", None) is None:
@@ -55,7 +55,7 @@ def expect_no_rival(named: dict[str, torch.Tensor]) -> None:
                 )
 
 
-def _kinds() -> Iterator[type]:
+def _find_wrapper_classes() -> Iterator[type]:
     """Yield the classes that wrap models, as far as their modules are loaded."""
     yield torch.nn.parallel.DistributedDataParallel
     fsdp = sys.modules.get("torch.distributed.fsdp")

@@ -103,7 +103,7 @@ def start(
     try:
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"expected a torch.Tensor, not {type(tensor).__qualname__}")
-        indices, values, shape, fault = bring(tensor, op, "a tensor")
+        indices, values, shape, fault = extract_parts(tensor, op, "a tensor")
         room = Room(tensor.device) if tensor.is_cuda else None
         asked = shape, int(op), prescale, postscale, fault
         native = engine.allgather_group([indices, values], name, blocking, asked, room)
@@ -115,7 +115,7 @@ def start(
     )
 
 
-def bring(tensor: torch.Tensor, op: Op, what: str) -> Brought:
+def extract_parts(tensor: torch.Tensor, op: Op, what: str) -> Brought:
     """Return the parts of a sparse tensor to send: indices (int64, a row for each value), values, shape, fault.
 
     With a fault, indices and values are empty.
@@ -206,7 +206,7 @@ def add_up(
             value = (value.to(wide) * prescale).to(dtype)
         result[slot] = result[slot] + value.to(wide)
     if op is Average:
-        result = _divided(result, len(counts))
+        result = _divide_total(result, len(counts))
     if postscale != 1.0:
         result = result * postscale
     indices = torch.empty(sparse, len(keys), dtype=torch.int64, device=values.device)
@@ -226,7 +226,7 @@ def _keys(columns: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     return keys
 
 
-def _divided(total: torch.Tensor, size: int) -> torch.Tensor:
+def _divide_total(total: torch.Tensor, size: int) -> torch.Tensor:
     if total.is_floating_point():
         return total / size
     return torch.div(total, size, rounding_mode="trunc")

@@ -51,11 +51,11 @@ def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = 
     if runtime.is_waiting():
         return  # A world begins with a broadcast of the elastic state.
     try:
-        named = _tensors(params)
+        named = _collect_tensors(params)
         ties = ties_of(named)
         described = {name: (objects.describe(name, tensor) + ties.get(name, ""), 0) for name, tensor in named}
         if len(described) < len(named):
-            raise ValueError(f"broadcast_parameters: two entries have the name {_repeated(named)!r}")
+            raise ValueError(f"broadcast_parameters: two entries have the name {_find_repeated_name(named)!r}")
     except Exception as error:
         announce(process_set, "allgather", None, error)  # The others submit an allgather here.
         raise
@@ -66,7 +66,7 @@ def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = 
         handle.wait()
 
 
-def _tensors(params: Any) -> list[tuple[str, torch.Tensor]]:
+def _collect_tensors(params: Any) -> list[tuple[str, torch.Tensor]]:
     """Return names and tensors that can be broadcast; raise UnsupportedTensorError for others."""
     named = [(name, tensor) for name, tensor in objects.pairs(params) if tensor is not None]
     for name, tensor in named:
@@ -87,7 +87,7 @@ def _tensors(params: Any) -> list[tuple[str, torch.Tensor]]:
     return named
 
 
-def _repeated(named: list[tuple[str, torch.Tensor]]) -> str:
+def _find_repeated_name(named: list[tuple[str, torch.Tensor]]) -> str:
     """Return the first name that an earlier entry has, too."""
     names = [name for name, _ in named]
     return next(name for place, name in enumerate(names) if name in names[:place])
@@ -150,19 +150,19 @@ def broadcast_optimizer_state(
     tensors: list[torch.Tensor] = []
     is_root = topology.rank() == root_rank
     try:
-        state = _strip(named_state(optimizer, names), tensors) if is_root else None
+        state = _strip_tensors(named_state(optimizer, names), tensors) if is_root else None
     except Exception as error:
         barrier(process_set=process_set)  # The others are in `broadcast_object`, which begins with a barrier, too.
         announce(process_set, "broadcast", None, error)
         raise
     skeleton = objects.broadcast_object(state, root_rank, None, process_set)
     if not is_root:
-        tensors = [torch.empty(slot.shape, dtype=slot.dtype, device="cpu") for slot in _slots(skeleton)]
+        tensors = [torch.empty(slot.shape, dtype=slot.dtype, device="cpu") for slot in _list_slots(skeleton)]
     handles = [broadcast_async_(tensor, root_rank, None, process_set) for tensor in tensors]
     for handle in handles:
         handle.wait()
     if not is_root:
-        load_named_state(optimizer, _fill(skeleton, tensors), names)
+        load_named_state(optimizer, _fill_tensors(skeleton, tensors), names)
 
 
 def _expect_one_order(optimizer: torch.optim.Optimizer, names: list[list[str]], process_set: ProcessSet) -> None:
@@ -178,7 +178,7 @@ def _expect_one_order(optimizer: torch.optim.Optimizer, names: list[list[str]], 
         expect_one_order(list(unnamed), objects.allgather_object(sums, None, process_set), process_set.ranks)
 
 
-def _strip(value: Any, tensors: list[torch.Tensor]) -> Any:
+def _strip_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
     """Replace the tensors in `value` by placeholders, and append them to the list."""
     if isinstance(value, torch.Tensor):
         check(value, "a tensor of the optimizer's state")
@@ -186,26 +186,26 @@ def _strip(value: Any, tensors: list[torch.Tensor]) -> Any:
         tensors.append(value.detach().cpu().contiguous())
         return _Slot(len(tensors) - 1, value)
     if isinstance(value, dict):
-        return {key: _strip(entry, tensors) for key, entry in value.items()}
+        return {key: _strip_tensors(entry, tensors) for key, entry in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_strip(entry, tensors) for entry in value)
+        return type(value)(_strip_tensors(entry, tensors) for entry in value)
     return value
 
 
-def _fill(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """Replace the placeholders in `value` by tensors of the list: the inverse of `_strip`."""
+def _fill_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """Replace the placeholders in `value` by tensors of the list: the inverse of `_strip_tensors`."""
     if isinstance(value, _Slot):
         return tensors[value.index]
     if isinstance(value, dict):
-        return {key: _fill(entry, tensors) for key, entry in value.items()}
+        return {key: _fill_tensors(entry, tensors) for key, entry in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_fill(entry, tensors) for entry in value)
+        return type(value)(_fill_tensors(entry, tensors) for entry in value)
     return value
 
 
-def _slots(value: Any) -> list[_Slot]:
+def _list_slots(value: Any) -> list[_Slot]:
     """Return the placeholders in `value`, in the order of the list."""
     if isinstance(value, _Slot):
         return [value]
     entries = value.values() if isinstance(value, dict) else value if type(value) in (list, tuple) else ()
-    return [slot for entry in entries for slot in _slots(entry)]
+    return [slot for entry in entries for slot in _list_slots(entry)]

@@ -148,24 +148,24 @@ class SyncBatchNorm(_BatchNorm):
         """Normalise a batch of shape [N, C, ...]; the result has the same shape, dtype and memory format."""
         if not self.training or not self.process_set.included() or self.process_set.size() == 1:
             return super().forward(input)
-        return self._synchronised(input)
+        return self._normalize_over_ranks(input)
 
     @_disable_dynamo  # Like `torch.compiler.disable`, but without importing the compiler at once.
-    def _synchronised(self, input: torch.Tensor) -> torch.Tensor:
+    def _normalize_over_ranks(self, input: torch.Tensor) -> torch.Tensor:
         self._check_input_dim(input)
         name = self._name()
         with torch.no_grad():
             mean, square, count = _joint_statistics(input, name, self.process_set)
-            self._track(mean, square / max(count - 1, 1))
+            self._update_statistics(mean, square / max(count - 1, 1))
         # The input is multiplied in its own precision, or in float32 if that is lower.
-        kind = _wide(input.dtype)
+        kind = _choose_dtype(input.dtype)
         mean, rstd = mean.to(kind), (square / count + self.eps).rsqrt().to(kind)
         normalised: torch.Tensor = _Normalise.apply(  # type: ignore[no-untyped-call]
             input, self.weight, self.bias, mean, rstd, count, f"{name}.backward", self.process_set
         )
         return normalised
 
-    def _track(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
+    def _update_statistics(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
         """Add a batch to the running statistics, with the unbiased variance like torch's layers."""
         if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
             return
@@ -240,7 +240,7 @@ def _joint_statistics(x: torch.Tensor, name: str, process_set: ProcessSet) -> tu
     row = torch.zeros(1, 1 + 2 * channels, dtype=torch.float64, device=x.device)
     if x.numel():
         dims, mine = _all_but_channels(x), x.numel() // channels
-        mean = x.mean(dims, dtype=_wide(x.dtype))
+        mean = x.mean(dims, dtype=_choose_dtype(x.dtype))
         centred = x - _per_channel(mean, x)
         # Rounding error of the mean, which is not negligible if the mean is large.
         rest = centred.sum(dims).double()
@@ -261,7 +261,7 @@ def _in_rank_order(rows: torch.Tensor) -> torch.Tensor:
     return functools.reduce(torch.add, rows.unbind())
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
+def _choose_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype to compute in."""
     return torch.float64 if dtype is torch.float64 else torch.float32
 

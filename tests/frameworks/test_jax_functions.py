@@ -315,7 +315,7 @@ def test_arrays_on_an_accelerator_are_refused() -> None:
     with pytest.raises(
         UnsupportedTensorError, match=r"an array is on CudaDevice\(id=0\).*main memory.*jax\.device_put\(x"
     ):
-        engine.collectives.adapters.adapter_of(jnp.ones(1)).input(OnDevice())
+        engine.collectives.adapters.adapter_of(jnp.ones(1)).as_input(OnDevice())
     with pytest.raises(UnsupportedTensorError, match=r"parameters\['w'\] is on CudaDevice"):
         expect_host(OnDevice(), "parameters['w']")
 
@@ -329,5 +329,5 @@ def test_numbers_and_arrays_of_numpy_become_arrays_of_jax(size: int) -> None:
 def test_results_lie_in_the_memory_that_the_engine_filled() -> None:
     """XLA uses aligned memory in place, without a copy of the result."""
     adapter = engine.collectives.adapters.adapter_of(jnp.ones(1))
-    output = adapter.empty(np.ones((3, 1000), np.float32))
-    assert adapter.result(jnp.ones(1), output).unsafe_buffer_pointer() == output.ctypes.data
+    output = adapter.make_empty(np.ones((3, 1000), np.float32))
+    assert adapter.as_result(jnp.ones(1), output).unsafe_buffer_pointer() == output.ctypes.data

@@ -185,7 +185,7 @@ def test_without_an_engine_the_text_says_where_an_elastic_job_has_one() -> None:
     """A compiled program raises it, whether it communicates or asks for the rank."""
     absent = 12345  # not the number of a process set
     call = Call("allreduce", None, absent)
-    programs: list[Any] = [lambda: op.place(absent), lambda: op.reduce(call, [tf.ones([1])])]
+    programs: list[Any] = [lambda: op.read_rank_and_size(absent), lambda: op.reduce(call, [tf.ones([1])])]
     told = r"NotInitializedError: .*that elastic\.run wraps"
     for program in (*programs, *map(tf.function, programs)):
         if op.native:

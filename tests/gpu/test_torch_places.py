@@ -58,9 +58,9 @@ def test_parts_of_sparse_tensors_and_their_sum(entries: int) -> None:
     whole = torch.sparse_coo_tensor(torch.arange(entries).view(1, -1), torch.ones(entries, 2), (5, 2))
     wrong = torch.sparse_coo_tensor(torch.full((1, 3), 7), torch.ones(3, 2), (5, 2), check_invariants=False)
     with placed():
-        indices, values, shape, fault = sparse.bring(whole, Average, "it")
+        indices, values, shape, fault = sparse.extract_parts(whole, Average, "it")
         assert fault is None
-        assert sparse.bring(wrong, Average, "it")[3] is not None
+        assert sparse.extract_parts(wrong, Average, "it")[3] is not None
         parts = [
             (each.reshape(-1).view(torch.uint8), (entries,), length) for each, length in ((indices, 8), (values, 8))
         ]
@@ -72,7 +72,7 @@ def test_parts_of_sparse_tensors_and_their_sum(entries: int) -> None:
 def test_gathered_tensors(rows: int) -> None:
     like = torch.arange(12, dtype=torch.float64).view(4, 3)
     with placed():
-        got = adapter.TorchAdapter().gathered(like, like[:rows].reshape(-1).view(torch.uint8), rows)
+        got = adapter.TorchAdapter().make_gathered(like, like[:rows].reshape(-1).view(torch.uint8), rows)
         assert adapter.tensor_over(like.new_empty(0), like[:0]).shape == (0, 3)
     assert torch.equal(got, like[:rows])
 
@@ -143,7 +143,7 @@ def test_places_are_side_by_side_in_the_order_in_which_they_are_taken() -> None:
     parameters[2] = parameters[2].contiguous(memory_format=torch.channels_last)
     with placed():
         places = Places(parameters)
-        taken = [places.take(parameter) for parameter in parameters[::-1]][::-1]
+        taken = [places.assign_place(parameter) for parameter in parameters[::-1]][::-1]
     for parameter, place in zip(parameters, taken, strict=True):
         assert (place.shape, place.dtype, place.stride()) == (parameter.shape, parameter.dtype, parameter.stride())
         assert place.data_ptr() % ALIGNMENT == 0 and not place.any()

@@ -133,7 +133,7 @@ def _feed_of(loader: Any, batch_size: int | None, sampler: Any) -> tuple[Feed, A
     if torch_data is not None and isinstance(loader, torch_data.DataLoader):
         if batch_size is not None or sampler is not None:
             raise ValueError("a DataLoader has its own batch size and sampler: give loop() neither")
-        made, own, size = import_module("...torch.loaders", __package__).elastic(loader)
+        made, own, size = import_module("...torch.loaders", __package__).make_elastic(loader)
         return lambda: made, own, size
     whole = isinstance(sampler, ElasticBatchSampler)
     if batch_size is None and not whole:

@@ -191,7 +191,7 @@ def parse(arguments: Sequence[str], kind: type[Config] = Config) -> Options:
     elastic = elastic_of(given, hosts)
     size = _size(given, hosts) if elastic is None else elastic.size
     places = () if elastic is not None else places_of(given, hosts, size)
-    if given.horovod and (obstacle := switch.obstacle(command)):
+    if given.horovod and (obstacle := switch.find_obstacle(command)):
         raise LaunchError(f"--horovod does not reach this command: {obstacle}")
     return Options(
         size=size,

@@ -166,7 +166,7 @@ def plan_one(
         shared["OMP_NUM_THREADS"] = str(allotment.threads)
     shared.update((name, value) for name, value in job.settings.items() if name not in OURS)
     if job.horovod:
-        shared = switch.environment(shared)
+        shared = switch.make_environment(shared)
     slices = allotment.slices or ()
     return RankPlan(
         rank=rank,

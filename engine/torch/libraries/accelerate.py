@@ -38,7 +38,7 @@ class EngineGradients:
 
     def prepare(self, *args: Any, **kwargs: Any) -> Any:
         """Prepare objects like the library's method; an optimizer may precede its model."""
-        self._named = _named(each for each in args if isinstance(each, torch.nn.Module))
+        self._named = _name_parameters(each for each in args if isinstance(each, torch.nn.Module))
         return super().prepare(*args, **kwargs)  # type: ignore[misc]
 
     def prepare_model(self, model: Any, device_placement: bool | None = None, evaluation_mode: bool = False) -> Any:
@@ -46,13 +46,13 @@ class EngineGradients:
         prepared = getattr(model, "_is_accelerate_prepared", False)
         model = super().prepare_model(model, device_placement, evaluation_mode=True)  # type: ignore[misc]
         if not evaluation_mode and not prepared:
-            broadcast_parameters(_tensors(model), root_rank=0)
+            broadcast_parameters(_collect_tensors(model), root_rank=0)
         return model
 
     def prepare_optimizer(self, optimizer: Any, device_placement: bool | None = None) -> Any:
         """Prepare an optimizer like the library's method, wrapped in `DistributedOptimizer`."""
-        if not isinstance(_innermost(optimizer), Distributed):
-            known = _named(self._models) | getattr(self, "_named", {})  # type: ignore[attr-defined]
+        if not isinstance(_unwrap_optimizer(optimizer), Distributed):
+            known = _name_parameters(self._models) | getattr(self, "_named", {})  # type: ignore[attr-defined]
             parameters = [each for group in optimizer.param_groups for each in group["params"]]
             named = [(known[each], each) for each in parameters if each in known]
             DistributedOptimizer(
@@ -65,7 +65,7 @@ class EngineGradients:
         """Accumulate gradients of a model on this rank inside the block."""
         own = {id(each) for each in model.parameters()}
         with ExitStack() as stack:
-            for optimizer in map(_innermost, self._optimizers):
+            for optimizer in map(_unwrap_optimizer, self._optimizers):
                 if any(id(each) in own for group in optimizer.param_groups for each in group["params"]):
                     stack.enter_context(optimizer.no_sync())
             yield
@@ -73,7 +73,7 @@ class EngineGradients:
     def unscale_gradients(self, optimizer: Any = None) -> None:
         """Unscale gradients like the library's method, after their reduction. Clipping calls it first."""
         for each in self._optimizers:
-            _innermost(each).synchronize()
+            _unwrap_optimizer(each).synchronize()
         super().unscale_gradients(optimizer)  # type: ignore[misc]
 
 
@@ -111,14 +111,14 @@ def take_over(accelerator: Any, distributed_options: dict[str, Any] | None = Non
     accelerator.expect_usable()
 
 
-def _innermost(optimizer: Any) -> Any:
+def _unwrap_optimizer(optimizer: Any) -> Any:
     """Return an optimizer without the library's wrapper."""
     while isinstance(optimizer, AcceleratedOptimizer):
         optimizer = optimizer.optimizer
     return optimizer
 
 
-def _named(models: Any) -> dict[torch.Tensor, str]:
+def _name_parameters(models: Any) -> dict[torch.Tensor, str]:
     """Return names of models' parameters; those of a second or later model begin with its number."""
     named: dict[torch.Tensor, str] = {}
     for number, model in enumerate(models):
@@ -127,6 +127,6 @@ def _named(models: Any) -> dict[torch.Tensor, str]:
     return named
 
 
-def _tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+def _collect_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Return parameters and buffers by name, each once."""
     return dict(model.named_parameters()) | dict(model.named_buffers())
