@@ -313,7 +313,9 @@ def _results(
     """Return the handle of an operation with new results, which the compressor `own`, if any, decompresses."""
 
     def fetch(outputs: list[Any]) -> list[Any]:
-        return [adapter.as_result(tensor, output) for adapter, tensor, output in zip(adapters, sent, outputs, strict=True)]
+        return [
+            adapter.as_result(tensor, output) for adapter, tensor, output in zip(adapters, sent, outputs, strict=True)
+        ]
 
     handle = Handle(native, outputs, fetch)
     if own is None:

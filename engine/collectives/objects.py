@@ -188,7 +188,10 @@ def check_consistency(params: Any, name: str | None = None, process_set: Process
     try:
         for key, value in pairs(params):
             is_tensor = hasattr(value, "dtype")
-            described[key] = describe(key, value), memory.checksum(adapter_of(value).as_input(value)) if is_tensor else 0
+            described[key] = (
+                describe(key, value),
+                memory.checksum(adapter_of(value).as_input(value)) if is_tensor else 0,
+            )
     except Exception as error:
         announce(process_set, "allgather", name, error)  # The others submit an allgather here.
         raise

@@ -213,7 +213,7 @@ class Reducer(ABC):
         raise UnsupportedTensorError("this framework's gradients cannot be reduced on a GPU")
 
     def rooms_for(self, index: int) -> Any:
-        """Return an allocator as `Adapter.make_allocator` does, for the parts of all ranks' sparse gradients on a GPU."""
+        """Return an allocator like `Adapter.make_allocator`, for the parts of all ranks' sparse gradients on a GPU."""
         raise UnsupportedTensorError("this framework's gradients cannot be reduced on a GPU")
 
     def place_for(self, index: int) -> Tensor:

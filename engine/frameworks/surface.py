@@ -1,8 +1,8 @@
 """Horovod's functions for the tensors of one framework, generated from a table of their names and argument orders.
 
-A binding calls `make_functions` once, with a description of its tensors (`Tensors`), and gets a function for each row of the
-table, with its signature and docstring. For type checkers `render_stub` writes the same signatures; a test compares them with
-the file beside the binding.
+A binding calls `make_functions` once, with a description of its tensors (`Tensors`), and gets a function for each row
+of the table, with its signature and docstring. For type checkers `render_stub` writes the same signatures; a test
+compares them with the file beside the binding.
 
 Each function first checks its tensors, then chooses the operation. Then it calls the engine's collective of the same
 name, or the framework's differentiable replacement of it.

@@ -128,12 +128,16 @@ def distributed(
                 "every needs the optimizer: engine.jax.distributed(optax.adam(1e-3), every=4). What follows in a chain "
                 "would take a step for each of the gradients in between"
             )
-        return optax.with_extra_args_support(_make_reducing(options) if op == Adasum else _guard_position(_make_reducing(options)))
+        return optax.with_extra_args_support(
+            _make_reducing(options) if op == Adasum else _guard_position(_make_reducing(options))
+        )
     stages = [_make_reducing(options), optimizer]
     if op == Adasum:
         stages.reverse()
     stepping = optax.with_extra_args_support(optax.chain(*stages))
-    made = _guard_position(stepping if every == 1 else _make_accumulating(stepping, every, average_aggregated_gradients))
+    made = _guard_position(
+        stepping if every == 1 else _make_accumulating(stepping, every, average_aggregated_gradients)
+    )
     setattr(made.update, _REDUCES, True)
     return made
 

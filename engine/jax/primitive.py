@@ -161,7 +161,9 @@ class Collective:
             made.append(jax.core.ShapedArray((len(avals), settings.process_set.size()), np.dtype(np.int32)))
         return made
 
-    def _jvp_rule(self, primals: Any, tangents: Any, *, name: str | None, settings: Settings) -> tuple[list[Any], list[Any]]:
+    def _jvp_rule(
+        self, primals: Any, tangents: Any, *, name: str | None, settings: Settings
+    ) -> tuple[list[Any], list[Any]]:
         expect_gradient(settings.op, self.kind)
         results = self.primitive.bind(*primals, name=name, settings=settings)
         moving = [k for k, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
@@ -184,7 +186,9 @@ class Collective:
         by_index = dict(zip(wanted, found, strict=True))
         return [by_index.get(k) for k in range(len(inputs))]
 
-    def _batching_rule(self, arrays: Any, axes: Any, *, name: str | None, settings: Settings) -> tuple[list[Any], list[Any]]:
+    def _batching_rule(
+        self, arrays: Any, axes: Any, *, name: str | None, settings: Settings
+    ) -> tuple[list[Any], list[Any]]:
         if self.by_rows:  # The mapped dimension is moved after the rows.
             arrays = [
                 array if axis is None else jax.numpy.moveaxis(array, axis, 1)

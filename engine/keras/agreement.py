@@ -75,7 +75,9 @@ def compare_runs(callback: Any) -> None:
     _warn_of_local_metrics(callbacks)
     known = callback.params or {}
     at_once = getattr(callback.model, "steps_per_execution", 1)
-    everyone = gather_by_rank((known.get("steps"), known.get("epochs"), at_once, _list_written_files(callbacks)), process_set)
+    everyone = gather_by_rank(
+        (known.get("steps"), known.get("epochs"), at_once, _list_written_files(callbacks)), process_set
+    )
     _expect_equal_steps({rank: (steps, epochs) for rank, (steps, epochs, _, _) in everyone.items()})
     _expect_equal_programs({rank: at_once for rank, (_, _, at_once, _) in everyone.items()})
     _expect_own_files({rank: files for rank, (_, _, _, files) in everyone.items()})

@@ -210,7 +210,11 @@ def DistributedOptimizer(
         raise TypeError(f"expected a keras.optimizers.Optimizer, not {type(optimizer).__qualname__}{hint}")
     for each in (optimizer, *_find_inner_optimizers(optimizer)):
         if isinstance(each, _Distributed):
-            place = "this optimizer is" if each is optimizer else f"the optimizer inside of this {_name_class(optimizer)} is"
+            place = (
+                "this optimizer is"
+                if each is optimizer
+                else f"the optimizer inside of this {_name_class(optimizer)} is"
+            )
             raise ValueError(
                 f"{place} wrapped in DistributedOptimizer already; wrap the outermost once, or unwrap() that one first"
             )
@@ -326,11 +330,14 @@ def _expect_outermost(optimizer: Any, engine: Wrapping) -> None:
     frame = sys._getframe(2)
     for _ in range(_DEPTH):
         caller = frame.f_locals.get("self")
-        if isinstance(caller, keras.optimizers.Optimizer) and any(each is optimizer for each in _find_inner_optimizers(caller)):
+        if isinstance(caller, keras.optimizers.Optimizer) and any(
+            each is optimizer for each in _find_inner_optimizers(caller)
+        ):
+            kind = _name_class(caller)
             raise ValueError(
-                f"the optimizer inside of {_name_class(caller)} is wrapped in DistributedOptimizer, and would reduce only "
-                f"what {_name_class(caller)} hands on, which need not be the same on all ranks. Wrap from outside: "
-                f"DistributedOptimizer(keras.optimizers.{_name_class(caller)}(...)). With the policy mixed_float16 compile() "
+                f"the optimizer inside of {kind} is wrapped in DistributedOptimizer, and would reduce only "
+                f"what {kind} hands on, which need not be the same on all ranks. Wrap from outside: "
+                f"DistributedOptimizer(keras.optimizers.{kind}(...)). With the policy mixed_float16 compile() "
                 "puts a LossScaleOptimizer around any other optimizer: give it a LossScaleOptimizer that is wrapped, "
                 "or auto_scale_loss=False"
             )

@@ -111,7 +111,9 @@ class Passes:
             zeros = [keras.ops.zeros_like(each) for each in (*sums, passed)]
             return list(values), [*after, *zeros]
 
-        return keras.ops.cond(keras.ops.equal(passed, self._count), finish_step, lambda: (trained, [*own, *sums, passed]))
+        return keras.ops.cond(
+            keras.ops.equal(passed, self._count), finish_step, lambda: (trained, [*own, *sums, passed])
+        )
 
     def _scale_sums(self, sums: Sequence[Any]) -> list[Any]:
         return [each / self._count for each in sums] if self._average else list(sums)

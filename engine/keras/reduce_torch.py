@@ -42,7 +42,7 @@ def reduce(
     for gradient in gradients:
         if gradient is None:
             continue
-        mine = dense(gradient).detach()
+        mine = to_dense(gradient).detach()
         # Autograd may give several parameters one tensor, or views that repeat elements.
         if mine.data_ptr() in known or not mine.is_contiguous():
             mine = mine.clone(memory_format=torch.contiguous_format)

@@ -147,7 +147,9 @@ def _submit(wrapper: Any, call: Call, tensors: Sequence[Any], *more: Any) -> Any
         order.keep_in_order(_operation_of(outputs))
     else:
         with order.after_the_last(call.name):
-            outputs = wrapper(tensors, *more, **_make_attributes(call, _NOT_AT_ALL if call.overlaps else _FIRST_OF_STEP))
+            outputs = wrapper(
+                tensors, *more, **_make_attributes(call, _NOT_AT_ALL if call.overlaps else _FIRST_OF_STEP)
+            )
         order.keep_apart(_operation_of(outputs), call.name)
     return outputs
 

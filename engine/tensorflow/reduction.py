@@ -119,7 +119,9 @@ class Reduction:
             groups=self._locate_groups(variables, shared),
             optimizer=number,
         )
-        results = [self._scale_local_gradient(each) for each in gradients] if len(shared) < len(names) else list(gradients)
+        results = (
+            [self._scale_local_gradient(each) for each in gradients] if len(shared) < len(names) else list(gradients)
+        )
         for k, result in zip(shared, reduced, strict=True):
             results[k] = result
         return results
@@ -145,7 +147,9 @@ class Reduction:
         found = [[places[key] for key in group if key in places] for group in self._groups]
         return [group for group in found if group]
 
-    def _agree_on_order(self, names: Sequence[str], gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[int, list[int]]:
+    def _agree_on_order(
+        self, names: Sequence[str], gradients: Sequence[Any], variables: Sequence[Any]
+    ) -> tuple[int, list[int]]:
         """Return the number of the optimizer, and the common order of the variables on all ranks.
 
         A new set of variables is compared between ranks.

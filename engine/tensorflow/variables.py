@@ -135,7 +135,9 @@ def _broadcast_now(variables: Iterable[Any], root: int, process_set: ProcessSet,
             variable.assign(by_name[name])
 
 
-def _make_assignments(variables: Iterable[Any], root: int, process_set: ProcessSet, name: str | None = None) -> list[Any]:
+def _make_assignments(
+    variables: Iterable[Any], root: int, process_set: ProcessSet, name: str | None = None
+) -> list[Any]:
     """Make graph operations that compare variables between ranks, and then assign the root's values to them."""
     named = _name_variables(variables)
     prefix = name or "broadcast"

@@ -44,7 +44,7 @@ class TorchAdapter:
         check(tensor)
         return tensor.resolve_conj().resolve_neg().contiguous()
 
-    target = input
+    as_target = as_input
 
     def make_empty(self, source: torch.Tensor) -> torch.Tensor:
         return torch.empty_like(source)

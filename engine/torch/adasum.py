@@ -63,7 +63,10 @@ class Deltas:
         self._parameters: dict[str, torch.Tensor] = {}  # in the same order on all ranks
         self._names: list[str] | None = None  # names of `_stepped`; None: all parameters
         self._stepped: list[torch.Tensor] = []  # parameters that the step in progress may change
-        self._picked: tuple[dict[str, int], list[str]] = {}, []  # addresses, and the names that `_pick_parameters` has chosen
+        self._picked: tuple[dict[str, int], list[str]] = (
+            {},
+            [],
+        )  # addresses, and the names that `_pick_parameters` has chosen
         self._starts: dict[torch.Tensor, torch.Tensor] = {}  # values of parameters before the step
         self.skipping = False
         self.group = SimpleNamespace(passes=1)  # Passes only add to the gradients, and need not be counted.
@@ -113,7 +116,7 @@ class Deltas:
         return {name: stepped[name] for name in self._picked[1]}
 
     def _expect_apart(self, stepped: dict[str, torch.Tensor]) -> list[str]:
-        """Return the names of parameters whose memory does not lie in that of others. Raises the error of `_pick_parameters`."""
+        """Return names of parameters whose memory does not lie in that of others, or raise like `_pick_parameters`."""
         order = sorted(stepped, key=lambda name: -stepped[name].numel())
         held = dict(zip(order, held_in([(stepped[name].detach(), True) for name in order], []), strict=True))
         for name in stepped:

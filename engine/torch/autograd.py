@@ -55,10 +55,14 @@ def _own_rows(total: torch.Tensor, rows: Sequence[int], shape: torch.Size, proce
     return total[own_rows(rows, process_set)].reshape(shape)
 
 
-def _combine_gradients(gradient: torch.Tensor, mathematical: bool, name: str | None, process_set: ProcessSet) -> torch.Tensor:
+def _combine_gradients(
+    gradient: torch.Tensor, mathematical: bool, name: str | None, process_set: ProcessSet
+) -> torch.Tensor:
     """Combine the gradients of a tensor on which all ranks' outputs depend: their sum, or Horovod's average."""
     op = choose_backward_op(mathematical)
-    total = call_differentiable(Allreduce, collectives.allreduce, _view_as_real(gradient), op, name, 1.0, 1.0, process_set, None)
+    total = call_differentiable(
+        Allreduce, collectives.allreduce, _view_as_real(gradient), op, name, 1.0, 1.0, process_set, None
+    )
     return torch.view_as_complex(total) if gradient.is_complex() else total
 
 

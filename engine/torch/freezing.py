@@ -220,7 +220,9 @@ class FrozenReduction:
             if parameter.grad is None or address_of(parameter.grad) != self._addresses[name]:
                 self._reject_change(f"the gradient of {name!r} is {'gone' if parameter.grad is None else 'elsewhere'}")
         if self.reduced and not self._reducer.options.repeatable:
-            self._reject_change("gradients are reduced a second time before a step, by which a sum would count them twice")
+            self._reject_change(
+                "gradients are reduced a second time before a step, by which a sum would count them twice"
+            )
         self._pass.repeat(stream_of(self._device))
         self.reduced = True
 
