@@ -101,7 +101,7 @@ from engine.elastic import ObjectState, run
 from engine.session.optimizers import register_optimizer
 class Wrapped:
     # as a wrapped optimizer
-    def move(self, root):
+    def move_to_world(self, root):
         objects.compare({{"options": (f"passes={{passes}}", 0)}}, "the ranks give different options")
 engine.init()
 wrapped = Wrapped()
