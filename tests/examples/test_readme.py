@@ -1,4 +1,4 @@
-"""Promises of the README and the docs: the diff runs, tables agree with the code, and links have targets."""
+"""Promises of the README and the docs: programs run, tables agree with the code, and links have targets."""
 
 from __future__ import annotations
 
@@ -17,19 +17,32 @@ from ..ranks import run_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/**/*.md")])
+LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
+(DIFF,) = re.findall(r"^```diff\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
 
 
-def block(language: str, imports: str = "") -> str:
-    """Return the README's only block of a language, or the one that begins with an import of this module."""
-    found = re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
-    (text,) = [each for each in found if each.startswith(f"import {imports}" if imports else "")]
-    return str(text)
+def read_program(page: str, name: str) -> str:
+    """Return the program of a page in docs/ below the mark of this name."""
+    block = rf"<!-- {name}: a test runs it -->\n```python\n(.*?)^```"
+    (program,) = re.findall(block, (ROOT / "docs" / page).read_text(), re.DOTALL | re.MULTILINE)
+    return str(program)
+
+
+def without_code(page: Path) -> str:
+    """Return the text of a page without its blocks of code."""
+    return re.sub(r"^( *)```.*?^\1```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def find_anchors(page: Path) -> set[str]:
+    """Return the anchors that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", without_code(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def side(dropped: str) -> str:
     """Return the script before or after the README's diff: all lines except those with `+`, or with `-`."""
-    lines = block("diff").splitlines()
+    lines = DIFF.splitlines()
     assert all(line[:1] in ("+", "-", " ", "") for line in lines)
     return "".join(line[1:] + "\n" for line in lines if not line.startswith(dropped))
 
@@ -47,7 +60,7 @@ def test_the_keras_script_trains_on_two_ranks() -> None:
     pytest.importorskip("tensorflow", reason="needs TensorFlow")
     ending = "hvd.check_consistency({each.path: each.numpy() for each in model.weights})\n"
     environment = {"KERAS_BACKEND": "tensorflow", "CUDA_VISIBLE_DEVICES": "", **leaving_out(*NAMES)}
-    done = run_ranks(2, block("python", "keras") + ending, env=environment)
+    done = run_ranks(2, read_program("frameworks.md", "keras") + ending, env=environment)
     epochs = [float(found) for found in re.findall(r"loss: ([0-9.]+)", done.ranks[0].stdout)]
     assert len(epochs) == 5 and epochs[-1] < 0.5 * epochs[0], done
     assert "loss" not in done.ranks[1].stdout
@@ -57,9 +70,7 @@ def test_the_keras_script_trains_on_two_ranks() -> None:
 def test_scripts_of_the_frameworks_page_train_on_two_ranks(framework: str, package: str) -> None:
     """Ranks start with different parameters and data, and end with equal parameters and a small loss."""
     pytest.importorskip(package, reason=f"needs {package}")
-    page = (ROOT / "docs" / "frameworks.md").read_text()
-    block = rf"<!-- {framework}: a test runs it -->\n```python\n(.*?)^```"
-    (program,) = re.findall(block, page, re.DOTALL | re.MULTILINE)
+    program = read_program("frameworks.md", framework)
     environment = {"KERAS_BACKEND": "tensorflow", "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
     environment |= leaving_out(*(EXTRAS if framework == "jax" else NAMES))
     done = run_ranks(2, program, env=environment)
@@ -87,15 +98,15 @@ def test_the_diff_turns_a_script_that_runs_into_one_that_runs_on_two_ranks(tmp_p
 
 
 def test_the_diff_is_as_small_as_it_claims() -> None:
-    added = [line for line in block("diff").splitlines() if line.startswith("+")]
-    removed = [line for line in block("diff").splitlines() if line.startswith("-")]
+    added = [line for line in DIFF.splitlines() if line.startswith("+")]
+    removed = [line for line in DIFF.splitlines() if line.startswith("-")]
     assert len(removed) == 1  # The line that prints, which gets indented,
     assert len(added) - len(removed) == 5 + 1  # five lines, and an import.
 
 
-def test_the_example_beyond_gradients_runs() -> None:
+def test_program_of_the_operations_page_runs() -> None:
     pytest.importorskip("torch", reason="needs torch")
-    done = run_ranks(2, block("python", "numpy") + "print(mean.tolist(), rows.shape, plan)\n")
+    done = run_ranks(2, read_program("operations.md", "beyond") + "print(mean.tolist(), rows.shape, plan)\n")
     for rank in done.ranks:
         assert rank.stdout == "[0.0, 0.5, 1.0] (3, 2) {'lr': 0.1}\n"
 
@@ -107,9 +118,27 @@ def test_settings_are_those_of_the_code() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+    for target, anchor in LINK.findall(without_code(page)):
         if not target.startswith(("http:", "https:")):
-            assert (page.parent / target).exists(), target
+            linked = page.parent / target if target else page
+            assert linked.exists(), target
+            assert not anchor or anchor in find_anchors(linked), f"{target}#{anchor}"
+
+
+def test_readme_is_short_and_begins_with_the_example() -> None:
+    assert len(README.split()) <= 900
+    assert README.partition("```")[2].startswith("diff\n")
+
+
+def test_readme_leads_to_every_page() -> None:
+    reached, left = set(), [ROOT / "README.md"]
+    while left:
+        page = left.pop().resolve()
+        if page not in reached:
+            reached.add(page)
+            links = [target for target, _ in LINK.findall(page.read_text()) if target.endswith(".md")]
+            left += [page.parent / target for target in links if not target.startswith("http")]
+    assert set(PAGES) - reached == set()
 
 
 def test_make_has_the_targets_that_are_named() -> None:
