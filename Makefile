@@ -86,6 +86,7 @@ fuzz: sanitize ## Send hostile frames to the native engine under sanitizers, and
 	    LD_PRELOAD="$$(cc -print-file-name=libasan.so) $$(cc -print-file-name=libubsan.so)" \
 	    ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
 	    $(BIN)/python -P -m tests.hosts.fuzz_frames --frames $(HOSTILE) --seed $(SEED)
+	@$(BIN)/python -m tests.net.fuzz_stream --count $(HOSTILE) --seed $(SEED)
 	@$(BIN)/python -m tests.hosts.fuzz_messages --frames $(HOSTILE) --seed $(SEED)
 	@$(BIN)/python -m tests.hosts.fuzz_sockets --count $$(($(HOSTILE) / 100)) --seed $(SEED)
 

@@ -6,11 +6,12 @@ False when its patience has run out.
 
 from __future__ import annotations
 
+import select
 import selectors
 import socket
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from ..host.patience import STEP, Patience
 
@@ -22,14 +23,14 @@ class Wait:
     """Condition that a coroutine waits for: a ready socket or the end of its patience, whichever comes first."""
 
     patience: Patience | None = None
-    connection: socket.socket | None = None
+    connection: socket.socket | int | None = None
     events: int = selectors.EVENT_READ
 
 
 Coroutine = Generator[Wait, bool, Result]
 
 
-class EventLoop:
+class CoroutineLoop:
     """Active coroutines. An exception of one propagates to the caller that resumed it."""
 
     def __init__(self) -> None:
@@ -102,3 +103,25 @@ class EventLoop:
         wait = self._waits.pop(coroutine)
         if wait.connection is not None:
             self._selector.unregister(wait.connection)
+
+
+def run(coroutine: Coroutine[Result]) -> Result:
+    """Run one coroutine to its end in the calling thread, without a descriptor of its own, and return its result."""
+    try:
+        wait = next(coroutine)
+        while True:
+            wait = coroutine.send(_wait_alone(wait))
+    except StopIteration as end:
+        return cast("Result", end.value)
+
+
+def _wait_alone(wait: Wait) -> bool:
+    """Wait for one condition, and return whether the socket is ready."""
+    poll = select.poll()
+    if wait.connection is not None:
+        reads, writes = wait.events & selectors.EVENT_READ, wait.events & selectors.EVENT_WRITE
+        poll.register(wait.connection, (select.POLLIN if reads else 0) | (select.POLLOUT if writes else 0))
+    while not poll.poll(1000 * (STEP / 2 if wait.patience is None else wait.patience.wait())):
+        if wait.patience is not None and not wait.patience.left():
+            return False
+    return True

@@ -1,249 +1,239 @@
-"""Connections between hosts. The caller and the side that answers authenticate each other before anything else.
+"""Authenticated stream: both sides prove that they know a secret, and each message is authenticated. It does no I/O.
 
-    answers -> calls    opening: 13 bytes of text, 16 bytes of nonce
-    calls -> answers    greeting: role, rank, and a nonce                      (proves, over the first nonce)
-    answers -> calls    an answer                                              (proves, over both nonces)
+    server -> client    opening: the protocol's line, then a frame: nonce and fields      (proves nothing)
+    client -> server    greeting: nonce and fields                                        (proves, over that nonce)
+    server -> client    answer                                                            (proves, over both nonces)
 
-Each later message carries an HMAC over both nonces, the sending side and the message's number. So no message can be
-sent back to its sender, left out or repeated. The key is made of the job's secret, the job, and the number of its
-world. Data that passes after the start is not authenticated.
+Then both sides send messages. Each carries an HMAC over both nonces, the sending side and the message's number. So no
+message can be changed, left out, repeated or sent back to its sender unnoticed. Messages are not encrypted. Until the
+other side is authenticated, a frame may have at most `UNPROVEN` bytes, and a longer one is refused by its length alone.
 """
 
 from __future__ import annotations
 
-import errno
 import hmac
 import json
-import os
+import re
 import secrets
-import selectors
-import socket
 from typing import Any
 
-from ..host import network
-from ..host.network import Address
-from ..host.patience import Patience
-from ..host.sockets import retry_short, send_all
 from . import frames
-from .event_loop import Coroutine, Wait
+from .frames import UNPROVEN
 
-OPENING = b"enginerun 1\r\n"
+PROTOCOL = 2  # number of this protocol, the same on both sides
+OPENING = b"enginerun %d\r\n" % PROTOCOL
+CLIENT, SERVER = "client", "server"
 NONCE = 16  # bytes
-MAC = 32  # bytes
-GRACE = 5.0  # seconds beyond the other side's deadline in which its answer must arrive
-FIRST = frames.UNPROVEN  # largest size in bytes of a message from a side that has not authenticated itself
-AGAIN = 0.01  # seconds before a rank connects again whose connection was displaced by unauthenticated ones
-LATER = 8 << 20  # largest size in bytes of a message from a side that has
-CALLS, ANSWERS = "calls", "answers"
+MAC = 32  # bytes of the HMAC before the content of each message
+LIMIT = 1 << 20  # default of the largest message from an authenticated side, in bytes
+_PROTOCOL_LINE = re.compile(rb"enginerun ([0-9]{1,3})")
+_NONCE = re.compile(f"[0-9a-f]{{{2 * NONCE}}}")
 
 
-def sign(key: bytes, label: str, nonce: str, payload: bytes) -> bytes:
-    """Return the HMAC of a message, over its label, the nonce and the payload."""
-    return hmac.digest(key, label.encode() + b"\0" + nonce.encode() + b"\0" + payload, "sha256")
+class StreamError(ValueError):
+    """The other side does not speak this protocol."""
 
 
-def frame(message: dict[str, Any], key: bytes, label: str, nonce: str) -> bytes:
-    """Return the bytes of a message as they are sent: length, HMAC and JSON."""
-    payload = json.dumps(message).encode()
-    return frames.wrap(sign(key, label, nonce, payload) + payload)
+class AuthenticationError(StreamError):
+    """The other side does not know the secret, or a message was changed, left out, repeated or sent back."""
 
 
-def take(buffer: bytearray, limit: int = frames.UNPROVEN) -> tuple[bytes, bytes] | None:
-    """Remove a whole message from the front of `buffer` and return its HMAC and payload; None if it is incomplete.
-
-    Raises
-    ------
-    ValueError
-        The message is malformed, or longer than `limit`.
-    """
-    body = frames.cut(buffer, limit, MAC + 1)
-    return None if body is None else (body[:MAC], body[MAC:])
+def derive_key(secret: str, purpose: str) -> bytes:
+    """Return the key for one purpose, from a secret that has several."""
+    return hmac.digest(secret.encode(), purpose.encode(), "sha256")
 
 
-class AuthenticationError(ValueError):
-    """The other side does not know the job's secret."""
-
-
-class ConnectionEnded(ConnectionResetError):
-    """The connection ended."""
-
-
-class Connection:
-    """A connection whose messages are authenticated.
+class Seal:
+    """Authentication of the messages of both directions, each by its side and number.
 
     Parameters
     ----------
-    connection : socket.socket
     key : bytes
-        Key of the HMACs.
-    side : str
-        `CALLS` if this end connected, `ANSWERS` if it accepted.
-
-    Attributes
-    ----------
-    here, there : Address
-        Addresses of this end and of the other one.
+        Key of this connection alone.
+    own, other : str
+        Names of this side and the other one.
     """
 
-    def __init__(self, connection: socket.socket, key: bytes, side: str) -> None:
-        connection.setblocking(False)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.connection = connection
-        self.nonces = ""
+    def __init__(self, key: bytes, own: str, other: str) -> None:
         self._key = key
-        self._side, self._other = (CALLS, ANSWERS) if side == CALLS else (ANSWERS, CALLS)
-        self.here = network.address_of(connection.getsockname())
-        self.there = network.address_of(connection.getpeername())
+        self._own, self._other = own, other
         self._sent = self._received = 0
-        self._buffer = bytearray()
 
-    def send(self, message: dict[str, Any]) -> None:
-        """Send a message.
-
-        Raises
-        ------
-        OSError
-            The connection ended, or took no byte for `GRACE` seconds.
-        """
-        data = frame(message, self._key, f"{self._side} {self._sent}", self.nonces)
+    def close(self, content: bytes) -> bytes:
+        """Return the content of the next message to send, preceded by its HMAC."""
+        proof = self._prove(self._own, self._sent, content)
         self._sent += 1
-        send_all(self.connection, data, GRACE)
+        return proof + content
 
-    def message(self, patience: Patience | None = None, limit: int = LATER) -> Coroutine[dict[str, Any]]:
-        """Receive a message, and no byte beyond it.
+    def open(self, content: bytes) -> bytes:
+        """Check the next message that has come, and return its content without the HMAC.
 
         Raises
         ------
         AuthenticationError
-            Its HMAC is wrong.
-        ValueError
-            It is malformed or longer than `limit`.
-        TimeoutError
-            Nothing came in time.
-        OSError
-            The connection ended.
+            The HMAC is wrong.
         """
-        while (whole := take(self._buffer, limit)) is None:
-            self._buffer += yield from self.data(frames.missing(self._buffer, limit), patience)
-        proof, payload = whole
-        if not hmac.compare_digest(proof, sign(self._key, f"{self._other} {self._received}", self.nonces, payload)):
-            raise AuthenticationError
+        proof, content = content[:MAC], content[MAC:]
+        if not hmac.compare_digest(proof, self._prove(self._other, self._received, content)):
+            raise AuthenticationError("it does not know the secret of this job, or its messages are changed on the way")
         self._received += 1
-        return frames.parse_object(payload)
+        return content
 
-    def data(self, nbytes: int, patience: Patience | None) -> Coroutine[bytes]:
-        """Receive at least one byte and at most `nbytes`; raises as `message` does."""
-        while True:
-            if not (yield Wait(patience, self.connection)):
-                raise TimeoutError(errno.ETIMEDOUT, "no answer")
-            try:
-                data = retry_short(self.connection.recv, min(nbytes, 1 << 16))
-            except BlockingIOError:
-                continue
-            if not data:
-                raise ConnectionEnded(errno.ECONNRESET, "the connection ended")
-            return data
+    def derive(self, purpose: str) -> bytes:
+        """Return a further key that both sides of the connection know, for another purpose."""
+        return hmac.digest(self._key, f"derive {purpose}".encode(), "sha256")
 
-    def close(self) -> None:
-        """Close the connection."""
-        self.connection.close()
+    def _prove(self, side: str, number: int, content: bytes) -> bytes:
+        return hmac.digest(self._key, f"{side} {number} ".encode() + content, "sha256")
 
 
-def call(
-    address: Address, key: bytes, greeting: dict[str, Any], opening_patience: Patience, patience: Patience
-) -> Coroutine[tuple[Connection, dict[str, Any]]]:
-    """Connect, and authenticate both sides.
+class AuthenticatedStream:
+    """One side of a connection: turns messages into bytes, and received bytes into verified messages.
+
+    A server sends `open`, receives the greeting, and encodes its answer and further messages. A client receives the
+    opening, encodes the greeting, and receives the answer and further messages. All of them are JSON objects.
 
     Parameters
     ----------
-    address : Address
     key : bytes
-        Key of the HMACs.
-    greeting : dict
-        Fields of the greeting, by which this end introduces itself.
-    opening_patience : Patience
-        Time limit for the other side's opening. Until then it is harmless to break off.
-    patience : Patience
-        Time limit for its answer, of at most `FIRST` bytes. It is harmless to break off until the caller replies to it.
+        Secret key that both sides know.
+    side : str
+        `CLIENT` or `SERVER`.
+    limit : int
+        Largest message in bytes, once the other side is authenticated.
 
-    Returns
-    -------
-    Connection
-    dict
-        The answer.
-
-    Raises
-    ------
-    AuthenticationError
-        The other side does not know the job's secret.
-    OSError, ValueError
-        Nobody answers, or another program does.
+    Attributes
+    ----------
+    authenticated : bool
+        Whether the other side is: a message has come that only a process with the key could send now.
     """
-    connection = yield from _connect(address, opening_patience)
-    link = Connection(connection, key, CALLS)
-    try:
-        opening = b""
-        while len(opening) < len(OPENING) + NONCE:
-            opening += yield from link.data(len(OPENING) + NONCE - len(opening), opening_patience)
-        if not opening.startswith(OPENING):
-            raise ValueError("something else than this engine listens there")
+
+    def __init__(self, key: bytes, side: str, limit: int = LIMIT) -> None:
+        self.authenticated = False
+        self._key = key
+        self._side, self._other = (CLIENT, SERVER) if side == CLIENT else (SERVER, CLIENT)
+        self._limit = limit
+        self._opening = "" if side == CLIENT else secrets.token_hex(NONCE)  # the server's nonce
+        self._line_came = side == SERVER  # whether the protocol's line has come, which only a client expects
+        self._seal: Seal | None = None
+        self._buffer = bytearray()
+
+    @property
+    def seal(self) -> Seal:
+        """Authentication of this connection's messages, once this side has received or sent the greeting."""
+        assert self._seal is not None, "no greeting has passed"
+        return self._seal
+
+    def open(self, **fields: Any) -> bytes:
+        """Return the server's opening, whose fields anybody can read and nobody can verify."""
+        return OPENING + frames.wrap(json.dumps({**fields, "nonce": self._opening}).encode())
+
+    def encode(self, message: dict[str, Any]) -> bytes:
+        """Return the bytes of this side's next message; a client's first one is the greeting."""
+        if self._seal is not None:
+            return frames.wrap(self._seal.close(json.dumps(message).encode()))
         own = secrets.token_hex(NONCE)
-        link.nonces = opening[len(OPENING) :].hex()
-        link.send({**greeting, "nonce": own})
-        link.nonces += own
-        return link, (yield from link.message(patience, FIRST))
-    except BaseException:
-        link.close()
-        raise
+        data = frames.wrap(self._greeting_seal().close(json.dumps({**message, "nonce": own}).encode()))
+        self._begin(own)
+        return data
+
+    @staticmethod
+    def refuse() -> bytes:
+        """Return a message that nobody can verify: it tells a client with another secret that this is the reason."""
+        return frames.wrap(bytes(MAC) + b"{}")
+
+    def feed(self, data: bytes) -> None:
+        """Add received bytes."""
+        self._buffer += data
+
+    def missing(self) -> int:
+        """Return the number of bytes that the next message still lacks, as far as known; 0: it is complete.
+
+        Raises
+        ------
+        StreamError
+            The message is longer than allowed, or the other side is no peer of this protocol.
+        """
+        if not self._line_came:
+            if OPENING.startswith(self._buffer[: len(OPENING)]) and len(self._buffer) < len(OPENING):
+                return len(OPENING) - len(self._buffer)
+            self._take_protocol_line()
+        try:
+            return frames.missing(self._buffer, self._longest(), self._least())
+        except frames.FrameError as error:
+            raise StreamError(f"it sends no messages of this engine: {error}") from None
+
+    def receive(self) -> dict[str, Any] | None:
+        """Remove and return the next message; None as long as it is incomplete.
+
+        Raises
+        ------
+        AuthenticationError
+            The HMAC is wrong.
+        StreamError
+            The message is malformed or longer than allowed, or the other side speaks another version of the protocol.
+        """
+        if self.missing():
+            return None
+        if not self._opening:
+            return self._receive_opening()
+        content = frames.cut(self._buffer, self._longest(), self._least())
+        assert content is not None
+        if self._seal is None:
+            return self._receive_greeting(content)
+        content = self._seal.open(content)
+        self.authenticated = True
+        return _parse(content)
+
+    def _receive_opening(self) -> dict[str, Any]:
+        content = frames.cut(self._buffer, UNPROVEN)
+        assert content is not None
+        opening = _parse(content)
+        self._opening = _pop_nonce(opening)
+        return opening
+
+    def _receive_greeting(self, content: bytes) -> dict[str, Any]:
+        greeting = _parse(self._greeting_seal().open(content))
+        self._begin(_pop_nonce(greeting))
+        self.authenticated = True
+        return greeting
+
+    def _greeting_seal(self) -> Seal:
+        key = hmac.digest(self._key, f"greeting {self._opening}".encode(), "sha256")
+        return Seal(key, self._side, self._other)
+
+    def _begin(self, clients_nonce: str) -> None:
+        key = hmac.digest(self._key, f"session {self._opening} {clients_nonce}".encode(), "sha256")
+        self._seal = Seal(key, self._side, self._other)
+
+    def _take_protocol_line(self) -> None:
+        if not self._buffer.startswith(OPENING):
+            line = _PROTOCOL_LINE.match(self._buffer)
+            if line is None:
+                raise StreamError("it is no process of this engine")
+            raise StreamError(
+                f"it speaks version {int(line[1])} of the engine's protocol, and this process version {PROTOCOL}: "
+                "install the same version on both"
+            )
+        del self._buffer[: len(OPENING)]
+        self._line_came = True
+
+    def _longest(self) -> int:
+        return self._limit + MAC if self.authenticated else UNPROVEN
+
+    def _least(self) -> int:
+        return MAC + 1 if self._opening else 1
 
 
-def _connect(address: Address, patience: Patience) -> Coroutine[socket.socket]:
-    connection = socket.socket(network.family(address.host), socket.SOCK_STREAM)
+def _parse(content: bytes) -> dict[str, Any]:
     try:
-        connection.setblocking(False)
-        code = connection.connect_ex(address)
-        if code == errno.EINPROGRESS:
-            if not (yield Wait(patience, connection, selectors.EVENT_WRITE)):
-                raise TimeoutError(errno.ETIMEDOUT, "no answer")
-            code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if code:
-            raise OSError(code, os.strerror(code))
-        if connection.getsockname() == connection.getpeername():  # Nobody listens: TCP has connected to itself.
-            raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
-    except BaseException:
-        connection.close()
-        raise
-    return connection
+        return frames.parse_object(content)
+    except frames.FrameError as error:
+        raise StreamError(f"it sends no messages of this engine: {error}") from None
 
 
-def answer(link: Connection) -> Coroutine[dict[str, Any]]:
-    """Receive and authenticate the greeting of a new connection.
-
-    The caller must then send an answer, which authenticates this end.
-
-    Returns
-    -------
-    dict
-        The greeting.
-
-    Raises
-    ------
-    AuthenticationError
-        The other side does not know the job's secret; it has been told so.
-    OSError, ValueError
-        Nothing came, or no greeting.
-    """
-    nonce = secrets.token_bytes(NONCE)
-    send_all(link.connection, OPENING + nonce, GRACE)
-    link.nonces = nonce.hex()
-    try:
-        greeting = yield from link.message(Patience(GRACE), FIRST)
-    except AuthenticationError:
-        # It cannot verify this answer either, which tells it what is wrong.
-        send_all(link.connection, frame({}, b"", "", ""), GRACE)
-        raise
-    theirs = greeting.get("nonce")
-    if not isinstance(theirs, str) or len(theirs) != 2 * NONCE:
-        raise ValueError("a greeting without a nonce")
-    link.nonces += theirs
-    return greeting
+def _pop_nonce(message: dict[str, Any]) -> str:
+    nonce = message.pop("nonce", None)
+    if not isinstance(nonce, str) or not _NONCE.fullmatch(nonce):
+        raise StreamError("it sends no messages of this engine: a nonce is missing")
+    return nonce

@@ -27,7 +27,7 @@ def peer_uid(connection: socket.socket) -> int:
     return int(uid)
 
 
-def receive(connection: socket.socket, nbytes: int, descriptors: list[int]) -> bytes:
+def receive_with_descriptors(connection: socket.socket, nbytes: int, descriptors: list[int]) -> bytes:
     """Receive bytes, and append the descriptors that come with them (close-on-exec) to `descriptors`."""
     # socket.recv_fds ignores its flags in some versions of Python, and would leave them open across exec.
     numbers = array.array("i")

@@ -26,11 +26,11 @@ from ..host.patience import Patience
 from ..metrics import own_page
 from ..metrics.export.in_process import InProcess
 from ..native import core, setup
+from ..net.connection import GRACE
 from ..net.rendezvous import CancellationToken, Gathered, gather, mpi_lanes
 from ..net.rendezvous.layout import Layout
 from ..net.rendezvous.mpi_bootstrap import OtherFailedError
 from ..net.rendezvous.set_connections import SetConnector
-from ..net.stream import GRACE
 from ..text import logs, readable
 from ..trace.flight import Recorder
 from ..trace.timeline import Timeline

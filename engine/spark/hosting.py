@@ -20,8 +20,8 @@ from typing import Any
 
 from ..host import processes
 from ..host.sockets import retry_short
-from ..launch.hosts.channel import Seal
 from ..launch.process.plan import without_places
+from ..net.stream import Seal
 from .task_channel import BEGIN, reach_driver
 from .task_relay import RELAY, relay
 

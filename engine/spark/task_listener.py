@@ -7,7 +7,6 @@ streams, which have no descriptors in a notebook.
 from __future__ import annotations
 
 import contextlib
-import secrets
 import selectors
 import signal
 import threading
@@ -15,32 +14,29 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TextIO
+from typing import Any, TextIO
 
 from ..host import network
 from ..host.patience import Patience
-from ..host.strangers import NO_DESCRIPTORS, Strangers, accept
 from ..launch.hosts.channel import Channel, ChannelError, Message
 from ..launch.process.output import Lines
 from ..launch.report.failure_cause import End, describe
+from ..net.acceptor import Acceptor
+from ..net.connection import Connection
+from ..net.event_loop import Coroutine, CoroutineLoop, Wait
 from ..text import readable
 from .record import Record
-from .task_channel import channel_over, proven_task, welcome
+from .task_channel import admit_task, answer_task, task_key
 
 LOOK = 0.25  # seconds between two checks of the deadline
 UNPROVEN = 64  # most unauthenticated connections, beyond one per task; if there are more, one is closed
-PROVING = 5.0  # seconds that a connection has to authenticate
-PAUSE = 0.02  # seconds until the next try if there are no descriptors for a connection
 
 
 @dataclass(eq=False)
 class _Caller:
-    """Connection of a peer, which is a task once it has proven that it knows the secret."""
+    """Connection of a task."""
 
     channel: Channel
-    nonce: str
-    proving: Patience
-    task: int | None = None
     rank: int | None = None
     host: str = ""
     lines: dict[str, Lines] = field(default_factory=dict)
@@ -76,15 +72,13 @@ class TaskListener:
         self.records: dict[int, Record] = {}
         self.lost: dict[int, Record] = {}
         self._size = size
-        self._secret = secret
         self._streams = dict(zip(("stdout", "stderr"), streams, strict=True))
         self._timestamps = timestamps
         self._socket = network.listen(host, 0, backlog=256)
         self.port = int(self._socket.getsockname()[1])
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._socket, selectors.EVENT_READ)
+        self._loop = CoroutineLoop()
+        self._acceptor = Acceptor(self._loop, [self._socket], task_key(secret), self._admit, UNPROVEN + size)
         self._callers: list[_Caller] = []
-        self._strangers: Strangers[_Caller] = Strangers(UNPROVEN + size)
         self._tasks: set[int] = set()
         self._why = ""
         self._closing = threading.Event()
@@ -98,11 +92,11 @@ class TaskListener:
     def __exit__(self, *_: object) -> None:
         self._closing.set()
         self._thread.join()
+        self._loop.close()
+        self._acceptor.close()
         for caller in self._callers:
             self._flush(caller)
             caller.channel.close()
-        self._selector.close()
-        self._socket.close()
 
     @property
     def came(self) -> int:
@@ -123,20 +117,8 @@ class TaskListener:
 
     def _run(self) -> None:
         while not self._closing.is_set():
-            for key, events in self._selector.select(LOOK):
-                if key.data is None:
-                    self._accept()
-                elif key.data not in self._callers:
-                    continue  # it has just been closed to make room
-                elif events & selectors.EVENT_WRITE:
-                    key.data.channel.out.pump()
-                else:
-                    self._hear(key.data)
-            for caller in [*self._callers]:
-                if caller.task is None and not caller.proving.left():
-                    self._end_connection(caller)
-                else:
-                    self._await_room(caller)
+            self._loop.poll(min(LOOK, self._loop.timeout()))
+            self._loop.run_ready()
             late = self._on_late
             if late is not None and self.came == self._size:
                 self._on_late = None
@@ -144,58 +126,28 @@ class TaskListener:
                 self._on_late = None
                 late[1]()
 
-    def _accept(self) -> None:
-        try:
-            connection, name = accept(self._socket, self._give_way)
-            with connection:
-                channel = channel_over(connection)
-        except OSError as error:
-            if error.errno in NO_DESCRIPTORS:  # the listener stays readable until there are some
-                self._closing.wait(PAUSE)
-            return  # otherwise the peer has gone
-        caller = _Caller(channel, secrets.token_hex(16), Patience(PROVING))
-        displaced = self._strangers.add(caller, network.address_of(name).host)
-        if displaced is not None:
-            self._end_connection(displaced)
+    def _admit(self, connection: Connection, greeting: dict[str, Any]) -> Coroutine[None]:
+        """Admit a task, and return the coroutine that serves it."""
+        channel, task = admit_task(connection, greeting, self._size)
+        caller = _Caller(channel)
         self._callers.append(caller)
-        self._selector.register(channel.reading, selectors.EVENT_READ, caller)
-        channel.send("challenge", nonce=caller.nonce)
+        self._tasks.add(task)
+        answer_task(channel)
+        return self._serve(caller)
 
-    def _give_way(self) -> bool:
-        """Close the next unauthenticated connection in turn; False if there is none."""
-        displaced = self._strangers.displace()
-        if displaced is not None:
-            self._end_connection(displaced)
-        return displaced is not None
-
-    def _end_connection(self, caller: _Caller) -> None:
-        self._selector.unregister(caller.channel.reading)
+    def _serve(self, caller: _Caller) -> Coroutine[None]:
+        channel = caller.channel
+        with contextlib.suppress(Exception):  # this thread survives whatever a peer sends that is no task
+            while not channel.ended:
+                events = selectors.EVENT_READ | (selectors.EVENT_WRITE if channel.out.waiting else 0)
+                yield Wait(Patience(LOOK), channel.reading, events)
+                channel.out.pump()
+                for message in channel.receive():
+                    self._act(caller, message)
         self._part(caller)
 
-    def _await_room(self, caller: _Caller) -> None:
-        """Poll a connection for writing only while output is pending, which is rare since orders are short."""
-        descriptor, known = caller.channel.out.descriptor, self._selector.get_map()
-        if caller.channel.out.waiting and descriptor not in known:
-            self._selector.register(descriptor, selectors.EVENT_WRITE, caller)
-        elif not caller.channel.out.waiting and descriptor in known:
-            self._selector.unregister(descriptor)
-
-    def _hear(self, caller: _Caller) -> None:
-        descriptor = caller.channel.reading
-        try:
-            for message in caller.channel.receive():
-                self._act(caller, message)
-            ended = caller.channel.ended
-        except Exception:  # this thread survives whatever a peer sends that is no task
-            ended = True
-        if ended:
-            self._selector.unregister(descriptor)
-            self._part(caller)
-
     def _act(self, caller: _Caller, message: Message) -> None:
-        if caller.task is None:
-            self._admit(caller, message)
-        elif message.kind == "hello":
+        if message.kind == "hello":
             caller.rank, caller.host = self._rank(message), readable.plain(message.text("host"))
             if self._why:
                 caller.channel.send("end", why=self._why)
@@ -215,16 +167,6 @@ class TaskListener:
         else:
             raise ChannelError(f"a task sends {message.kind!r}, which this driver does not know")
 
-    def _admit(self, caller: _Caller, message: Message) -> None:
-        """Authenticate a task, and admit it."""
-        task = proven_task(self._secret, caller.nonce, message)
-        if task is None or not 0 <= task < self._size:
-            raise ChannelError("it does not know the job's secret")
-        self._strangers.remove(caller)
-        caller.task = task
-        self._tasks.add(task)
-        welcome(caller.channel, self._secret, caller.nonce, message)
-
     def _rank(self, message: Message) -> int:
         rank = message.number("rank")
         if not 0 <= rank < self._size:
@@ -233,11 +175,8 @@ class TaskListener:
 
     def _part(self, caller: _Caller) -> None:
         """Handle the end of a connection: a task that has not reported its end is lost."""
-        if caller.channel.out.descriptor in self._selector.get_map():
-            self._selector.unregister(caller.channel.out.descriptor)
         caller.channel.close()
         self._callers.remove(caller)
-        self._strangers.remove(caller)
         if caller.rank is not None:
             self._flush(caller)
             how = "its task was killed, or its executor was lost"

@@ -21,7 +21,7 @@ from ..host.patience import Patience
 from ..host.sockets import retry_short, send_all
 from ..host.strangers import Strangers, accept
 from ..launch.hosts.channel import ChannelError
-from .task_channel import BEGIN, admitted, next_message
+from .task_channel import BEGIN, next_message, receive_task
 from .task_relay import RELAY
 
 HOSTS, SOCKET, SETTINGS = "hosts", "agents", "settings.json"  # files in the directory
@@ -162,12 +162,12 @@ class TaskRegistry:
                 displaced = self._strangers.add(connection, address)
             if displaced is not None:
                 _shut(displaced)
-            channel, number = admitted(connection, self._secret, Patience(PROVING))
+            channel, number = receive_task(connection, self._secret, self._tasks)
             if channel is None:
                 return None
             with contextlib.closing(channel):  # its descriptors are copies
                 message = next_message(channel, Patience(PROVING))
-                if message is None or message.kind != "offer" or not 0 <= number < self._tasks:
+                if message is None or message.kind != "offer":
                     return None
                 assert channel.sealed is not None
                 key = channel.sealed.derive(RELAY)

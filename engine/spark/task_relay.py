@@ -16,8 +16,8 @@ import threading
 
 from ..host.patience import LONGEST
 from ..host.sockets import retry_short, send_all
-from ..launch.hosts.channel import MAC, ChannelError, Seal
 from ..net import frames
+from ..net.stream import MAC, Seal, StreamError
 from ..text import readable
 
 BYTES = 1 << 18
@@ -38,7 +38,7 @@ def relay(connection: socket.socket, reading: int, writing: int, seal: Seal) -> 
     connection.setblocking(True)
     sender = threading.Thread(target=_send, args=(connection, reading, seal), name="engine-relay", daemon=True)
     sender.start()
-    with contextlib.suppress(OSError, ChannelError, frames.FrameError):
+    with contextlib.suppress(OSError, StreamError, frames.FrameError):
         _receive(connection, writing, seal)
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)

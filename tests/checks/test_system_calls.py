@@ -265,9 +265,7 @@ PORTS = {
     "engine/ray/actor.py": ["bound"],  # that of `nics`, or else of the node
     "engine/net/rendezvous/mpi_bootstrap.py": ["chosen"],  # ENGINE_INTERFACE's
     "engine/net/rendezvous/hub.py": ["chosen", "address"],  # ENGINE_INTERFACE's, or where others look for rank 0
-    "engine/net/rendezvous/hub_client.py": [
-        "chosen or link.here.host"
-    ],  # ENGINE_INTERFACE's, or that of the hub's connection
+    "engine/net/rendezvous/hub_client.py": ["chosen or connection.here.host"],  # ENGINE_INTERFACE's, or of the hub
     "engine/net/rendezvous/set_connections.py": ["own"],  # that of the world's connections
     "engine/spark/task_listener.py": ["host"],  # `listening_address`
     "engine/spark/task_registry.py": ["host"],  # `listening_address`

@@ -18,9 +18,9 @@ import pytest
 
 from engine.elastic.events import Why
 from engine.elastic.worker.gate import Assigned, Gate, JobOver
-from engine.elastic.worker.messages import Talk, TalkError
 from engine.errors import ConfigError, ForkedError, RendezvousError
 from engine.launch.elastic.worker_server import WorkerServer
+from engine.net.stream import CLIENT, SERVER, AuthenticatedStream, derive_key
 
 from ..waiting import until
 from .fake_driver import SECRET, FakeDriver
@@ -203,9 +203,10 @@ def test_an_agent_without_the_secret_is_not_believed():
         def pretend() -> None:
             connection, _ = listener.accept()
             with connection:
-                talk = Talk("guessed", "agent", "worker")
+                stream = AuthenticatedStream(derive_key("guessed", "gate"), SERVER)
+                connection.sendall(stream.open())
                 connection.recv(1 << 16)
-                connection.sendall(talk.welcome({"nonce": "0"}, False))
+                connection.sendall(stream.refuse())
                 connection.recv(1 << 16)
 
         thread = threading.Thread(target=pretend)
@@ -223,7 +224,10 @@ def test_half_messages_and_strangers_leave_the_others_alone(driver):
             stranger = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             stranger.connect(f"\0{driver.server.name}")
             strangers.append(stranger)
-            greeting = Talk(SECRET, "worker", "agent").hello(number)
+            client = AuthenticatedStream(derive_key(SECRET, "gate"), CLIENT)
+            while client.receive() is None:
+                client.feed(stranger.recv(client.missing()))
+            greeting = client.encode({"worker": number})
             with_what = (greeting[: len(greeting) // 2], b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0", b"")
             stranger.sendall(with_what[number % 4])
         with closing(Gate.open(driver.environment(1))) as gate, waiting(gate) as place:
@@ -279,39 +283,20 @@ def test_workers_may_wait_until_their_agent_has_time():
             visitor.connect(f"\0{worker_server.name}")
 
 
-def test_what_was_sent_cannot_be_sent_again(driver):
-    """A message that is replayed, or reflected to its sender, proves nothing."""
-    mine, theirs = Talk(SECRET, "worker", "agent"), Talk(SECRET, "agent", "worker")
-    (hello,) = theirs.feed(mine.hello(3))
-    list(mine.feed(theirs.welcome(hello, False)))
-    first = mine.message("done", world=1)
-    assert [message["world"] for message in theirs.feed(first)] == [1]
-    for forged in (first, theirs.message("void", world=1)):
-        with pytest.raises(TalkError, match="does not know the secret"):
-            list(theirs.feed(forged))
-
-
-def test_a_message_may_come_in_parts():
-    mine, theirs = Talk(SECRET, "worker", "agent"), Talk(SECRET, "agent", "worker")
-    (hello,) = [message for byte in mine.hello(3) for message in theirs.feed(bytes([byte]))]
-    (welcome,) = [message for byte in theirs.welcome(hello, True) for message in mine.feed(bytes([byte]))]
-    assert welcome["several"] is True and mine.proven and not theirs.proven
-
-
 def test_a_handler_of_signals_may_say_that_the_worker_leaves(driver):
     """Preemption may come at any time, even within another message; neither message is damaged."""
     with closing(Gate.open(driver.environment(1))) as gate:
         before = signal.signal(signal.SIGUSR1, lambda *_: gate.leave())
         try:
-            message = gate._talk.message
+            encode = gate._stream.encode
 
-            def interrupted(kind, /, **fields):
-                data = message(kind, **fields)
-                if kind == "done":
+            def interrupted(message):
+                data = encode(message)
+                if message["kind"] == "done":
                     signal.raise_signal(signal.SIGUSR1)
                 return data
 
-            gate._talk.message = interrupted
+            gate._stream.encode = interrupted
             gate.done(1)
             driver.wait_for("leaving", 1)
         finally:

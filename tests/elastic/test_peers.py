@@ -10,11 +10,11 @@ import pytest
 from engine.config.builds import Build
 from engine.elastic import events
 from engine.elastic.machine import Machine
-from engine.elastic.worker.messages import TalkError
 from engine.launch.elastic.worker_messages import WorkerMessageError, check, event_of
 from engine.launch.elastic.workers import Workers
 from engine.launch.errors import LaunchError
 from engine.launch.hosts.channel import pack
+from engine.net.stream import StreamError
 
 from .fake_agents import drive, ready
 
@@ -116,6 +116,6 @@ def test_an_agent_passes_on_what_its_own_workers_say_as_workers_do(worker, messa
     channel = SimpleNamespace(send=lambda kind, **head: passed.append(head))
     workers._agent = SimpleNamespace(channel=channel)  # type: ignore[assignment]
     workers.worker_said(3, {"kind": "leaving"})
-    with pytest.raises(TalkError, match=text):
+    with pytest.raises(StreamError, match=text):
         workers.worker_said(worker, message)
     assert passed == [{"worker": 3, "message": {"kind": "leaving"}}]

@@ -47,7 +47,7 @@ MEETING = {
     "own pidfd": (messages.linux, "pidfd_open"),
     "listening": (local_server.LocalServer, "_listen"),
     "turn": (local_server.LocalServer, "_turn"),
-    "hello": (local_server.LocalServer, "_prove"),
+    "hello": (local_server.LocalServer, "_add_member"),
     "segment": (startup.setup, "create_segment"),
     "create": (startup, "_memory"),
     "hosting": (local_server.LocalServer, "_gathered"),

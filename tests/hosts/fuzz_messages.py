@@ -72,7 +72,7 @@ def hub() -> Hub:
     return made
 
 
-HELLO = Hello(1, 2, 17, [0, 1], BUILD, ["avx2"], 1, "", "nonce").told()
+HELLO = Hello(1, 2, 17, [0, 1], BUILD, ["avx2"], 1, "").told()
 TERMS = HubDecision([0, 1], ["a", "b"], [None, Address("127.0.0.1", 5)], [1, 2], [[0], [1]], None, 10.0, 1)
 END = {  # in the form of `Record.head`
     "rank": 1, "host": "a", "code": 1, "age": 0.5, "by_launcher": False, "files": {"failure.json": 4, "stderr": 6},
@@ -97,7 +97,7 @@ def hear(message: Any) -> None:
         made = hub()
         made.hosts.append(host := Host(1, 17, "b", 1, pids={1: 17}))
         try:
-            made._hear_proven(host, message)
+            made._handle_leader_message(host, message)
         finally:
             made.loop.close()
 

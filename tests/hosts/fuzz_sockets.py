@@ -25,16 +25,16 @@ from types import SimpleNamespace
 from typing import Any
 
 from engine.config.world import World
-from engine.elastic.worker.messages import Talk, TalkError
 from engine.errors import RendezvousError
 from engine.host.network import Address
 from engine.host.patience import Patience
 from engine.launch.hosts import channel as channels
 from engine.launch.hosts.channel import Channel, ChannelError
 from engine.net import frames
-from engine.net.event_loop import Coroutine, EventLoop
+from engine.net.connection import connect as connect_stream
+from engine.net.event_loop import Coroutine, CoroutineLoop
 from engine.net.rendezvous import Gathered, gather
-from engine.net.stream import call, frame
+from engine.net.stream import CLIENT, SERVER, AuthenticatedStream, Seal, StreamError, derive_key
 from engine.net.unix_sockets import ready_to_read
 from engine.ray import node_agent
 from engine.spark.task_channel import reach_driver
@@ -47,7 +47,9 @@ from .meeting import BUILD, create, worlds
 
 HERE = "127.0.0.1"
 SECONDS = 20.0  # limit for the honest peer to get in, and for ended parties to end
-WRONG = frame({"role": "leader", "nonce": "0" * 32}, bytes(32), "calls 0", "")
+WRONG = frames.wrap(
+    Seal(bytes(32), CLIENT, SERVER).close(b'{"role": "leader", "nonce": "00000000000000000000000000000000"}')
+)
 SPARK = {
     "hello": {"rank": 0, "host": "a"},
     "output": {"stream": "stdout"},
@@ -117,7 +119,7 @@ class Strangers:
 
 def converse(steps: Coroutine[Any]) -> Any:
     """Run a conversation with another host; return its result or its error."""
-    loop, found = EventLoop(), []
+    loop, found = CoroutineLoop(), []
 
     def keep() -> Coroutine[None]:
         try:
@@ -174,15 +176,15 @@ def _lead(dice: random.Random, world: World, address: Address) -> None:
     good = {"role": "leader", "rank": 1, "size": 2, "processes": 1, "pid": 7, "name": "b"}
     told = lie(dice, good)
     greeting = told if isinstance(told, dict) else good
-    found = converse(call(address, world.proof, greeting, Patience(SECONDS), Patience(SECONDS)))
+    found = converse(connect_stream(address, world.proof, greeting, Patience(SECONDS), Patience(SECONDS)))
     if isinstance(found, Exception):
         return
     link, _ = found
     with contextlib.suppress(OSError):
         for name in dice.choice((("come",), ("come", "crew"), ("come", "crew", "refused"), ("crew",), ())):
             message = lie(dice, fuzz_messages.KINDS[name][0])
-            link.send(message if isinstance(message, dict) else good)
-    send(dice, link.connection, spoil(dice, WRONG) if dice.random() < 0.5 else b"")
+            link.send_message(message if isinstance(message, dict) else good)
+    send(dice, link.socket, spoil(dice, WRONG) if dice.random() < 0.5 else b"")
     link.close()
 
 
@@ -193,33 +195,34 @@ def gate(dice: random.Random, driver: FakeDriver) -> str:
     try:
         strangers.come(where)
         with connect(where) as worker:
-            talk = _greet(worker, dice.randrange(1000))
+            stream = _greet(worker, dice.randrange(1000))
             for _ in range(dice.choice((1, 2, 5))):
                 kind = dice.choice(list(GATE))
                 told = lie(dice, GATE[kind])
-                data = talk.message(str(told.pop("kind", "")), **told) if isinstance(told, dict) else WRONG
+                data = stream.encode(told) if isinstance(told, dict) else WRONG
                 with contextlib.suppress(OSError):
                     worker.sendall(data if dice.random() < 0.7 else spoil(dice, data))
             send(dice, worker, b"")
         with connect(where) as worker:
-            worker.sendall(_greet(worker, 1000).message("here"))
+            _greet(worker, 1000)
         return ""
-    except (OSError, TalkError) as error:
+    except (OSError, StreamError) as error:
         return f"a worker does not come through: {type(error).__name__}: {error}"
     finally:
         strangers.close()
 
 
-def _greet(worker: socket.socket, number: int) -> Talk:
-    talk = Talk(SECRET, "worker", "agent")
-    worker.sendall(talk.hello(number))
-    while not talk.proven:
-        data = worker.recv(1 << 16)
-        if not data:
-            raise ConnectionResetError("hung up on")
-        for _ in talk.feed(data):
-            pass
-    return talk
+def _greet(worker: socket.socket, number: int) -> AuthenticatedStream:
+    stream = AuthenticatedStream(derive_key(SECRET, "gate"), CLIENT)
+    for sent in ({"worker": number}, None):
+        while stream.receive() is None:
+            data = worker.recv(stream.missing())
+            if not data:
+                raise ConnectionResetError("hung up on")
+            stream.feed(data)
+        if sent is not None:
+            worker.sendall(stream.encode(sent))
+    return stream
 
 
 def spark(dice: random.Random, listener: TaskListener) -> str:

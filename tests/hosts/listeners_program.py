@@ -30,7 +30,7 @@ from engine.net.rendezvous import Gathered, gather
 from engine.net.rendezvous import hub_client as leading
 from engine.net.rendezvous.layout import Layout
 from engine.net.rendezvous.messages import address
-from engine.net.rendezvous.set_connections import _Meeting
+from engine.net.rendezvous.set_connections import _SetRendezvous
 from engine.spark import task_channel
 from engine.spark.task_channel import reach_driver
 from engine.spark.task_listener import TaskListener
@@ -101,7 +101,7 @@ def lanes(say: Say) -> str:
 
 def sets(say: Say) -> str:
     """Rank of a process set on two hosts."""
-    meeting = _Meeting(LAYOUT, 0, KEY, 1)
+    meeting = _SetRendezvous(LAYOUT, 0, KEY, 1)
     try:
         meeting.listen(HERE)
         assert meeting.address is not None
@@ -185,7 +185,7 @@ CALLERS: dict[str, Callable[[Say], str]] = {each.__name__: each for each in (lea
 
 
 def _come_to_a_set(port: int) -> None:
-    meeting = _Meeting(LAYOUT, 1, KEY, 1)
+    meeting = _SetRendezvous(LAYOUT, 1, KEY, 1)
     try:
         meeting.connect([json.dumps([HERE, port]).encode()] * 2, Patience(SECONDS), lambda: False)
     finally:

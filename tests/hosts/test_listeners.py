@@ -22,14 +22,13 @@ import pytest
 
 from engine.config.hub_address import HubAddress
 from engine.elastic.worker.gate import Gate
-from engine.elastic.worker.messages import Talk
 from engine.host import machine, network
 from engine.host.strangers import accept
 from engine.launch import fixed_ranks
-from engine.launch.hosts.channel import pack
+from engine.net.connection import Connection
 from engine.net.rendezvous import mpi_bootstrap as mpi
 from engine.net.rendezvous.hub import _listening
-from engine.net.stream import NONCE, OPENING
+from engine.net.stream import CLIENT, SERVER, AuthenticatedStream
 from engine.spark.task_listener import TaskListener
 
 from ..waiting import be_late, until
@@ -245,8 +244,8 @@ ANSWERS: dict[str, Answer] = {
     "drips": drip,
 }
 OPENINGS = {
-    "leader": OPENING + bytes(NONCE),
-    "task": pack("challenge", nonce="0" * 32),
+    "leader": AuthenticatedStream(b"", SERVER).open(),
+    "task": AuthenticatedStream(b"", SERVER).open(),
 }
 
 
@@ -300,7 +299,7 @@ OWN = network.own_addresses()[:2]  # other addresses of this host, at which rank
 
 def by_gate(monkeypatch: pytest.MonkeyPatch) -> list[socket.socket]:
     monkeypatch.setenv("ENGINE_INTERFACE", OTHER)
-    gate = Gate(0, 0, socket.socket(), Talk("", "worker", "agent"))
+    gate = Gate(0, 0, Connection(socket.socket(), b"", CLIENT))
     gate._connection.close()
     gate._listen()
     assert gate._listener is not None

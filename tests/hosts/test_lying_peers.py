@@ -469,7 +469,7 @@ def test_a_leader_that_says_what_none_says_is_named_by_the_hub(message: dict[str
     with pytest.raises(
         RendezvousError, match=r"rank 1 \(pid 17\), which leads the ranks on b, says what no leader says"
     ):
-        made._hear_proven(host, message)
+        made._handle_leader_message(host, message)
     made.loop.close()
 
 

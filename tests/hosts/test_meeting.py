@@ -18,10 +18,10 @@ from engine.config.world import World
 from engine.errors import IncompatibleRanksError, RendezvousError
 from engine.host.network import Address
 from engine.host.patience import Patience
+from engine.net.connection import Connection
 from engine.net.event_loop import Coroutine
 from engine.net.rendezvous import Gathered, hub, hub_client, local_server
 from engine.net.rendezvous.layout import Layout
-from engine.net.stream import Connection
 
 from ..waiting import be_late, until
 from .meeting import BUILD, LAYOUTS, meet, speak_through_lanes, worlds
@@ -257,7 +257,7 @@ def test_a_stranger_who_says_nothing_costs_seconds_however_late_rank_0_comes(mon
         raise TimeoutError
         yield
 
-    monkeypatch.setattr(hub_client, "call", call)
+    monkeypatch.setattr(hub_client, "connect", call)
     world = World(1, 2, 0, 1, "key", "s", "test", HubAddress("127.0.0.2", 9, others=("127.0.0.1",)), "1")
     made = hub_client.HubClient(world, Patience(600.0), 600.0, None, 1)
     steps = made._reach_hub()

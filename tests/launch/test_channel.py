@@ -10,8 +10,9 @@ from contextlib import closing
 import pytest
 
 from engine.launch.hosts import remote_files
-from engine.launch.hosts.channel import Channel, ChannelError, Message, Seal, pack
+from engine.launch.hosts.channel import Channel, ChannelError, Message, pack
 from engine.net.frames import UNPROVEN, wrap
+from engine.net.stream import Seal
 
 
 @pytest.fixture

@@ -27,7 +27,9 @@ from engine.launch.process.cpu_binding import Allotment
 from engine.launch.process.leftovers import ERROR
 from engine.launch.process.plan import Job, plan
 from engine.launch.report.failure_cause import End
+from engine.net import connection as net_connection
 from engine.net.frames import wrap
+from engine.net.stream import SERVER, AuthenticatedStream
 from engine.spark import job as jobs
 from engine.spark import slots
 from engine.spark import task_listener as listening
@@ -111,14 +113,14 @@ def test_only_who_knows_the_secret_is_heard():
 
 
 def test_a_stranger_who_says_nothing_is_not_kept(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(listening, "PROVING", 0.2)
+    monkeypatch.setattr(net_connection, "GRACE", 0.2)
     with (
         TaskListener(1, "secret", "127.0.0.1", (io.StringIO(), io.StringIO())) as listener,
         socket.create_connection(("127.0.0.1", listener.port), 30) as stranger,
     ):
         while stranger.recv(4096):  # the challenge, and then the end
             pass
-        until(lambda: not listener._callers, "the connection is forgotten")
+        until(lambda: not listener._acceptor._greeting, "the connection is forgotten")
 
 
 def test_neither_a_strangers_message_nor_a_streams_exception_ends_the_listening():
@@ -240,7 +242,7 @@ def test_a_record_with_numbers_that_cannot_be_is_refused(change: dict[str, Any])
         Record.read_explanation(head | change, b"x")
 
 
-@pytest.mark.parametrize("says", [(), ("challenge",), ("challenge", "welcome")])
+@pytest.mark.parametrize("says", [(), ("open",), ("open", "refuse")])
 def test_a_pretended_driver_is_told_nothing(says: tuple[str, ...]):
     """The impostor stays silent, or sends a driver's messages, without the secret."""
     with network.listen("127.0.0.1", 0, backlog=4) as pretended:
@@ -249,8 +251,9 @@ def test_a_pretended_driver_is_told_nothing(says: tuple[str, ...]):
         def pretend() -> None:
             connection, _ = pretended.accept()
             with connection:
+                stream = AuthenticatedStream(b"guessed", SERVER)
                 for kind in says:
-                    connection.sendall(pack(kind, nonce="0", proof="0" * 64))
+                    connection.sendall(getattr(stream, kind)())
                     connection.recv(4096)
 
         thread = threading.Thread(target=pretend)

@@ -3,6 +3,20 @@
 A worker talks only to the agent of its host, which relays messages between worker and driver. No thread reads the
 connection: received messages are handled at the worker's next call. When the agent is gone, the driver gives this
 worker up; so the end of the connection is the end of the job for the worker.
+
+The connection is an authenticated stream (`engine.net.stream`) over a Unix socket of the host. The worker's greeting
+has its number; the agent's answer says whether workers may be on `several` hosts. Then pass messages of these kinds:
+
+| kind | from | fields |
+|---|---|---|
+| ready | worker | world, why, text, culprit, commit, build; port: its listening port, 0 on one host |
+| joined, done | worker | world |
+| committed | worker | world, commit |
+| leaving | worker | |
+| logged | worker | value: a text for the program that started the job |
+| place | driver | place, members, hosts, hub, reason |
+| void, update | driver | world |
+| end | driver | why, good; over: true if the job is over, false if it goes on without this worker |
 """
 
 from __future__ import annotations
@@ -21,11 +35,13 @@ from ...errors import ConfigError, EngineError, ForkedError, RendezvousError
 from ...host import network
 from ...host.patience import Patience
 from ...host.sockets import retry_short
+from ...net.connection import Connection, greet_server
+from ...net.event_loop import run
+from ...net.stream import CLIENT, LIMIT, StreamError, derive_key
 from ...net.unix_sockets import peer_uid
 from ...text.bounded_reader import ReadError, shorten, whole
 from ..events import Why
 from ..places import Place, Slot
-from .messages import Talk, TalkError
 
 PATIENCE = 30.0  # seconds that the agent has to answer, and to read what is sent to it
 LOOK = 0.5  # seconds between two checks of a waiting worker for a signal that asks it to leave
@@ -95,11 +111,12 @@ class Gate:
         Whether workers may be on several hosts.
     """
 
-    def __init__(self, worker: int, slot: int, connection: socket.socket, talk: Talk) -> None:
+    def __init__(self, worker: int, slot: int, connection: Connection) -> None:
         self.worker = worker
         self.slot = slot
+        self._socket = connection.socket
         self._connection = connection
-        self._talk = talk
+        self._stream = connection.stream
         self._pid = os.getpid()
         self.several = False
         self._listener: socket.socket | None = None
@@ -126,8 +143,8 @@ class Gate:
         """
         worker, slot = _number(environ, "ENGINE_WORKER"), _number(environ, "ENGINE_SLOT")
         name, secret = _text(environ, "ENGINE_GATE"), _text(environ, "ENGINE_SECRET")
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        gate = cls(worker, slot, connection, Talk(secret, "worker", "agent"))
+        connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        gate = cls(worker, slot, Connection(connected, derive_key(secret, "gate"), CLIENT, LIMIT))
         try:
             gate._greet(name)
         except BaseException:
@@ -207,12 +224,12 @@ class Gate:
     def hung_up(self) -> bool:
         """Return whether the agent has closed the connection. A signal handler may call this: it reads nothing."""
         poll = select.poll()
-        poll.register(self._connection, select.POLLRDHUP)
+        poll.register(self._socket, select.POLLRDHUP)
         return bool(poll.poll(0))
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when a message has come."""
-        return self._connection.fileno()
+        return self._socket.fileno()
 
     def called_off(self, world: int) -> bool:
         """Read received messages without blocking, and return whether that world is void.
@@ -243,37 +260,37 @@ class Gate:
 
     def _greet(self, name: str) -> None:
         try:
-            self._connection.settimeout(PATIENCE)
-            retry_short(self._connection.connect, f"\0{name}")
+            self._socket.settimeout(PATIENCE)
+            retry_short(self._socket.connect, f"\0{name}")
         except OSError as error:
             raise RendezvousError(
                 f"worker {self.worker}: the agent of this host does not answer at ENGINE_GATE={name} "
                 f"({error.strerror or error}). Workers of an elastic job are started by enginerun alone, and run in "
                 "its network namespace."
             ) from None
-        uid = peer_uid(self._connection)
+        uid = peer_uid(self._socket)
         if uid != os.getuid():
             raise RendezvousError(f"worker {self.worker}: the gate belongs to user {uid}, not to {os.getuid()}")
-        self._connection.setblocking(False)
-        self._write(self._talk.hello(self.worker))
+        self._socket.setblocking(False)
         patience = Patience(PATIENCE)
-        while not self._talk.proven:
-            if not patience.left():
-                raise RendezvousError(f"worker {self.worker}: the agent of this host did not answer in {PATIENCE:g} s")
-            self._poll(select.POLLIN, patience.wait())
-            try:
-                self._receive(block=False)
-            except JobOver:
-                raise RendezvousError(
-                    f"worker {self.worker}: the agent of this host turned it away. Is ENGINE_SECRET that of the job, "
-                    "and is there no other process that speaks for the same worker?"
-                ) from None
-        self._send("here")  # a short message, which proves this side: longer ones may follow
+        try:
+            answer = run(greet_server(self._connection, {"worker": self.worker}, patience, patience))
+            self.several = bool(answer["several"])
+        except TimeoutError:
+            raise RendezvousError(
+                f"worker {self.worker}: the agent of this host did not answer in {PATIENCE:g} s"
+            ) from None
+        except (OSError, StreamError, KeyError) as error:
+            why = f" ({error})" if isinstance(error, StreamError) else ""
+            raise RendezvousError(
+                f"worker {self.worker}: the agent of this host turned it away{why}. Is ENGINE_SECRET that of the job, "
+                "and is there no other process that speaks for the same worker?"
+            ) from None
 
     def _send(self, kind: str, /, **fields: Any) -> None:
         self._check_mine()
         self._tell_leaving()
-        self._write(self._talk.message(kind, **fields))
+        self._write(self._stream.encode({"kind": kind, **fields}))
         self._tell_leaving()  # a signal handler may have run meanwhile
 
     def _check_mine(self) -> None:
@@ -284,15 +301,15 @@ class Gate:
             raise ForkedError(f"worker {self.worker} speaks for itself: this is process {os.getpid()}, forked by it")
 
     def _tell_leaving(self) -> None:
-        if self._leaves and self._talk.proven:
+        if self._leaves and self._stream.authenticated:
             self._leaves = False
-            self._write(self._talk.message("leaving"))
+            self._write(self._stream.encode({"kind": "leaving"}))
 
     def _write(self, data: bytes) -> None:
         view, patience = memoryview(data), Patience(PATIENCE)
         while view:
             try:
-                view = view[retry_short(self._connection.send, view, socket.MSG_NOSIGNAL) :]
+                view = view[retry_short(self._socket.send, view, socket.MSG_NOSIGNAL) :]
             except BlockingIOError:
                 if not patience.left():
                     self._end(JobOver(f"the agent of this host has read nothing for {PATIENCE:g} s"))
@@ -308,7 +325,7 @@ class Gate:
             self._tell_leaving()  # a signal handler may have run meanwhile
         while True:
             try:
-                data = retry_short(self._connection.recv, 1 << 16)
+                data = retry_short(self._socket.recv, 1 << 16)
             except BlockingIOError:
                 return
             except OSError:
@@ -316,18 +333,16 @@ class Gate:
             if not data:
                 self._end(JobOver(GONE))
             try:
-                for message in self._talk.feed(data):
+                self._stream.feed(data)
+                while (message := self._stream.receive()) is not None:
                     self._hear(message)
-            except (TalkError, KeyError, TypeError, ValueError, OverflowError) as error:
+            except (KeyError, TypeError, ValueError, OverflowError) as error:
                 self._end(
                     JobOver(f"the agent of this host does not speak as one does: {error!r}; install the same version")
                 )
 
     def _hear(self, message: dict[str, Any]) -> None:
         _HEARD[message["kind"]](self, message)
-
-    def _welcome(self, message: dict[str, Any]) -> None:
-        self.several = bool(message["several"])
 
     def _place(self, message: dict[str, Any]) -> None:
         place = _place_of(message.get("place"))
@@ -351,7 +366,7 @@ class Gate:
     def _poll(self, event: int, seconds: float) -> bool:
         """Wait for an event for at most `seconds`; return whether it has come."""
         poll = select.poll()
-        poll.register(self._connection, event)
+        poll.register(self._socket, event)
         return bool(poll.poll(1e3 * seconds))
 
     # ---- places
@@ -398,7 +413,6 @@ class Gate:
 
 
 _HEARD: dict[str, Callable[[Any, dict[str, Any]], None]] = {
-    "welcome": Gate._welcome,
     "place": Gate._place,
     "void": Gate._voided,
     "update": Gate._update,

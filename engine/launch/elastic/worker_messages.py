@@ -39,7 +39,7 @@ def check(said: Any) -> dict[str, Any]:
     Parameters
     ----------
     said : object
-        A message of `engine.elastic.worker.messages`.
+        A message of `engine.elastic.worker.gate`.
 
     Returns
     -------

@@ -13,10 +13,10 @@ import socket
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from ...elastic.worker.messages import Talk, TalkError
 from ...host import linux
 from ...host.sockets import retry_short
 from ...host.strangers import NO_DESCRIPTORS, Strangers, accept
+from ...net.stream import SERVER, AuthenticatedStream, AuthenticationError, StreamError, derive_key
 from ...net.unix_sockets import peer_uid
 from ...text import readable
 
@@ -36,7 +36,7 @@ class WorkerListener(Protocol):
     """Receiver of what workers say."""
 
     def worker_said(self, worker: int, message: dict[str, Any]) -> None:
-        """Handle a worker's message; raise a `TalkError` to turn the worker away."""
+        """Handle a worker's message; raise a `StreamError` to turn the worker away."""
         ...
 
     def say(self, line: str) -> None:
@@ -47,9 +47,9 @@ class WorkerListener(Protocol):
 class _Peer:
     """A connection to the server."""
 
-    def __init__(self, connection: socket.socket, talk: Talk) -> None:
+    def __init__(self, connection: socket.socket, stream: AuthenticatedStream) -> None:
         self.connection = connection
-        self.talk = talk
+        self.stream = stream
         self.worker: int | None = None
 
 
@@ -82,7 +82,7 @@ class WorkerServer:
         listener: WorkerListener,
     ) -> None:
         self.name = f"engine-gate-{os.getuid()}-{secrets.token_hex(12)}"
-        self._secret = secret
+        self._key = derive_key(secret, "gate")
         self._several = several
         self._loop = loop
         self._told = listener
@@ -98,7 +98,7 @@ class WorkerServer:
         """Send a message to a worker, if it is connected; close the connection if its buffer is full."""
         peer = self._workers.get(worker)
         if peer is not None:
-            self._write(peer, peer.talk.message(kind, **fields))
+            self._write(peer, peer.stream.encode({"kind": kind, **fields}))
 
     def forget(self, worker: int) -> None:
         """Handle the last messages of a worker whose process has ended, and close its connection.
@@ -139,11 +139,12 @@ class WorkerServer:
             connection.close()
             return
         connection.setblocking(False)
-        peer = _Peer(connection, Talk(self._secret, "agent", "worker"))
+        peer = _Peer(connection, AuthenticatedStream(self._key, SERVER))
         displaced = self._strangers.add(peer)
         if displaced is not None:
             self._close(displaced)
         self._loop.add_reader(connection.fileno(), lambda: self._read(peer))
+        self._write(peer, peer.stream.open())
 
     def _give_way(self) -> bool:
         """Close the oldest unauthenticated connection; return False if there is none."""
@@ -161,8 +162,9 @@ class WorkerServer:
     def _read(self, peer: _Peer) -> None:
         if peer.connection.fileno() < 0:  # closed by another event of the same batch
             return
+        stream = peer.stream
         try:
-            data = retry_short(peer.connection.recv, 1 << 16)
+            data = retry_short(peer.connection.recv, 1 << 16 if stream.authenticated else stream.missing())
         except BlockingIOError:
             return
         except OSError:
@@ -171,30 +173,26 @@ class WorkerServer:
             self._close(peer)
             return
         try:
-            for message in peer.talk.feed(data):
+            stream.feed(data)
+            while peer.connection.fileno() >= 0 and (message := stream.receive()) is not None:
                 self._hear(peer, message)
-        except (TalkError, KeyError, TypeError, ValueError, OverflowError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            if isinstance(error, AuthenticationError) and not stream.authenticated:
+                self._write(peer, stream.refuse())
             who = "somebody" if peer.worker is None else f"worker {peer.worker}"
             self._told.say(f"{who} was turned away at the gate: {readable.plain(str(error))}")
             self._close(peer)
 
     def _hear(self, peer: _Peer, message: dict[str, Any]) -> None:
-        if peer.connection.fileno() < 0:  # closed while the messages before it were handled
+        if peer.worker is not None:
+            self._told.worker_said(peer.worker, message)
             return
-        if peer.worker is None:
-            peer.worker = _worker(message)
-            if peer.worker in self._workers:
-                raise TalkError("another process of that number is there already")
-            self._write(peer, peer.talk.welcome(message, self._several))
-            return
-        if peer in self._strangers:
-            if peer.worker in self._workers:
-                raise TalkError("another process of that number is there already")
-            self._strangers.remove(peer)
-            self._workers[peer.worker] = peer
-        if message["kind"] == "here":
-            return
-        self._told.worker_said(peer.worker, message)
+        peer.worker = _worker(message)
+        if peer.worker in self._workers:
+            raise StreamError("another process of that number is there already")
+        self._strangers.remove(peer)
+        self._workers[peer.worker] = peer
+        self._write(peer, peer.stream.encode({"several": self._several}))
 
     def _write(self, peer: _Peer, data: bytes) -> None:
         try:
@@ -218,8 +216,8 @@ class WorkerServer:
 
 def _worker(message: dict[str, Any]) -> int:
     worker = message.get("worker")
-    if message["kind"] != "hello" or type(worker) is not int or worker < 0:
-        raise TalkError("it does not say which worker it is")
+    if type(worker) is not int or worker < 0:
+        raise StreamError("it does not say which worker it is")
     return worker
 
 

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ...elastic.worker.messages import TalkError
 from ...host import linux, processes
+from ...net.stream import StreamError
 from ..errors import LaunchError
 from ..hosts.channel import WORLDS, Message
 from ..hosts.dead_workers import process_view
@@ -100,13 +100,13 @@ class Workers:
         self._agent.say(line)
 
     def worker_said(self, worker: int, message: dict[str, Any]) -> None:
-        """Pass a worker's message on to the launcher; raise a `TalkError` if the worker or the message is unknown."""
+        """Pass a worker's message on to the launcher; raise a `StreamError` if the worker or the message is unknown."""
         if worker not in self._running:
-            raise TalkError(f"no worker {worker} runs here")
+            raise StreamError(f"no worker {worker} runs here")
         try:
             self._agent.channel.send("said", worker=worker, message=check(message))
         except WorkerMessageError as error:
-            raise TalkError(str(error)) from None
+            raise StreamError(str(error)) from None
 
     # ---- the lease
 

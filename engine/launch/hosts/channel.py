@@ -8,7 +8,6 @@ before them is ignored. Over a network each message is authenticated (`Seal`).
 from __future__ import annotations
 
 import contextlib
-import hmac
 import json
 import os
 import select
@@ -21,6 +20,7 @@ from ...config.forms import MOST
 from ...host.patience import Patience
 from ...host.sockets import retry_short
 from ...net import frames
+from ...net.stream import MAC, AuthenticationError, Seal
 from ...text.bounded_reader import LARGEST
 from ..process.outgoing import Outgoing
 
@@ -32,57 +32,12 @@ WORLDS = (0, 1 << 60)  # numbers of worlds, workers, commits and ticks
 HEAD_LIMIT = 16 << 20  # largest size of a head in bytes; that of `prepare` holds an environment and a command
 NOISE = 1 << 16  # bytes before the greeting that are kept for the report of a failed start
 READ_BYTES = 1 << 18
-MAC = 32  # bytes of the HMAC in a sealed message
 LENGTHS = struct.Struct(">II")  # lengths of the frame and of the head, with which an unsealed message begins
 _HEAD = struct.Struct(">I")
 
 
 class ChannelError(Exception):
     """The other side does not speak this protocol."""
-
-
-class Seal:
-    """Authentication of a connection's messages: none can be changed, left out, repeated or sent back unnoticed.
-
-    Parameters
-    ----------
-    key : bytes
-        Key of this connection alone.
-    own, other : str
-        Names of this side and the other one.
-    """
-
-    def __init__(self, key: bytes, own: str, other: str) -> None:
-        self._key = key
-        self._own, self._other = own, other
-        self._sent = self._received = 0
-
-    def close(self, content: bytes) -> bytes:
-        """Return the content of the next message to send, preceded by its HMAC."""
-        proof = self._prove(self._own, self._sent, content)
-        self._sent += 1
-        return proof + content
-
-    def open(self, content: bytes) -> bytes:
-        """Check the next message that has come, and return its content without the HMAC.
-
-        Raises
-        ------
-        ChannelError
-            The HMAC is wrong.
-        """
-        proof, content = content[:MAC], content[MAC:]
-        if not hmac.compare_digest(proof, self._prove(self._other, self._received, content)):
-            raise ChannelError("a message is not from whom it should be")
-        self._received += 1
-        return content
-
-    def derive(self, purpose: str) -> bytes:
-        """Return a further key that both sides of the connection know, for another purpose."""
-        return hmac.digest(self._key, f"derive {purpose}".encode(), "sha256")
-
-    def _prove(self, side: str, number: int, content: bytes) -> bytes:
-        return hmac.digest(self._key, f"{side} {number} ".encode() + content, "sha256")
 
 
 @dataclass(frozen=True)
@@ -203,8 +158,15 @@ class Decoder:
             return
         while (content := self._cut()) is not None:
             if self.seal is not None:
-                content = self.seal.open(content)
+                content = self._unseal(self.seal, content)
             yield _message(content, self.head_limit)
+
+    @staticmethod
+    def _unseal(seal: Seal, content: bytes) -> bytes:
+        try:
+            return seal.open(content)
+        except AuthenticationError:
+            raise ChannelError("a message is not from whom it should be") from None
 
     def _cut(self) -> bytes | None:
         """Remove and return the next frame; None if it is incomplete. One that is too long is refused at once."""

@@ -1,18 +1,19 @@
 """The rendezvous: ranks find each other and exchange descriptors.
 
 On each host the *leader*, its lowest rank, makes the control segment and the arena. It listens on an abstract Unix
-socket, which leaves no file behind. Both sides check that the other runs as the same user, and prove by HMAC over the
-other's nonce that they know the job's secret. With one host the leader is rank 0.
+socket, which leaves no file behind. Both sides check that the other runs as the same user, and talk over an
+authenticated stream (`engine.net.stream`). With one host the leader is rank 0.
 
-    leader -> rank r    challenge: nonce, seconds left; the leader's pidfd
-    rank r -> leader    hello: nonce, rank, size, pid, processors, build; rank r's pidfd       (proves)
-    leader -> rank r    welcome: pids, processors, hosts; control, arena, pidfds of the host,  (proves)
-                        connections to ranks on other hosts; or a refusal, which every rank raises
+    leader -> rank r    opening: seconds left, its pid; the leader's pidfd
+    rank r -> leader    greeting: rank, size, pid, processors, build; rank r's pidfd
+    leader -> rank r    answer: empty
+    leader -> rank r    welcome: pids, processors, hosts; control, arena, pidfds of the host, connections to ranks on
+                        other hosts; or a refusal, which every rank raises
 
-A message is a 4-byte length, a 32-byte HMAC and JSON. Descriptors follow a welcome in groups, each sent with one byte,
-because the kernel takes at most 253 at a time. A connection that proves nothing costs one slot for a few seconds.
+Descriptors follow a welcome in groups, each sent with one byte, because the kernel takes at most 253 at a time. A
+connection that proves nothing costs one slot for a few seconds.
 
-With several hosts the leaders meet over TCP before they send any welcome (`between`).
+With several hosts the leaders meet over TCP before they send any welcome (`inter_host`).
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def gather(
     interface: str | None = None,
     sockets: int = 1,
     lanes: str = "tcp",
-    called_off: CancellationToken | None = None,
+    cancel: CancellationToken | None = None,
     failure: str = "",
     abort: Abort = lambda control, hosts, error: None,
 ) -> Gathered:
@@ -79,7 +80,7 @@ def gather(
         Connections between two ranks on different hosts, equal on all ranks.
     lanes : str
         The setting `lanes`: the transport of large tensors between hosts, equal on all ranks.
-    called_off : CancellationToken, optional
+    cancel : CancellationToken, optional
         Cancellation, checked while this rank waits for others, until descriptors are sent.
     failure : str
         Why this rank cannot start; empty if it can. A rank with a failure takes part for at most `messages.TELLING`
@@ -100,16 +101,16 @@ def gather(
     try:
         hello = introduce(world, generation, compared(build, sockets, lanes, world.several_hosts), levels, failure)
         if world.leads:
-            meeting = LocalServer(world, hello, timeout, create, abort, interface, sockets, called_off)
+            meeting = LocalServer(world, hello, timeout, create, abort, interface, sockets, cancel)
         else:
-            meeting = LocalClient(world, hello, timeout, abort, called_off)
+            meeting = LocalClient(world, hello, timeout, abort, cancel)
         return meeting.run()
     except Exception as error:
         known = meeting is not None and (meeting.introduced or isinstance(error, EngineError))
         if not known and not failure:
             with contextlib.suppress(Exception):  # What this rank raises is the first error.
                 told = readable.exception(error)
-                gather(world, generation, build, timeout, create, (), interface, sockets, lanes, called_off, told)
+                gather(world, generation, build, timeout, create, (), interface, sockets, lanes, cancel, told)
         if isinstance(error, EngineError):
             raise
         told = linux.explain(error) if isinstance(error, OSError) else readable.exception(error)

@@ -16,9 +16,10 @@ from ...host.network import Address
 from ...host.patience import Patience
 from ...text import readable
 from ...text.bounded_reader import natural, shorten
+from ..acceptor import Acceptor
+from ..connection import GRACE, Connection
 from ..event_loop import Coroutine
-from ..stream import GRACE, Connection
-from .inter_host import STRANGERS, Acceptor, HubDecision, InterHostRendezvous, refused
+from .inter_host import STRANGERS, HubDecision, InterHostRendezvous, accept_ranks, refused
 from .layout import Layout
 from .messages import MALFORMED, TELLING, Hello, common_kernels, compare, failed_start
 
@@ -35,7 +36,7 @@ class Host:
         Host name that its leader gives.
     processes : int
         Number of processes that the launcher has started there.
-    link : Connection or None
+    connection : Connection or None
         Connection to its leader; None for the hub's own host.
     pids : dict of int to int
         Process id of each rank that has come there.
@@ -53,7 +54,7 @@ class Host:
     pid: int
     name: str
     processes: int
-    link: Connection | None = None
+    connection: Connection | None = None
     pids: dict[int, int] = field(default_factory=dict)
     hellos: list[Hello] = field(default_factory=list)
     door: Address | None = None
@@ -75,18 +76,18 @@ class Hub(InterHostRendezvous):
         assert world.hub is not None
         self.address = world.hub
         self.hurried = False
-        self.inner: Acceptor | None = None  # port for lanes, if they have an interface of their own
+        self.lane_acceptor: Acceptor | None = None  # port for lanes, if they have an interface of their own
 
     def begin(self) -> None:
         """Listen for the leaders of other hosts; raises as `InterHostRendezvous.begin` does."""
         self._hurry()
         chosen = self.chosen_address()
         listeners = _listening(self.address, self.world.size, chosen)
-        self.door = Acceptor(self.loop, listeners, self.key, self._welcome)
+        self.acceptor = accept_ranks(self.loop, listeners, self.key, self._welcome)
         if chosen is not None:
             listener = network.listen(chosen, 0, self.world.size + STRANGERS)
-            self.inner = Acceptor(self.loop, [listener], self.key, self._welcome)
-            self.own.door = self.inner.address
+            self.lane_acceptor = accept_ranks(self.loop, [listener], self.key, self._welcome)
+            self.own.door = self.lane_acceptor.address
 
     def entered(self, hello: Hello) -> None:
         """Record a rank of this host that has come."""
@@ -101,8 +102,8 @@ class Hub(InterHostRendezvous):
 
     def trunks(self) -> dict[int, Connection]:
         """Return the connection to each host's leader, by host number; the numbers are final after `_decide`."""
-        links = [host.link for host in self.hosts if host.link is not None]
-        return dict(enumerate(links, 1))
+        connections = [host.connection for host in self.hosts if host.connection is not None]
+        return dict(enumerate(connections, 1))
 
     def memory_is_made(self) -> None:
         """Record that the memory of this host's ranks is made."""
@@ -112,13 +113,13 @@ class Hub(InterHostRendezvous):
 
     def give_way(self) -> bool:
         """Close an unauthenticated connection to free its descriptor; return False if there is none."""
-        return super().give_way() or (self.inner is not None and self.inner.give_way())
+        return super().give_way() or (self.lane_acceptor is not None and self.lane_acceptor.give_way())
 
     def close(self) -> None:
         """Close every listener, and every connection that was not handed over."""
         super().close()
-        if self.inner is not None:
-            self.inner.close()
+        if self.lane_acceptor is not None:
+            self.lane_acceptor.close()
 
     def overdue(self, absent: int) -> RendezvousError:
         """Return the error of a timeout: the ranks that came, those that did not, and the connections turned away."""
@@ -135,41 +136,41 @@ class Hub(InterHostRendezvous):
             came = f"{host}: {readable.ranks(host.pids)} came"
             lack = host.processes - len(host.pids)
             lines.append(came + (f", {lack} of its {host.processes} processes did not" if lack > 0 else ""))
-        assert self.door is not None
+        assert self.acceptor is not None
         called = sum(host.processes for host in self.hosts)
-        if called < self.world.size and not self.door.unproven:  # A connection turned away may be from there.
+        if called < self.world.size and not self.acceptor.saw_stranger:  # A connection turned away may be from there.
             others = "the other hosts" if len(self.hosts) == 1 else "the remaining hosts"
             lines.append(
                 f"nobody from {others} has called: they are still importing, or the network keeps them from "
                 f"{self.name} at {self.address}, where rank 0 listens; start_timeout (ENGINE_START_TIMEOUT, "
                 "--start-timeout) gives them more time"
             )
-        lines += [f"somebody at {host} {wrong}" for host, wrong in self.door.turned_away.items()]
+        lines += [f"somebody at {host} {wrong}" for host, wrong in self.acceptor.rejected.items()]
         return RendezvousError("\n  ".join(lines), missing_ranks[0] if missing_ranks else None)
 
-    def _welcome(self, link: Connection, greeting: dict[str, Any]) -> Coroutine[None] | None:
+    def _welcome(self, connection: Connection, greeting: dict[str, Any]) -> Coroutine[None] | None:
         """Continue with an authenticated connection: a lane, or one of a leader."""
         if greeting.get("role") == "lane":
-            self.answer_lane(link, greeting, self.own.pids)
+            self.answer_lane(connection, greeting, self.own.pids)
             return None
         numbers: list[Any] = [greeting.get(name) for name in ("rank", "pid", "processes", "size")]
         if not all(type(number) is int and 0 <= number < 1 << 31 for number in numbers):
             raise ValueError("a greeting of no leader")
         rank, pid, processes, _ = numbers
-        host = Host(rank, pid, readable.plain(str(greeting.get("name"))), processes, link)
-        host.address = link.there.host
-        return self._with_leader(host, link, greeting)
+        host = Host(rank, pid, readable.plain(str(greeting.get("name"))), processes, connection)
+        host.address = connection.there.host
+        return self._with_leader(host, connection, greeting)
 
-    def _with_leader(self, host: Host, link: Connection, greeting: dict[str, Any]) -> Coroutine[None]:
+    def _with_leader(self, host: Host, connection: Connection, greeting: dict[str, Any]) -> Coroutine[None]:
         """Exchange messages with a leader until all hosts are ready."""
         try:
-            name = str(self.own) if self.own.address else f"{self.own} ({link.here.host})"
-            link.send({"seconds": self.patience.left(), "name": name})
-            first = yield from link.message()
+            name = str(self.own) if self.own.address else f"{self.own} ({connection.here.host})"
+            connection.send_message({"seconds": self.patience.left(), "name": name})
+            first = yield from connection.receive_message()
         except (OSError, ValueError):
-            link.close()  # The leader has tried another address meanwhile, and may call again.
+            connection.close()  # The leader has tried another address meanwhile, and may call again.
             return
-        self.own.address = self.own.address or link.here.host
+        self.own.address = self.own.address or connection.here.host
         self.hosts.append(host)
         try:
             if greeting["size"] != self.world.size:
@@ -177,10 +178,10 @@ class Hub(InterHostRendezvous):
                     f"rank {host.leader} on {host} belongs to a world of {greeting['size']}, rank 0 to one of "
                     f"{self.world.size}"
                 )
-            self._hear_proven(host, first)
+            self._handle_leader_message(host, first)
             while not self.done:
-                message = yield from link.message()
-                self._hear_proven(host, message)
+                message = yield from connection.receive_message()
+                self._handle_leader_message(host, message)
         except (OSError, ValueError):
             # Its next message is lost with the connection.
             raise RendezvousError(
@@ -188,7 +189,7 @@ class Hub(InterHostRendezvous):
                 "ranks were gathering"
             ) from None
 
-    def _hear_proven(self, host: Host, message: dict[str, Any]) -> None:
+    def _handle_leader_message(self, host: Host, message: dict[str, Any]) -> None:
         """Handle a message of an authenticated leader, which may run another version of the engine."""
         try:
             self._hear(host, message)
@@ -280,9 +281,9 @@ class Hub(InterHostRendezvous):
 
     def _tell(self, message: dict[str, Any]) -> None:
         for host in self.hosts:
-            if host.link is not None:
+            if host.connection is not None:
                 try:
-                    host.link.send(message)
+                    host.connection.send_message(message)
                 except OSError as error:
                     raise RendezvousError(
                         f"rank {host.leader} (pid {host.pid}), which leads the ranks on {host}, cannot be told "

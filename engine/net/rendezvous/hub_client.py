@@ -13,10 +13,11 @@ from ...host.patience import Patience
 from ...text import readable
 from ...text.bounded_reader import ReadError, number
 from ...text.logs import logger
+from ..connection import GRACE, RECONNECT_DELAY, Connection, connect
 from ..event_loop import Coroutine, Wait
-from ..stream import AGAIN, GRACE, AuthenticationError, Connection, call
+from ..stream import AuthenticationError
 from ..unix_sockets import ready_to_read
-from .inter_host import FAREWELL, SECONDS, STRANGERS, Acceptor, HubDecision, InterHostRendezvous, refused
+from .inter_host import FAREWELL, SECONDS, STRANGERS, HubDecision, InterHostRendezvous, accept_ranks, refused
 from .messages import Hello
 
 _TRIED = 4  # most addresses of the hub that a message names
@@ -31,7 +32,7 @@ class HubClient(InterHostRendezvous):
         super().__init__(world, patience, timeout, interface, sockets)
         assert world.hub is not None
         self.address = world.hub
-        self.link: Connection | None = None
+        self.connection: Connection | None = None
         self.hub_name = ""
         self.pids = {world.rank: os.getpid()}
         self.hellos: list[Hello] = []
@@ -57,7 +58,7 @@ class HubClient(InterHostRendezvous):
 
     def trunks(self) -> dict[int, Connection]:
         """Return the connection to the hub; empty before it is open."""
-        return {} if self.link is None else {0: self.link}
+        return {} if self.connection is None else {0: self.connection}
 
     def memory_is_made(self) -> None:
         """Record that the memory of this host's ranks is made."""
@@ -68,7 +69,7 @@ class HubClient(InterHostRendezvous):
         """Return the error of a timeout; `absent` is the number of this host's processes that have not come."""
         if self.calling is not None:
             self.loop.cancel(self.calling)
-        if self.link is not None:
+        if self.connection is not None:
             return RendezvousError(f"rank 0 on {self.hub_name} fell silent while the ranks were gathering")
         tried = self._told_tries()
         text = (
@@ -89,7 +90,7 @@ class HubClient(InterHostRendezvous):
         """Tell the hub why this start fails. If a call is still pending, wait `FAREWELL` seconds for its answer."""
         patience = Patience(FAREWELL)
         try:
-            while self.link is None and self.calling in self.loop and patience.left():
+            while self.connection is None and self.calling in self.loop and patience.left():
                 ready_to_read([self.fileno()], min(patience.wait(), self.loop.timeout()))
                 self.loop.run_ready()
         except RendezvousError:
@@ -98,20 +99,20 @@ class HubClient(InterHostRendezvous):
 
     def _with_hub(self, chosen: str | None) -> Coroutine[None]:
         """Call the hub, and handle its messages until all hosts are ready."""
-        link, told = yield from self._reach_hub()
-        self.link, self.hub_name = link, readable.plain(str(told.get("name")))
+        connection, told = yield from self._reach_hub()
+        self.connection, self.hub_name = connection, readable.plain(str(told.get("name")))
         try:
             seconds = number(told, "seconds", 0, SECONDS)
         except ReadError as error:
             raise self._not_a_hub(error) from None
         self.patience.begin(seconds + 2 * GRACE)  # The hub knows which ranks are missing.
-        listener = network.listen(chosen or link.here.host, 0, self.world.size + STRANGERS)
-        self.door = Acceptor(self.loop, [listener], self.key, self._welcome)
+        listener = network.listen(chosen or connection.here.host, 0, self.world.size + STRANGERS)
+        self.acceptor = accept_ranks(self.loop, [listener], self.key, self._welcome)
         self._tell_come()
         self._tell_crew()
         while not self.done:
             try:
-                message = yield from link.message()
+                message = yield from connection.receive_message()
             except (OSError, ValueError):
                 raise RendezvousError(
                     f"rank 0 on {self.hub_name} ended or was cut off while the ranks were gathering"
@@ -127,7 +128,7 @@ class HubClient(InterHostRendezvous):
                         raise ValueError(f"{readable.ranks(own)} on {self.name}")
                 except ValueError as error:
                     raise self._not_a_hub(error) from None
-                self._open_lanes(terms, link)
+                self._open_lanes(terms, connection)
             self.done = "go" in message
 
     def _not_a_hub(self, error: ValueError) -> RendezvousError:
@@ -154,7 +155,7 @@ class HubClient(InterHostRendezvous):
             for address in addresses:
                 kind = ", on the loopback of this host" if network.is_loopback(address.host) else ""
                 try:
-                    return (yield from call(address, self.key, greeting, Patience(GRACE), Patience(answering)))
+                    return (yield from connect(address, self.key, greeting, Patience(GRACE), Patience(answering)))
                 except AuthenticationError:
                     unproven += 1
                     self.tried[f"{address}{kind}"] = "whoever listens there does not know this job's secret"
@@ -190,12 +191,12 @@ class HubClient(InterHostRendezvous):
                 self.tried[host] = f"no such host ({error.strerror})"
         return found
 
-    def _welcome(self, link: Connection, greeting: dict[str, Any]) -> None:
+    def _welcome(self, connection: Connection, greeting: dict[str, Any]) -> None:
         """Accept a lane from the leader of a host of higher number."""
-        self.answer_lane(link, greeting, self.pids)
+        self.answer_lane(connection, greeting, self.pids)
         self._say_ready()
 
-    def _open_lanes(self, terms: HubDecision, link: Connection) -> None:
+    def _open_lanes(self, terms: HubDecision, connection: Connection) -> None:
         """Take the layout, and open lanes to the leaders of hosts of lower number."""
         self.terms = terms
         self.patience.begin(terms.seconds + 2 * GRACE)
@@ -203,7 +204,7 @@ class HubClient(InterHostRendezvous):
             host = terms.hosts[other]
             for socket_number in range(self.sockets if host < terms.hosts[rank] else 0):
                 lane = (rank, other, socket_number)
-                self.loop.start(self._open_lane(lane, host, terms.doors[host] or link.there))
+                self.loop.start(self._open_lane(lane, host, terms.doors[host] or connection.there))
         self._say_ready()
 
     def _open_lane(self, lane: tuple[int, int, int], host: int, address: Address) -> Coroutine[None]:
@@ -213,12 +214,12 @@ class HubClient(InterHostRendezvous):
         greeting = {"role": "lane", "rank": rank, "to": other, "number": number}
         while True:
             try:
-                link, _ = yield from call(address, self.key, greeting, patience, patience)
+                connection, _ = yield from connect(address, self.key, greeting, patience, patience)
                 break
             except (OSError, ValueError) as error:
                 # Unauthenticated connections may have displaced it before it was authenticated.
                 if isinstance(error, ConnectionResetError | BrokenPipeError) and patience.left():
-                    yield Wait(Patience(AGAIN))
+                    yield Wait(Patience(RECONNECT_DELAY))
                     continue
                 # A host that fails closes its port before the hub tells the others why: wait for that reason.
                 yield Wait(Patience(FAREWELL))
@@ -227,7 +228,7 @@ class HubClient(InterHostRendezvous):
                     f"{_text(error)}. Every host must reach every other, also through a firewall: ENGINE_INTERFACE "
                     "chooses on which network."
                 ) from None
-        self.open[lane] = link
+        self.open[lane] = connection
         self._say_ready()
 
     def _say_ready(self) -> None:
@@ -241,14 +242,14 @@ class HubClient(InterHostRendezvous):
         self._tell({"come": list(self.pids.items()), "failures": list(self.failures.items())})
 
     def _tell_crew(self) -> None:
-        if self.hellos and self.door is not None:
-            self._tell({"crew": [hello.told() for hello in self.hellos], "door": list(self.door.address)})
+        if self.hellos and self.acceptor is not None:
+            self._tell({"crew": [hello.told() for hello in self.hellos], "door": list(self.acceptor.address)})
 
     def _tell(self, message: dict[str, Any]) -> None:
         """Send a message to the hub, if it is connected."""
-        if self.link is not None:
+        if self.connection is not None:
             try:
-                self.link.send(message)
+                self.connection.send_message(message)
             except OSError:
                 return  # Its end will be noticed after its earlier messages are read.
 

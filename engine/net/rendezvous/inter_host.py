@@ -20,10 +20,9 @@ from __future__ import annotations
 import selectors
 import socket
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from itertools import count
 from typing import Any
 
 from ...config.world import World
@@ -31,121 +30,38 @@ from ...errors import RendezvousError
 from ...host import linux, network
 from ...host.network import Address
 from ...host.patience import Patience
-from ...host.sockets import SHORT, retry_short
-from ...host.strangers import NO_DESCRIPTORS, Strangers, accept
+from ...host.sockets import retry_short
 from ...text import readable
 from ...text.logs import logger
-from ..event_loop import Coroutine, EventLoop, Wait
-from ..stream import ANSWERS, AuthenticationError, Connection, answer
+from ..acceptor import WITHOUT_SECRET, Acceptor, Handler
+from ..connection import Connection
+from ..event_loop import CoroutineLoop
 from .layout import Layout
 from .messages import KINDS, MALFORMED, Hello
 
 STRANGERS = 128  # most unauthenticated connections at once; with more, one of them is closed
-_NOTED = 8  # most addresses of rejected connections that a message names
 SECONDS = 1e9  # longest time limit of a start
 FAREWELL = 2.0  # seconds in which the other side receives a refusal
-EXHAUSTED = (*NO_DESCRIPTORS, *SHORT)  # errors of accept if this process can accept no connection
-
-Welcome = Callable[[Connection, dict[str, Any]], Coroutine[None] | None]
 
 
-class Acceptor:
-    """A port that is open while ranks gather. It authenticates each connection, or closes it.
+def accept_ranks(loop: CoroutineLoop, listeners: Sequence[socket.socket], key: bytes, handle: Handler) -> Acceptor:
+    """Open a port for ranks of other hosts; parameters are those of `Acceptor`."""
 
-    Parameters
-    ----------
-    loop : EventLoop
-    listeners : sequence of socket.socket
-        One listener for each address of the port; closed by `close`.
-    key : bytes
-        Key of the HMACs.
-    welcome : callable
-        Called with link and greeting of an authenticated connection; returns the rest of the conversation, or None.
-    """
+    def warn_once(host: str) -> None:
+        acceptor.on_stranger = lambda _: None
+        logger.warning(
+            "somebody at %s %s, and is turned away: ENGINE_SECRET and ENGINE_JOB must be the same on all hosts, and "
+            "the port this job's alone",
+            host,
+            WITHOUT_SECRET,
+        )
 
-    def __init__(self, loop: EventLoop, listeners: Sequence[socket.socket], key: bytes, welcome: Welcome) -> None:
-        self.address = network.address_of(listeners[0].getsockname())
-        self.turned_away: dict[str, str] = {}  # address -> fault of the last rejected connection from there
-        self.unproven = False  # whether a connection came that does not know the secret
-        self._loop, self._listeners, self._key, self._welcome = loop, listeners, key, welcome
-        self._strangers: dict[int, Coroutine[None]] = {}
-        self._crowd: Strangers[int] = Strangers(STRANGERS)
-        self._numbers = count()
-        self._accepting = [self._accept(listener) for listener in listeners]
-        for steps in self._accepting:
-            loop.start(steps)
+    def end_start(error: OSError) -> None:
+        raise RendezvousError(f"no other host can be heard: {linux.refusal('accept', error)}") from None
 
-    def close(self) -> None:
-        """Close the port, and the connections that are not authenticated yet."""
-        for steps in (*self._accepting, *self._strangers.values()):
-            self._loop.cancel(steps)
-        for listener in self._listeners:
-            listener.close()
-
-    def _accept(self, listener: socket.socket) -> Coroutine[None]:
-        while True:
-            yield Wait(connection=listener)
-            try:
-                connection, name = accept(listener, self.give_way)
-            except OSError as error:
-                if error.errno in EXHAUSTED:
-                    raise RendezvousError(f"no other host can be heard: {linux.refusal('accept', error)}") from None
-                continue  # The connection ended before it was accepted.
-            host, number = network.address_of(name).host, next(self._numbers)
-            self._end_stranger(self._crowd.add(number, host))
-            self._strangers[number] = steps = self._hear(number, connection, host)
-            self._loop.start(steps)
-
-    def give_way(self) -> bool:
-        """Close the unauthenticated connection that gives way next; return False if there is none."""
-        displaced = self._crowd.displace()
-        self._end_stranger(displaced)
-        return displaced is not None
-
-    def _end_stranger(self, number: int | None) -> None:
-        """Close the conversation of a connection that gives way, if there is one."""
-        if number is not None:
-            self._loop.cancel(self._strangers[number])
-
-    def _hear(self, number: int, connection: socket.socket, host: str) -> Coroutine[None]:
-        try:
-            link = Connection(connection, self._key, ANSWERS)
-            greeting = yield from answer(link)
-        except AuthenticationError:
-            wrong = "does not know this job's secret, or is of another job"
-            self._note(host, wrong)
-            if not self.unproven:
-                self.unproven = True
-                logger.warning(
-                    "somebody at %s %s, and is turned away: ENGINE_SECRET and ENGINE_JOB must be the same on "
-                    "all hosts, and the port this job's alone",
-                    host,
-                    wrong,
-                )
-            connection.close()
-            return
-        except (OSError, ValueError):
-            self._note(host, "said nothing that a rank says")
-            connection.close()
-            return
-        except BaseException:
-            connection.close()
-            raise
-        finally:
-            self._strangers.pop(number, None)
-            self._crowd.remove(number)
-        try:
-            steps = self._welcome(link, greeting)
-        except (OSError, ValueError):
-            self._note(host, "said nothing that a rank says")
-            connection.close()
-            return
-        if steps is not None:
-            yield from steps
-
-    def _note(self, host: str, wrong: str) -> None:
-        if host in self.turned_away or len(self.turned_away) < _NOTED:
-            self.turned_away[host] = wrong
+    acceptor = Acceptor(loop, listeners, key, handle, STRANGERS)
+    acceptor.on_stranger, acceptor.on_exhausted = warn_once, end_start
+    return acceptor
 
 
 @dataclass(frozen=True)
@@ -232,8 +148,8 @@ class InterHostRendezvous:
         self.timeout = timeout
         self.key = world.proof
         self.name = world.host_name or socket.gethostname()
-        self.loop = EventLoop()
-        self.door: Acceptor | None = None
+        self.loop = CoroutineLoop()
+        self.acceptor: Acceptor | None = None
         self.terms: HubDecision | None = None
         self.prepared = False  # whether the memory of this host's ranks is made
         self.done = False  # whether every host is ready
@@ -312,7 +228,7 @@ class InterHostRendezvous:
         """Return whether all lanes of this host are open."""
         return len(self.open) == len(self.lanes) * self.sockets
 
-    def answer_lane(self, link: Connection, greeting: dict[str, Any], crew: Collection[int]) -> None:
+    def answer_lane(self, connection: Connection, greeting: dict[str, Any], crew: Collection[int]) -> None:
         """Accept a lane that another leader has opened to one of the ranks here, `crew`."""
         numbers: list[Any] = [greeting.get(name) for name in ("to", "rank", "number")]
         if greeting.get("role") != "lane" or not all(type(number) is int for number in numbers):
@@ -320,19 +236,21 @@ class InterHostRendezvous:
         lane = numbers[0], numbers[1], numbers[2]
         if lane[0] not in crew:
             raise RendezvousError(
-                f"rank {lane[1]} wants to reach rank {lane[0]} at {link.here}, and comes to {readable.ranks(crew)} on "
-                f"{self.name}: two hosts have that address. Set ENGINE_INTERFACE to the interface between the hosts."
+                f"rank {lane[1]} wants to reach rank {lane[0]} at {connection.here}, and comes to "
+                f"{readable.ranks(crew)} on {self.name}: two hosts have that address. Set ENGINE_INTERFACE to the "
+                "interface between the hosts."
             )
         if lane in self.open:
             raise RendezvousError(
-                f"connection {lane[2]} of rank {lane[0]} and rank {lane[1]} was opened twice, now from {link.there}"
+                f"connection {lane[2]} of rank {lane[0]} and rank {lane[1]} was opened twice, now from "
+                f"{connection.there}"
             )
-        self.open[lane] = link
-        link.send({})
+        self.open[lane] = connection
+        connection.send_message({})
 
     def give_way(self) -> bool:
         """Close an unauthenticated connection to free its descriptor; return False if there is none."""
-        return self.door is not None and self.door.give_way()
+        return self.acceptor is not None and self.acceptor.give_way()
 
     def refuse(self, error: RendezvousError) -> None:
         """Send the other leaders the error with which this start fails."""
@@ -342,23 +260,23 @@ class InterHostRendezvous:
     def close(self) -> None:
         """Close the port, and every connection that was not handed over."""
         self.loop.close()
-        if self.door is not None:
-            self.door.close()
-        for link in (*self.open.values(), *self.trunks().values()):
-            link.close()
+        if self.acceptor is not None:
+            self.acceptor.close()
+        for connection in (*self.open.values(), *self.trunks().values()):
+            connection.close()
 
     def taken_trunks(self, rank: int) -> dict[int, int]:
         """Hand the descriptors of the trunks of `rank` over to the caller, by the rank elsewhere."""
         taken: dict[int, int] = {}
-        links = self.trunks()
+        connections = self.trunks()
         for there in self.layout.trunks(rank):
-            taken[there] = links[self.layout.hosts[there]].connection.detach()
+            taken[there] = connections[self.layout.hosts[there]].socket.detach()
         return taken
 
     def taken_lanes(self, rank: int) -> dict[int, list[int]]:
         """Hand the descriptors of the lanes of `rank` over to the caller, by the rank elsewhere."""
         taken: dict[int, list[int]] = {}
-        own = {lane: link.connection for lane, link in sorted(self.open.items()) if lane[0] == rank}
+        own = {lane: connection.socket for lane, connection in sorted(self.open.items()) if lane[0] == rank}
         for (_, there, _), connection in own.items():
             taken.setdefault(there, []).append(connection.detach())
         return taken
@@ -380,28 +298,28 @@ def refused(message: dict[str, Any]) -> None:
         raise error
 
 
-def tell(link: Connection, message: dict[str, Any]) -> bool:
+def tell(connection: Connection, message: dict[str, Any]) -> bool:
     """Send a last message, and return whether that succeeded."""
     try:
-        link.send(message)
+        connection.send_message(message)
     except OSError:
         return False
     return True
 
 
-def farewell(links: Iterable[Connection]) -> None:
+def farewell(connections: Iterable[Connection]) -> None:
     """Wait up to `FAREWELL` seconds until the other sides have received the last message and closed.
 
     If a connection is closed with bytes unread, data that it has sent is lost.
     """
     end = time.monotonic() + FAREWELL
     with selectors.DefaultSelector() as selector:
-        for link in links:
+        for connection in connections:
             try:
-                link.connection.shutdown(socket.SHUT_WR)
+                connection.socket.shutdown(socket.SHUT_WR)
             except OSError:
                 continue
-            selector.register(link.connection, selectors.EVENT_READ)
+            selector.register(connection.socket, selectors.EVENT_READ)
         while selector.get_map() and (left := end - time.monotonic()) > 0:
             for key, _ in selector.select(left):
                 assert isinstance(key.fileobj, socket.socket)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hmac
 import os
 import socket
 import time
@@ -15,13 +14,13 @@ from ...errors import EngineError, RendezvousError
 from ...host.patience import Patience
 from ...host.sockets import retry_short, send_all
 from ...text import readable
-from ...text.bounded_reader import number, text, whole
-from .. import frames
-from ..stream import GRACE, frame, sign, take
-from ..unix_sockets import close_all, peer_uid, ready_to_read, receive
+from ...text.bounded_reader import number, whole
+from ..connection import GRACE
+from ..stream import CLIENT, AuthenticatedStream, AuthenticationError, StreamError
+from ..unix_sockets import close_all, peer_uid, ready_to_read, receive_with_descriptors
 from .cancellation import CancellationToken
 from .inter_host import SECONDS, refused
-from .messages import LIMIT, TELLING, WITH_DESCRIPTORS, Abort, Gathered, Hello, address, expect_welcome, own_pidfd
+from .messages import TELLING, WITH_DESCRIPTORS, Abort, Gathered, Hello, address, expect_welcome, own_pidfd
 
 _SOON = 0.05  # seconds
 
@@ -30,16 +29,17 @@ class LocalClient:
     """The rendezvous of a rank that is no leader: connect to the leader, authenticate, wait for its answer."""
 
     def __init__(
-        self, world: World, hello: Hello, timeout: float, abort: Abort, called_off: CancellationToken | None = None
+        self, world: World, hello: Hello, timeout: float, abort: Abort, cancel: CancellationToken | None = None
     ) -> None:
         self.abort = abort
-        self.answer: tuple[bytes, bytes] | None = None  # a welcome or a refusal
+        self.answer: dict[str, Any] | None = None  # a welcome or a refusal
         self.taken: list[int] = []  # the descriptors that have come with it
-        self.called_off = called_off
+        self.cancel = cancel
         self.hello = hello
         self.address = address(world)
         self.leader, self.leader_rank = ("local rank 0", -1) if world.several_hosts else ("rank 0", 0)
         self.key = world.proof
+        self.stream = AuthenticatedStream(self.key, CLIENT)
         self.timeout = min(timeout, TELLING) if hello.failure else timeout
         self.patience = Patience(self.timeout)
         self.introduced = False  # whether the leader may know of this rank
@@ -77,15 +77,15 @@ class LocalClient:
                     absent=self.leader_rank,
                 )
             # Nothing announces that a socket has appeared.
-            if self.called_off is None:
+            if self.cancel is None:
                 time.sleep(pause)
             else:
-                self.called_off.expect_none(pause)
+                self.cancel.expect_none(pause)
             pause = min(pause * 1.5, 0.05)
 
     def _connect(self, connection: socket.socket) -> bool:
         seconds = self.patience.wait()
-        if self.called_off is not None:
+        if self.cancel is not None:
             seconds = min(seconds, _SOON)  # The leader's backlog may be full, and a cancellation arrive meanwhile.
         connection.settimeout(max(0.001, seconds))
         try:
@@ -103,16 +103,15 @@ class LocalClient:
     def _talk(self, connection: socket.socket) -> Gathered | None:
         """Hold one conversation with the leader; return None if it broke off before this rank was introduced."""
         received: list[int] = []
-        buffer = bytearray()
+        self.stream = AuthenticatedStream(self.key, CLIENT)
         try:
-            challenge = self._message(connection, buffer, received, Patience(GRACE))
-            if challenge is None or not received:
+            opening = self._message(connection, received, Patience(GRACE))
+            if opening is None or not received:
                 return None
-            challenged = frames.parse_object(challenge[1])
-            leader, pid = whole(challenged, "rank", 0, self.hello.size - 1), whole(challenged, "pid", 1, 1 << 31)
-            seconds = number(challenged, "seconds", 0, SECONDS)
+            leader, pid = whole(opening, "rank", 0, self.hello.size - 1), whole(opening, "pid", 1, 1 << 31)
+            seconds = number(opening, "seconds", 0, SECONDS)
             self.leader, self.leader_rank = f"rank {leader}", leader
-            hello = frame(self.hello.told(), self.key, "hello", text(challenged, "nonce"))
+            hello = self.stream.encode(self.hello.told())
             try:
                 sent = retry_short(socket.send_fds, connection, [hello], [self.pidfd])
                 send_all(connection, hello[sent:], GRACE)
@@ -121,60 +120,49 @@ class LocalClient:
             self.introduced = True
             patience = Patience(seconds + GRACE)
             try:
-                self.answer = answer = self._message(connection, buffer, received, patience, LIMIT)
-                if answer is None:
+                admitted = self._message(connection, received, patience)
+                self.answer = None if admitted is None else self._message(connection, received, patience)
+                if self.answer is None:
                     # A dying process closes its sockets a moment before its pidfd becomes readable.
                     if ready_to_read(received[:1], 1.0):
                         end = "died before all ranks had come"
                     else:
                         end = "went on without this process: either all its ranks had come, or it fell silent"
                     raise RendezvousError(f"{self.leader} (pid {pid}) {end}")
-                return self._verdict(connection, answer)
+                return self._verdict(connection, self.answer)
             except EngineError:
                 raise
             except Exception as error:
-                self._tell_failure(connection, buffer, received, error)
+                self._tell_failure(connection, received, error)
                 raise
             finally:
                 close_all(self.taken)
         finally:
             close_all(received)
 
-    def _tell_failure(
-        self, connection: socket.socket, buffer: bytearray, received: list[int], error: Exception
-    ) -> None:
+    def _tell_failure(self, connection: socket.socket, received: list[int], error: Exception) -> None:
         """Report why this rank gives up: to the leader, and to ranks welcomed already by failing their world."""
-        told = {"failed": readable.exception(error)}
         with contextlib.suppress(OSError):
-            send_all(connection, frame(told, self.key, "failed", self.hello.nonce), GRACE)
+            send_all(connection, self.stream.encode({"failed": readable.exception(error)}), GRACE)
         with contextlib.suppress(Exception):  # `error` is the first cause
-            answer = self.answer or self._message(connection, buffer, received, Patience(GRACE), LIMIT)
-            welcome = {} if answer is None else self._proven(answer)
-            expect_welcome(welcome, self.hello.size)  # raises for a refusal: then no rank has the memory
-            while not self.taken and receive(connection, 1, self.taken):
+            for _ in range(2):  # first the empty answer to the greeting, if that has not been read
+                self.answer = self.answer or self._message(connection, received, Patience(GRACE))
+            assert self.answer is not None
+            expect_welcome(self.answer, self.hello.size)  # raises for a refusal: then no rank has the memory
+            while not self.taken and receive_with_descriptors(connection, 1, self.taken):
                 pass
             if self.taken:
-                self.abort(self.taken[0], welcome["hosts"], error)
+                self.abort(self.taken[0], self.answer["hosts"], error)
 
-    def _proven(self, answer: tuple[bytes, bytes]) -> dict[str, Any]:
-        """Authenticate and parse the leader's answer: a welcome or a refusal."""
-        proof, payload = answer
-        if not hmac.compare_digest(proof, sign(self.key, "welcome", self.hello.nonce, payload)):
-            raise RendezvousError(
-                f"rank {self.hello.rank}: {self.leader} does not know this job's secret. Is ENGINE_SECRET the same on "
-                "both?"
-            )
-        return frames.parse_object(payload)
-
-    def _verdict(self, connection: socket.socket, answer: tuple[bytes, bytes]) -> Gathered:
+    def _verdict(self, connection: socket.socket, message: dict[str, Any]) -> Gathered:
         """Receive the descriptors of a welcome, or raise the error of a refusal."""
-        message = self._proven(answer)
         refused(message)
         expect_welcome(message, self.hello.size)
         while len(self.taken) < message["descriptors"]:
-            data = receive(connection, 1, self.taken)
+            data = receive_with_descriptors(connection, 1, self.taken)
             if data != WITH_DESCRIPTORS:  # a refusal: the leader cannot send them
-                refusal = self._message(connection, bytearray(data), [], Patience(GRACE), LIMIT) if data else None
+                self.stream.feed(data)
+                refusal = self._message(connection, [], Patience(GRACE)) if data else None
                 if refusal is None:
                     raise RendezvousError(f"{self.leader} ended in the middle of its welcome")
                 return self._verdict(connection, refusal)
@@ -194,32 +182,37 @@ class LocalClient:
         self.taken = []  # they are the caller's
         return gathered
 
-    def _message(
-        self,
-        connection: socket.socket,
-        buffer: bytearray,
-        descriptors: list[int],
-        patience: Patience,
-        limit: int = frames.UNPROVEN,
-    ) -> tuple[bytes, bytes] | None:
+    def _message(self, connection: socket.socket, descriptors: list[int], patience: Patience) -> dict[str, Any] | None:
         """Receive the next message; None if the other side closes or dies, or sends nothing in time."""
-        while True:
-            whole = take(buffer, limit)
-            if whole is not None:
-                return whole
+        while (message := self._next_message()) is None:
             # The first descriptor is the leader's pidfd: its death shows even while a forked child holds the socket.
             speakers = [connection.fileno(), *descriptors[:1]]
-            watched = speakers if self.called_off is None else [*speakers, self.called_off.descriptor]
+            watched = speakers if self.cancel is None else [*speakers, self.cancel.descriptor]
             while not (ready := ready_to_read(watched, patience.wait()) & set(speakers)) and patience.left():
-                if self.called_off is not None:
-                    self.called_off.check()
+                if self.cancel is not None:
+                    self.cancel.check()
             if connection.fileno() not in ready:
                 return None
             # Read exactly this message: the bytes after it carry descriptors.
             try:
-                data = receive(connection, frames.missing(buffer, limit), descriptors)
+                data = receive_with_descriptors(connection, self.stream.missing(), descriptors)
             except (ConnectionError, TimeoutError):
                 return None
             if not data:
                 return None
-            buffer += data
+            self.stream.feed(data)
+        return message
+
+    def _next_message(self) -> dict[str, Any] | None:
+        try:
+            return self.stream.receive()
+        except AuthenticationError:
+            raise RendezvousError(
+                f"rank {self.hello.rank}: {self.leader} does not know this job's secret. Is ENGINE_SECRET the same on "
+                "both?"
+            ) from None
+        except StreamError as error:
+            raise RendezvousError(
+                f"rank {self.hello.rank}: the process that has the name of this job's socket is not its {self.leader}: "
+                f"{error}"
+            ) from None

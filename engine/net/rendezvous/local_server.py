@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hmac
 import os
-import secrets
 import selectors
 import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import Any
 
 from ...config.world import World
 from ...errors import CalledOff, EngineError, RendezvousError
@@ -21,15 +20,15 @@ from ...host.patience import Patience
 from ...host.sockets import retry_short, send_all
 from ...host.strangers import SPARE, Strangers, accept, reserve
 from ...text import readable
-from .. import frames
-from ..stream import GRACE, frame, sign, take
-from ..unix_sockets import GROUP, close_all, peer_uid, receive
+from ..acceptor import EXHAUSTED
+from ..connection import GRACE, ConnectionEnded
+from ..stream import SERVER, AuthenticatedStream, AuthenticationError, StreamError
+from ..unix_sockets import GROUP, close_all, peer_uid, receive_with_descriptors
 from .cancellation import CancellationToken
 from .hub import Hub
 from .hub_client import HubClient
-from .inter_host import EXHAUSTED, InterHostRendezvous, refusal
+from .inter_host import InterHostRendezvous, refusal
 from .messages import (
-    LIMIT,
     TELLING,
     WITH_DESCRIPTORS,
     Abort,
@@ -49,11 +48,32 @@ class _Visitor:
     """A connection to the leader. It becomes a member when it has proven that it knows the secret."""
 
     connection: socket.socket
-    nonce: str
+    stream: AuthenticatedStream
     patience: Patience
-    buffer: bytearray = field(default_factory=bytearray)
     descriptors: list[int] = field(default_factory=list)
     hello: Hello | None = None
+
+    def read(self) -> dict[str, Any] | None:
+        """Return the next message, which may come with descriptors; None as long as it is incomplete.
+
+        Raises
+        ------
+        StreamError
+            The other side does not speak as a rank does.
+        ConnectionEnded
+            The other side has closed the connection.
+        OSError
+            The connection is broken.
+        """
+        while (message := self.stream.receive()) is None:
+            try:
+                data = receive_with_descriptors(self.connection, min(self.stream.missing(), 1 << 16), self.descriptors)
+            except BlockingIOError:
+                return None
+            if not data:
+                raise ConnectionEnded(errno.ECONNRESET, "the connection ended")
+            self.stream.feed(data)
+        return message
 
     def close(self) -> None:
         self.connection.close()
@@ -64,7 +84,7 @@ class _Visitor:
 class LocalServer:
     """The rendezvous of a leader with the other ranks of its host: an event loop that no connection can block.
 
-    With one host the leader is rank 0. With several it agrees with the other leaders (`between`) before it sends any
+    With one host the leader is rank 0. With several it agrees with the other leaders (`inter_host`) before it sends any
     welcome.
     """
 
@@ -77,15 +97,15 @@ class LocalServer:
         abort: Abort,
         interface: str | None = None,
         sockets: int = 1,
-        called_off: CancellationToken | None = None,
+        cancel: CancellationToken | None = None,
     ) -> None:
         self.introduced = False  # whether other ranks may have connected to this one
         self.world = world
-        self.called_off = called_off
+        self.cancel = cancel
         self.size = world.local_size if world.several_hosts else world.size
         self.interface = interface
         self.sockets = sockets
-        self.between: InterHostRendezvous | None = None
+        self.inter_host: InterHostRendezvous | None = None
         self.hello = hello
         self.timeout = timeout
         self.create = create
@@ -117,17 +137,17 @@ class LocalServer:
             The world is called off before any descriptors were sent.
         """
         try:
-            if self.called_off is not None:
-                self.selector.register(self.called_off.descriptor, selectors.EVENT_READ)
+            if self.cancel is not None:
+                self.selector.register(self.cancel.descriptor, selectors.EVENT_READ)
             if self.world.several_hosts:
                 kind = Hub if self.world.rank == 0 else HubClient
-                self.between = kind(self.world, self.patience, self.timeout, self.interface, self.sockets)
-                self.between.note_failure(self.hello)
-                self.selector.register(self.between, selectors.EVENT_READ)
+                self.inter_host = kind(self.world, self.patience, self.timeout, self.interface, self.sockets)
+                self.inter_host.note_failure(self.hello)
+                self.selector.register(self.inter_host, selectors.EVENT_READ)
                 self.introduced = True
-                self.between.begin()
-            if self.called_off is not None:
-                self.called_off.check()
+                self.inter_host.begin()
+            if self.cancel is not None:
+                self.cancel.check()
             if self.size > 1 and not self._survives(self._listen):
                 self._listen()
             return self._welcome()
@@ -141,8 +161,8 @@ class LocalServer:
         finally:
             for visitor in (*self.members.values(), *self.strangers):
                 visitor.close()
-            if self.between is not None:
-                self.between.close()
+            if self.inter_host is not None:
+                self.inter_host.close()
             self.selector.close()
 
     def _listen(self) -> None:
@@ -185,8 +205,8 @@ class LocalServer:
         if self.hello.failure:
             raise error
         self.hello.failure = readable.exception(error)
-        if self.between is not None:
-            self.between.entered(self.hello)
+        if self.inter_host is not None:
+            self.inter_host.entered(self.hello)
         else:
             self._note_failure(self.hello)
 
@@ -198,16 +218,16 @@ class LocalServer:
         left = self.patience.wait()
         waits = {id(visitor): visitor.patience.wait() for visitor in self.strangers}
         late = [visitor for visitor in self.strangers if not waits[id(visitor)]]
-        others = left if self.between is None else self.between.wait()
+        others = left if self.inter_host is None else self.inter_host.wait()
         self._hear(listener, min(left, others, *waits.values()))
-        if self.between is not None:
-            self.between.turn()
+        if self.inter_host is not None:
+            self.inter_host.turn()
         for visitor in late:
             if visitor in self.strangers:
                 self._drop(visitor)
-        if self.between is not None:
+        if self.inter_host is not None:
             if not self.patience.left():
-                raise self.between.overdue(self.size - 1 - len(self.members))
+                raise self.inter_host.overdue(self.size - 1 - len(self.members))
         elif not left and (absent := self._absent()):
             missing = readable.ranks(absent)
             if self.failures:
@@ -216,10 +236,10 @@ class LocalServer:
 
     def _hear(self, listener: socket.socket | None, seconds: float) -> None:
         for key, _ in self.selector.select(seconds):
-            if key.fileobj is self.between:
+            if key.fileobj is self.inter_host:
                 continue  # `_turn` handles it next.
-            if self.called_off is not None and key.fileobj == self.called_off.descriptor:
-                self.called_off.check()
+            if self.cancel is not None and key.fileobj == self.cancel.descriptor:
+                self.cancel.check()
                 continue
             if listener is not None and key.fileobj is listener:
                 self._accept(listener)
@@ -228,7 +248,7 @@ class LocalServer:
             elif key.fileobj is key.data.connection:
                 self._receive(key.data)
             else:
-                self._lost(key.data)
+                self._lose(key.data, dead=True)
 
     def _absent(self, besides: int = 0) -> list[int]:
         """Return the ranks that have not come, except `besides`."""
@@ -249,14 +269,13 @@ class LocalServer:
             connection.close()
             return
         connection.setblocking(False)
-        visitor = _Visitor(connection, secrets.token_hex(16), Patience(GRACE))
+        visitor = _Visitor(connection, AuthenticatedStream(self.key, SERVER), Patience(GRACE))
         seconds = self.patience.left()
-        if self.between is not None:  # The hub may have begun later, and lanes take time.
+        if self.inter_host is not None:  # The hub may have begun later, and lanes take time.
             seconds = self.timeout + seconds + 4 * GRACE
-        told = {"nonce": visitor.nonce, "seconds": seconds, "pid": os.getpid(), "rank": self.world.rank}
-        challenge = frame(told, b"", "challenge", "")
+        opening = visitor.stream.open(seconds=seconds, pid=os.getpid(), rank=self.world.rank)
         try:
-            retry_short(socket.send_fds, connection, [challenge], [self.pidfd])
+            retry_short(socket.send_fds, connection, [opening], [self.pidfd])
         except OSError:
             connection.close()
             return
@@ -267,7 +286,7 @@ class LocalServer:
 
     def _give_way(self) -> bool:
         """Drop an unauthenticated connection, of the network if possible, else of this host; False if there is none."""
-        if self.between is not None and self.between.give_way():
+        if self.inter_host is not None and self.inter_host.give_way():
             return True
         displaced = self.strangers.displace()
         if displaced is not None:
@@ -284,43 +303,35 @@ class LocalServer:
             reserve(self._give_way)
             if visitor.connection.fileno() < 0:
                 return
+        else:
+            return self._lose(visitor, dead=False)
         try:
-            data = receive(visitor.connection, 1 << 16, visitor.descriptors)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if visitor.hello is not None:
-            self._lost(visitor, data)
-        if not data:
+            greeting = visitor.read()
+            if greeting is None:
+                return
+            retry_short(visitor.connection.send, visitor.stream.encode({}), socket.MSG_NOSIGNAL)
+        except (OSError, StreamError) as error:
+            if isinstance(error, AuthenticationError):
+                self._send(visitor, visitor.stream.refuse())
             return self._drop(visitor)
-        visitor.buffer += data
-        came = bytes(visitor.buffer)
         try:
-            self._read_hello(visitor)
+            self._admit(visitor, greeting)
         except EngineError:
             raise
         except Exception as error:
             self._note_own_failure(error)  # also sent to this visitor
-            visitor.buffer[:] = came
-            self._read_hello(visitor)
+            self._admit(visitor, greeting)
 
-    def _read_hello(self, visitor: _Visitor) -> None:
-        """Handle a visitor's hello, if it is complete."""
+    def _admit(self, visitor: _Visitor, greeting: dict[str, Any]) -> None:
+        """Make an authenticated visitor a member, or close its connection if its greeting is malformed."""
         try:
-            message = take(visitor.buffer)
-            if message is not None:
-                self._prove(visitor, *message)
+            self._add_member(visitor, greeting)
         except ValueError:
             self._drop(visitor)
 
-    def _prove(self, visitor: _Visitor, proof: bytes, payload: bytes) -> None:
-        """Authenticate a visitor and make it a member; raise a `RendezvousError` if its rank cannot be one."""
-        if not hmac.compare_digest(proof, sign(self.key, "hello", visitor.nonce, payload)):
-            # It cannot verify this answer either, which tells it what is wrong.
-            self._send(visitor, frame({"refused": "RendezvousError", "message": "wrong secret"}, b"", "welcome", ""))
-            return self._drop(visitor)
-        hello = Hello.read(frames.parse_object(payload))
+    def _add_member(self, visitor: _Visitor, greeting: dict[str, Any]) -> None:
+        """Make a visitor a member; raise a `RendezvousError` if its rank cannot be one."""
+        hello = Hello.read(greeting)
         if len(visitor.descriptors) != 1:
             raise ValueError("no pidfd")
         visitor.hello = hello
@@ -348,8 +359,8 @@ class LocalServer:
                 f"two processes say they are rank {hello.rank}: pid {other.hello.pid} and pid {hello.pid}"
             )
         self._enter(visitor, hello.rank)
-        if self.between is not None:
-            self.between.entered(hello)
+        if self.inter_host is not None:
+            self.inter_host.entered(hello)
         elif hello.failure:
             self._note_failure(hello)
 
@@ -365,43 +376,39 @@ class LocalServer:
         self.members[rank] = visitor
         self.selector.register(visitor.descriptors[0], selectors.EVENT_READ, visitor)
 
-    def _lost(self, visitor: _Visitor, data: bytes = b"") -> None:
-        """Raise a `RendezvousError` for a member whose process or connection ended, or that sent `data` too early."""
+    def _lose(self, visitor: _Visitor, dead: bool) -> None:
+        """Raise a `RendezvousError` for a member whose process or connection has ended, or that gives up."""
         assert visitor.hello is not None
         rank = visitor.hello.rank
-        if (why := self._last_words(visitor.hello, data)) is not None:
-            raise failed_start({rank: why})
+        try:
+            last = visitor.read()
+            if last is None and not dead:
+                return
+        except (OSError, StreamError):
+            last = None
+        if last is not None and "failed" in last:
+            raise failed_start({rank: str(last["failed"])})
         self.members.pop(rank).close()
-        absent = self._absent(besides=rank) if self.between is None else []
-        place = f" on {self.between.name}" if self.between is not None else ""
+        absent = self._absent(besides=rank) if self.inter_host is None else []
+        place = f" on {self.inter_host.name}" if self.inter_host is not None else ""
         raise RendezvousError(
             f"rank {rank} (pid {visitor.hello.pid}{place}) ended while the ranks were gathering"
             + (f"; {readable.ranks(absent)} had not come yet" if absent else "")
         )
 
-    def _last_words(self, hello: Hello, data: bytes) -> str | None:
-        """Return why a member gives up, if `data` is its message `failed`; else None."""
-        try:
-            whole = take(bytearray(data), LIMIT)
-        except ValueError:
-            return None
-        if whole is None or not hmac.compare_digest(whole[0], sign(self.key, "failed", hello.nonce, whole[1])):
-            return None
-        return str(frames.parse_object(whole[1]).get("failed"))
-
     def _agree(self, hellos: list[Hello]) -> tuple[int, int]:
         """Check that the ranks can work together, then make the memory and return its descriptors."""
         reserve(self._give_way, SPARE)
-        if self.between is None:
+        if self.inter_host is None:
             compare(hellos, {})
             return self.create()
-        self.between.complete(hellos)
-        while self.between.terms is None:
+        self.inter_host.complete(hellos)
+        while self.inter_host.terms is None:
             self._survives(self._turn)
         memory = self.create()
         try:
-            self.between.memory_is_made()
-            while not self.between.done:
+            self.inter_host.memory_is_made()
+            while not self.inter_host.done:
                 self._turn()
         except BaseException:
             close_all([*memory])
@@ -415,7 +422,7 @@ class LocalServer:
         try:
             return self._pass_on(control, arena, hellos, visitors)
         except BaseException as error:
-            terms = None if self.between is None else self.between.terms
+            terms = None if self.inter_host is None else self.inter_host.terms
             with contextlib.suppress(OSError):  # ranks that have been welcomed do not wait for this one any more
                 self.abort(control, () if terms is None else terms.hosts, error)
             close_all([control, arena])
@@ -446,14 +453,14 @@ class LocalServer:
             "crew": [hello.rank for hello in hellos],
         }
         for visitor, hello in zip(visitors, hellos[1:], strict=True):
-            lanes = {} if self.between is None else self.between.taken_lanes(hello.rank)
-            trunks = {} if self.between is None else self.between.taken_trunks(hello.rank)
+            lanes = {} if self.inter_host is None else self.inter_host.taken_lanes(hello.rank)
+            trunks = {} if self.inter_host is None else self.inter_host.taken_trunks(hello.rank)
             links = [*trunks.values(), *chain(*lanes.values())]
             try:
                 descriptors = [gathered.control, gathered.arena, *pidfds, *links]
                 told = {**message, "trunks": list(trunks), "lanes": list(lanes), "sockets": self.sockets}
                 told["descriptors"] = len(descriptors)
-                if self._send(visitor, frame(told, self.key, "welcome", hello.nonce)):
+                if self._send(visitor, visitor.stream.encode(told)):
                     self._pass(visitor, descriptors)
             finally:
                 close_all(links)
@@ -461,20 +468,20 @@ class LocalServer:
     def _gathered(self, control: int, arena: int, hellos: list[Hello]) -> Gathered:
         """Return this rank's result of the rendezvous, without the pidfds."""
         peers = [-1] * self.world.size
-        if self.between is None:
+        if self.inter_host is None:
             return Gathered(
                 *(control, arena, peers, [hello.pid for hello in hellos], [hello.processors for hello in hellos]),
                 generation=max(hello.worlds for hello in hellos),
             )
-        terms = self.between.terms
+        terms = self.inter_host.terms
         assert terms is not None
         rank = self.world.rank
         return Gathered(
             *(control, arena, peers, terms.pids, terms.processors, tuple(terms.hosts), terms.hosts[rank]),
             generation=terms.generation,
             kernels=terms.kernels,
-            trunks=self.between.taken_trunks(rank),
-            lanes=self.between.taken_lanes(rank),
+            trunks=self.inter_host.taken_trunks(rank),
+            lanes=self.inter_host.taken_lanes(rank),
         )
 
     def _send(self, visitor: _Visitor, data: bytes) -> bool:
@@ -507,8 +514,8 @@ class LocalServer:
         """Send an error to all ranks that came, so that every rank raises the same."""
         for visitor in self.members.values():
             if visitor.hello is not None:
-                self._send(visitor, frame(refusal(error), self.key, "welcome", visitor.hello.nonce))
-        if self.between is not None and self.between.done:
-            return  # The engines use the connections between hosts by now, and notice that they end.
-        if self.between is not None and not isinstance(error, CalledOff):  # The driver tells every host of it.
-            self.between.refuse(error)
+                self._send(visitor, visitor.stream.encode(refusal(error)))
+        if self.inter_host is not None and self.inter_host.done:
+            return  # The engines use the connections inter_host hosts by now, and notice that they end.
+        if self.inter_host is not None and not isinstance(error, CalledOff):  # The driver tells every host of it.
+            self.inter_host.refuse(error)

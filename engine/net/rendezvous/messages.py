@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -21,7 +20,6 @@ from ...text.bounded_reader import shorten, whole
 from ..unix_sockets import close_all
 from .layout import Layout
 
-LIMIT = 1 << 20  # largest size of a message in bytes
 MOST_SOCKETS = 1 << 10  # most connections of a lane
 WITH_DESCRIPTORS = b"d"  # the byte sent with descriptors; a message never begins with it: it would be too long
 MOST_PROCESSORS = 1 << 12  # most processors of a host
@@ -94,7 +92,6 @@ class Hello:
     """Number of the world as this process counts: the driver's, or one more than the worlds that it has begun."""
     failure: str = ""
     """Why this rank cannot start; empty if it can."""
-    nonce: str = field(default_factory=lambda: secrets.token_hex(16))
 
     def told(self) -> dict[str, Any]:
         """Return the message as a dict: the processors as a hexadecimal mask, a long failure truncated."""
@@ -113,18 +110,18 @@ class Hello:
         """
         try:
             rank, size, pid, worlds = (told.get(name, 1) for name in ("rank", "size", "pid", "worlds"))
-            build, levels, nonce = dict(told["build"]), list(told["levels"]), told["nonce"]
+            build, levels = dict(told["build"]), list(told["levels"])
             failure, mask = told.get("failure", ""), _mask(told["processors"])
         except (KeyError, TypeError, ValueError, AttributeError):
             raise ValueError("not a hello") from None
         known = all(type(number) is int and 0 <= number < 1 << 31 for number in (rank, size, pid, worlds))
-        words = all(isinstance(word, str) for word in (*build, *levels, nonce, failure))
+        words = all(isinstance(word, str) for word in (*build, *levels, failure))
         if not known or not words or not 0 <= mask < 1 << MOST_PROCESSORS:
             raise ValueError("not a hello")
         if not all(isinstance(value, str | int) for value in build.values()):
             raise ValueError("not a hello")
         processors = [number for number in range(mask.bit_length()) if mask >> number & 1]
-        return cls(rank, size, pid, processors, build, levels, worlds, failure, nonce)
+        return cls(rank, size, pid, processors, build, levels, worlds, failure)
 
 
 def expect_welcome(message: Mapping[str, Any], size: int) -> None:

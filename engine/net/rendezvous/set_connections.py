@@ -14,10 +14,12 @@ from ...host import network
 from ...host.network import Address, read_address
 from ...host.patience import Patience
 from ...text.bounded_reader import text, whole
-from ..event_loop import Coroutine, EventLoop, Wait
+from ..acceptor import Acceptor
+from ..connection import RECONNECT_DELAY, Connection, connect
+from ..event_loop import Coroutine, CoroutineLoop, Wait
 from ..frames import parse
-from ..stream import AGAIN, AuthenticationError, Connection, call
-from .inter_host import Acceptor
+from ..stream import AuthenticationError
+from .inter_host import accept_ranks
 from .layout import Layout
 from .messages import Gathered
 
@@ -81,7 +83,7 @@ class SetConnector:
             return {}, {}
         key = hashlib.sha256(self._key + f"process set {self._formed}".encode()).digest()
         me = ranks.index(self._rank) if self._rank in ranks else -1
-        meeting = _Meeting(layout, me, key, self._sockets)
+        meeting = _SetRendezvous(layout, me, key, self._sockets)
         try:
             meeting.listen(self._own)
             told = exchange(json.dumps(meeting.address).encode())
@@ -91,24 +93,24 @@ class SetConnector:
             meeting.close()
 
 
-class _Meeting:
+class _SetRendezvous:
     """State of one rank while the ranks of a set connect. Ranks call those on hosts of lower number."""
 
     def __init__(self, layout: Layout, me: int, key: bytes, sockets: int) -> None:
         self.layout, self.me, self.key = layout, me, key
-        self.loop = EventLoop()
-        self.links: dict[_Name, Connection] = {}
+        self.loop = CoroutineLoop()
+        self.connections: dict[_Name, Connection] = {}
         self.wanted = _connections(layout, me, sockets) if me >= 0 else set()
         self.failures: dict[int, str] = {}  # rank -> why the call to it failed
-        self.door: Acceptor | None = None
+        self.acceptor: Acceptor | None = None
         self.address: Address | None = None
 
     def listen(self, own: str) -> None:
         """Open a port at address `own`, if another rank is to call this one."""
         if any(self._answers(other) for _, other, _ in self.wanted):
             listener = network.listen(own, 0, backlog=256)
-            self.door = Acceptor(self.loop, [listener], self.key, self._welcome)
-            self.address = self.door.address
+            self.acceptor = accept_ranks(self.loop, [listener], self.key, self._welcome)
+            self.address = self.acceptor.address
 
     def _answers(self, other: int) -> bool:
         return self.layout.hosts[self.me] < self.layout.hosts[other]
@@ -118,7 +120,7 @@ class _Meeting:
         for name in sorted(self.wanted):
             if not self._answers(name[1]):
                 self.loop.start(self._call(name, read_address(parse(told[name[1]])), patience))
-        while missing := self.wanted - self.links.keys():
+        while missing := self.wanted - self.connections.keys():
             if ended():
                 raise RendezvousError("the world has ended")
             if self.failures or not patience.left():
@@ -135,31 +137,31 @@ class _Meeting:
         greeting = {"kind": kind, "rank": self.me, "to": other, "number": number}
         while True:
             try:
-                self.links[name], _ = yield from call(address, self.key, greeting, patience, patience)
+                self.connections[name], _ = yield from connect(address, self.key, greeting, patience, patience)
             except AuthenticationError:
                 self.failures[other] = f"whoever answers at {address} is not of this job"
             except (OSError, ValueError) as error:
                 # Unauthenticated connections may have displaced it before it was authenticated.
                 if isinstance(error, ConnectionResetError | BrokenPipeError) and patience.left():
-                    yield Wait(Patience(AGAIN))
+                    yield Wait(Patience(RECONNECT_DELAY))
                     continue
                 self.failures[other] = f"{address}: {error}"
             return
 
-    def _welcome(self, link: Connection, greeting: dict[str, Any]) -> None:
+    def _welcome(self, connection: Connection, greeting: dict[str, Any]) -> None:
         found = text(greeting, "kind"), whole(greeting, "rank"), whole(greeting, "number")
-        if greeting.get("to") != self.me or found not in self.wanted or found in self.links:
-            link.close()
+        if greeting.get("to") != self.me or found not in self.wanted or found in self.connections:
+            connection.close()
             return
-        self.links[found] = link
-        link.send({})
+        self.connections[found] = connection
+        connection.send_message({})
 
     def taken(self) -> Connections:
         """Hand the descriptors of lanes and trunks, by rank, over to the caller."""
         lanes: dict[int, list[int]] = {}
         trunks: dict[int, int] = {}
-        for kind, other, number in sorted(self.links):
-            descriptor = self.links.pop((kind, other, number)).connection.detach()
+        for kind, other, number in sorted(self.connections):
+            descriptor = self.connections.pop((kind, other, number)).socket.detach()
             if kind == "trunk":
                 trunks[other] = descriptor
             else:
@@ -169,10 +171,10 @@ class _Meeting:
     def close(self) -> None:
         """Close the port, and every connection that was not handed over."""
         self.loop.close()
-        if self.door is not None:
-            self.door.close()
-        for link in self.links.values():
-            link.close()
+        if self.acceptor is not None:
+            self.acceptor.close()
+        for connection in self.connections.values():
+            connection.close()
 
 
 def _connections(layout: Layout, rank: int, sockets: int) -> set[_Name]:

@@ -32,7 +32,7 @@ class KerasEstimator(JobEstimator):
         Called on every rank, with metrics that are averaged over the ranks. A callback that writes a file must use
         another name on each rank.
     checkpoint_callback : keras.callbacks.ModelCheckpoint, optional
-        EventLoop the epoch whose weights the trained model has, such as `BestModelCheckpoint`; its path is ignored. By
+        Selects the epoch whose weights the trained model has, such as `BestModelCheckpoint`; its path is ignored. By
         default the last epoch.
     custom_objects : mapping of str to object, optional
         Classes and functions of the model that are not registered with Keras.

@@ -31,7 +31,7 @@ class Start:
     callbacks : list of keras.callbacks.Callback
     custom_objects : mapping of str to object
     checkpoint : keras.callbacks.ModelCheckpoint or None
-        EventLoop the weights that the trained model has; None: those of the last epoch.
+        Selects the weights that the trained model has; None: those of the last epoch.
     """
 
     model: Any

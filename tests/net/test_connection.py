@@ -11,23 +11,15 @@ import pytest
 
 from engine.host.network import address_of
 from engine.host.patience import Patience
-from engine.net.event_loop import Coroutine, EventLoop
-from engine.net.stream import (
-    ANSWERS,
-    CALLS,
-    FIRST,
-    NONCE,
-    OPENING,
-    AuthenticationError,
-    Connection,
-    answer,
-    call,
-    frame,
-)
+from engine.net.connection import Connection, connect, receive_greeting
+from engine.net.event_loop import Coroutine, CoroutineLoop
+from engine.net.frames import UNPROVEN
+from engine.net.stream import CLIENT, OPENING, SERVER, AuthenticatedStream, AuthenticationError
 from engine.net.unix_sockets import ready_to_read
 
 KEY = bytes(32)
 GREETING = {"role": "leader", "rank": 1}
+OPENED = AuthenticatedStream(KEY, SERVER).open()
 
 
 @pytest.fixture
@@ -39,7 +31,7 @@ def listener() -> Iterator[socket.socket]:
 
 def settle(*conversations: Coroutine[Any]) -> list[Any]:
     """Run conversations to their ends; return the result or error of each."""
-    loop, found = EventLoop(), {}
+    loop, found = CoroutineLoop(), {}
 
     def keep(number: int, steps: Coroutine[Any]) -> Coroutine[None]:
         try:
@@ -57,14 +49,14 @@ def settle(*conversations: Coroutine[Any]) -> list[Any]:
 
 
 def accepted(listener: socket.socket, key: bytes = KEY) -> Coroutine[tuple[Connection, dict[str, Any]]]:
-    link = Connection(listener.accept()[0], key, ANSWERS)
-    greeting = yield from answer(link)
-    link.send({"welcome": True})
-    return link, greeting
+    made = Connection(listener.accept()[0], key, SERVER)
+    greeting = yield from receive_greeting(made)
+    made.send_message({"welcome": True})
+    return made, greeting
 
 
 def calling(listener: socket.socket, key: bytes = KEY) -> Coroutine[tuple[Connection, dict[str, Any]]]:
-    return call(address_of(listener.getsockname()), key, GREETING, Patience(10.0), Patience(10.0))
+    return connect(address_of(listener.getsockname()), key, GREETING, Patience(10.0), Patience(10.0))
 
 
 def test_both_sides_are_proven_and_later_messages_too(listener: socket.socket) -> None:
@@ -72,19 +64,19 @@ def test_both_sides_are_proven_and_later_messages_too(listener: socket.socket) -
     assert told == {"welcome": True}
     assert greeting["rank"] == 1
     for number in range(3):
-        caller.send({"number": number})
-        answerer.send({"number": -number})
-        assert settle(answerer.message(), caller.message()) == [{"number": number}, {"number": -number}]
+        caller.send_message({"number": number})
+        answerer.send_message({"number": -number})
+        assert settle(answerer.receive_message(), caller.receive_message()) == [{"number": number}, {"number": -number}]
     caller.close()
     answerer.close()
 
 
 def test_what_follows_a_message_stays_unread(listener: socket.socket) -> None:
     (caller, _), (answerer, _) = settle(calling(listener), accepted(listener))
-    caller.send({"last": True})
-    caller.connection.sendall(b"native")
-    assert settle(answerer.message()) == [{"last": True}]
-    assert answerer.connection.recv(100) == b"native"
+    caller.send_message({"last": True})
+    caller.socket.sendall(b"native")
+    assert settle(answerer.receive_message()) == [{"last": True}]
+    assert answerer.socket.recv(100) == b"native"
     caller.close()
     answerer.close()
 
@@ -100,21 +92,21 @@ def test_another_key_is_refused_on_both_sides(listener: socket.socket) -> None:
 def test_a_message_counts_once_in_its_place_and_direction(listener: socket.socket, change: str) -> None:
     """A message that is repeated, left out or sent back to its sender is refused."""
     (caller, _), (answerer, _) = settle(calling(listener), accepted(listener))
-    connection, written = caller.connection, []
-    caller.connection = Recorder(connection, written)  # type: ignore[assignment]
-    caller.send({"number": 0})
-    caller.send({"number": 1})
-    caller.connection = connection
+    connection, written = caller.socket, []
+    caller.socket = Recorder(connection, written)  # type: ignore[assignment]
+    caller.send_message({"number": 0})
+    caller.send_message({"number": 1})
+    caller.socket = connection
     if change == "sent back":
-        answerer.connection.sendall(written[0])
+        answerer.socket.sendall(written[0])
         hears = caller
     else:
         if change == "repeated":
             connection.sendall(written[0])
-            assert settle(answerer.message()) == [{"number": 0}]
+            assert settle(answerer.receive_message()) == [{"number": 0}]
         connection.sendall(written[0] if change == "repeated" else written[1])
         hears = answerer
-    assert [type(each) for each in settle(hears.message())] == [AuthenticationError]
+    assert [type(each) for each in settle(hears.receive_message())] == [AuthenticationError]
     caller.close()
     answerer.close()
 
@@ -134,17 +126,14 @@ class Recorder:
 
 
 def overheard(listener: socket.socket) -> bytes:
-    """First message of a rank to a listener."""
+    """Greeting of a rank to a listener, which another connection has got."""
     (caller, _), (answerer, _) = settle(calling(listener), accepted(listener))
-    link = Connection(socket.create_connection(listener.getsockname()), KEY, CALLS)
-    listener.accept()[0].close()
-    written: list[bytes] = []
-    link.connection = Recorder(link.connection, written)  # type: ignore[assignment]
-    link.nonces = "00" * NONCE
-    link.send({**GREETING, "nonce": "00" * NONCE})
-    for each in (caller, answerer, link):
+    server, client = AuthenticatedStream(KEY, SERVER), AuthenticatedStream(KEY, CLIENT)
+    client.feed(server.open())
+    client.receive()
+    for each in (caller, answerer):
         each.close()
-    return written[0]
+    return client.encode(GREETING)
 
 
 def test_a_greeting_that_was_overheard_proves_nothing(listener: socket.socket) -> None:
@@ -158,8 +147,8 @@ def test_a_greeting_that_was_overheard_proves_nothing(listener: socket.socket) -
 
 def mirror(stranger: socket.socket) -> bytes:
     """Echo a caller's bytes."""
-    stranger.sendall(OPENING + bytes(NONCE))
-    greeting = stranger.recv(FIRST)
+    stranger.sendall(OPENED)
+    greeting = stranger.recv(UNPROVEN)
     stranger.sendall(greeting)
     return greeting
 
@@ -168,9 +157,9 @@ def mirror(stranger: socket.socket) -> bytes:
     ("says", "kind"),
     [
         (lambda stranger: mirror(stranger), AuthenticationError),
-        (lambda stranger: stranger.sendall(OPENING + bytes(NONCE) + frame({}, b"", "", "")), AuthenticationError),
+        (lambda stranger: stranger.sendall(OPENED + AuthenticatedStream.refuse()), AuthenticationError),
         (lambda stranger: stranger.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n<html>"), ValueError),
-        (lambda stranger: stranger.sendall(OPENING + bytes(NONCE) + b"\xff" * 64), ValueError),
+        (lambda stranger: stranger.sendall(OPENED + b"\xff" * 64), ValueError),
         (lambda stranger: stranger.sendall(OPENING), ConnectionError),
     ],
     ids=["mirror", "unsigned", "http", "junk", "half"],
@@ -189,11 +178,11 @@ def test_whoever_listens_in_rank_0s_place_learns_nothing_and_is_refused(
     assert isinstance(found, kind), found
 
 
-@pytest.mark.parametrize("junk", [b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\x22" + b"x" * 34, b"\xff" * (2 * FIRST)])
+@pytest.mark.parametrize("junk", [b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\x22" + b"x" * 34, b"\xff" * (2 * UNPROVEN)])
 def test_of_a_stranger_little_is_read_and_nothing_is_understood(listener: socket.socket, junk: bytes) -> None:
     with socket.create_connection(listener.getsockname()) as stranger:
         stranger.sendall(junk)
-        link = Connection(listener.accept()[0], KEY, ANSWERS)
-        (found,) = settle(answer(link))
-        link.close()
+        made = Connection(listener.accept()[0], KEY, SERVER)
+        (found,) = settle(receive_greeting(made))
+        made.close()
     assert isinstance(found, ValueError)

@@ -1,0 +1,131 @@
+"""Acceptor of connections: authenticates each in a coroutine of its own, and hands it on or closes it."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any
+
+from ..host import network
+from ..host.patience import Patience
+from ..host.sockets import SHORT
+from ..host.strangers import NO_DESCRIPTORS, Strangers, accept
+from .connection import Connection, receive_greeting
+from .event_loop import Coroutine, CoroutineLoop, Wait
+from .stream import SERVER, AuthenticationError
+
+EXHAUSTED = (*NO_DESCRIPTORS, *SHORT)  # errors of accept if this process can accept no connection
+WITHOUT_SECRET = "does not know this job's secret, or is of another job"
+_LONGEST_LIST = 8  # most addresses of rejected connections that are kept
+_PAUSE = 0.02  # seconds until the next try if there are no descriptors for a connection
+
+Handler = Callable[[Connection, dict[str, Any]], "Coroutine[None] | None"]
+
+
+def wait_for_descriptors(error: OSError) -> None:
+    """Do nothing with an error of `EXHAUSTED`: the acceptor tries again soon."""
+
+
+class Acceptor:
+    """Port that authenticates each connection, or closes it.
+
+    Parameters
+    ----------
+    loop : CoroutineLoop
+    listeners : sequence of socket.socket
+        One listener for each address of the port; closed by `close`.
+    key : bytes
+        Secret key that both sides know.
+    handle : callable
+        Called with an authenticated connection and its greeting; returns the coroutine of the rest, or None.
+    most : int
+        Most unauthenticated connections at once; with more, one of them is closed.
+
+    Attributes
+    ----------
+    rejected : dict of str to str
+        Fault of the last rejected connection, by its address.
+    saw_stranger : bool
+        Whether a connection came that does not know the secret.
+    on_stranger : callable
+        Called with the address of a connection that does not know the secret.
+    on_exhausted : callable
+        Called with an error of `EXHAUSTED`, and may raise another.
+    """
+
+    def __init__(
+        self, loop: CoroutineLoop, listeners: Sequence[socket.socket], key: bytes, handle: Handler, most: int = 128
+    ) -> None:
+        self.address = network.address_of(listeners[0].getsockname())
+        self.rejected: dict[str, str] = {}
+        self.saw_stranger = False
+        self.on_stranger: Callable[[str], None] = lambda _: None
+        self.on_exhausted: Callable[[OSError], None] = wait_for_descriptors
+        self._loop, self._listeners, self._key, self._handle = loop, listeners, key, handle
+        self._greeting: dict[int, Coroutine[None]] = {}
+        self._strangers: Strangers[int] = Strangers(most)
+        self._numbers = count()
+        self._accepting = [self._accept(listener) for listener in listeners]
+        for coroutine in self._accepting:
+            loop.start(coroutine)
+
+    def close(self) -> None:
+        """Close the port, and the connections that are not authenticated yet."""
+        for coroutine in (*self._accepting, *self._greeting.values()):
+            self._loop.cancel(coroutine)
+        for listener in self._listeners:
+            listener.close()
+
+    def give_way(self) -> bool:
+        """Close the unauthenticated connection that is displaced next; return False if there is none."""
+        displaced = self._strangers.displace()
+        self._displace(displaced)
+        return displaced is not None
+
+    def _accept(self, listener: socket.socket) -> Coroutine[None]:
+        while True:
+            yield Wait(connection=listener)
+            try:
+                connected, name = accept(listener, self.give_way)
+            except OSError as error:
+                if error.errno in EXHAUSTED:  # The listener stays readable.
+                    self.on_exhausted(error)
+                    yield Wait(Patience(_PAUSE))
+                continue  # Otherwise the connection ended before it was accepted.
+            host, number = network.address_of(name).host, next(self._numbers)
+            self._displace(self._strangers.add(number, host))
+            self._greeting[number] = coroutine = self._serve(number, connected, host)
+            self._loop.start(coroutine)
+
+    def _displace(self, number: int | None) -> None:
+        if number is not None:
+            self._loop.cancel(self._greeting[number])
+
+    def _serve(self, number: int, connected: socket.socket, host: str) -> Coroutine[None]:
+        try:
+            try:
+                connection = Connection(connected, self._key, SERVER)
+                greeting = yield from receive_greeting(connection)
+            finally:
+                self._greeting.pop(number, None)
+                self._strangers.remove(number)
+            rest = self._handle(connection, greeting)
+        except AuthenticationError:
+            connected.close()
+            self._note(host, WITHOUT_SECRET)
+            self.saw_stranger = True
+            self.on_stranger(host)
+        except (OSError, ValueError):
+            connected.close()
+            self._note(host, "said nothing that a process of this job says")
+        except BaseException:
+            connected.close()
+            raise
+        else:
+            if rest is not None:
+                yield from rest
+
+    def _note(self, host: str, fault: str) -> None:
+        if host in self.rejected or len(self.rejected) < _LONGEST_LIST:
+            self.rejected[host] = fault

@@ -1,0 +1,187 @@
+"""Connection of an authenticated stream over a socket, for coroutines of an event loop.
+
+A coroutine reads no byte beyond a message: the native engine takes over connections of the rendezvous, and what follows
+is for it. Data that passes after that is not authenticated.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import selectors
+import socket
+from functools import cached_property
+from typing import Any
+
+from ..host import network
+from ..host.network import Address
+from ..host.patience import Patience
+from ..host.sockets import retry_short, send_all
+from .event_loop import Coroutine, Wait
+from .stream import CLIENT, AuthenticatedStream, AuthenticationError
+
+GRACE = 5.0  # seconds beyond the other side's deadline in which its answer must arrive
+LONGEST = 8 << 20  # default of the largest message in bytes: between hosts it is about all ranks of a host
+RECONNECT_DELAY = 0.01  # seconds before a client connects again whose connection was displaced by unauthenticated ones
+
+
+class ConnectionEnded(ConnectionResetError):
+    """The other side has closed the connection."""
+
+
+class Connection:
+    """A socket with an authenticated stream.
+
+    Parameters
+    ----------
+    connected : socket.socket
+        It becomes non-blocking; the connection owns it from now on.
+    key : bytes
+        Secret key that both sides know.
+    side : str
+        `CLIENT` or `SERVER`.
+    limit : int
+        Largest message from an authenticated side, in bytes.
+    """
+
+    def __init__(self, connected: socket.socket, key: bytes, side: str, limit: int = LONGEST) -> None:
+        connected.setblocking(False)
+        if connected.family != socket.AF_UNIX:
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket = connected
+        self.stream = AuthenticatedStream(key, side, limit)
+
+    @cached_property
+    def here(self) -> Address:
+        """Address of this end."""
+        return network.address_of(self.socket.getsockname())
+
+    @cached_property
+    def there(self) -> Address:
+        """Address of the other end."""
+        return network.address_of(self.socket.getpeername())
+
+    def send_message(self, message: dict[str, Any]) -> None:
+        """Send a message.
+
+        Raises
+        ------
+        OSError
+            The connection ended, or took no byte for `GRACE` seconds.
+        """
+        send_all(self.socket, self.stream.encode(message), GRACE)
+
+    def receive_message(self, patience: Patience | None = None) -> Coroutine[dict[str, Any]]:
+        """Receive a message, and no byte beyond it.
+
+        Raises
+        ------
+        StreamError
+            Same as in `AuthenticatedStream.receive`.
+        TimeoutError
+            Nothing came in time.
+        OSError
+            The connection ended.
+        """
+        while (message := self.stream.receive()) is None:
+            if not (yield Wait(patience, self.socket)):
+                raise TimeoutError(errno.ETIMEDOUT, "no answer")
+            try:
+                data = retry_short(self.socket.recv, min(self.stream.missing(), 1 << 16))
+            except BlockingIOError:
+                continue
+            if not data:
+                raise ConnectionEnded(errno.ECONNRESET, "the connection ended")
+            self.stream.feed(data)
+        return message
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.socket.close()
+
+
+def connect(
+    address: Address, key: bytes, greeting: dict[str, Any], opening_patience: Patience, patience: Patience
+) -> Coroutine[tuple[Connection, dict[str, Any]]]:
+    """Connect, and authenticate both sides.
+
+    Parameters
+    ----------
+    address : Address
+    key : bytes
+        Secret key that both sides know.
+    greeting : dict
+        Fields of the greeting, by which this end introduces itself.
+    opening_patience : Patience
+        Time limit for the other side's opening. Until then it is harmless to break off.
+    patience : Patience
+        Time limit for its answer. It is harmless to break off until the caller replies to it.
+
+    Returns
+    -------
+    Connection
+    dict
+        The answer.
+
+    Raises
+    ------
+    AuthenticationError
+        The other side does not know the job's secret.
+    OSError, ValueError
+        Nobody answers, or another program does.
+    """
+    connected = yield from _connect_socket(address, opening_patience)
+    connection = Connection(connected, key, CLIENT)
+    try:
+        return connection, (yield from greet_server(connection, greeting, opening_patience, patience))
+    except BaseException:
+        connection.close()
+        raise
+
+
+def greet_server(
+    connection: Connection, greeting: dict[str, Any], opening_patience: Patience, patience: Patience
+) -> Coroutine[dict[str, Any]]:
+    """Authenticate both sides as the client, and return the server's answer; parameters and errors as in `connect`."""
+    yield from connection.receive_message(opening_patience)
+    connection.send_message(greeting)
+    return (yield from connection.receive_message(patience))
+
+
+def receive_greeting(connection: Connection) -> Coroutine[dict[str, Any]]:
+    """Send the server's opening, and receive and authenticate the greeting of a new connection.
+
+    The caller must then send an answer, which authenticates this end.
+
+    Raises
+    ------
+    AuthenticationError
+        The other side does not know the job's secret; it has been told so.
+    OSError, ValueError
+        Nothing came, or no greeting.
+    """
+    send_all(connection.socket, connection.stream.open(), GRACE)
+    try:
+        return (yield from connection.receive_message(Patience(GRACE)))
+    except AuthenticationError:
+        send_all(connection.socket, connection.stream.refuse(), GRACE)
+        raise
+
+
+def _connect_socket(address: Address, patience: Patience) -> Coroutine[socket.socket]:
+    connected = socket.socket(network.family(address.host), socket.SOCK_STREAM)
+    try:
+        connected.setblocking(False)
+        code = connected.connect_ex(address)
+        if code == errno.EINPROGRESS:
+            if not (yield Wait(patience, connected, selectors.EVENT_WRITE)):
+                raise TimeoutError(errno.ETIMEDOUT, "no answer")
+            code = connected.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            raise OSError(code, os.strerror(code))
+        if connected.getsockname() == connected.getpeername():  # Nobody listens: TCP has connected to itself.
+            raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+    except BaseException:
+        connected.close()
+        raise
+    return connected

@@ -1,0 +1,1 @@
+"""Authenticated streams and the event loop."""
