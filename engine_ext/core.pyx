@@ -7,7 +7,7 @@ cimport cython
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.ref cimport Py_INCREF
 from libc.errno cimport EPROTO
-from libc.stdint cimport uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport uint32_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
@@ -19,7 +19,7 @@ from engine_ext.bindings.collectives cimport (
 from engine_ext.bindings.counting cimport map_page, tell
 from engine_ext.bindings.devices cimport finish_device
 from engine_ext.bindings.failed_calls cimport fail_call
-from engine_ext.bindings.handles cimport Handle, begin
+from engine_ext.bindings.handles cimport begin
 from engine_ext.bindings.marking cimport mark_step, mark_traffic, record_steps
 from engine_ext.bindings.memory cimport Part, grow_arena, map_region, part_of
 from engine_ext.bindings.ownership cimport bury
@@ -27,28 +27,27 @@ from engine_ext.bindings.refusals cimport expect_open, world_error
 from engine_ext.bindings.rooms cimport close_rooms, make_rooms
 from engine_ext.bindings.submit cimport TICK_NS
 from engine_ext.bindings.waiting cimport wait_for_joins
-from engine_ext.control.connections cimport (
-    Network, connections_close, connections_forked, connections_messages, connections_open, connections_use, connections_watch,
-)
-from engine_ext.control.coordinator cimport coordinator_close, coordinator_open
-from engine_ext.control.driver cimport Goal, driver_start, driver_stop, driver_wait, driver_wait_for_all
 from engine_ext.control.completion cimport raise_event
-from engine_ext.control.frozen cimport longest_hold
+from engine_ext.control.driver cimport Goal, driver_start, driver_stop, driver_wait, driver_wait_for_all
 from engine_ext.control.handover cimport use_device
 from engine_ext.control.monitor cimport monitor_wait
-from engine_ext.control.network cimport network_leave, network_start
 from engine_ext.control.observers cimport observers_close, observers_count, observers_open
 from engine_ext.control.process_sets cimport process_set_enter, process_set_leave
 from engine_ext.control.stall cimport stall_open
-from engine_ext.control.state cimport EVENT_ABORT, EVENT_CLOSED, EVENT_SIGNAL, EVENT_STALL, State
+from engine_ext.control.state cimport EVENT_ABORT, EVENT_CLOSED, EVENT_SIGNAL, EVENT_STALL
 from engine_ext.control.table cimport table_close, table_open
 from engine_ext.control.turns cimport turns_enter, turns_hand, turns_leave, turns_want
 from engine_ext.control.verdict cimport verdict_outwait
+from engine_ext.coordinator.coordinator cimport coordinator_close, coordinator_open
+from engine_ext.coordinator.frozen cimport longest_hold
 from engine_ext.data.executor cimport executor_close, executor_open
 from engine_ext.gpu.device cimport device, device_queue
+from engine_ext.hosts.connections cimport (
+    Network, connections_close, connections_forked, connections_messages, connections_open, connections_use, connections_watch,
+)
+from engine_ext.hosts.network cimport network_leave, network_start
 from engine_ext.kernels.kernels cimport engine_kernels_get
 from engine_ext.knobs cimport expect_summing, knobs_of, knobs_with, set_knobs
-from engine_ext.operations.op cimport Op
 from engine_ext.platform.atomics cimport add32, load32_acquire, load_acquire, load_relaxed, now_ns, store32_release
 from engine_ext.platform.clock cimport age_ns, patience_at, patience_look, seconds_ns
 from engine_ext.platform.posix cimport (
@@ -202,7 +201,7 @@ cdef class Engine:
         e.coordinator.freezes = rank == COORDINATOR and size > 1 and self.settings["device_sums"] == "nccl"
         e.coordinator.hold_ns = longest_hold(e.stall_warning_ns, e.stall_limit_ns)
         observers_open(e, self.page if world is None else world.state.counters_page)
-        status = network_start(e) if e.network != NULL else 0
+        status = network_start(e.network) if e.network != NULL else 0
         if status:
             raise OSError(status, "cannot start the network thread")
         status = driver_start(e)
@@ -231,7 +230,8 @@ cdef class Engine:
         e.network = <Network*>calloc(1, sizeof(Network))
         if e.network == NULL or connections_open(e.network, &e.segment, lanes, sockets, trunks) != Status.OK:
             raise MemoryError("no memory for the connections to other hosts")
-        connections_watch(e.network, <uint32_t>(<double>self.settings["host_silence"] * 1e3), self.world is None)
+        e.network.world, e.network.knobs = e.world.network, &e.knobs
+        connections_watch(e.network, <uint32_t>(<double>self.settings["host_silence"] * 1e3))
         if self.settings["mpi"] is not None:
             self.use_mpi(self.settings["mpi"])
         return 0
@@ -620,6 +620,8 @@ cdef class Engine:
                 driver_wait_for_all(e, False)
                 verdict_outwait(e)
             self.state.closed = True
+            if e.network != NULL:
+                e.network.closed = True
             with nogil:
                 process_set_leave(e)
                 calls_dismiss(e)
@@ -635,7 +637,7 @@ cdef class Engine:
             add32(&e.segment.header.departures, 1)      # pairs with stall_look_for_left
             wake_others(&e.segment, 0)
             with nogil:
-                network_leave(e, limit)
+                network_leave(e.network, limit)
                 if e.network != NULL and settled:
                     self.held = not connections_close(e.network)
             for part in self.shared:

@@ -1,12 +1,11 @@
 """What an engine can tell about itself. It is copied under the engine's lock, and made into Python objects after: making them may
 run the collector, and what that frees takes the lock too."""
-from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint32_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
+from engine_ext.control.state cimport HISTORY, OVERDUE_BYTES, Row
 from engine_ext.control.step_marks cimport MARKS, Mark
-from engine_ext.control.state cimport HISTORY, OVERDUE_BYTES, Row, State
-from engine_ext.control.table cimport bit
 from engine_ext.operations.describe cimport dtype_name, op_name
 from engine_ext.operations.kinds cimport kind_name, operation_of
 from engine_ext.operations.op cimport OP_TAKEN, Op, Record
@@ -17,7 +16,7 @@ from engine_ext.shared.layout cimport (
     ALGORITHM_NAMES, ENTRY_BATCH, ENTRY_NAMES, ENTRY_PAD, IDS, LAYOUT_SPARSE, MAX_DIMS, NAME_BYTES, RING_WORDS, STORES_NAMES,
     WIRE_NAMES, engine_entry, engine_meta, rank_page,
 )
-from engine_ext.shared.segment cimport Segment, ahead_ns, away, clocked, visible
+from engine_ext.shared.segment cimport ahead_ns, away, bit, clocked, visible
 
 cdef struct Waiting:            # an operation in flight
     char[NAME_BYTES] name

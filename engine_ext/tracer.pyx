@@ -9,18 +9,19 @@ from libc.stdio cimport snprintf
 from libc.stdlib cimport free, realloc
 from libc.string cimport memmove, memset
 
-from engine_ext.control.lateness cimport arrival_last, arrival_late_us, arrival_wait_us
 from engine_ext.control.state cimport State
 from engine_ext.control.trace cimport (
-    TRACE_LINES_ENTRY, TRACE_LINES_TENSOR, TRACE_RING, EntryRecord, NameRecord, RecordHead, RecordType, SampleRecord,
-    SpanRecord, TensorRecord, Totals, trace_start, trace_stop, trace_totals,
+    TRACE_RING, EntryRecord, NameRecord, RecordHead, RecordType, SampleRecord, SpanRecord, TensorRecord, Totals, trace_start,
+    trace_stop, trace_totals,
 )
+from engine_ext.coordinator.lateness cimport TRACE_LINES_ENTRY, TRACE_LINES_TENSOR
 from engine_ext.core cimport Engine
 from engine_ext.gpu.device cimport device_slice
 from engine_ext.operations.kinds cimport kind_name
 from engine_ext.platform.atomics cimport load_acquire, now_ns, store32_relaxed, store_relaxed, store_release
 from engine_ext.platform.posix cimport PAGE, ftruncate, pthread_mutex_lock, pthread_mutex_unlock, write
 from engine_ext.shared.layout cimport ALGORITHM_NAMES, ENTRY_SKIP, WIRE_NAMES
+from engine_ext.shared.schedule cimport arrival_last, arrival_late_us, arrival_wait_us
 from engine_ext.shared.segment cimport ahead_ns, clocked, coordinates
 
 from engine_ext.errors import EngineError
@@ -280,7 +281,7 @@ cdef class Tracer:
         cdef State* e = self.state()
         cdef int status
         pthread_mutex_lock(&e.lock)
-        status = -2 if e.trace.on else trace_start(&e.trace, now_ns(), rate, <uint64_t>(saved * 1e9))
+        status = -2 if e.trace.recording.on else trace_start(&e.trace, now_ns(), rate, <uint64_t>(saved * 1e9))
         pthread_mutex_unlock(&e.lock)
         if status == -2:
             raise EngineError("a timeline is being recorded already")
@@ -303,7 +304,7 @@ cdef class Tracer:
         return clocked(self.state().segment.world)
 
     def set_rate(self, uint64_t rate):
-        store_relaxed(&self.state().trace.rate, rate)
+        store_relaxed(&self.state().trace.recording.rate, rate)
 
     def drain(self, int fd, uint64_t offset, uint64_t limit, bint cycles):
         cdef State* e = self.state()
@@ -323,7 +324,7 @@ cdef class Tracer:
         cdef Totals totals
         cdef uint64_t since, now = now_ns()
         pthread_mutex_lock(&e.lock)
-        totals, since = trace_totals(&e.trace, now), e.trace.since
+        totals, since = trace_totals(&e.trace, now), e.trace.recording.since
         pthread_mutex_unlock(&e.lock)
         return {"since_ns": since, "now_ns": now, "entries": totals.entries, "tensors": totals.tensors, "bytes": totals.nbytes,
                 "steps": totals.steps, "busy_ns": totals.busy_ns, "wait_ns": totals.blocked_ns,

@@ -39,7 +39,7 @@ FIRST = 2.0
 """Target: largest seconds of a step in which all names are new."""
 GENERATION = 1
 SLOWEST, PACES, LONGEST = 16, 64, 2.0
-"""Intervals of a leader's messages for which nobody waits, as in `engine_ext/control/relay.pyx`."""
+"""Intervals of a leader's messages for which nobody waits, as in `engine_ext/hosts/relay.pyx`."""
 
 
 @dataclass(frozen=True)

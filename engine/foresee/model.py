@@ -10,7 +10,7 @@ hosts, the model assumes:
   network steps, which the chunks of an entry take one after another (`engine_ext/operations/chain.pyx`);
 - entries follow one another, chunks of an entry are pipelined, and each entry costs two more one-way trips before it
   begins: the coordinator's host learns that the tensors are ready, and the other hosts learn of the entry;
-- tensors fuse by the engine's rule (`engine_ext/control/fusion.pyx`), at the recorded times.
+- tensors fuse by the engine's rule (`engine_ext/coordinator/fusion.pyx`), at the recorded times.
 
 Everything else is free: there is no packet loss and no other traffic, and the processors keep up with the link.
 """

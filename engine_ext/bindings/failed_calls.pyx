@@ -2,23 +2,21 @@
 
 So every rank hears of it, and the numbers of unnamed operations stay in step (docs/architecture/protocol.md, "Failed calls").
 """
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport malloc
 from libc.string cimport memcpy
 
 from engine_ext.bindings.ownership cimport abandon
 from engine_ext.bindings.submit cimport submit
-from engine_ext.control.fusion cimport MOST_LEFT_OUT, TOLD_TOO_MANY
-from engine_ext.control.state cimport State
-from engine_ext.control.table cimport bit
+from engine_ext.coordinator.fusion cimport MOST_LEFT_OUT, TOLD_TOO_MANY
 from engine_ext.operations.kinds cimport kind_name
-from engine_ext.operations.op cimport Op, free_op, new_op
+from engine_ext.operations.op cimport free_op, new_op
 from engine_ext.platform.atomics cimport load32_relaxed, load_acquire, load_relaxed
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
 from engine_ext.shared.layout cimport (
     CAUSE_RAISED, COORDINATOR, FAILURE_BYTES, FAULT_CALL, KINDS, KIND_BARRIER, NAME_BYTES, STUCK_SHIFT, UNNAMED,
 )
-from engine_ext.shared.segment cimport abort_world, visible
+from engine_ext.shared.segment cimport abort_world, bit, visible
 
 import logging
 
@@ -113,7 +111,7 @@ cdef bint withholds(State* e, int rank, Op* op) noexcept:
     if op.number:
         return load_acquire(&e.segment.pages[rank].unnamed[op.meta.kind]) < op.number
     pthread_mutex_lock(&e.lock)
-    # Of a rank on another host its bits are known while its one thread waits (control/relay.pyx).
+    # Of a rank on another host its bits are known while its one thread waits (hosts/relay.pyx).
     if op.record != NULL and op.record.id >= 0 and (visible(&e.segment, rank) or load_acquire(&e.segment.pages[rank].stuck)):
         missing = bit(e.segment.pages[rank].ready, op.record.id) != bit(e.segment.mine.ready, op.record.id)
     pthread_mutex_unlock(&e.lock)

@@ -22,7 +22,7 @@ cdef enum:
 
 cdef uint64_t NEVER = <uint64_t>-1
 cdef uint64_t AGAIN_NS = 100000000       # between two attempts to accuse
-cdef uint64_t GRACE_NS = 10000000000     # in which whoever is late tells so itself: between hosts after a roll call
+cdef uint64_t GRACE_NS = 10000000000     # in which whoever is late tells so itself: between hosts after pings
 
 
 cdef void describe(State* e, const char* whose, uint64_t ticket, uint64_t ns, bint begun, char* text) noexcept nogil:

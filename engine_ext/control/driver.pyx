@@ -7,29 +7,29 @@ needs no lock.
 The engine thread: started by driver_start, woken by wake() on door 1, stopped by driver_stop, which joins it; it never takes the
 GIL, never spins, and sleeps without a timeout unless a batch is open or an entry is in progress.
 """
-from libc.stdint cimport int32_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t
 from libc.stdio cimport snprintf
 from libc.string cimport memset
 
 from engine_ext.control.backlog cimport backlog_add, backlog_submit
-from engine_ext.control.coordinator cimport (
-    coordinator_deadline, coordinator_step, coordinator_turn, coordinator_unseen, waiting,
-)
 from engine_ext.control.completion cimport wake_waiters
 from engine_ext.control.execute cimport fail_everything, run_schedule
-from engine_ext.control.network cimport network_held, network_relay, network_rest, network_tell_end, network_unseen
 from engine_ext.control.observers cimport (
     observe_call_begins, observe_late_wake, observe_readiness, observe_sleep, observe_submission, observe_wait_begins,
     observe_wait_ends, observe_yield,
 )
 from engine_ext.control.stall cimport stall_check, stall_deadline
-from engine_ext.control.state cimport Role, State
-from engine_ext.control.table cimport bit, table_await, table_brought_by_all, table_record, table_release, table_submit
+from engine_ext.control.state cimport Role
+from engine_ext.control.table cimport table_await, table_brought_by_all, table_record, table_release, table_submit
 from engine_ext.control.turns cimport turns_retry
 from engine_ext.control.verdict cimport verdict_await, verdict_deadline
+from engine_ext.coordinator.coordinator cimport (
+    coordinator_deadline, coordinator_step, coordinator_turn, coordinator_unseen, waiting,
+)
 from engine_ext.data.executor cimport executor_needs
+from engine_ext.hosts.network cimport network_held, network_relay, network_rest, network_tell_end, network_unseen
 from engine_ext.operations.kinds cimport kind_name
-from engine_ext.operations.op cimport OP_DONE, OP_PATIENT, Op, Record, fails
+from engine_ext.operations.op cimport OP_DONE, OP_PATIENT, fails
 from engine_ext.platform.atomics cimport (
     FENCE_CALLER, FENCE_ENGINE, FENCE_GIVE_BACK, FENCE_ROLE, FENCE_SUBMIT, FENCE_TAKE, FENCE_WAITER, add32, cas, cas32, count_up,
     full_fence, load32_acquire, load32_relaxed, load_acquire, load_pointer, load_relaxed, now_ns,
@@ -44,7 +44,9 @@ from engine_ext.shared.layout cimport (
     SLEEP_COUNT_SHIFT, SLEEP_CYCLE, SLEEP_ENGINE, SLEEP_IN_ENTRY, SLEEP_RELAY, SLEEP_STUCK, SLEEP_WAITER, UNNAMED, Status,
     rank_page,
 )
-from engine_ext.shared.segment cimport claimed, coordinates, relays, time_told, wake, wake_others, wake_unfenced, world_left
+from engine_ext.shared.segment cimport (
+    bit, claimed, coordinates, relays, time_told, wake, wake_others, wake_unfenced, world_left,
+)
 
 cdef extern from "platform/cpu.h" nogil:
     uint64_t engine_float_enter()
@@ -64,17 +66,17 @@ cdef enum:
 
 cdef bint drive_once(State* e) noexcept nogil:
     """All that can be done now, without waiting; whether it was anything. The caller holds the role."""
-    cdef bint moved = False, stuck, held = network_held(e) != 0
+    cdef bint moved = False, stuck, held = network_held(e.network) != 0
     cdef uint64_t tail, drained
     cdef int32_t left
     if load_acquire(e.segment.abort) != 0:          # pairs with the compare-and-swap of abort_world
-        network_relay(e)
+        network_relay(e.network)
         if load32_relaxed(&e.failed):
             return False
         # Who left has done its share of all that was scheduled: a call that needs nobody any more does not fail with it.
         if world_left(&e.segment):
             run_schedule(e)
-        network_tell_end(e)
+        network_tell_end(e.network)
         fail_everything(e)
         return True
     if claimed(&e.segment):
@@ -101,17 +103,17 @@ cdef bint drive_once(State* e) noexcept nogil:
     if backlog_submit(e):                                   # before waiters of Python are told that there is room
         notify_leader(e, -1, 0, True)
         moved = True
-    network_relay(e)
+    network_relay(e.network)
     drained = load_acquire(&e.segment.coordinator.drained[e.segment.rank])      # pairs with the coordinator's drain
     if drained != e.drained:                                # no entry says so to a waiter that does not drive
         e.drained = drained
         turns_retry(e)
         wake_waiters(e)
     if run_schedule(e):
-        network_relay(e)
+        network_relay(e.network)
         moved = True
     observe_readiness(e)
-    return moved or (held and network_held(e) == 0)         # likewise what announce_sleep publishes
+    return moved or (held and network_held(e.network) == 0)         # likewise what announce_sleep publishes
 
 
 cdef uint64_t deadline(State* e) noexcept nogil:
@@ -122,7 +124,7 @@ cdef uint64_t deadline(State* e) noexcept nogil:
     if claimed(&e.segment):
         return verdict_deadline(e)
     when = coordinator_deadline(&e.coordinator) if coordinates(&e.segment) else NEVER
-    held = network_held(e)
+    held = network_held(e.network)
     if held and (when == NEVER or held < when):
         when = held
     stall = stall_deadline(e)
@@ -132,7 +134,7 @@ cdef uint64_t deadline(State* e) noexcept nogil:
 cdef void announce_sleep(State* e, uint32_t door, uint32_t count) noexcept nogil:
     """Say that this rank is about to sleep, on which door and at which count of it. The caller fences and looks again (I8)."""
     cdef uint32_t asleep = door | count << SLEEP_COUNT_SHIFT
-    network_rest(e)
+    network_rest(e.network)
     if e.entry != NULL:
         executor_needs(&e.executor)
         asleep |= SLEEP_IN_ENTRY
@@ -143,7 +145,7 @@ cdef void announce_sleep(State* e, uint32_t door, uint32_t count) noexcept nogil
             asleep |= SLEEP_CYCLE
     elif relays(&e.segment):
         asleep |= SLEEP_RELAY
-        if network_held(e):
+        if network_held(e.network):
             asleep |= SLEEP_CYCLE
         if load32_acquire(&e.segment.coordinator.stuck):
             asleep |= SLEEP_STUCK
@@ -219,7 +221,7 @@ cdef void driver_stop(State* e) noexcept nogil:
 
 
 cdef void driver_answer(State* e) noexcept nogil:
-    """Nobody drives any more, and the rank has not left yet: answer a roll call, as one does who sleeps again."""
+    """Nobody drives any more, and the rank has not left yet: answer a ping, as one does who sleeps again."""
     store32_release(&e.segment.mine.asleep, SLEEP_ENGINE | door_count(&e.segment.mine.door[DOOR_ENGINE]) << SLEEP_COUNT_SHIFT)
 
 
@@ -431,7 +433,7 @@ cdef inline bint met(State* e, const Goal* goal) noexcept nogil:
 
 cdef void give_back(State* e) noexcept nogil:
     """Return the role to the sleeping engine thread; wake it only if something is left to do."""
-    cdef bint busy = e.entry != NULL or load_pointer(<void**>&e.backlog) != NULL or network_held(e) != 0 or (
+    cdef bint busy = e.entry != NULL or load_pointer(<void**>&e.backlog) != NULL or network_held(e.network) != 0 or (
         coordinates(&e.segment) and (waiting(&e.coordinator) or e.coordinator.append_again))
     cdef uint64_t cursor = e.segment.mine.cursor
     cdef uint32_t count = door_count(&e.segment.mine.door[DOOR_ENGINE])
@@ -444,7 +446,8 @@ cdef void give_back(State* e) noexcept nogil:
         door_ring(&e.local_door, DOOR_EVERYBODY)
     if (busy or door_count(&e.segment.mine.door[DOOR_ENGINE]) != count
             or load_acquire(&e.segment.coordinator.tail) != cursor or load_acquire(e.segment.abort) != 0
-            or claimed(&e.segment) or (coordinates(&e.segment) and coordinator_unseen(&e.coordinator)) or network_unseen(e)):
+            or claimed(&e.segment) or (coordinates(&e.segment) and coordinator_unseen(&e.coordinator))
+            or network_unseen(e.network)):
         door_ring(&e.segment.mine.door[DOOR_ENGINE], 1)
 
 

@@ -1,28 +1,28 @@
 """Read the schedule in order; execute its entries; complete operations. The caller holds the driver's role."""
-from libc.stdint cimport int32_t, uint64_t
+from libc.stdint cimport int32_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
-from libc.string cimport memcpy
+from libc.string cimport memcmp, memcpy
 
 from engine_ext.control.backlog cimport backlog_take
 from engine_ext.control.completion cimport complete, raise_event, wake_waiters
-from engine_ext.control.foreign cimport foreign_fits
 from engine_ext.control.handover cimport hand_over, stop_device
 from engine_ext.control.joined_groups cimport members_heard, members_tell
-from engine_ext.control.parcels cimport numbers_heard, numbers_tell, tells_numbers
 from engine_ext.control.observers cimport (
     observe_completions, observe_entry_begins, observe_entry_ends, observe_entry_looks, observe_entry_waits, observe_failure,
     observe_mismatch, observe_submission, observes_stages,
 )
-from engine_ext.control.state cimport EVENT_ABORT, State
-from engine_ext.control.store_choice cimport stores_measured
+from engine_ext.control.parcels cimport numbers_heard, numbers_tell, tells_numbers
+from engine_ext.control.state cimport EVENT_ABORT
 from engine_ext.control.table cimport (
     table_define, table_evict, table_finish, table_record, table_release, table_stand_in, table_toggle,
 )
 from engine_ext.control.turns cimport turns_give
+from engine_ext.coordinator.names cimport names_find
+from engine_ext.coordinator.store_choice cimport stores_measured
 from engine_ext.data.executor cimport executor_progress
 from engine_ext.operations.kinds cimport operation_of
-from engine_ext.operations.op cimport OP_TAKEN, Op, Record, fails
-from engine_ext.operations.operation cimport TOLD_WRONG_NUMBERS, Operation, operation_begin
+from engine_ext.operations.op cimport OP_STAND_IN, OP_TAKEN, Op, Record, fails
+from engine_ext.operations.operation cimport SAYS_ROWS, TOLD_WRONG_NUMBERS, Operation, bytes_of_row, operation_begin
 from engine_ext.platform.atomics cimport (
     add32, load32_relaxed, load_acquire, now_ns, store32_release, store_relaxed, store_release,
 )
@@ -30,9 +30,9 @@ from engine_ext.platform.clock cimport age_ns
 from engine_ext.platform.doors cimport DOOR_EVERYBODY, door_ring
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
 from engine_ext.shared.layout cimport (
-    ALGORITHM_TWO_SHOT, CAUSE_RAISED, COORDINATOR, DOORS, ENTRY_ALIGN, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_ERROR,
-    ENTRY_EVICT, ENTRY_JOINED,
-    ENTRY_MEMBERS, ENTRY_SKIP, ENTRY_TURN, FAULT_CALL, SLEEP_STUCK, Status, engine_entry, entry_ids,
+    ALGORITHM_TWO_SHOT, CAUSE_RAISED, COORDINATOR, DOORS, ENTRY_ALIGN, ENTRY_BATCH, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT,
+    ENTRY_JOINED, ENTRY_MEMBERS, ENTRY_SKIP, ENTRY_TURN, FAULT_CALL, LAYOUT_SPARSE, SLEEP_STUCK, WIRE_TUNED, Status,
+    engine_entry, engine_meta, entry_ids, entry_rows,
 )
 from engine_ext.shared.schedule cimport schedule_advance, schedule_next
 from engine_ext.shared.segment cimport abort_world, coordinates, place_of, wake
@@ -215,7 +215,7 @@ cdef void leave(State* e, engine_entry* entry) noexcept nogil:
     if coordinates(&e.segment) and entry.type == ENTRY_BATCH and entry.algorithm == ALGORITHM_TWO_SHOT:
         # Between hosts most of an entry may be waiting for the network, of which stores know nothing: there its work counts.
         stores_measured(&e.coordinator.choosers[entry.meta.wire != 0], entry.bytes, entry.stores,
-                        age_ns(now - e.entry_begun, e.crossing.waited))
+                        age_ns(now - e.entry_begun, e.traffic.waited))
     e.entry = NULL
     schedule_advance(&e.segment, entry)
 
@@ -296,7 +296,7 @@ cdef bint run_schedule(State* e) noexcept nogil:
             note_knobs(e, entry)
             collected = (entry.type == ENTRY_BATCH or entry.type == ENTRY_SKIP) and collect(e, entry)
             pthread_mutex_unlock(&e.lock)
-            if e.segment.far and not foreign_fits(e, entry, collected):
+            if e.segment.far and not entry_fits(e, entry, collected):
                 abort_world(&e.segment, COORDINATOR, CAUSE_RAISED,
                             b"its schedule has an entry that does not go with what this rank has submitted")
                 return True
@@ -310,3 +310,65 @@ cdef bint run_schedule(State* e) noexcept nogil:
     if moved and not coordinates(&e.segment):
         wake(&e.segment, e.segment.leader, SLEEP_STUCK)    # the coordinator may wait for cursors to pass
     return moved
+
+
+# ---- an entry beside what this rank has submitted ------------------------------------------------------------------------------
+
+cdef bint fits(const State* e, const engine_entry* entry, const Op* op) noexcept nogil:
+    """Whether an operation of this rank is what the entry says. What was submitted without a tensor is what its name is defined
+    as: another rank may know better that it is sparse."""
+    cdef const Operation* operation = operation_of(&entry.meta)
+    cdef bint absent = op.source == NULL and op.nbytes > 0
+    cdef engine_meta meta = op.record.meta if absent else op.meta
+    cdef uint64_t nbytes
+    if load32_relaxed(&op.flags) & OP_TAKEN or (absent and meta.kind != op.meta.kind and meta.layout != LAYOUT_SPARSE):
+        return False
+    if meta.kind != entry.meta.kind or meta.op != entry.meta.op:
+        return False
+    if entry.flags & ENTRY_MEMBERS and meta.group and entry.id == e.segment.rank and op.members == NULL:
+        return False
+    if entry.type == ENTRY_SKIP or not operation.moves:
+        return True
+    if (meta.dtype != entry.meta.dtype or meta.device != entry.meta.device or meta.root != entry.meta.root
+            or meta.prescale != entry.meta.prescale or meta.postscale != entry.meta.postscale
+            or (meta.wire != entry.meta.wire and (meta.wire != WIRE_TUNED))):
+        return False
+    if absent and meta.layout != LAYOUT_SPARSE and (meta.ndim != op.meta.ndim or meta.group != op.meta.group
+                                                    or memcmp(meta.dims, op.meta.dims, sizeof(meta.dims)) != 0):
+        return False
+    if not operation.alone:
+        return True
+    meta.shared, meta.wire = entry.meta.shared, entry.meta.wire
+    if memcmp(&meta, &entry.meta, sizeof(engine_meta)) != 0:
+        return False
+    if operation.says == SAYS_ROWS:
+        nbytes = <uint64_t>entry_rows(entry)[e.segment.rank] * <uint64_t>bytes_of_row(&entry.meta)
+        return nbytes == (0 if absent or load32_relaxed(&op.flags) & OP_STAND_IN else op.nbytes)
+    return True
+
+
+cdef bint entry_fits(State* e, const engine_entry* entry, bint collected) noexcept nogil:
+    """Whether an entry from another host goes with what this rank has submitted, so that it can execute it. `collected`: its
+    operations are in `batch`."""
+    cdef Record* record
+    cdef bint known = True
+    cdef uint32_t i
+    if entry.type == ENTRY_BATCH or entry.type == ENTRY_SKIP:
+        if not collected:
+            return e.joined             # for want of memory
+        for i in range(entry.items):
+            if not fits(e, entry, e.batch[i]):
+                return False
+        return True
+    if entry.type == ENTRY_JOINED:
+        return e.joined
+    if entry.type == ENTRY_DEFINE or entry.type == ENTRY_ERROR:
+        pthread_mutex_lock(&e.lock)
+        record = <Record*>names_find(&e.table.names, <const char*>entry + sizeof(engine_entry), <uint32_t>entry.name_bytes)
+        if entry.type == ENTRY_DEFINE:
+            known = (record == NULL or record.id < 0 or record.id == entry.id) and (
+                e.table.by_id[entry.id] == NULL or e.table.by_id[entry.id] == record)
+        elif record != NULL and record.inflight != NULL:
+            known = not load32_relaxed(&record.inflight.flags) & OP_TAKEN
+        pthread_mutex_unlock(&e.lock)
+    return known

@@ -9,13 +9,13 @@ in lateness.pxd, since the coordinator knows no State.
 """
 from libc.stdint cimport uint32_t, uint64_t
 
-from engine_ext.control.coordinator cimport waiting
-from engine_ext.control.crossing cimport crossing_waited, crossing_waits
 from engine_ext.control.overlap cimport overlap_wait_begins, overlap_wait_ends
 from engine_ext.control.state cimport State
 from engine_ext.control.step_marks cimport marks_busy
 from engine_ext.control.trace cimport trace_wait_begins, trace_wait_ends
+from engine_ext.coordinator.coordinator cimport waiting
 from engine_ext.gpu.device cimport device_sample
+from engine_ext.hosts.traffic cimport traffic_waited, traffic_waits
 from engine_ext.operations.op cimport Op, fails
 from engine_ext.platform.atomics cimport count_up, load32_relaxed, load_relaxed, store_relaxed
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
@@ -46,16 +46,16 @@ cdef void observe_entry_ends(State* e, const engine_entry* entry, uint64_t now) 
 cdef inline void observe_entry_waits(State* e) noexcept nogil:
     """The entry in progress waits for other ranks. Called by run_schedule without the lock, as the next."""
     if e.network != NULL:
-        crossing_waits(&e.crossing, &e.executor, &e.segment)
+        traffic_waits(&e.traffic, &e.executor, &e.segment)
 
 cdef inline void observe_entry_looks(State* e) noexcept nogil:
     """It may be able to go on."""
     if e.network != NULL:
-        crossing_waited(&e.crossing, &e.segment, e.counters_page)
+        traffic_waited(&e.traffic, &e.segment, e.counters_page)
 
 cdef inline bint observes_stages(const State* e, const engine_entry* entry) noexcept nogil:
     """Whether the timeline shows `entry`, and wants the times of its stages. Called without the lock, too."""
-    return entry.closed != 0 and load32_relaxed(&e.trace.on)
+    return entry.closed != 0 and load32_relaxed(&e.trace.recording.on)
 
 # ---- failures and stalls: called without the lock ---------------------------------------------------------------------------
 
@@ -70,7 +70,7 @@ cdef void tell_step(State* e, int source) noexcept nogil
 
 cdef inline void observe_step(State* e, int source) noexcept nogil:
     """The optimizer `source` has ended a step. Called by end_step, without the lock."""
-    if load32_relaxed(&e.trace.on) or e.counters_page != NULL or e.marks.ring != NULL:
+    if load32_relaxed(&e.trace.recording.on) or e.counters_page != NULL or e.marks.ring != NULL:
         tell_step(e, source)
 
 # ---- submissions ------------------------------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ cdef inline void observe_submission(State* e, Op* op) noexcept nogil:
 # ---- waits ------------------------------------------------------------------------------------------------------------------
 
 cdef inline bint observes_waits(const State* e) noexcept nogil:
-    return load32_relaxed(&e.trace.on) or e.counters_page != NULL
+    return load32_relaxed(&e.trace.recording.on) or e.counters_page != NULL
 
 cdef inline uint32_t observe_call_begins(State* e, uint64_t now) noexcept nogil:
     """A caller submits and waits, since `now`. Returns what observe_wait_ends wants to know. Called by submit under the lock."""

@@ -1,18 +1,18 @@
 """What the observers do with an event. Who tells it, and whether the lock is held, stands in observers.pxd."""
-from libc.stdint cimport int32_t, uint64_t
+from libc.stdint cimport int32_t
 from libc.string cimport memcpy, memset, strncpy
 
-from engine_ext.control.crossing cimport crossing_count
 from engine_ext.control.overlap cimport Overlap, overlap_entry_begins, overlap_entry_ends
 from engine_ext.control.state cimport HISTORY, HISTORY_NAME, Row
 from engine_ext.control.step_marks cimport SOURCE_TRAFFIC, marks_add, marks_close, marks_pass
 from engine_ext.control.trace cimport (
     trace_close, trace_entry, trace_entry_begins, trace_entry_ends, trace_sample, trace_step,
 )
+from engine_ext.hosts.traffic cimport traffic_count
 from engine_ext.operations.kinds cimport operation_of
 from engine_ext.operations.op cimport OP_STAND_IN, Record
 from engine_ext.operations.operation cimport Operation
-from engine_ext.platform.atomics cimport now_ns, store32_release, store_relaxed
+from engine_ext.platform.atomics cimport now_ns, store32_release
 from engine_ext.platform.clock cimport after_ns
 from engine_ext.shared.counters cimport (
     COUNTED_FAILED, COUNTED_RESETTING, STAGE_NCCL, STAGES, counters_arrival, counters_entry, counters_step,
@@ -28,7 +28,7 @@ cdef enum:
 
 cdef void observers_open(State* e, counters_page* page) noexcept nogil:
     """Begin to observe, counting into `page`; NULL: nothing is counted."""
-    e.coordinator.trace = &e.trace
+    e.coordinator.timeline = &e.trace.recording
     observers_count(e, page)
 
 
@@ -39,7 +39,7 @@ cdef void observers_count(State* e, counters_page* page) noexcept nogil:
     memset(&e.overlap, 0, sizeof(Overlap))
     pthread_mutex_unlock(&e.lock)
     if coordinates(&e.segment):
-        store32_release(&e.segment.coordinator.recording, page != NULL or load32_relaxed(&e.trace.on))
+        store32_release(&e.segment.coordinator.recording, page != NULL or load32_relaxed(&e.trace.recording.on))
 
 
 cdef void observers_close(State* e) noexcept nogil:
@@ -82,8 +82,8 @@ cdef void count_knobs(counters_page* page, const engine_knobs* knobs) noexcept n
 cdef void observe_entry_begins(State* e, const engine_entry* entry) noexcept nogil:
     """This rank begins an entry of any type, at `entry_begun`."""
     remember(e, entry)
-    e.crossing.waited = 0
-    if load32_relaxed(&e.trace.on):
+    e.traffic.waited = 0
+    if load32_relaxed(&e.trace.recording.on):
         trace_entry_begins(&e.trace, e.entry_begun)
     if e.counters_page != NULL:
         overlap_entry_begins(&e.overlap, e.entry_begun)
@@ -123,11 +123,11 @@ cdef void observe_entry_ends(State* e, const engine_entry* entry, uint64_t now) 
     e.history[(e.rows - 1) % HISTORY].ended = now
     count_up(&e.counters.entries, 1)
     if e.network != NULL and e.counters_page != NULL:
-        crossing_count(&e.crossing, e.network, e.counters_page)
+        traffic_count(&e.traffic, e.network, e.counters_page)
     if entry.type == ENTRY_BATCH:
         count_up(&e.counters.nbytes, entry.bytes)
         count_up(&e.counters.busy_ns, now - e.entry_begun)
-        if load32_relaxed(&e.trace.on):
+        if load32_relaxed(&e.trace.recording.on):
             trace_entry_ends(&e.trace, entry, now)
         if e.counters_page != NULL:
             counters_entry(e.counters_page, entry, fusible(entry), e.entry_begun, now, overlap_entry_ends(&e.overlap, now))
@@ -232,7 +232,7 @@ cdef void mark(State* e, int source) noexcept nogil:
 cdef void tell_step(State* e, int source) noexcept nogil:
     """Somebody watches steps, and one has ended."""
     pthread_mutex_lock(&e.lock)
-    if load32_relaxed(&e.trace.on):
+    if load32_relaxed(&e.trace.recording.on):
         trace_step(&e.trace, now_ns())
     if e.counters_page != NULL:
         e.step_begun = counters_step(e.counters_page, e.step_begun)

@@ -5,23 +5,22 @@ by the monitor thread, which also watches what nobody waits for.
 
 `seen` is the time that this process has seen pass (platform/clock.h): a job that was suspended as a whole is not late.
 """
-from libc.stdint cimport int32_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, uint32_t
 from libc.stdio cimport snprintf
 from libc.string cimport strcmp, strcpy, strlen
 
 from engine_ext.control.backlog cimport backlog_take_overdue
-from engine_ext.control.coordinator cimport Coordinator, coordinator_absentee, coordinator_look_at
 from engine_ext.control.completion cimport complete, raise_event
 from engine_ext.control.observers cimport observe_warning
-from engine_ext.control.roll_call cimport ALL_ANSWER, roll_call, roll_call_open
-from engine_ext.control.wait_report cimport Standoff, wait_report_absentee, wait_report_describe, wait_report_overdue
-from engine_ext.control.state cimport EVENT_STALL, OVERDUE_BYTES, State
-from engine_ext.control.table cimport bit
+from engine_ext.control.state cimport EVENT_STALL, OVERDUE_BYTES
+from engine_ext.control.turns cimport turns_look_for_left
+from engine_ext.coordinator.coordinator cimport Coordinator, coordinator_absentee, coordinator_look_at
+from engine_ext.coordinator.wait_report cimport Standoff, wait_report_absentee, wait_report_describe, wait_report_overdue
 from engine_ext.data.executor cimport executor_laggard, executor_passed_by
 from engine_ext.gpu.device cimport device
+from engine_ext.hosts.liveness cimport ALL_ANSWER, find_silent_rank, liveness_is_checked
 from engine_ext.operations.describe cimport describe_ranks, fit
-from engine_ext.operations.op cimport OP_TAKEN, Op, Record, fails
-from engine_ext.control.turns cimport turns_look_for_left
+from engine_ext.operations.op cimport OP_TAKEN, Record, fails
 from engine_ext.platform.atomics cimport (
     load32_acquire, load32_relaxed, load_acquire, load_pointer, load_relaxed, now_ns, store32_release,
 )
@@ -29,7 +28,7 @@ from engine_ext.platform.clock cimport after_ns, age_ns, overdue_ns, patience_lo
 from engine_ext.platform.posix cimport pthread_mutex_lock, pthread_mutex_unlock
 from engine_ext.shared.layout cimport CAUSE_LEFT, CAUSE_STALLED, COORDINATOR, MAX_RANKS, REASON_BYTES
 from engine_ext.shared.segment cimport (
-    Segment, abort_world, away, claimed, coordinates, elsewhere, gone, settle_claim, visible, wake, wake_others,
+    Segment, abort_world, away, bit, claimed, coordinates, elsewhere, gone, settle_claim, visible, wake, wake_others,
 )
 
 cdef enum:
@@ -59,7 +58,7 @@ cdef bint stall_accuse(State* e, int culprit, const char* text, bint judges) noe
     cdef Segment* world = &e.world.segment
     cdef int silent = ALL_ANSWER
     if e.world.network != NULL:
-        silent = roll_call(&e.world.roll, world, e.world.network, patience_look(e.clock), judges)
+        silent = find_silent_rank(&e.world.liveness, world, e.world.network, patience_look(e.clock), judges)
     if silent == ALL_ANSWER:
         abort_world(&e.segment, culprit, CAUSE_STALLED, text)
     elif silent >= 0:
@@ -225,7 +224,7 @@ cdef uint64_t stall_deadline(State* e) noexcept nogil:
             still = e.stall_warning_ns
         if still and (when == 0 or after_ns(e.executor.progressed, still) < when):
             when = after_ns(e.executor.progressed, still)
-    if roll_call_open(&e.world.roll, patience_look(e.clock)):
+    if liveness_is_checked(&e.world.liveness, patience_look(e.clock)):
         return after_ns(now_ns(), AGAIN_NS)
     return after_ns(now_ns(), max(age_ns(when, patience_look(e.clock)), AGAIN_NS)) if when else 0
 

@@ -1,16 +1,16 @@
 """The state of one rank's engine, outside of Python."""
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uint8_t
 
-from engine_ext.control.connections cimport Network
-from engine_ext.control.coordinator cimport Coordinator
-from engine_ext.control.crossing cimport Crossing
-from engine_ext.control.roll_call cimport RollCall
-from engine_ext.control.step_marks cimport Marks
 from engine_ext.control.overlap cimport Overlap
+from engine_ext.control.step_marks cimport Marks
 from engine_ext.control.table cimport Table
 from engine_ext.control.trace cimport Trace
+from engine_ext.coordinator.coordinator cimport Coordinator
 from engine_ext.data.executor cimport Executor
 from engine_ext.gpu.device cimport device, device_item, device_queue
+from engine_ext.hosts.connections cimport Network
+from engine_ext.hosts.liveness cimport Liveness
+from engine_ext.hosts.traffic cimport Traffic
 from engine_ext.operations.op cimport Op
 from engine_ext.platform.clock cimport patience
 from engine_ext.platform.posix cimport pthread_mutex_t, pthread_t
@@ -72,8 +72,8 @@ cdef struct State:
     SharedMemory transport
     Network* network            # NULL: all ranks are on this host
     Executor executor
-    Crossing crossing           # where ranks are on several hosts
-    RollCall roll               # likewise; the world's alone
+    Traffic traffic             # where ranks are on several hosts
+    Liveness liveness           # likewise; the world's alone
     Coordinator coordinator     # used on the coordinator's rank alone
     pthread_mutex_t lock        # guards table, wanted knobs, history, and what says so below
     # the driver's role

@@ -1,7 +1,7 @@
 """Names on one rank: which are known to the coordinator by an id, and which are in flight."""
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 
-from engine_ext.control.names cimport Names
+from engine_ext.coordinator.names cimport Names
 from engine_ext.operations.op cimport Op, Record
 from engine_ext.platform.atomics cimport load_relaxed
 from engine_ext.platform.clock cimport patience
@@ -31,6 +31,3 @@ cdef void table_dismiss(Op* op) noexcept nogil
 cdef bint table_define(Table* table, int32_t id, const char* name, uint32_t name_bytes, const engine_meta* meta) noexcept nogil
 cdef int table_evict(Table* table, int32_t id) noexcept nogil
 cdef bint table_brought_by_all(Table* table, int32_t id) noexcept nogil
-
-cdef inline bint bit(const uint64_t* words, int32_t id) noexcept nogil:
-    return (load_relaxed(&words[id >> 6]) >> (id & 63)) & 1

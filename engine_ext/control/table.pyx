@@ -1,18 +1,17 @@
 """Names on one rank. The caller holds the engine's lock; nothing here waits."""
-from libc.stdint cimport int32_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport uint16_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memcpy, memset, strlen
 
-from engine_ext.control.names cimport Named, names_add, names_close, names_find, names_open, names_remove
+from engine_ext.coordinator.names cimport Named, names_add, names_close, names_find, names_open, names_remove
 from engine_ext.operations.kinds cimport operation_of
 from engine_ext.operations.op cimport OP_STAND_IN, OP_TAKEN, fails
 from engine_ext.platform.atomics cimport (
-    load32_relaxed, load_acquire, load_relaxed, now_ns, store32_relaxed, store32_release, store_pointer, store_relaxed,
-    store_release,
+    load32_relaxed, load_acquire, now_ns, store32_relaxed, store32_release, store_pointer, store_relaxed, store_release,
 )
-from engine_ext.platform.clock cimport patience, patience_at
-from engine_ext.shared.layout cimport IDS, REQUEST_BYTES, Status, engine_meta, engine_request, rank_page
-from engine_ext.shared.segment cimport away, time_told, visible
+from engine_ext.platform.clock cimport patience_at
+from engine_ext.shared.layout cimport IDS, REQUEST_BYTES, Status, engine_request, rank_page
+from engine_ext.shared.segment cimport away, bit, time_told, visible
 
 
 cdef int table_open(Table* table, Segment* segment, const patience* clock) noexcept nogil:

@@ -5,15 +5,15 @@ Written under the engine's lock, read without it (tracer.pyx) by one thread at a
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from engine_ext.control.overlap cimport Overlap
+from engine_ext.coordinator.coordinator cimport Recording
 from engine_ext.data.executor cimport Executor
 from engine_ext.gpu.device cimport device_sample, device_slice
 from engine_ext.operations.op cimport Op
+from engine_ext.platform.token_bucket cimport TokenBucket
 from engine_ext.shared.layout cimport engine_entry
 
 cdef enum:
     TRACE_RING = 1 << 21        # bytes of the ring
-    TRACE_LINES_ENTRY = 8       # most lines of the file that an entry takes, without its tensors
-    TRACE_LINES_TENSOR = 3      # most lines that each of its tensors takes
 
 cdef enum RecordType:
     RECORD_PAD = 0              # the reader goes on at the ring's start
@@ -52,10 +52,6 @@ cdef struct SampleRecord:       # of an entry on a GPU
     uint64_t sequence, nbytes, error_ns
     uint64_t slices
 
-cdef struct Budget:             # a token bucket
-    double level                # lines that may be written now; below 0: a debt
-    uint64_t filled             # when it was last refilled
-
 cdef struct Totals:             # of a recording, whether all of it has lines in the file or not
     uint64_t entries, tensors, nbytes, steps
     uint64_t busy_ns            # time in entries
@@ -64,11 +60,8 @@ cdef struct Totals:             # of a recording, whether all of it has lines in
     uint64_t dropped            # records for which the ring had no room
 
 cdef struct Trace:
-    uint32_t on                 # atomic: number of the recording in progress; 0: there is none
+    Recording recording         # in progress, or the last one
     uint32_t recordings         # recordings that were ever begun
-    uint64_t since              # when this one began
-    uint64_t saved_since        # time from which unused lines have been saved up
-    uint64_t rate               # atomic: lines a second that may be written on average
     char* ring                  # TRACE_RING bytes; NULL: no recording was ever begun
     uint64_t head               # atomic: bytes ever written; the reader acquires
     uint64_t tail               # atomic: bytes ever read; the writer acquires
@@ -77,7 +70,7 @@ cdef struct Trace:
     Totals totals               # the times in it are 0: `overlap` has them
     Overlap overlap             # since this recording began
     uint64_t step_begun         # when the last step ended, or the recording began
-    Budget spans                # lines for waits and steps
+    TokenBucket spans               # lines for waits and steps
 
 cdef int trace_start(Trace* t, uint64_t now, uint64_t rate, uint64_t saved) noexcept nogil
 cdef void trace_stop(Trace* t, uint64_t now) noexcept nogil
@@ -91,4 +84,3 @@ cdef void trace_entry(Trace* t, const engine_entry* entry, Op** batch, const Exe
 cdef void trace_sample(Trace* t, const device_sample* sample) noexcept nogil
 cdef void trace_step(Trace* t, uint64_t now) noexcept nogil
 cdef Totals trace_totals(Trace* t, uint64_t now) noexcept nogil
-cdef bint budget_has(Budget* b, uint64_t rate, uint64_t now) noexcept nogil

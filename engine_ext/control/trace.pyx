@@ -16,10 +16,10 @@ from engine_ext.platform.atomics cimport (
     load_acquire, load_relaxed, now_ns, store32_release, store_relaxed, store_release,
 )
 from engine_ext.platform.clock cimport age_ns
+from engine_ext.platform.token_bucket cimport bucket_has
 from engine_ext.shared.layout cimport ENTRY_BATCH
 
 cdef enum:
-    BURST_SECONDS = 5           # of the rate that a budget may save up
     SHORTEST_WAIT = 10000       # ns: shorter waits are counted, and not drawn
 
 
@@ -33,31 +33,22 @@ cdef int trace_start(Trace* t, uint64_t now, uint64_t rate, uint64_t saved) noex
     memset(&t.totals, 0, sizeof(Totals))
     memset(&t.overlap, 0, sizeof(Overlap))
     t.recordings += 1
-    t.names_before, t.since, t.step_begun = t.names, now, now
-    t.saved_since = age_ns(now, saved)
-    t.spans.level, t.spans.filled = 0, t.saved_since
-    store_relaxed(&t.rate, rate)
-    store32_release(&t.on, t.recordings)        # pairs with the coordinator's acquire: what it reads is in place
+    t.names_before, t.recording.since, t.step_begun = t.names, now, now
+    t.recording.saved_since = age_ns(now, saved)
+    t.spans.level, t.spans.filled = 0, t.recording.saved_since
+    store_relaxed(&t.recording.rate, rate)
+    store32_release(&t.recording.on, t.recordings)        # pairs with the coordinator's acquire: what it reads is in place
     return 0
 
 
 cdef void trace_stop(Trace* t, uint64_t now) noexcept nogil:
     t.totals, t.overlap.blocked = trace_totals(t, now), 0
-    store32_release(&t.on, 0)
+    store32_release(&t.recording.on, 0)
 
 
 cdef void trace_close(Trace* t) noexcept nogil:
     free(t.ring)
     t.ring = NULL
-
-
-cdef bint budget_has(Budget* b, uint64_t rate, uint64_t now) noexcept nogil:
-    """Refill, and say whether anything is in hand. The caller takes what it needs, into debt if need be."""
-    cdef double most = <double>rate * BURST_SECONDS
-    if now > b.filled:
-        b.level = min(most, b.level + <double>(now - b.filled) * <double>rate / 1e9)
-        b.filled = now
-    return b.level > 0
 
 
 cdef char* reserve(Trace* t, uint64_t nbytes) noexcept nogil:
@@ -132,7 +123,7 @@ cdef void trace_entry(Trace* t, const engine_entry* entry, Op** batch, const Exe
 
 cdef void span(Trace* t, RecordType type, uint64_t begun, uint64_t ended) noexcept nogil:
     cdef SpanRecord* told
-    if not budget_has(&t.spans, load_relaxed(&t.rate), ended):
+    if not bucket_has(&t.spans, load_relaxed(&t.recording.rate), ended):
         return
     told = <SpanRecord*>reserve(t, sizeof(SpanRecord))
     if told != NULL:
@@ -146,7 +137,7 @@ cdef void trace_sample(Trace* t, const device_sample* sample) noexcept nogil:
     """A sampled entry on a GPU, some of whose stages are known by the host's clock. The caller holds the lock."""
     cdef uint64_t slices = <uint64_t>sample.n_slices * sizeof(device_slice), nbytes = sizeof(SampleRecord) + slices
     cdef SampleRecord* told
-    if not t.on or not budget_has(&t.spans, load_relaxed(&t.rate), now_ns()):
+    if not t.recording.on or not bucket_has(&t.spans, load_relaxed(&t.recording.rate), now_ns()):
         return
     told = <SampleRecord*>reserve(t, nbytes)
     if told == NULL:
@@ -167,13 +158,13 @@ cdef void trace_step(Trace* t, uint64_t now) noexcept nogil:
 
 cdef uint32_t trace_wait_begins(Trace* t, uint64_t now) noexcept nogil:
     """A caller is blocked. Returns the recording that knows of it, or 0."""
-    if t.on:
-        overlap_wait_begins(&t.overlap, max(now, t.since))
-    return t.on
+    if t.recording.on:
+        overlap_wait_begins(&t.overlap, max(now, t.recording.since))
+    return t.recording.on
 
 
 cdef void trace_wait_ends(Trace* t, uint32_t recording, uint64_t now) noexcept nogil:
-    if recording == t.on and overlap_wait_ends(&t.overlap, now) >= SHORTEST_WAIT:      # else it began in an earlier recording
+    if recording == t.recording.on and overlap_wait_ends(&t.overlap, now) >= SHORTEST_WAIT:   # else it began before
         span(t, RecordType.RECORD_WAIT, t.overlap.blocked_since, now)
 
 
@@ -192,7 +183,7 @@ cdef void trace_entry_ends(Trace* t, const engine_entry* entry, uint64_t now) no
 cdef Totals trace_totals(Trace* t, uint64_t now) noexcept nogil:
     """As they stand, a wait in progress included."""
     cdef Totals totals = t.totals
-    if t.on:
+    if t.recording.on:
         totals.blocked_ns, totals.busy_ns = overlap_blocked(&t.overlap, now), t.overlap.busy_ns
         totals.exposed_ns = t.overlap.exposed_ns
     return totals

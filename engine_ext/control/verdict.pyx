@@ -3,10 +3,9 @@
 On several hosts ranks may fail in the same moment, so what a host claims is judged by the coordinator's host, where the first
 claim is the verdict. Who is told nothing for some seconds believes its own host.
 """
-from libc.stdint cimport uint64_t
 from libc.stdio cimport snprintf
 
-from engine_ext.control.network cimport network_relay
+from engine_ext.hosts.network cimport network_relay
 from engine_ext.platform.atomics cimport load_acquire, now_ns
 from engine_ext.platform.clock cimport after_ns, overdue_ns
 from engine_ext.platform.posix cimport nanosleep, timespec
@@ -51,7 +50,7 @@ cdef void verdict_describe(State* e, char* text) noexcept nogil:
 cdef void verdict_await(State* e) noexcept nogil:
     """A failure is claimed on this host: have it judged. The caller holds the role."""
     cdef uint64_t now = now_ns()
-    network_relay(e)
+    network_relay(e.network)
     if e.claimed_at == 0:
         e.claimed_at = now
     elif overdue_ns(now, e.claimed_at, VERDICT_NS):

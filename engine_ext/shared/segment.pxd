@@ -1,5 +1,5 @@
 """The mapped control segment of a world, or of a process set: where the words are, and how to wake who waits on them."""
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport int32_t, uint32_t, uint64_t
 
 from engine_ext.platform.atomics cimport (
     FENCE_WAKE, count_up, full_fence, load32_acquire, load32_relaxed, load_acquire, load_relaxed,
@@ -133,3 +133,7 @@ cdef inline void wake_others(Segment* segment, uint32_t only) noexcept nogil:
     for i in range(segment.crew_size):
         if segment.crew[i] != segment.rank:
             wake_unfenced(segment, segment.crew[i], only)
+
+cdef inline bint bit(const uint64_t* words, int32_t id) noexcept nogil:
+    """Bit `id` of an array of words that others write."""
+    return (load_relaxed(&words[id >> 6]) >> (id & 63)) & 1

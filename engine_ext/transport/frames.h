@@ -26,8 +26,8 @@ enum {
   FRAME_CLOCK,                 /* engine_times: a leader asks what time it is, and the coordinator's rank answers */
   /* lanes, beside FRAME_SLOT */
   FRAME_MESSAGE,               /* as FRAME_SLOT, of `rank` bytes that come over MPI as the next message. No payload */
-  FRAME_CALL,                  /* asks whether the other process runs. No payload */
-  FRAME_HERE,                  /* the answer, with the same `position` */
+  FRAME_PING,                  /* asks whether the other process runs. No payload */
+  FRAME_PONG,                  /* the answer, with the same `position` */
   FRAMES
 };
 

@@ -40,7 +40,7 @@ cdef void lanes_sum(Lanes* t, const engine_mpi* library) noexcept nogil
 cdef void lanes_close(Lanes* t) noexcept nogil
 cdef void lanes_tell_end(Lanes* t, const engine_verdict* verdict) noexcept nogil
 cdef const engine_verdict* lanes_end(const Lanes* t) noexcept nogil
-cdef bint lanes_call(Lanes* t, int rank, uint32_t number) noexcept nogil
+cdef bint lanes_ping(Lanes* t, int rank, uint32_t number) noexcept nogil
 cdef bint lanes_answered(const Lanes* t, int rank, uint32_t number) noexcept nogil
 cdef int lanes_poll(Lanes* t) noexcept nogil
 cdef bint lanes_doze(Lanes* t) noexcept nogil

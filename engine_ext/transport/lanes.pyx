@@ -30,7 +30,7 @@ from engine_ext.shared.crews cimport Crews, crew_size, member
 from engine_ext.shared.layout cimport CAUSE_NONE, CAUSES, REASON_BYTES, SLOT_BYTES, rank_page, segment_slot
 from engine_ext.shared.segment cimport nearby, wake, wake_others
 from engine_ext.transport.link cimport (
-    FRAME_CALL, FRAME_HERE, FRAME_LEFT, FRAME_MESSAGE, FRAME_PROGRESS, FRAME_SLOT, FRAME_VERDICT, OPEN, engine_frame,
+    FRAME_PING, FRAME_PONG, FRAME_LEFT, FRAME_MESSAGE, FRAME_PROGRESS, FRAME_SLOT, FRAME_VERDICT, OPEN, engine_frame,
     engine_verdict, link_bid_farewell, link_flush, link_give, link_queue, link_state,
 )
 from engine_ext.transport.mpi cimport (
@@ -210,13 +210,13 @@ cdef const engine_verdict* lanes_end(const Lanes* t) noexcept nogil:
     return NULL
 
 
-cdef bint lanes_call(Lanes* t, int rank, uint32_t number) noexcept nogil:
+cdef bint lanes_ping(Lanes* t, int rank, uint32_t number) noexcept nogil:
     """Ask `rank` whether its process runs; False if there is no lane with it that is open."""
     cdef engine_frame frame
     if t.of[rank] == NULL or link_state(t.of[rank].links) != OPEN:
         return False
     memset(&frame, 0, sizeof(frame))
-    frame.type, frame.position = FRAME_CALL, number
+    frame.type, frame.position = FRAME_PING, number
     link_queue(t.of[rank].links, &frame, NULL)
     link_flush(t.of[rank].links)
     return True
@@ -236,7 +236,7 @@ cdef char* into(void* owner, Link* link, const engine_frame* frame) noexcept nog
     cdef uint64_t others = ((<uint64_t>1 << lane.count) - 2) if link == lane.links else 0   # that this connection may speak of
     if frame.type == FRAME_LEFT and frame.bytes == 0:
         return <char*>link.small
-    if (frame.type == FRAME_CALL or frame.type == FRAME_HERE) and frame.bytes == 0 and link == lane.links:
+    if (frame.type == FRAME_PING or frame.type == FRAME_PONG) and frame.bytes == 0 and link == lane.links:
         return <char*>link.small
     if (frame.type == FRAME_VERDICT and frame.bytes == sizeof(engine_verdict) and link == lane.links
             and not load32_relaxed(&lane.judged)):
@@ -329,7 +329,7 @@ cdef bint hear_verdict(const Segment* segment, Lane* lane) noexcept nogil:
 cdef void answer(Link* link, uint64_t number) noexcept nogil:
     cdef engine_frame frame
     memset(&frame, 0, sizeof(frame))
-    frame.type, frame.position = FRAME_HERE, number
+    frame.type, frame.position = FRAME_PONG, number
     link_queue(link, &frame, NULL)
     link_flush(link)
 
@@ -342,9 +342,9 @@ cdef bint done(void* owner, Link* link, const engine_frame* frame) noexcept nogi
     if frame.type == FRAME_MESSAGE:
         return courier_receive(lane.courier, segment_slot(t.memory.segment.header, link.peer, frame.position) + frame.offset,
                                <uint64_t>frame.rank)
-    if frame.type == FRAME_CALL:
+    if frame.type == FRAME_PING:
         answer(link, frame.position)
-    elif frame.type == FRAME_HERE:
+    elif frame.type == FRAME_PONG:
         store32_release(&lane.answered, <uint32_t>frame.position)
     elif frame.type == FRAME_VERDICT:
         return hear_verdict(t.memory.segment, lane)

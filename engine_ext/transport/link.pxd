@@ -7,7 +7,7 @@ from engine_ext.platform.posix cimport pthread_mutex_t
 cdef extern from "engine_ext/transport/frames.h" nogil:
     enum:
         FRAME_LEFT, FRAME_SLOT, FRAME_PROGRESS, FRAME_REQUESTS, FRAME_SCHEDULE, FRAME_WORDS, FRAME_VERDICT, FRAME_CLOCK
-        FRAME_MESSAGE, FRAME_CALL, FRAME_HERE, FRAMES
+        FRAME_MESSAGE, FRAME_PING, FRAME_PONG, FRAMES
         FRAME_LONGEST, FRAME_WORDS_MOST
     ctypedef struct engine_frame:
         uint32_t bytes

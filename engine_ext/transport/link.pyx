@@ -118,7 +118,7 @@ cdef bint renews(const Outgoing* last, const engine_frame* head) noexcept nogil:
     """Whether a frame takes the place of the last one, which has not begun: of answers, and of questions about times, only the
     newest counts. So a peer that asks on and on, and never reads, makes nothing grow."""
     return (last.sent == 0 and last.head.type == head.type and last.head.bytes == head.bytes
-            and (head.type == FRAME_HERE or head.type == FRAME_CLOCK))
+            and (head.type == FRAME_PONG or head.type == FRAME_CLOCK))
 
 
 cdef void link_queue(Link* link, const engine_frame* head, const char* data) noexcept nogil:

@@ -22,14 +22,14 @@ KINDS_ARE_KNOWN_TO = {
     "bindings/xla_call.c",  # the border of compiled programs
 }
 
-# Names that observers keep, and the sources of `control` and `bindings` that use them: the hooks and the observers.
+# Names that observers keep, and the sources of the observed planes that use them: the hooks and the observers.
 OBSERVER = re.compile(
     r"[.](?:counters|counters_page|history|marks|overlap|trace)\b"
-    r"|\b(?:counters|lateness|marks|overlap|trace)_\w+[(]|\btally[(]"
+    r"|\b(?:counters|lateness|marks|overlap|trace|traffic)_\w+[(]|\btally[(]"
 )
 OBSERVERS_ARE_KNOWN_TO = {
-    *("control/observers", "control/lateness"),  # hooks of a rank and of the coordinator
-    *("control/trace", "control/overlap", "control/step_marks", "control/crossing"),
+    *("control/observers", "coordinator/lateness"),  # hooks of a rank and of the coordinator
+    *("control/trace", "control/overlap", "control/step_marks", "hosts/traffic"),
     *("bindings/counting", "bindings/marking"),  # the page that counts, and the marks of steps
 }
 
@@ -113,7 +113,7 @@ def test_observers_are_reached_through_their_doors_alone() -> None:
     looking = set()
     for path in SOURCES:
         code = FROM.sub("", re.sub(r"#[^\n]*", "", path.read_text()))
-        if path.parent.name in {"control", "bindings"} and OBSERVER.search(code):
+        if path.parent.name in {"coordinator", "hosts", "control", "bindings"} and OBSERVER.search(code):
             looking.add(str(path.relative_to(ROOT / "engine_ext").with_suffix("")))
     assert looking == OBSERVERS_ARE_KNOWN_TO
 

@@ -23,8 +23,9 @@ from ..standins import LIBRARY, ROOT, compiled
 SOURCES = sorted((ROOT / "engine_ext/gpu").glob("*.c"))
 FREEZING, KEEPING, LANE, LAUNCHING, MOVING, OPENING, SAMPLING, STREAMS, TURNS = SOURCES
 PLANE = ROOT / "engine/gpu/plane.py"
-CONTROL = ROOT / "engine_ext/control"
-FROZEN, COORDINATOR, HANDOVER = (CONTROL / f"{name}.pyx" for name in ("frozen", "coordinator", "handover"))
+FROZEN = ROOT / "engine_ext/coordinator/frozen.pyx"
+COORDINATOR = ROOT / "engine_ext/coordinator/coordinator.pyx"
+HANDOVER = ROOT / "engine_ext/control/handover.pyx"
 HOOKS = ROOT / "engine_ext/bindings/gradients.pyx"
 
 # By name: the file, the text in it, and its replacement.

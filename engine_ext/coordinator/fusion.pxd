@@ -1,0 +1,15 @@
+"""When a batch closes, and what goes into it."""
+from libc.stdint cimport int32_t, uint32_t, uint64_t
+
+from engine_ext.coordinator.coordinator cimport Coordinator
+from engine_ext.shared.layout cimport engine_meta
+
+cdef enum:
+    MOST_LEFT_OUT = 1 << 18     # operations without a name that a rank may be behind another one
+
+# Why the world ends if it is further behind.
+cdef const char* TOLD_TOO_MANY
+
+cdef bint close_batches(Coordinator* c) noexcept nogil
+cdef bint append(Coordinator* c, const int32_t* ids, int32_t items, uint64_t nbytes, uint32_t flags) noexcept nogil
+cdef bint alike(Coordinator* c, const engine_meta* x, const engine_meta* y) noexcept nogil

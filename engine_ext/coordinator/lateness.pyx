@@ -1,0 +1,84 @@
+"""Which entries a timeline records, who submitted each of their tensors last, and what is counted of arrivals.
+
+A rank says when it submitted in its request, or beside its bit while `recording` is set; the clock is the coordinator's.
+Entries are recorded as long as rank 0's budget of lines lasts, the same ones on every rank. The caller holds rank 0's driver
+role.
+"""
+from engine_ext.platform.atomics cimport load32_acquire, load_relaxed, now_ns
+from engine_ext.platform.clock cimport age_ns
+from engine_ext.platform.token_bucket cimport bucket_has
+from engine_ext.shared.layout cimport rank_page
+
+
+cdef void lateness_decide(Coordinator* c, uint64_t now) noexcept nogil:
+    """Whether what becomes ready from now on is recorded."""
+    c.recording = load32_acquire(&c.timeline.on) != 0
+    if c.recording:
+        c.recorded.filled = max(c.recorded.filled, c.timeline.saved_since)
+        c.recording = bucket_has(&c.recorded, load_relaxed(&c.timeline.rate), now)
+
+
+cdef void lateness_note(Coordinator* c, NameState* name) noexcept nogil:
+    """All ranks have submitted `name`; requests that announced it are still open."""
+    cdef uint64_t earliest = <uint64_t>-1, latest = 0, late, when
+    cdef rank_page* page
+    cdef int r, last = -1
+    name.ready = now_ns()
+    for r in range(c.segment.size):
+        if c.joined[r]:
+            continue
+        if name.requests[r] != NULL:
+            when = name.requests[r].submitted
+        else:
+            page = c.segment.pages[r]
+            when = load_relaxed(&page.brought[name.id])
+            if when < c.timeline.since or when <= name.closed:     # of an earlier round: this time the rank did not know
+                continue
+        if when == 0:
+            continue
+        earliest = min(earliest, when)
+        if when > latest:
+            latest, last = when, r
+    late = min((latest - earliest) // 1000, <uint64_t>0xFFFFFFFF) if last >= 0 else 0
+    name.arrival = <uint64_t>(last + 1) | late << (ARRIVAL_LAST_BITS + ARRIVAL_WAIT_BITS)
+
+
+cdef void lateness_append(Coordinator* c, engine_entry* entry, const int32_t* ids) noexcept nogil:
+    """Close a recorded entry: its last words say who was last with each of its members."""
+    cdef uint64_t* arrivals = <uint64_t*>entry + entry.words - entry.items
+    cdef uint64_t wait
+    cdef NameState* name
+    cdef uint32_t i
+    entry.closed = now_ns()
+    for i in range(entry.items):
+        name = c.by_id[ids[i]]
+        name.closed = entry.closed
+        if name.ready:
+            wait = min(age_ns(entry.closed, name.ready) // 1000, <uint64_t>((1 << ARRIVAL_WAIT_BITS) - 1))
+            arrivals[i] = name.arrival | wait << ARRIVAL_LAST_BITS
+        name.ready = 0
+    c.recorded.level -= TRACE_LINES_ENTRY + TRACE_LINES_TENSOR * <double>entry.items
+    lateness_decide(c, entry.closed)
+
+
+cdef uint64_t lateness_earliest(const Coordinator* c, const NameState* name) noexcept nogil:
+    """When the first rank submitted `name`, as its open requests say, or else what stands beside its bit; 0: no rank did, or
+    one does not know by this clock."""
+    cdef uint64_t earliest = <uint64_t>-1
+    cdef int r
+    for r in range(c.segment.size):
+        if c.joined[r]:
+            continue
+        if name.requests[r] != NULL:
+            earliest = min(earliest, name.requests[r].submitted)
+        elif name.id >= 0:
+            earliest = min(earliest, load_relaxed(&c.segment.pages[r].brought[name.id]))
+    return earliest if earliest != <uint64_t>-1 else 0
+
+
+cdef void lateness_count(Coordinator* c, engine_entry* entry, const NameState* last) noexcept nogil:
+    """Say on an entry when the first rank submitted the last of its members: each rank counts by how much it was later."""
+    entry.earliest = last.earliest if last.earliest else lateness_earliest(c, last)
+    if entry.earliest:
+        tally(c.counters_page.negotiation_ns, age_ns(now_ns(), entry.earliest))
+        tally(c.counters_page.negotiated, 1)

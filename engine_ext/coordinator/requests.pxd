@@ -1,0 +1,12 @@
+"""What ranks have requested: the names that the coordinator knows, and the requests for them that are open."""
+from engine_ext.coordinator.coordinator cimport Coordinator, NameState
+from engine_ext.platform.atomics cimport load_acquire
+
+cdef inline bint requests_wait(const Coordinator* c, int rank) noexcept nogil:
+    """Whether there are any of `rank` that were not taken in."""
+    return load_acquire(&c.segment.pages[rank].request_head) != c.request_tail[rank]      # pairs with write_request
+
+cdef void requests_drain(Coordinator* c, int rank) noexcept nogil
+cdef void requests_clear(Coordinator* c, NameState* name) noexcept nogil
+cdef void requests_forget(Coordinator* c, NameState* name) noexcept nogil
+cdef void requests_close(Coordinator* c) noexcept nogil

@@ -1,0 +1,125 @@
+"""What ranks have requested: the names that the coordinator knows, and the requests for them that are open.
+
+The caller holds rank 0's driver role.
+"""
+from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcpy
+
+from engine_ext.coordinator.coordinator cimport Request, wanted
+from engine_ext.coordinator.frozen cimport frozen_forget
+from engine_ext.coordinator.names cimport Named, names_add, names_close, names_find, names_remove
+from engine_ext.coordinator.turns_wanted cimport turns_note
+from engine_ext.platform.atomics cimport now_ns, store_release
+from engine_ext.platform.clock cimport patience_at
+from engine_ext.shared.layout cimport CAUSE_RAISED, COORDINATOR, FAULT_CALL, REQUEST_BYTES, engine_request, rank_page
+from engine_ext.shared.segment cimport abort_world
+
+
+cdef NameState* name_of(Coordinator* c, const char* text, uint32_t text_bytes) noexcept nogil:
+    """What is known under that name, made if it is new; NULL without memory."""
+    cdef NameState* name = <NameState*>names_find(&c.names, text, text_bytes)
+    if name == NULL:
+        name = <NameState*>names_add(&c.names, text, text_bytes, sizeof(NameState))
+        if name == NULL:
+            return NULL
+        name.requests = <Request**>calloc(c.segment.size, sizeof(Request*))
+        if name.requests == NULL:
+            names_remove(&c.names, <Named*>name)
+            return NULL
+    return name
+
+
+cdef void requests_clear(Coordinator* c, NameState* name) noexcept nogil:
+    cdef NameState** link
+    cdef int r
+    for r in range(c.segment.size):
+        if name.requests[r] != NULL:
+            free(name.requests[r].text)
+        free(name.requests[r])
+        name.requests[r] = NULL
+    name.brought, name.failures, name.reported = 0, 0, False
+    if name.listed:
+        link = &c.open
+        while link[0] != name:
+            link = &link[0].next
+        link[0] = name.next
+        name.listed = False
+
+
+cdef Request* keep_request(const engine_request* request) noexcept nogil:
+    """A copy of a request, without its name; NULL without memory."""
+    cdef Request* kept = <Request*>calloc(1, sizeof(Request))
+    if kept == NULL:
+        return NULL
+    kept.meta, kept.rows, kept.absent = request.meta, request.rows, request.absent
+    kept.submitted = request.submitted
+    if request.meta.fault == FAULT_CALL:
+        kept.text = <char*>malloc(request.text_bytes + 1)
+        if kept.text == NULL:
+            free(kept)
+            return NULL
+        memcpy(kept.text, <const char*>request + sizeof(engine_request) + request.name_bytes, request.text_bytes)
+        kept.text[request.text_bytes] = 0
+    return kept
+
+
+cdef void requests_drain(Coordinator* c, int rank) noexcept nogil:
+    """Take in the requests of one rank, in the order in which it has made them."""
+    cdef rank_page* page = c.segment.pages[rank]
+    cdef uint64_t head = load_acquire(&page.request_head)           # pairs with write_request
+    cdef uint64_t tail = c.request_tail[rank]
+    cdef engine_request* request
+    cdef Request* kept
+    cdef NameState* name
+    while tail < head:
+        request = <engine_request*>(page.requests + tail % REQUEST_BYTES)
+        if request.bytes == 0:
+            tail += REQUEST_BYTES - tail % REQUEST_BYTES
+            continue
+        if request.turn:
+            if not turns_note(c, request.turn):
+                break
+            tail += request.bytes
+            continue
+        name = name_of(c, <const char*>request + sizeof(engine_request), request.name_bytes)
+        kept = keep_request(request) if name != NULL else NULL
+        if kept == NULL:                # out of memory: leave it on the ring, and see next time
+            break
+        if name.requests[rank] != NULL:         # only a rank of another host can have done so
+            free(kept.text)
+            free(kept)
+            abort_world(c.segment, rank, CAUSE_RAISED, b"it has requested a name for which its request is open")
+            break
+        if rank == COORDINATOR and name.place == 0:
+            c.places += 1
+            name.place, name.number = c.places, request.optimizer
+        name.requests[rank] = kept
+        if name.brought == 0:
+            name.next, c.open, name.listed = c.open, name, True
+        if not wanted(name):
+            name.since = patience_at(c.clock, now_ns())
+        name.brought += 1
+        name.failures += kept.text != NULL
+        tail += request.bytes
+    c.request_tail[rank], c.drained = tail, True
+    store_release(&c.segment.coordinator.drained[rank], tail)       # pairs with write_request: the bytes may be reused
+
+
+cdef void release(void* coordinator, Named* named) noexcept nogil:
+    """Free what a name holds."""
+    cdef NameState* name = <NameState*>named
+    requests_clear(<Coordinator*>coordinator, name)
+    free(name.requests)
+    free(name.rows)
+
+
+cdef void requests_forget(Coordinator* c, NameState* name) noexcept nogil:
+    """Take a name without open requests out of the table."""
+    frozen_forget(c, name)
+    release(c, <Named*>name)
+    names_remove(&c.names, <Named*>name)
+
+
+cdef void requests_close(Coordinator* c) noexcept nogil:
+    names_close(&c.names, release, c)

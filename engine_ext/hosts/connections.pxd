@@ -1,0 +1,54 @@
+"""A rank's connections to other hosts."""
+from libc.stdint cimport uint32_t, uint64_t
+
+from engine_ext.hosts.relay cimport Relay
+from engine_ext.platform.posix cimport pthread_t
+from engine_ext.shared.layout cimport engine_knobs
+from engine_ext.shared.segment cimport Segment
+from engine_ext.transport.lanes cimport Lane, Lanes
+from engine_ext.transport.link cimport Link
+from engine_ext.transport.mpi cimport Courier, engine_mpi
+
+cdef struct Network:
+    Segment* segment        # of its engine
+    Network* world          # of a process set: the world's; of the world: itself
+    const engine_knobs* knobs   # those of the last entry that this rank has executed
+    bint closed             # whether its engine has been shut down
+    Link* links             # lanes, then trunks
+    int lane_count          # links of lanes
+    int count
+    bint* lost              # by link: its end has been noticed
+    uint64_t* ended         # a bit for each link on which nothing more comes
+    uint64_t* news          # a bit for each link that has something to take in or takes bytes again; and the bell's
+    Lane* list              # the lanes
+    Lane** to               # by host: the lane for what this rank offers
+    Lane** of               # by rank: the lane to it
+    char* ahead             # malloc'ed: AHEAD bytes of what comes, for the network thread
+    Lanes lanes             # the transport
+    engine_mpi mpi          # what lanes' large offers go over, if `couriers` is not NULL
+    Courier* couriers       # by lane; NULL: none goes over MPI
+    Relay relay
+    bint leads              # whether this rank has trunks, or coordinates
+    int epoll
+    int bell                # eventfd that wakes the thread
+    uint32_t spoken         # atomic: 1: something was sent on a link since the thread last looked at what is owed
+    uint32_t starved        # atomic: 1: the system had no memory for a call on a link: the thread tries all of them again soon
+    uint32_t watching       # atomic: 1 while the thread looks now and then whether what was sent is acknowledged
+    uint64_t watched_at     # when it last did: nanoseconds, monotonic
+    uint32_t lane_silence_ms    # for which nothing may come of what was asked for on a lane
+    uint32_t trunk_silence_ms   # the same on a trunk
+    uint32_t stop           # atomic: 1 once the thread has to end
+    bint threaded
+    pthread_t thread
+    int suspect             # a rank of which a connection has ended without a word; -1: none
+    uint32_t idle_looks     # at MPI, since a message has last arrived
+    uint64_t news_since     # since when there is news that nobody waits for: nanoseconds, monotonic; 0: there is none
+    uint64_t suspected_at   # since when: nanoseconds, monotonic
+
+cdef int connections_open(Network* network, Segment* segment, const int* lanes, int sockets, const int* trunks) noexcept nogil
+cdef void connections_watch(Network* network, uint32_t silence_ms) noexcept nogil
+cdef bint connections_delivered(Network* network) noexcept nogil
+cdef int connections_use(Network* network, const Segment* segment, const engine_mpi* mpi, int tag) noexcept nogil
+cdef uint64_t connections_messages(const Network* network) noexcept nogil
+cdef bint connections_close(Network* network) noexcept nogil
+cdef void connections_forked(Network* network) noexcept nogil

@@ -1,0 +1,178 @@
+"""Open and close a rank's connections to other hosts: sockets that were connected and proven at the start."""
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memset
+
+from engine_ext.hosts.relay cimport relay_close
+from engine_ext.platform.atomics cimport load_acquire, store32_release
+from engine_ext.platform.posix cimport close, pthread_join, write
+from engine_ext.shared.layout cimport Status
+from engine_ext.shared.segment cimport coordinates
+from engine_ext.transport.lanes cimport carrier, lanes_close
+from engine_ext.transport.link cimport AHEAD, link_close, link_delivered, link_open
+from engine_ext.transport.mpi cimport courier_close, courier_sent
+
+cdef extern from "platform/sockets.h" nogil:
+    void engine_socket_keep(int fd, uint32_t silence_ms)
+
+cdef extern from "<sys/epoll.h>" nogil:
+    enum: EPOLL_CLOEXEC
+    int epoll_create1(int flags)
+
+cdef extern from "<sys/eventfd.h>" nogil:
+    enum: EFD_CLOEXEC, EFD_NONBLOCK
+    int eventfd(unsigned int initial, int flags)
+
+
+cdef int connections_open(Network* network, Segment* segment, const int* lanes, int sockets, const int* trunks) noexcept nogil:
+    """Take over connected sockets, -1 for none: of lanes `sockets` for each rank, of trunks one. OK or NO_MEMORY. They are the
+    caller's no more, whatever is returned; it closes the network."""
+    cdef int most = (sockets + 1) * segment.size, k, status = Status.OK
+    memset(network, 0, sizeof(Network))
+    network.segment, network.suspect = segment, -1
+    network.epoll, network.bell = epoll_create1(EPOLL_CLOEXEC), eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
+    network.links = <Link*>calloc(most, sizeof(Link))
+    network.lost = <bint*>calloc(most, sizeof(bint))
+    network.news = <uint64_t*>calloc(most // 64 + 1, 8)
+    network.list = <Lane*>calloc(segment.size, sizeof(Lane))
+    network.to = <Lane**>calloc(segment.hosts, sizeof(Lane*))
+    network.of = <Lane**>calloc(segment.size, sizeof(Lane*))
+    network.ended = <uint64_t*>calloc(most // 64 + 1, 8)
+    network.ahead = <char*>malloc(AHEAD)
+    for k in range(sockets * segment.size):
+        if lanes[k] >= 0:
+            status |= add_link(network, lanes[k], k // sockets)
+    network.lane_count = network.count
+    for k in range(segment.size):
+        if trunks[k] >= 0:
+            status |= add_link(network, trunks[k], k)
+    if (network.epoll < 0 or network.bell < 0 or network.news == NULL or network.list == NULL or network.to == NULL
+            or network.of == NULL or network.ended == NULL or network.ahead == NULL or status != Status.OK):
+        return Status.NO_MEMORY
+    for k in range(network.lane_count // sockets):
+        add_lane(network, segment, k, sockets)
+    network.leads = network.count > network.lane_count or coordinates(segment)
+    return Status.OK
+
+
+cdef void add_lane(Network* network, const Segment* segment, int number, int sockets) noexcept nogil:
+    """Make a lane of the next `sockets` links."""
+    cdef Lane* lane = &network.list[number]
+    cdef int peer = network.links[number * sockets].peer
+    lane.links, lane.count = &network.links[number * sockets], sockets
+    lane.carries = carrier(segment, peer, segment.host_of[segment.rank]) == segment.rank
+    network.of[peer] = lane
+    if carrier(segment, segment.rank, segment.host_of[peer]) == peer:
+        network.to[segment.host_of[peer]] = lane
+
+
+cdef void connections_watch(Network* network, uint32_t silence_ms) noexcept nogil:
+    """Have the kernel end connections that are idle, and whose other side has not answered for so long; those on which
+    something was sent the network thread looks at. Lanes, and a process set's trunks, have half as much more: that a host is
+    gone is told by rank 0's host, over the world's trunks, before they say so."""
+    cdef bint of_world = network.world == network
+    cdef int k
+    network.lane_silence_ms = silence_ms + silence_ms // 2
+    network.trunk_silence_ms = silence_ms if of_world else network.lane_silence_ms
+    for k in range(network.lane_count, network.count):
+        engine_socket_keep(network.links[k].fd, network.trunk_silence_ms)
+    for k in range(network.lane_count if of_world else 0):
+        if k % network.list[0].count == 0:      # the others of a lane go the same way
+            engine_socket_keep(network.links[k].fd, network.lane_silence_ms)
+
+
+cdef int connections_use(Network* network, const Segment* segment, const engine_mpi* mpi, int tag) noexcept nogil:
+    """Have the lanes' large offers go over MPI, by messages of that tag. OK or NO_MEMORY."""
+    cdef int count = network.lane_count // network.list[0].count, k
+    network.couriers = <Courier*>calloc(count, sizeof(Courier))
+    if network.couriers == NULL:
+        return Status.NO_MEMORY
+    network.mpi = mpi[0]
+    for k in range(count):
+        network.couriers[k].library, network.couriers[k].tag = &network.mpi, tag
+        network.couriers[k].rank = segment.numbers[network.list[k].links.peer]
+        network.list[k].courier = &network.couriers[k]
+    return Status.OK
+
+
+cdef inline int couriers(const Network* network) noexcept nogil:
+    """How many there are: one for each lane, or none."""
+    return network.lane_count // network.list[0].count if network.couriers != NULL else 0
+
+
+cdef uint64_t connections_messages(const Network* network) noexcept nogil:
+    """How many messages were given to MPI."""
+    cdef uint64_t total = 0
+    cdef int k
+    for k in range(couriers(network)):
+        total += load_acquire(&network.couriers[k].going.tail)
+    return total
+
+
+cdef int add_link(Network* network, int fd, int peer) noexcept nogil:
+    if network.links == NULL or network.lost == NULL:
+        close(fd)
+        return Status.NO_MEMORY
+    link_open(&network.links[network.count], fd, peer, &network.spoken, &network.starved)
+    network.count += 1
+    return Status.OK
+
+
+cdef bint connections_delivered(Network* network) noexcept nogil:
+    """Whether all that was to be sent has come to the other sides. After a failure nobody may be there to receive it where the
+    culprit's host is, or for MPI."""
+    cdef const Segment* segment = network.lanes.memory.segment
+    cdef uint64_t word = load_acquire(segment.abort)
+    cdef int gone = segment.world.host_of[(word & 0xFFFF) - 1] if word & 0xFFFF else -1, k
+    for k in range(network.count):
+        if segment.world.host_of[segment.numbers[network.links[k].peer]] != gone and not link_delivered(&network.links[k]):
+            return False
+    for k in range(couriers(network)):
+        if not courier_sent(&network.couriers[k]):
+            return word != 0
+    return True
+
+
+cdef bint connections_close(Network* network) noexcept nogil:
+    """False: MPI may still write to the slots of ranks on other hosts."""
+    cdef uint64_t one = 1
+    cdef int k
+    cdef bint over = True
+    if network.threaded:
+        store32_release(&network.stop, 1)
+        write(network.bell, &one, 8)
+        pthread_join(network.thread, NULL)
+    for k in range(couriers(network)):
+        over &= courier_close(&network.couriers[k])
+    lanes_close(&network.lanes)
+    for k in range(network.count):
+        link_close(&network.links[k])
+    if network.relay.segment != NULL:
+        relay_close(&network.relay)
+    if network.epoll >= 0:
+        close(network.epoll)
+    if network.bell >= 0:
+        close(network.bell)
+    free(network.links)
+    free(network.lost)
+    free(network.news)
+    free(network.list)
+    free(network.to)
+    free(network.of)
+    free(network.couriers)
+    free(network.ended)
+    free(network.ahead)
+    memset(network, 0, sizeof(Network))
+    network.epoll = network.bell = -1       # it may be closed once more
+    network.closed = True                   # the network threads of process sets still look
+    return over
+
+
+cdef void connections_forked(Network* network) noexcept nogil:
+    """In a forked child: let go of the connections, whose ends mean something."""
+    cdef int k
+    for k in range(network.count):
+        close(network.links[k].fd)
+    close(network.epoll)
+    close(network.bell)
+    network.count = network.lane_count = 0          # its own children have other files of these numbers
+    network.epoll = network.bell = -1

@@ -1,0 +1,193 @@
+"""What comes over trunks, and is stored at the same place of this host's segment. The network thread alone calls this.
+
+Not all of it is worth a wake-up: that a rank of another host has submitted something for which nobody waits can be looked at
+together with what other hosts say next.
+"""
+from libc.stdint cimport uint32_t, uint64_t
+from libc.string cimport memcpy
+
+from engine_ext.hosts.host_clock cimport host_clock_answer, host_clock_hear
+from engine_ext.hosts.relay cimport NEWS, URGENT_NEWS, Trunk
+from engine_ext.hosts.validation cimport entries_are_valid, range_is_valid, requests_are_valid, rows_are_valid
+from engine_ext.platform.atomics cimport (
+    add32, cas, load32_acquire, load_acquire, load_relaxed, store32_release, store_release,
+)
+from engine_ext.shared.layout cimport (
+    CAUSE_NONE, CAUSES, IDS, KINDS, REASON_BYTES, REQUEST_BYTES, RING_WORDS, STUCK_SHIFT, rank_page,
+)
+from engine_ext.shared.segment cimport Segment, nearby, wake_everybody
+from engine_ext.transport.link cimport (
+    FRAME_CLOCK, FRAME_LEFT, FRAME_REQUESTS, FRAME_SCHEDULE, FRAME_VERDICT, FRAME_WORDS, FRAME_WORDS_MOST, Link, engine_frame,
+    engine_times, engine_verdict, engine_word, engine_word_of_coordinator, engine_word_of_rank, link_bid_farewell,
+)
+
+
+cdef void frame_handlers_open(Relay* relay) noexcept nogil:
+    relay.receiver.into, relay.receiver.done, relay.receiver.owner = into, done, relay
+
+
+cdef inline uint64_t offset_in(const void* page, const void* field) noexcept nogil:
+    return <uint64_t>(<const char*>field - <const char*>page)
+
+
+cdef Trunk* trunk_of(Relay* relay, const Link* link) noexcept nogil:
+    return &relay.trunks[0 if relay.segment.far else relay.segment.host_of[link.peer]]
+
+
+cdef bint of_host(const Segment* segment, int rank, int host) noexcept nogil:
+    return 0 <= rank < segment.size and segment.host_of[rank] == host
+
+
+cdef bint of_another_host(const Segment* segment, int rank) noexcept nogil:
+    return 0 <= rank < segment.size and not nearby(segment, rank)
+
+
+cdef uint64_t slowest_nearby(const Segment* segment) noexcept nogil:
+    cdef uint64_t least = <uint64_t>-1
+    cdef int i
+    for i in range(segment.crew_size):
+        least = min(least, load_acquire(&segment.pages[segment.crew[i]].cursor))
+    return least
+
+
+cdef char* into(void* owner, Link* link, const engine_frame* frame) noexcept nogil:
+    cdef Relay* relay = <Relay*>owner
+    cdef Segment* segment = relay.segment
+    cdef Trunk* trunk = trunk_of(relay, link)
+    cdef bint down = segment.far
+    cdef uint64_t place
+    if frame.type == FRAME_WORDS:
+        if frame.bytes % sizeof(engine_word) or frame.bytes > FRAME_WORDS_MOST * sizeof(engine_word):
+            return NULL
+        if (of_another_host(segment, frame.rank) or frame.rank == -1) if down else of_host(segment, frame.rank, trunk.host):
+            return trunk.into
+    elif (frame.type == FRAME_VERDICT and frame.bytes == sizeof(engine_verdict)) or (
+            frame.type == FRAME_CLOCK and frame.bytes == sizeof(engine_times)) or (
+            frame.type == FRAME_LEFT and frame.bytes == 0):
+        return trunk.into
+    elif frame.type == FRAME_REQUESTS and not down and of_host(segment, frame.rank, trunk.host):
+        place = frame.position % REQUEST_BYTES
+        if (frame.position >= load_relaxed(&segment.pages[frame.rank].request_head) and place + frame.bytes <= REQUEST_BYTES
+                and range_is_valid(frame.position, frame.bytes, load_acquire(&segment.coordinator.drained[frame.rank]),
+                                   REQUEST_BYTES)):
+            return <char*>segment.pages[frame.rank].requests + place
+    elif frame.type == FRAME_SCHEDULE and down:
+        place = frame.position % RING_WORDS
+        if (frame.position == load_relaxed(&segment.coordinator.tail) and frame.bytes % 8 == 0
+                and place + frame.bytes // 8 <= RING_WORDS
+                and range_is_valid(frame.position, frame.bytes // 8, slowest_nearby(segment), RING_WORDS)):
+            return <char*>&segment.schedule[place]
+    return NULL
+
+
+cdef bint plausible(const Segment* segment, int rank, const engine_word* word) noexcept nogil:
+    """Words that are used as an index, or as a length. The requests up to a new head have come."""
+    cdef const rank_page* page = segment.pages[rank]
+    cdef uint64_t head = load_relaxed(&page.request_head)
+    if word.offset == offset_in(page, &page.request_head):
+        return (range_is_valid(word.value, 0, load_acquire(&segment.coordinator.drained[rank]), REQUEST_BYTES)
+                and requests_are_valid(segment, rank, head, word.value))
+    if word.offset == offset_in(page, &page.overdue):
+        return word.value == 0 or 1 <= word.value >> 1 <= IDS
+    if word.offset == offset_in(page, &page.stuck):
+        return word.value == 0 or 1 <= word.value >> STUCK_SHIFT <= KINDS
+    if offset_in(page, &page.rows[0]) <= word.offset < offset_in(page, &page.brought[0]):
+        return rows_are_valid(word.value)
+    return True
+
+
+cdef bint is_quiet(const Segment* segment, const rank_page* page, const engine_word* word) noexcept nogil:
+    """Whether a word of a rank can be looked at later: what it has submitted, if nobody waits for it, and how far it is."""
+    if word.offset >= offset_in(page, &page.ready[0]) or word.offset == offset_in(page, &page.arrivals):
+        return True
+    if word.offset == offset_in(page, &page.cursor):
+        return load32_acquire(&segment.coordinator.stuck) == 0
+    return word.offset == offset_in(page, &page.steps) or (
+        offset_in(page, &page.unnamed[0]) <= word.offset < offset_in(page, &page.stuck))
+
+
+cdef void note_news(Relay* relay, const engine_frame* frame, const engine_word* words, uint32_t count) noexcept nogil:
+    """Words have been stored. On the coordinator's host, ranks of further hosts may have to know of those that are not quiet."""
+    cdef uint32_t k
+    if relay.segment.far:
+        relay.news = URGENT_NEWS
+        return
+    relay.news = max(relay.news, NEWS)
+    for k in range(count):
+        if not is_quiet(relay.segment, relay.segment.pages[frame.rank], &words[k]):
+            relay.news = URGENT_NEWS
+            add32(&relay.segment.header.heard, 1)   # pairs with look: the words are there
+            return
+
+
+cdef bint plausible_of_coordinator(const Segment* segment, const engine_word* word) noexcept nogil:
+    """How much it has read of what a rank of this host has requested; or a flag."""
+    cdef uint64_t rank = (word.offset - offset_in(segment.coordinator, segment.coordinator.drained)) // 8
+    if word.bytes == 4:
+        return word.value <= 1
+    return nearby(segment, <int>rank) and (
+        load_relaxed(&segment.coordinator.drained[rank]) <= word.value <= load_acquire(&segment.pages[rank].request_head))
+
+
+cdef bint store_words(const Segment* segment, int rank, const engine_word* words, uint32_t count) noexcept nogil:
+    """Words of a rank's page, or with -1 of the coordinator's. False if one of them cannot be."""
+    cdef char* page = <char*>segment.pages[rank] if rank >= 0 else <char*>segment.coordinator
+    cdef uint32_t k
+    for k in range(count):
+        if rank >= 0:
+            if not engine_word_of_rank(&words[k]) or not plausible(segment, rank, &words[k]):
+                return False
+        elif not engine_word_of_coordinator(&words[k], segment.size) or not plausible_of_coordinator(segment, &words[k]):
+            return False
+        if words[k].bytes == 8:
+            store_release(<uint64_t*>(page + words[k].offset), words[k].value)
+        else:
+            store32_release(<uint32_t*>(page + words[k].offset), <uint32_t>words[k].value)
+    return True
+
+
+cdef bint hear_verdict(Relay* relay, Trunk* trunk, engine_verdict* verdict) noexcept nogil:
+    """On the coordinator's host a claim, of which the first is the verdict; elsewhere the verdict."""
+    cdef Segment* world = relay.segment.world
+    cdef uint64_t culprit = (verdict.abort & 0xFFFF) - 1, reporter = verdict.abort >> 32
+    if culprit >= <uint64_t>world.size or reporter >= <uint64_t>world.size or world != relay.segment:
+        return False
+    if not CAUSE_NONE < verdict.abort >> 16 & 0xFFFF < CAUSES or (not world.far and world.host_of[reporter] != trunk.host):
+        return False
+    verdict.reason[REASON_BYTES - 1] = 0                # before it is where others may read it
+    if not nearby(world, <int>reporter):
+        memcpy(world.pages[reporter].reason, verdict.reason, REASON_BYTES)
+    if cas(world.abort, 0, verdict.abort):              # release: pairs with the acquire of whoever reads the reason
+        wake_everybody(world)
+    return True
+
+
+cdef bint done(void* owner, Link* link, const engine_frame* frame) noexcept nogil:
+    cdef Relay* relay = <Relay*>owner
+    cdef Segment* segment = relay.segment
+    cdef Trunk* trunk = trunk_of(relay, link)
+    cdef uint32_t count
+    if frame.type == FRAME_SCHEDULE:
+        if not entries_are_valid(segment, &segment.schedule[frame.position % RING_WORDS], frame.bytes // 8):
+            return False
+        relay.news = URGENT_NEWS
+        store_release(&segment.coordinator.tail, frame.position + frame.bytes // 8)     # pairs with schedule_next
+    elif frame.type == FRAME_WORDS:
+        count = frame.bytes // <uint32_t>sizeof(engine_word)
+        if not store_words(segment, frame.rank, <engine_word*>trunk.into, count):
+            return False
+        note_news(relay, frame, <engine_word*>trunk.into, count)
+    elif frame.type == FRAME_VERDICT:
+        return hear_verdict(relay, trunk, <engine_verdict*>trunk.into)
+    elif frame.type == FRAME_CLOCK and not segment.far:
+        relay.news = URGENT_NEWS                # who drives may have found the connection busy with the answer
+        host_clock_answer(<const engine_times*>trunk.into, link)
+    elif frame.type == FRAME_CLOCK:
+        relay.news = max(relay.news, NEWS)      # likewise, with the next question
+        return host_clock_hear(&relay.clock, segment, <const engine_times*>trunk.into, link)
+    elif frame.type == FRAME_LEFT:
+        link_bid_farewell(link)
+        if segment.far:             # who has the schedule says so last of all: whatever was not told, no entry comes any more
+            store32_release(&segment.coordinator.over, 1)
+            relay.news = URGENT_NEWS
+    return True

@@ -1,0 +1,12 @@
+"""The thread that takes in what comes from other hosts."""
+from libc.stdint cimport uint64_t
+
+from engine_ext.hosts.connections cimport Network
+
+cdef int network_start(Network* network) noexcept nogil
+cdef void network_relay(Network* network) noexcept nogil
+cdef void network_rest(Network* network) noexcept nogil
+cdef uint64_t network_held(const Network* network) noexcept nogil
+cdef bint network_unseen(Network* network) noexcept nogil
+cdef void network_tell_end(Network* network) noexcept nogil
+cdef void network_leave(Network* network, uint64_t ns) noexcept nogil

@@ -1,0 +1,377 @@
+"""The network thread of a rank in a world of several hosts. It sleeps until a connection has news, takes it in, and wakes whom it
+concerns on this host; it never takes the GIL, and nobody waits for it. What goes out is sent by whoever has it: the holder of the
+driver's role. What a connection did not take at once, this thread sends on.
+
+A connection that ends is never mended. If the rank at its other end has not left, that ends the world: at once for a trunk of
+the world, which would have told a better cause before it ended; for another only when nobody has told one for a while.
+"""
+from libc.errno cimport EHOSTUNREACH, ENETUNREACH, ENOBUFS, ENOMEM, EPROTO, ETIMEDOUT
+from libc.stdint cimport uint32_t
+from libc.stdio cimport snprintf
+from libc.string cimport memcpy, strerror
+
+from engine_ext.hosts.connections cimport Network, connections_delivered
+from engine_ext.hosts.relay cimport NEWS, NO_NEWS, URGENT_NEWS, relay_open, relay_tell, relay_unseen
+from engine_ext.operations.describe cimport describe_ranks, fit
+from engine_ext.platform.atomics cimport (
+    add32, load32_acquire, load32_relaxed, load_acquire, load_relaxed, now_ns, store32_release,
+)
+from engine_ext.platform.clock cimport age_ns, overdue_ns
+from engine_ext.platform.posix cimport engine_thread_start, nanosleep, timespec, write
+from engine_ext.shared.layout cimport CAUSE_DIED, CAUSE_LOST, CAUSE_RAISED, MAX_RANKS, REASON_BYTES
+from engine_ext.shared.segment cimport Segment, abort_world, settle_claim, wake, wake_others
+from engine_ext.transport.lanes cimport lanes_doze, lanes_end, lanes_poll, lanes_tell_end, lanes_wake
+from engine_ext.transport.link cimport (
+    ENDED, OPEN, Link, engine_verdict, link_flush, link_leave, link_look, link_receive, link_state,
+)
+
+cdef extern from "platform/sockets.h" nogil:
+    int engine_socket_watch(int epoll, int fd, uint32_t number)
+    void engine_socket_wait(int epoll, uint64_t* news, uint64_t* ended, int milliseconds)
+
+cdef enum:
+    GRACE_NS = 1000000000       # for a better cause than "a connection ended"
+    GRACE_LOOK_MS = 50
+    POLL_NS = 200000            # at the end alone
+    FAILED_NS = 2000000000      # at the end after a failure: who does not answer then may be gone
+    LOOKS_AT_ONCE = 1000        # without a pause, after a message has arrived; each lets others compute
+    LOOKS_SOON = 5000           # before pauses become long
+    SHORT_NAP_NS = 50000
+    LONG_NAP_NS = 1000000
+    WATCHES = 4                 # looks at what is not acknowledged, in the time for which a trunk may be silent
+    WATCH_MS = 1000             # between two of them, at most
+    STARVED_MS = 2              # before a call for which the system had no memory is tried again
+    NEWS_MS = 1                 # for which news that nobody waits for is left, to be looked at with what comes meanwhile
+    SHARED_NEWS_MS = 2          # the same where several ranks have trunks, each of which leaves its own
+    MANY_HOSTS = 16             # with more of them, what comes on trunks while such news is left is taken in together
+    TOGETHER_NS = 250000        # what has come in this time
+
+cdef extern from "<sched.h>" nogil:
+    int sched_yield()
+
+
+cdef int network_start(Network* network) noexcept nogil:
+    """Begin to take in what comes: 0 or an errno."""
+    cdef Segment* segment = network.segment
+    cdef int k, status
+    if network.leads:
+        if not relay_open(&network.relay, segment):
+            return ENOMEM
+        network.relay.keeps = network.count > network.lane_count
+        for k in range(network.lane_count, network.count):
+            network.relay.trunks[0 if segment.far else segment.host_of[network.links[k].peer]].link = &network.links[k]
+    network.lanes.receiver.ahead = network.relay.receiver.ahead = network.ahead
+    for k in range(network.count):
+        status = engine_socket_watch(network.epoll, network.links[k].fd, <uint32_t>k)
+        if status < 0:
+            return -status
+    status = engine_socket_watch(network.epoll, network.bell, <uint32_t>network.count)
+    if status == 0:
+        status = -engine_thread_start(&network.thread, network_thread, network)
+    network.threaded = status == 0
+    return -status
+
+
+# ---- what comes --------------------------------------------------------------------------------------------------------------
+
+cdef void* network_thread(void* argument) noexcept nogil:
+    cdef Network* network = <Network*>argument
+    cdef timespec pause
+    cdef int k
+    cdef bint more = False, busy = False
+    pause.tv_sec, pause.tv_nsec = 0, TOGETHER_NS
+    while not load32_acquire(&network.stop):
+        if network.couriers != NULL:
+            busy = not lanes_doze(&network.lanes)
+            if busy:
+                ask_mpi(network)
+        if network.news_since and network.segment.hosts > MANY_HOSTS and not more and not busy:
+            nanosleep(&pause, NULL)
+        engine_socket_wait(network.epoll, network.news, network.ended, 0 if more or busy else longest_wait(network))
+        lanes_wake(&network.lanes)
+        retry_starved(network)
+        more = False
+        for k in range(network.count):
+            if network.news[k // 64] >> k % 64 & 1:
+                network.news[k // 64] &= ~(<uint64_t>1 << k % 64)
+                if serve(network, k):
+                    network.news[k // 64] |= <uint64_t>1 << k % 64
+                    more = True
+        tell_news(network)
+        watch(network)
+        look_at_suspect(network)
+    return NULL
+
+
+cdef void ask_mpi(Network* network) noexcept nogil:
+    """Let MPI go on with what is under way. Nobody can sleep on it: what is there soon is looked for at once, what takes longer
+    every 50 microseconds, and what takes very long, as a rank that stands still does, every millisecond."""
+    cdef timespec pause
+    cdef int k
+    if lanes_poll(&network.lanes):
+        network.idle_looks = 0
+        return
+    network.idle_looks += 1
+    if network.idle_looks < LOOKS_AT_ONCE:
+        sched_yield()
+    else:
+        pause.tv_sec, pause.tv_nsec = 0, SHORT_NAP_NS if network.idle_looks < LOOKS_SOON else LONG_NAP_NS
+        nanosleep(&pause, NULL)
+    for k in range(network.lane_count):
+        notice_end(network, k)            # MPI has failed
+
+
+cdef inline int news_ms(const Network* network) noexcept nogil:
+    """For how many milliseconds news that nobody waits for is left."""
+    return NEWS_MS if network.segment.rank == network.segment.leader else SHARED_NEWS_MS
+
+
+cdef inline int watch_ms(const Network* network) noexcept nogil:
+    """Milliseconds between two looks at what is not acknowledged."""
+    return min(<int>WATCH_MS, <int>network.trunk_silence_ms // WATCHES)
+
+
+cdef int longest_wait(const Network* network) noexcept nogil:
+    """For how many milliseconds this thread may wait for what comes; -1: without limit."""
+    if load32_acquire(&network.starved):
+        return STARVED_MS
+    if network.news_since:
+        return news_ms(network)
+    if network.suspect >= 0:
+        return GRACE_LOOK_MS
+    return watch_ms(network) if load32_relaxed(&network.watching) else -1
+
+
+cdef void retry_starved(Network* network) noexcept nogil:
+    """Try all links again if the system had no memory for one: nothing announces that it has some."""
+    cdef int k
+    if load32_relaxed(&network.starved):
+        store32_release(&network.starved, 0)    # before the tries, which may set it
+        for k in range(network.count):
+            network.news[k // 64] |= <uint64_t>1 << k % 64
+
+
+cdef void tell_news(Network* network) noexcept nogil:
+    """Wake whom the last frames concern: one wake-up for all of them. What nobody waits for is left for a moment, since more
+    comes; the coordinator's rank alone looks at it."""
+    cdef int news = network.relay.news
+    if news == NO_NEWS:
+        return
+    if news == NEWS:
+        if network.news_since == 0:
+            network.news_since = now_ns()
+        if load_relaxed(&network.relay.pace) >= NEWS_MS * 1000000 and not overdue_ns(
+                now_ns(), network.news_since, news_ms(network) * <uint64_t>1000000):
+            return
+        wake(network.segment, network.segment.leader, 0)
+    else:
+        wake_others(network.segment, 0)
+        wake(network.segment, network.segment.rank, 0)
+    network.relay.news, network.news_since = NO_NEWS, 0
+
+
+cdef bint serve(Network* network, int k) noexcept nogil:
+    """Take in what has come on a connection, and send on what waits there; whether there may be more."""
+    cdef Link* link = &network.links[k]
+    cdef bint more, flushed = link_flush(link), ended = network.ended[k // 64] >> k % 64 & 1
+    if k < network.lane_count:
+        more = link_receive(link, &network.lanes.receiver, ended)
+    else:
+        more = link_receive(link, &network.relay.receiver, ended)
+        if flushed:                     # who drives may have found it busy, and has more to tell
+            network.relay.news = URGENT_NEWS
+    notice_end(network, k)
+    return more
+
+
+cdef int describe_host(const Segment* segment, int host, char* text, int room) noexcept nogil:
+    """Write the ranks of a host; the length."""
+    cdef bint[MAX_RANKS] those
+    cdef int r
+    for r in range(segment.size):
+        those[r] = segment.host_of[r] == host
+    return describe_ranks(those, segment.numbers, segment.size, text, room)
+
+
+cdef void describe_end(const Segment* segment, const Link* link, char* text) noexcept nogil:
+    cdef int at
+    if link_state(link) == ENDED:
+        snprintf(text, REASON_BYTES, "its connection ended without a word: the process, its host or the network between is gone")
+    elif link_state(link) == -ETIMEDOUT:
+        at = fit(0, snprintf(text, REASON_BYTES, "its connection is silent: the host of "), REASON_BYTES)
+        at += describe_host(segment, segment.host_of[link.peer], text + at, REASON_BYTES - at)
+        at = fit(at, snprintf(text + at, REASON_BYTES - at, ", or the network between that and the host of "), REASON_BYTES)
+        at += describe_host(segment, segment.host_of[segment.rank], text + at, REASON_BYTES - at)
+        snprintf(text + at, REASON_BYTES - at, ", is gone")
+    elif link_state(link) == -EPROTO:
+        snprintf(text, REASON_BYTES,
+                 "it has sent what no rank can mean, so its connection was ended: its memory or its engine is damaged")
+    else:
+        snprintf(text, REASON_BYTES, "its connection failed: %s", strerror(-link_state(link)))
+
+
+cdef int cause_of_end(const Link* link) noexcept nogil:
+    """A process that ends closes its connections; a host or a network that is gone closes none."""
+    if link_state(link) == -EPROTO:
+        return CAUSE_RAISED
+    return CAUSE_LOST if link_state(link) in (-ETIMEDOUT, -EHOSTUNREACH, -ENETUNREACH) else CAUSE_DIED
+
+
+cdef void watch(Network* network) noexcept nogil:
+    """Look whether what was sent is acknowledged, as long as it is not or more is sent. The kernel's own limits are no help: they
+    are very long, or do not tell a stopped process, which takes nothing, from a cut cable."""
+    cdef uint64_t now
+    cdef bint owed = False
+    cdef int k
+    if not load32_relaxed(&network.spoken) and not load32_relaxed(&network.watching):
+        return
+    now = now_ns()
+    if not overdue_ns(now, network.watched_at, watch_ms(network) * <uint64_t>1000000):
+        store32_release(&network.watching, 1)   # and look then
+        return
+    network.watched_at = now
+    store32_release(&network.spoken, 0)
+    for k in range(network.count):
+        owed |= link_look(&network.links[k], network.lane_silence_ms if k < network.lane_count else network.trunk_silence_ms)
+        notice_end(network, k)
+    store32_release(&network.watching, owed)
+    if add32(&network.spoken, 0):               # read and written: behind `watching`, as network_rest reads that behind this
+        store32_release(&network.watching, 1)
+
+
+cdef void network_rest(Network* network) noexcept nogil:
+    """The holder of the role is about to sleep: what it has sent is watched by the network thread."""
+    cdef uint64_t one = 1
+    if network == NULL or not load32_relaxed(&network.spoken):
+        return
+    if not add32(&network.watching, 0) or load32_acquire(&network.starved):
+        write(network.bell, &one, 8)
+
+
+cdef void notice_end(Network* network, int k) noexcept nogil:
+    if link_state(&network.links[k]) != OPEN and not network.lost[k]:
+        network.lost[k] = True
+        lose(network, k)
+
+
+cdef void lose(Network* network, int k) noexcept nogil:
+    """A connection has ended."""
+    cdef Link* link = &network.links[k]
+    cdef Segment* world = network.segment.world
+    cdef char[REASON_BYTES] text
+    if load_acquire(network.segment.abort) != 0 or link.farewell or network.closed or network.world.closed:
+        return
+    if link_state(link) == -ENOMEM or link_state(link) == -ENOBUFS:
+        abort_world(world, world.rank, CAUSE_RAISED, b"it has no memory for what other hosts need")
+        if k >= network.lane_count:
+            settle_claim(network.segment)
+        return
+    if k < network.lane_count or network.world != network:
+        if network.suspect < 0:
+            network.suspect, network.suspected_at = link.peer, now_ns()
+        return
+    describe_end(network.segment, link, text)
+    abort_world(network.segment, link.peer, cause_of_end(link), text)
+    settle_claim(network.segment)            # the way to who would judge it has ended
+
+
+cdef void look_at_suspect(Network* network) noexcept nogil:
+    """A connection has ended, and rank 0's host has not said why. A rank that ends because it was told of a failure says of which
+    before its connections end: that is no failure of its own."""
+    cdef char[REASON_BYTES] text
+    cdef const engine_verdict* told
+    cdef const Link* link
+    cdef int k
+    if network.suspect < 0 or not overdue_ns(now_ns(), network.suspected_at, GRACE_NS):
+        return
+    told = lanes_end(&network.world.lanes)
+    if told != NULL:
+        abort_world(network.segment.world, <int>(told.abort & 0xFFFF) - 1, <int>(told.abort >> 16 & 0xFFFF), told.reason)
+        network.suspect = -1
+        return
+    for k in range(network.count):
+        link = &network.links[k]
+        if network.lost[k] and link.peer == network.suspect and not link.farewell:
+            describe_end(network.segment, link, text)
+            abort_world(network.segment, network.suspect, cause_of_end(link), text)
+            break
+    network.suspect = -1
+
+
+# ---- what goes out ----------------------------------------------------------------------------------------------
+
+cdef void network_relay(Network* network) noexcept nogil:
+    """Tell other hosts what is new. The caller holds the role, or there is no driver any more."""
+    if network != NULL and network.leads:
+        relay_tell(&network.relay, network.knobs.cycle_time_ms)
+
+
+cdef uint64_t network_held(const Network* network) noexcept nogil:
+    """When this rank has to relay what it holds back, by the monotonic clock; 0: it holds nothing back."""
+    return network.relay.held if network != NULL else 0
+
+
+cdef bint network_unseen(Network* network) noexcept nogil:
+    """Whether this rank has something to relay that it has not looked at."""
+    return network != NULL and network.leads and relay_unseen(&network.relay)
+
+
+cdef void network_tell_end(Network* network) noexcept nogil:
+    """The world has ended: tell the ranks that have a lane with this one why, which rank 0's host may not be there to do."""
+    cdef engine_verdict verdict
+    cdef uint64_t word
+    if network == NULL or network.world != network:
+        return
+    word = load_acquire(network.segment.abort)          # pairs with abort_world: the reason is there
+    if word == 0:
+        return
+    verdict.abort = word
+    memcpy(verdict.reason, network.segment.pages[word >> 32].reason, REASON_BYTES)
+    lanes_tell_end(&network.lanes, &verdict)
+
+
+cdef bint crew_has_left(const Network* network) noexcept nogil:
+    cdef int i
+    for i in range(network.segment.crew_size):
+        if not load32_acquire(&network.segment.pages[network.segment.crew[i]].left):
+            return False
+    return True
+
+
+cdef void leave_trunks(Network* network) noexcept nogil:
+    cdef int k
+    for k in range(network.lane_count, network.count):
+        link_leave(&network.links[k])
+        link_flush(&network.links[k])
+
+
+cdef void network_leave(Network* network, uint64_t ns) noexcept nogil:
+    """Say to the other hosts that this rank is done, and wait until they have what it had to say, at most `ns`; after a failure
+    for a moment. A leader speaks for the other ranks of its host until they have left, too."""
+    cdef uint64_t begun = now_ns()
+    cdef Segment* segment
+    cdef timespec pause
+    cdef int k
+    cdef bint left = False
+    if network == NULL:
+        return
+    segment = network.segment
+    pause.tv_sec, pause.tv_nsec = 0, POLL_NS
+    # After a failure lanes end without a farewell: who has not heard of it yet then waits for the cause a little.
+    for k in range(network.lane_count if load_acquire(segment.claim) == 0 and load_acquire(segment.abort) == 0 else 0):
+        link_leave(&network.links[k])
+        link_flush(&network.links[k])
+    while age_ns(now_ns(), begun) < (ns if load_acquire(segment.abort) == 0 else min(ns, <uint64_t>FAILED_NS)):
+        network_relay(network)
+        if not left and connections_delivered(network) and (
+                not network.leads or crew_has_left(network) or load_acquire(segment.abort) != 0):
+            network_relay(network)            # what has come since: the verdict, if there is one
+            leave_trunks(network)
+            left = True
+        if left and connections_delivered(network):
+            return
+        network_rest(network)                 # nobody else has the network thread watch what is not acknowledged
+        nanosleep(&pause, NULL)
+    if not left:
+        network_relay(network)
+        leave_trunks(network)

@@ -1,0 +1,254 @@
+"""Entries and requests that come from other hosts: whether every number in them that is a length, an index or a row of a table is
+one. Ranks read them without a look, as they read those of their own host; what is wrong here ends the connection instead.
+
+What only a rank can judge, who knows what it has submitted, it judges before it executes an entry (entry_fits). Numbers that
+come with the data, of which this knows nothing, are looked at by the operation that goes by them (`culprit`, data/executor.pxd).
+Whatever is added up or multiplied goes through add_bytes of layout.h.
+"""
+from libc.stdint cimport int32_t, int64_t, uint32_t
+from libc.string cimport memset
+
+from engine_ext.kernels.kernels cimport (
+    ENGINE_ADASUM, ENGINE_ALL_DTYPES, ENGINE_AVERAGE, ENGINE_DTYPES, ENGINE_FLOAT64, ENGINE_NO_SOURCE, dtype_bytes,
+    engine_reduction, engine_reduction_check,
+)
+from engine_ext.operations.kinds cimport operation_of
+from engine_ext.operations.mpi_sum cimport mpi_sums
+from engine_ext.operations.operation cimport SAYS_ALIGNED, SAYS_ROWS, Operation, bytes_of_row, is_whole_chunk
+from engine_ext.shared.layout cimport (
+    ALGORITHMS, ALGORITHM_DEVICE, ALGORITHM_MPI, ALGORITHM_SHARED, BATCH_ITEMS, BETWEENS, DIM_MOVED, DIM_SPARSE, ENTRY_ALIGN,
+    ENTRY_BATCH, ENTRY_DEFINE, ENTRY_ERROR, ENTRY_EVICT, ENTRY_JOINED, ENTRY_MEMBERS, ENTRY_PAD, ENTRY_SKIP, ENTRY_TURN,
+    FAILURE_BYTES, FAULT_CALL, IDS, ID_WORDS, KINDS, LAYOUT_SPARSE, MAX_DIMS, MAX_GROUP, MAX_SOCKETS, NAME_BYTES, REQUEST_BYTES,
+    SLOT_BYTES, STORES, WIRES, WIRE_TUNED, add_bytes, engine_knobs, engine_meta, engine_request, entry_ids, entry_rows,
+    rank_page,
+)
+from engine_ext.shared.schedule cimport arrival_last
+from engine_ext.shared.segment cimport place_of
+
+cdef double LONGEST_CYCLE_MS = 10000        # engine_ext/knobs.pyx: the most that a user may set
+
+
+cdef inline bint is_id(int32_t id) noexcept nogil:
+    return 0 <= id < IDS
+
+
+# ---- metadata ----------------------------------------------------------------------------------------------------------------
+
+cdef bint is_extent(const engine_meta* meta) noexcept nogil:
+    """Whether a tensor, or a group, can be of that shape."""
+    cdef uint64_t total = 0
+    cdef uint64_t items = 1
+    cdef bint empty = False
+    cdef uint32_t d
+    for d in range(meta.ndim if meta.group == 0 or meta.layout == LAYOUT_SPARSE else <uint32_t>DIM_MOVED + 1):
+        if meta.dims[d] < 0:
+            return False
+    if meta.layout == LAYOUT_SPARSE:        # indices and values
+        return operation_of(meta).says == SAYS_ROWS and meta.group == 2 and 0 <= meta.dims[DIM_SPARSE] <= MAX_DIMS
+    if operation_of(meta).uneven:
+        return True             # how many rows there are is told with each: are_rows, and who takes them in
+    if meta.group:
+        for d in range(ENGINE_DTYPES):
+            if not add_bytes(&total, meta.dims[d], <uint64_t>dtype_bytes(<int>d)):
+                return False
+        return True
+    for d in range(meta.ndim):
+        empty |= meta.dims[d] == 0
+    for d in range(0 if empty else meta.ndim):
+        total = 0
+        if not add_bytes(&total, meta.dims[d], items):
+            return False
+        items = total
+    total = 0
+    return empty or add_bytes(&total, <int64_t>items, <uint64_t>dtype_bytes(meta.dtype))
+
+
+cdef bint can_reduce(const engine_meta* meta, int dtype, int size) noexcept nogil:
+    """Whether there are kernels for a tensor of that dtype."""
+    cdef engine_reduction reduction
+    if meta.op == ENGINE_ADASUM:
+        return (operation_of(meta).tells_members and not operation_of(meta).parts and dtype <= ENGINE_FLOAT64
+                and size & (size - 1) == 0)
+    memset(&reduction, 0, sizeof(reduction))
+    reduction.op, reduction.tensor, reduction.dtype = meta.op, dtype, dtype
+    reduction.count, reduction.copies, reduction.unscaled = size, 1, ENGINE_NO_SOURCE
+    reduction.prescale, reduction.postscale = meta.prescale, meta.postscale
+    reduction.divisor = size if meta.op == ENGINE_AVERAGE else 1
+    return engine_reduction_check(&reduction) == 0
+
+
+cdef bint is_reducible(const engine_meta* meta, int size) noexcept nogil:
+    cdef int d
+    if meta.fault == FAULT_CALL or not operation_of(meta).reduces:      # of a call that failed nothing but its name counts
+        return True
+    if meta.dtype >= ENGINE_DTYPES:
+        return False
+    if meta.group == 0:
+        return can_reduce(meta, meta.dtype, size)
+    for d in range(ENGINE_DTYPES):
+        if meta.dims[d] and not can_reduce(meta, d, size):
+            return False
+    return meta.dims[DIM_MOVED] == 0
+
+
+cdef bint is_meta(const engine_meta* meta, int size) noexcept nogil:
+    return (meta.kind < KINDS and meta.op <= ENGINE_ADASUM and operation_of(meta) != NULL and meta.dtype < ENGINE_ALL_DTYPES
+            and meta.layout <= LAYOUT_SPARSE and meta.ndim <= MAX_DIMS and meta.fault <= FAULT_CALL and meta.shared >= -1
+            and meta.device <= 1 and meta.group <= MAX_GROUP and (meta.wire < WIRES or meta.wire == WIRE_TUNED)
+            and is_extent(meta) and is_reducible(meta, size))
+
+
+# ---- entries -----------------------------------------------------------------------------------------------------------------
+
+cdef bint are_knobs(const engine_knobs* knobs) noexcept nogil:
+    return (0 <= knobs.cycle_time_ms <= LONGEST_CYCLE_MS and 0 < knobs.chunk_bytes <= SLOT_BYTES and knobs.stores < STORES
+            and knobs.compression < WIRES and 1 <= knobs.sockets_per_lane <= MAX_SOCKETS and knobs.between_hosts < BETWEENS)
+
+
+cdef bint are_members(const engine_entry* entry) noexcept nogil:
+    """Whether the ids of a BATCH or a SKIP are such, none of them twice."""
+    cdef uint64_t[ID_WORDS] seen
+    cdef int32_t id
+    cdef uint32_t i
+    memset(seen, 0, sizeof(seen))
+    for i in range(entry.items):
+        id = entry_ids(entry)[i]
+        if not is_id(id) or seen[id >> 6] >> (id & 63) & 1:
+            return False
+        seen[id >> 6] |= <uint64_t>1 << (id & 63)
+    return True
+
+
+cdef bint are_rows(const Segment* segment, const engine_entry* entry) noexcept nogil:
+    """Whether all ranks together can have the rows that a BATCH or a SKIP tells of each."""
+    cdef uint64_t total = 0
+    cdef int r
+    for r in range(segment.size if operation_of(&entry.meta).says == SAYS_ROWS else 0):
+        if not rows_are_valid(<uint64_t>entry_rows(entry)[r]) or not add_bytes(
+                &total, entry_rows(entry)[r], <uint64_t>bytes_of_row(&entry.meta)):
+            return False
+    return True
+
+
+cdef bint are_numbers(const engine_entry* entry) noexcept nogil:
+    """Whether what a barrier's entry tells of operations without a name are numbers of such."""
+    cdef int kind
+    for kind in range(KINDS if entry.flags & ENTRY_ALIGN else 0):
+        if not 0 <= entry.meta.dims[kind] < <int64_t>1 << 62:
+            return False
+    return entry.flags & ENTRY_ALIGN == 0 or operation_of(&entry.meta).says == SAYS_ALIGNED
+
+
+cdef bint are_arrivals(const Segment* segment, const engine_entry* entry) noexcept nogil:
+    """Whether the last words of a recorded entry name ranks, or none."""
+    cdef const uint64_t* arrivals = <const uint64_t*>entry + entry.words - entry.items
+    cdef uint32_t i
+    for i in range(entry.items if entry.closed else 0):
+        if arrival_last(arrivals[i]) >= segment.size:
+            return False
+    return True
+
+
+cdef bint is_batch(const Segment* segment, const engine_entry* entry) noexcept nogil:
+    """A BATCH or a SKIP: what describes it, and what follows its header."""
+    cdef const Operation* operation
+    cdef uint64_t least
+    if not is_meta(&entry.meta, segment.size) or entry.kind != entry.meta.kind or entry.meta.wire >= WIRES:
+        return False
+    operation = operation_of(&entry.meta)
+    if not 1 <= entry.items <= BATCH_ITEMS or (operation.alone and entry.items != 1):
+        return False
+    least = sizeof(engine_entry) // 8 + (<uint64_t>entry.items + 1) // 2
+    if operation.says == SAYS_ROWS:
+        least += <uint64_t>segment.size
+    if entry.words != least + entry.items and (entry.words != least or entry.closed):
+        return False
+    if not are_members(entry) or not are_rows(segment, entry) or not are_numbers(entry) or not are_arrivals(segment, entry):
+        return False
+    if entry.flags & ENTRY_MEMBERS and not (operation.tells_members and 0 <= entry.id < segment.size):
+        return False
+    if entry.type == ENTRY_SKIP or not operation.moves:
+        return True
+    return (is_whole_chunk(entry.chunk) and entry.meta.shared == -1 and entry.algorithm != ALGORITHM_SHARED
+            and (entry.algorithm == ALGORITHM_DEVICE) == (entry.meta.device != 0)
+            and (entry.algorithm != ALGORITHM_MPI or (segment.crews.summing and mpi_sums(&entry.meta)))
+            and (not operation.rooted or place_of(segment, entry.meta.root) >= 0))
+
+
+cdef bint is_entry(const Segment* segment, const engine_entry* entry) noexcept nogil:
+    """An entry other than a pad, whose words are there. What every rank notes of it is looked at in entries of all types."""
+    cdef uint64_t room = <uint64_t>entry.words * 8 - sizeof(engine_entry)
+    if not (are_knobs(&entry.knobs) and entry.kind < KINDS and entry.algorithm < ALGORITHMS and entry.stores < STORES
+            and (entry.meta.wire < WIRES or entry.meta.wire == WIRE_TUNED)):
+        return False
+    if entry.type == ENTRY_BATCH or entry.type == ENTRY_SKIP:
+        return is_batch(segment, entry)
+    if not 0 <= entry.name_bytes <= NAME_BYTES or <uint64_t>entry.name_bytes > room:
+        return False
+    if entry.type == ENTRY_DEFINE:
+        return is_id(entry.id) and is_meta(&entry.meta, segment.size)
+    if entry.type == ENTRY_ERROR:
+        return ((entry.id == -1 or is_id(entry.id)) and entry.bytes <= room and <uint64_t>entry.name_bytes + entry.bytes <= room
+                and 0 <= entry.meta.root <= segment.size)
+    if entry.type == ENTRY_EVICT:
+        return is_id(entry.id)
+    if entry.type == ENTRY_TURN:
+        return segment.world == segment and entry.id > 0
+    return entry.type == ENTRY_JOINED and place_of(segment, entry.id) >= 0
+
+
+cdef bint entries_are_valid(const Segment* segment, const uint64_t* words, uint64_t count) noexcept nogil:
+    """Whether `count` words of the schedule are whole entries that ranks of this host can execute."""
+    cdef const engine_entry* entry
+    while count:
+        entry = <const engine_entry*>words      # of a pad, which may be shorter, the first word alone is there
+        if not 1 <= entry.words <= count:
+            return False
+        if entry.type != ENTRY_PAD and (entry.words < sizeof(engine_entry) // 8 or not is_entry(segment, entry)):
+            return False
+        words += entry.words
+        count -= entry.words
+    return True
+
+
+cdef bint rows_are_valid(uint64_t rows) noexcept nogil:
+    """Whether it is a number of rows. Of rows without bytes there may be any number; the others are counted by add_bytes."""
+    return <int64_t>rows >= 0
+
+
+cdef bint range_is_valid(uint64_t position, uint64_t count, uint64_t first, uint64_t room) noexcept nogil:
+    """Whether `count` places of a ring from `position` on, which counts since the start, are among the `room` places from `first`
+    on. Nothing is added to a position: it may be near the end of its type."""
+    return position >= first and count <= room and position - first <= room - count
+
+
+# ---- requests ------------------------------------------------------------------------------------------------------------------
+
+cdef bint is_request(const Segment* segment, const engine_request* request) noexcept nogil:
+    cdef uint32_t length = <uint32_t>sizeof(engine_request) + request.name_bytes + request.text_bytes
+    return (request.name_bytes <= NAME_BYTES and request.text_bytes <= FAILURE_BYTES
+            and (request.turn == 0 or (request.turn > 0 and length == sizeof(engine_request) and segment.world == segment))
+            and request.bytes == (length + 7) & ~<uint32_t>7 and (request.text_bytes == 0 or request.meta.fault == FAULT_CALL)
+            and rows_are_valid(<uint64_t>request.rows) and is_meta(&request.meta, segment.size))
+
+
+cdef bint requests_are_valid(const Segment* segment, int rank, uint64_t begin, uint64_t end) noexcept nogil:
+    """Whether the request ring of a rank has whole requests from position `begin` to `end`."""
+    cdef const rank_page* page = segment.pages[rank]
+    cdef const engine_request* request
+    cdef uint64_t left, step
+    if end < begin or end - begin > REQUEST_BYTES or (begin | end) & 7:
+        return False
+    while begin < end:
+        request = <const engine_request*>(<const unsigned char*>page.requests + begin % REQUEST_BYTES)
+        left = REQUEST_BYTES - begin % REQUEST_BYTES
+        if request.bytes == 0:
+            step = left
+        elif left < sizeof(engine_request) or request.bytes > left or not is_request(segment, request):
+            return False
+        else:
+            step = request.bytes
+        if step > end - begin:
+            return False
+        begin += step
+    return True
