@@ -461,7 +461,7 @@ def main() -> None:
 
 
 def table(seconds: dict[str, list[float]], lease: float) -> str:
-    """Return the cost of each kind of fault as a table, in the form of `benchmarks/RESULTS.md`."""
+    """Return the cost of each kind of fault as a table, in the form of `benchmarks/history/elastic.md`."""
     lines = [
         "| fault | times | seconds to the next step: median | longest | allowed | longer |",
         "|---|---|---|---|---|---|",

@@ -141,6 +141,30 @@ def test_readme_leads_to_every_page() -> None:
     assert set(PAGES) - reached == set()
 
 
+RESULTS, HISTORY = ROOT / "benchmarks" / "RESULTS.md", ROOT / "benchmarks" / "history"
+COMMANDS = ROOT / "benchmarks" / "__main__.py"
+FIGURE = re.compile(r"-?[0-9.]+ \[[^\]]+\]|[0-9a-f]{12}\b|\| (-?[0-9.]+ (?:%|[mu]?s))(?= \|)")
+
+
+def test_results_are_short() -> None:
+    assert len(RESULTS.read_text().split()) <= 1500
+
+
+def test_every_figure_of_the_results_is_recorded() -> None:
+    """Each ratio with its interval, time and revision stands in the history as it does in a claim."""
+    record = "\n".join(page.read_text() for page in HISTORY.glob("*.md")).replace(" | [", " [")
+    found = {match[1] or match[0] for match in FIGURE.finditer(RESULTS.read_text())}
+    assert len(found) > 80
+    assert [each for each in sorted(found) if each not in record] == []
+
+
+def test_reports_can_be_written_into_the_history() -> None:
+    text = "\n".join(page.read_text() for page in HISTORY.glob("*.md"))
+    begun, ended = (re.findall(rf"^<!-- ([a-z-]+): {word} -->$", text, re.MULTILINE) for word in ("begin", "end"))
+    assert begun == ended and len(begun) == len(set(begun))
+    assert set(begun) <= set(re.findall(r'^    "([a-z-]+)": \w+,$', COMMANDS.read_text(), re.MULTILINE))
+
+
 def test_make_has_the_targets_that_are_named() -> None:
     known = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = {name for page in PAGES for name in re.findall(r"`make ([a-z-]+)", page.read_text())}
