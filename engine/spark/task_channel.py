@@ -148,9 +148,14 @@ def receive_task(connected: socket.socket, secret: str, tasks: int) -> tuple[Cha
     int
         Number of the task, or -1.
     """
-    connection = Connection(connected.dup(), task_key(secret), SERVER)
+    connection = Connection(connected, task_key(secret), SERVER)
     try:
-        channel, task = admit_task(connection, run(receive_greeting(connection)), tasks)
+        greeting = run(receive_greeting(connection))
+        connection.socket = connected.dup()  # only now, so that strangers use up no spare descriptors
+    except (OSError, ValueError):
+        return None, -1
+    try:
+        channel, task = admit_task(connection, greeting, tasks)
     except (OSError, ValueError):
         return None, -1
     finally:
