@@ -25,6 +25,7 @@ from ..frameworks.surface import barrier, init, join
 from ..session import runtime
 from ..session.commands import start_timeline, stop_timeline
 from ..session.runtime import add_process_set, is_initialized, remove_process_set, shutdown
+from ..session.session import before_shutdown
 from ..session.topology import cross_rank, cross_size, is_homogeneous, local_rank, local_size, rank, size
 from .ops import (
     allgather,
@@ -98,7 +99,7 @@ register_handler()
 
 # The engine waits for programs of JAX before it stops. When the interpreter exits, it stops before JAX does: exit
 # handlers run in reverse order, and JAX has been imported above.
-runtime.before_shutdown(wait_for_programs)
+before_shutdown(wait_for_programs)
 runtime.on_enter(forget_programs)
 atexit.register(shutdown)
 

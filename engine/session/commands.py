@@ -22,7 +22,7 @@ def set_knobs(
     sockets_per_lane: int | str | None = None,
     **unknown: Never,
 ) -> int:
-    """Change knobs while running. On rank 0 only; every rank applies the change at the same schedule entry.
+    """Change knobs while session. On rank 0 only; every rank applies the change at the same schedule entry.
 
     This ends a search of the tuner: the program controls the knobs from then on.
 
@@ -55,13 +55,13 @@ def set_knobs(
         "sockets_per_lane": sockets_per_lane,
         **unknown,
     }
-    running = runtime.current()
-    if running.world.rank != 0:
-        raise EngineError(f"set_knobs was called on rank {running.world.rank}; rank 0 decides, call it there")
+    session = runtime.current()
+    if session.world.rank != 0:
+        raise EngineError(f"set_knobs was called on rank {session.world.rank}; rank 0 decides, call it there")
     checked = config.check_knobs(changes)
-    if running.tuning is not None:
-        running.tuning.leave_knobs()
-    return running.engine.set_knobs(**checked)
+    if session.tuning is not None:
+        session.tuning.leave_knobs()
+    return session.engine.set_knobs(**checked)
 
 
 def knobs() -> dict[str, Any]:
@@ -98,25 +98,23 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
     OSError
         The file cannot be created.
     """
-    running = runtime.current()
+    session = runtime.current()
     with runtime.alone("start_timeline"):
-        if running.timeline is not None:
-            path = running.timeline.path
+        if session.timeline is not None:
+            path = session.timeline.path
             raise EngineError(f"a timeline is being recorded to {path}; call engine.stop_timeline() first")
-        world, limit = running.world, running.settings.timeline_limit
-        told = world.text(running.generation)
+        world, limit = session.world, session.settings.timeline_limit
+        told = world.text(session.generation)
         timeline = Timeline(file_path, world.rank, world.size, limit, mark_cycles, world.number, world.elastic)
-        timeline.start(running.engine, running.sets, len(running.layout.crews), told)
-        running.timeline = timeline
+        timeline.start(session.engine, session.sets, len(session.layout.crews), told)
+        session.timeline = timeline
 
 
 def stop_timeline() -> None:
     """Stop this rank's timeline and complete its file, as `shutdown` does. Does nothing if none is being recorded."""
-    running = runtime.current()
+    session = runtime.current()
     with runtime.alone("stop_timeline"):
-        timeline, running.timeline = running.timeline, None
-        if timeline is not None:
-            timeline.stop()
+        session.stop_timeline()
 
 
 def abort(reason: str) -> None:

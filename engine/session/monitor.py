@@ -1,7 +1,7 @@
 """Monitoring of one engine in a Python process: monitor thread, exception hook, signal handler, exit.
 
-The monitor is a daemon thread. `Watch.start` starts it; it ends when the engine has been closed, and `Watch.stop` waits
-for that. It logs failures and stalls of the world, and writes the files about them.
+The monitor is a daemon thread. `Monitor.start` starts it; it ends when the engine has been closed, and `Monitor.stop`
+waits for that. It logs failures and stalls of the world, and writes the files about them.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def waiting(pending: list[dict[str, Any]], coordinator: int) -> list[str]:
     return lines
 
 
-class Watch:
+class Monitor:
     """Hooks and monitor thread of one engine, from `start` to `stop`."""
 
     def __init__(self, engine: core.Engine, sets: ProcessSetRegistry, recorder: Recorder) -> None:

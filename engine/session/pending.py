@@ -25,7 +25,8 @@ from ..net.rendezvous import CancellationToken
 from ..text import logs
 from ..tuning.trial_loop import Spent
 from .optimizers import move_optimizers
-from .startup import Running, Told
+from .session import EngineSession, RankState
+from .startup import tune
 
 GATE = "ENGINE_GATE"
 """Variable of every process of an elastic job: the address at which it asks for its place in a world."""
@@ -37,7 +38,7 @@ _SHORTEST, _LONGEST = 0.0005, 0.02  # seconds between two polls while waiting fo
 
 
 @dataclass
-class WaitingRoom:
+class PendingSession:
     """State that a process carries into its next world.
 
     Attributes
@@ -48,17 +49,17 @@ class WaitingRoom:
         Settings that the user has chosen, by name.
     sets : list of ProcessSet
         Process sets in the order in which they were added.
-    told : Told
+    state : RankState
         State of the previous world that this process will tell the other ranks.
-    serving : InProcess or None
-        Metrics service that keeps running.
+    metrics_service : InProcess or None
+        Metrics service that keeps session.
     """
 
     world: World
     given: dict[str, Any]
     sets: list[ProcessSet] = field(default_factory=list)
-    told: Told = field(default_factory=Told)
-    serving: InProcess | None = None
+    state: RankState = field(default_factory=RankState)
+    metrics_service: InProcess | None = None
 
     def __post_init__(self) -> None:
         self.pid = os.getpid()
@@ -66,19 +67,19 @@ class WaitingRoom:
         self.await_world(self.world)
 
     @staticmethod
-    def carried(running: Running) -> tuple[dict[str, Any], list[ProcessSet], Told, InProcess | None]:
+    def carried(session: EngineSession) -> tuple[dict[str, Any], list[ProcessSet], RankState, InProcess | None]:
         """Take the fields of this class, except `world`, out of a world that this process is about to leave."""
-        tuning, serving = running.tuning, running.serving
-        running.serving = None
-        knobs = running.engine.knobs() if tuning is None else tuning.best
-        told = Told(
-            last=running.generation,
+        tuning, serving = session.tuning, session.metrics_service
+        session.metrics_service = None
+        knobs = session.engine.knobs() if tuning is None else tuning.best
+        told = RankState(
+            last=session.generation,
             # Only the rank with the tuner knows good knobs during a search; the others return those before the search.
-            knobs=running.told.knobs if running.searching and tuning is None else knobs,
-            spent=_spent(running),
-            searched=running.told.searched + (running.world.size,) * (tuning is not None and tuning.concluded),
+            knobs=session.state.knobs if session.searching and tuning is None else knobs,
+            spent=_spent(session),
+            searched=session.state.searched + (session.world.size,) * (tuning is not None and tuning.concluded),
         )
-        return running.given, [*running.sets.added, *running.lost], told, serving
+        return session.given, [*session.sets.added, *session.lost], told, serving
 
     def await_world(self, world: World) -> None:
         """Plan the world that this process waits for, also in its process sets."""
@@ -123,11 +124,11 @@ class WaitingRoom:
         """End the wait for a world: reset the process sets and stop the metrics service."""
         for each in (global_process_set, *self.sets):
             each._leave()
-        if self.serving is not None:
-            self.serving.stop()
+        if self.metrics_service is not None:
+            self.metrics_service.stop()
 
 
-def meet(engine: core.Engine, told: Told, called_off: CancellationToken | None) -> list[Told]:
+def exchange_states(engine: core.Engine, state: RankState, cancel: CancellationToken | None) -> list[RankState]:
     """Exchange the state of all ranks of a new world; return it by rank. Collective.
 
     When it returns, the engines of all ranks run.
@@ -137,10 +138,10 @@ def meet(engine: core.Engine, told: Told, called_off: CancellationToken | None) 
     CalledOff
         The world was called off before all ranks have come here, since one of them may never come.
     """
-    handle = engine.allgather(array("b", pickle.dumps(told)), "engine.enter", called_off is None)
+    handle = engine.allgather(array("b", pickle.dumps(state)), "engine.enter", cancel is None)
     pause = _SHORTEST
-    while called_off is not None and not handle.done:
-        called_off.expect_none(pause)
+    while cancel is not None and not handle.done:
+        cancel.expect_none(pause)
         pause = min(2 * pause, _LONGEST)
     handle.wait()
     data, counts = handle.gathered
@@ -148,60 +149,60 @@ def meet(engine: core.Engine, told: Told, called_off: CancellationToken | None) 
     return [pickle.loads(bytes(data[end - count : end])) for end, count in zip(ends, counts, strict=True)]
 
 
-def settle(running: Running, room: WaitingRoom, everybody: Sequence[Told]) -> None:
+def restore_state(session: EngineSession, pending: PendingSession, everybody: Sequence[RankState]) -> None:
     """Carry the state of earlier worlds into a new one. Collective.
 
     Parameters
     ----------
-    running : Running
+    session : EngineSession
         New world.
-    room : WaitingRoom
+    pending : PendingSession
         State of this process while it waited for the new world.
-    everybody : sequence of Told
+    everybody : sequence of RankState
         State of all ranks, by rank.
     """
-    world = running.world
-    room.begin_numbers()
-    knobs = _common_knobs(everybody, running.engine)
-    running.searching = _may_search(everybody, running.settings, world.size)
-    running.told.spent = _most_spent(everybody)
-    running.told.searched = tuple({size for told in everybody for size in told.searched})
-    running.told.knobs = knobs
-    version = running.engine.set_knobs(**knobs) if world.rank == 0 and knobs else None
-    for process_set in _in_order(room.sets, everybody):
+    world = session.world
+    pending.begin_numbers()
+    knobs = _common_knobs(everybody, session.engine)
+    session.searching = _may_search(everybody, session.settings, world.size)
+    session.state.spent = _most_spent(everybody)
+    session.state.searched = tuple({size for told in everybody for size in told.searched})
+    session.state.knobs = knobs
+    version = session.engine.set_knobs(**knobs) if world.rank == 0 and knobs else None
+    for process_set in _in_order(pending.sets, everybody):
         why = _missing(process_set, world, everybody)
         if why:
             process_set._lose(why)
-            running.lost.append(process_set)
+            session.lost.append(process_set)
         else:
             process_set._leave()
-            running.show(running.sets.add(process_set, moved=True))
+            session.record_process_set(session.sets.add(process_set, moved=True))
     move_optimizers(min(told.optimizers for told in everybody), _newest(everybody))
-    _serve(running, room)
-    if world.rank == 0 and (running.searching or not (running.settings.autotune or knobs)):
-        running.tune(running, knobs, version)
+    _serve(session, pending)
+    if world.rank == 0 and (session.searching or not (session.settings.autotune or knobs)):
+        tune(session, knobs, version)
 
 
-def _serve(running: Running, room: WaitingRoom) -> None:
+def _serve(session: EngineSession, pending: PendingSession) -> None:
     """Continue to serve metrics, or start to, if this rank is the one that does on its host."""
-    serving = room.serving
+    serving = pending.metrics_service
     if serving is None:
         try:
-            serving = listen(running.settings, running.world.local_rank)
+            serving = listen(session.settings, session.world.local_rank)
         except ConfigError as error:  # The world has started; this is no reason to end it.
             logs.logger.warning("%s", error)
     if serving is not None:
-        running.serving = serving
-        serving.start(running.pids)
+        session.metrics_service = serving
+        serving.start(session.pids)
 
 
-def _newest(everybody: Sequence[Told]) -> int | None:
+def _newest(everybody: Sequence[RankState]) -> int | None:
     """Return the lowest rank among those from the newest earlier world; None if no rank was in a world."""
     last = max((told.last for told in everybody if told.last is not None), default=None)
     return next((rank for rank, told in enumerate(everybody) if last is not None and told.last == last), None)
 
 
-def _common_knobs(everybody: Sequence[Told], engine: core.Engine) -> dict[str, Any]:
+def _common_knobs(everybody: Sequence[RankState], engine: core.Engine) -> dict[str, Any]:
     """Return the knobs of earlier worlds to apply in a new one, limited to what its hosts support.
 
     Knobs that are in force already are left out. Empty if no rank knows any.
@@ -218,20 +219,20 @@ def _common_knobs(everybody: Sequence[Told], engine: core.Engine) -> dict[str, A
     return {name: value for name, value in knobs.items() if value != engine.knobs()[name]}
 
 
-def _spent(running: Running) -> Spent:
+def _spent(session: EngineSession) -> Spent:
     """Return the cost of trials for the job. Ranks without the tuner estimate two changes of knobs per trial."""
-    if running.tuning is not None:
-        return running.tuning.spent
-    before = running.told.spent
-    return replace(before, trials=before.trials + running.engine.knobs()["version"] // 2 * running.searching)
+    if session.tuning is not None:
+        return session.tuning.spent
+    before = session.state.spent
+    return replace(before, trials=before.trials + session.engine.knobs()["version"] // 2 * session.searching)
 
 
-def _most_spent(everybody: Sequence[Told]) -> Spent:
+def _most_spent(everybody: Sequence[RankState]) -> Spent:
     """Return the largest cost of trials that any rank knows of."""
     return Spent(max(told.spent.trials for told in everybody), max(told.spent.lost for told in everybody))
 
 
-def _may_search(everybody: Sequence[Told], settings: config.Config, size: int) -> bool:
+def _may_search(everybody: Sequence[RankState], settings: config.Config, size: int) -> bool:
     """Return whether the tuner starts a search in a new world.
 
     It does not if a search has ended in a world of this size, or if too few trials are left.
@@ -242,13 +243,13 @@ def _may_search(everybody: Sequence[Told], settings: config.Config, size: int) -
     return settings.autotune and not known and (first or left >= FEWEST_TRIALS)
 
 
-def _in_order(sets: Sequence[ProcessSet], everybody: Sequence[Told]) -> list[ProcessSet]:
+def _in_order(sets: Sequence[ProcessSet], everybody: Sequence[RankState]) -> list[ProcessSet]:
     """Sort process sets in the order of rank 0's, which is the same on all ranks; sets that rank 0 lacks go last."""
     first = {ranks: place for place, ranks in enumerate(everybody[0].sets)}
     return sorted(sets, key=lambda each: first.get(each._ranks, len(first)))
 
 
-def _missing(process_set: ProcessSet, world: World, everybody: Sequence[Told]) -> str:
+def _missing(process_set: ProcessSet, world: World, everybody: Sequence[RankState]) -> str:
     """Return the reason why a set of an earlier world cannot be formed in a new one; empty: it can."""
     ranks = process_set._ranks
     text = f"{process_set} is not in world {world.number}, which has {world.size} ranks"

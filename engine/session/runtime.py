@@ -1,6 +1,6 @@
 """Default engine of this process: created by `init`, ended by `shutdown`, refused in forked children.
 
-In an elastic job `init` enters the waiting room instead, and `enter` enters one world after the other.
+In an elastic job `init` only makes a pending session, and `enter` enters one world after the other.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import contextlib
 import multiprocessing
 import os
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -31,17 +30,15 @@ from ..errors import (
 from ..exit_report import writer
 from ..gpu.device import Device
 from ..host import linux
-from ..host.kubernetes import service_links
 from ..host.processes import look
-from ..metrics.export.in_process import InProcess, listen
 from ..metrics.names import STATES
 from ..native import core
 from ..net.rendezvous import CancellationToken, mpi_bootstrap
-from ..text import logs, readable
+from ..text import logs
 from ..text.bounded_reader import natural
-from . import optimizers, pending
-from .pending import GATE, WaitingRoom
-from .startup import Prepared, Running, await_all, await_engines, prepare, start, tell_failure
+from . import optimizers, pending, startup
+from .pending import GATE, PendingSession
+from .session import EngineSession
 
 _FORKED = (
     "the engine was initialised in process {parent}, and this is its forked child {child}. Use the start method "
@@ -50,19 +47,16 @@ _FORKED = (
 
 ProcessSets = Iterable[ProcessSet | Iterable[int]] | str | None
 
-_MOMENT = 2.0  # seconds that each thread and process beside the engine has to end, regardless of the time-out
 HOLDER = "ENGINERUN_RANK_HOLDER"
 """Variable that tells child processes that their parent already is the rank whose variables they have inherited."""
-_SHOWN = 5  # largest number of operations in a warning
 
 _lock = threading.RLock()
 _under_way: str | None = None  # name of the call that holds the lock
 _put_off = False  # whether a signal handler has called shutdown() during that call
-_running: Running | None = None
-_room: WaitingRoom | None = None
+_session: EngineSession | None = None
+_pending: PendingSession | None = None
 _generation = 0
 _imported: World | None = None  # place of this worker process's rank, if init() did nothing for that reason
-_before_shutdown: list[Callable[[float], str | None]] = []
 _on_enter: list[Callable[[], None]] = []
 
 
@@ -89,8 +83,8 @@ def _in_forked_child() -> None:
     """Reset the lock in a forked child, where its holder may not exist, and make shared gradients private copies."""
     global _lock, _under_way, _put_off
     _lock, _under_way, _put_off = threading.RLock(), None, False
-    if _running is not None:
-        for engine in (_running.engine, *_running.sets.engines.values()):
+    if _session is not None:
+        for engine in (_session.engine, *_session.sets.engines.values()):
             engine.forked()
 
 
@@ -155,8 +149,8 @@ def init(process_sets: ProcessSets = None, **settings: Any) -> None:
         An ancestor of this process already is this rank, and runs the engine.
     """
     with alone("init"):
-        if _running is not None:
-            _check_pid(_running)
+        if _session is not None:
+            _check_pid(_session)
             if settings or process_sets:
                 raise ConfigError("the engine is running; call engine.shutdown() before engine.init() with settings")
             return
@@ -174,53 +168,29 @@ def init(process_sets: ProcessSets = None, **settings: Any) -> None:
 
 
 def _begin(settings: Mapping[str, Any], process_sets: ProcessSets) -> None:
-    """Meet the other ranks, and start the default engine.
+    """Meet the other ranks, and start the default engine: by steps that come down in reverse if one of them fails.
 
     If it fails on one rank it fails on all ranks, with the reason, and leaves nothing behind. It can be called again.
     """
-    global _running, _generation
+    global _session, _generation
     if HOLDER in os.environ:
         _expect_own_place()
-    prepared = _prepare(settings, process_sets)
-    serving = prepared.serving
+    session = _create_session(settings, process_sets)
     try:
-        running = start(prepared.rank)
+        session.start((startup.listen_for_metrics, *startup.PREPARE))
+        startup.join_world(session)
+        _generation = session.generation
+        session.start(startup.OPEN)
     except BaseException as error:
-        if serving is not None:
-            serving.stop()
-        prepared.rank.close()
-        if not prepared.rank.heard_of and isinstance(error, Exception):
-            tell_failure(prepared.rank.world, prepared.rank.generation, error)
+        failure = session.engine.failure if session.joined else None
+        session.fail(error)
+        if failure is not None:
+            raise RendezvousError(f"engine.init() has failed, so no rank starts: {failure}") from None
+        if not session.announced and isinstance(error, Exception):
+            startup.tell_failure(session.world, session.generation, error)
         raise
-    _generation = running.generation
-    try:
-        running.serving = serving
-        if prepared.sets:  # Adding them needs all engines, and has no time-out of its own.
-            await_engines(running)
-        for each in prepared.sets:
-            running.show(running.sets.add(each))
-        if serving is not None:
-            serving.start(running.pids)
-        if running.world.rank == 0:
-            running.tune(running)
-        _log_start(running.world, prepared.environ)
-        await_all(running)
-    except BaseException as error:
-        _abandon(running, error)
-        raise
-    _running = running
-    _hold_place(running.world)
-
-
-def _log_start(world: World, environ: Mapping[str, str]) -> None:
-    """Log this process's rank, and variables of its environment that are ignored, misspelt or without effect."""
-    logs.logger.info("rank %d of %d, found by %s", world.rank, world.size, world.source)
-    for name, value in service_links(environ).items():
-        logs.logger.info("%s=%s is set by Kubernetes for a Service of that name, and ignored", name, value)
-    for name, meant in config.misspelt(environ).items() if world.rank == 0 else ():
-        logs.logger.warning("%s is set, and there is no such setting; is %s meant?", name, meant)
-    if unused := config.without_effect(environ):
-        logs.logger.debug("set, and without effect here: %s", ", ".join(unused))
+    _session = session
+    _hold_place(session.world)
 
 
 def _is_imported_by_worker() -> bool:
@@ -259,37 +229,23 @@ def _expect_own_place() -> None:
         )
 
 
-@dataclass
-class _Prepared:
-    """Resources that `init` has prepared before the rendezvous."""
-
-    rank: Prepared
-    environ: Mapping[str, str]
-    sets: list[ProcessSet]
-    serving: InProcess | None
-
-
-def _prepare(settings: Mapping[str, Any], process_sets: ProcessSets) -> _Prepared:
-    """Do the part of `init` that can fail on this rank alone. A failure is told to the other ranks, which wait."""
+def _create_session(settings: Mapping[str, Any], process_sets: ProcessSets) -> EngineSession:
+    """Find this process's place and check the arguments of `init`. A failure is told to the other ranks, which wait."""
     environ: Mapping[str, str] = {}
     world: World | None = None
-    serving: InProcess | None = None
     try:
         environ, given, chosen = _chosen(settings)
         world = _detect(environ, chosen)
         logs.configure(chosen.log_level, world.rank)
         sets = _given_sets(process_sets)
         check_sets(sets, world.size)
-        serving = listen(chosen, world.local_rank)
-        return _Prepared(prepare(world, given, _generation + 1, environ, sets), environ, sets, serving)
+        return EngineSession(world, given, _generation + 1, environ, sets)
     except Exception as error:
-        if serving is not None:
-            serving.stop()
         if world is None and not isinstance(error, RendezvousError):  # Else the ranks have met, and know of it.
             with contextlib.suppress(EngineError):
                 world = _detect(environ or config.environment(), config.Config())
         if world is not None:
-            tell_failure(world, _generation + 1, error)
+            startup.tell_failure(world, _generation + 1, error)
         raise
 
 
@@ -307,16 +263,6 @@ def _given_sets(process_sets: ProcessSets) -> list[ProcessSet]:
     return [each if isinstance(each, ProcessSet) else ProcessSet(each) for each in process_sets or ()]
 
 
-def _abandon(running: Running, error: BaseException) -> None:
-    """End a world in which some rank has not completed `init`. Raise RendezvousError if the world has failed before."""
-    failure = running.engine.failure
-    if failure is None:
-        running.engine.abort(f"engine.init() has failed: {readable.exception(error)}")
-    _close(running, 0.0)
-    if failure is not None:
-        raise RendezvousError(f"engine.init() has failed, so no rank starts: {failure}") from None
-
-
 def _chosen(settings: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any], config.Config]:
     """Return this process's environment, the settings that the user has chosen, and all settings."""
     linux.open_standard_descriptors()
@@ -326,31 +272,31 @@ def _chosen(settings: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any]
 
 
 def _wait(settings: Mapping[str, Any], process_sets: ProcessSets) -> None:
-    """Enter the waiting room of an elastic job, unless this process is in it, and add process sets to it."""
-    global _room
-    if _room is not None and settings:
+    """Make the pending session of an elastic job, unless there is one, and add process sets to it."""
+    global _pending
+    if _pending is not None and settings:
         raise ConfigError("engine.init() was called before; give it all settings the first time")
     environ, given, chosen = _chosen(settings)
     world = find_place(environ)
     logs.configure(chosen.log_level, world.rank)
     sets = _given_sets(process_sets)
-    room = _room or WaitingRoom(world, given)
+    waiting = _pending or PendingSession(world, given)
     added: list[ProcessSet] = []
     try:
         for each in sets:
-            room.add(each)
+            waiting.add(each)
             added.append(each)
-        _log_start(world, environ)
+        startup.log_environment(world, environ)
     except BaseException:
         for each in added:
-            room.remove(each)
-        if _room is None:
-            room.close()
+            waiting.remove(each)
+        if _pending is None:
+            waiting.close()
         raise
-    _room = room
+    _pending = waiting
 
 
-def enter(world: World, called_off: CancellationToken | None = None) -> None:
+def enter(world: World, cancel: CancellationToken | None = None) -> None:
     """End the current world, if any, and enter the next one. Collective over the next one.
 
     The process keeps the settings of `init`, its knobs, its page of counters and its metrics service. It keeps process
@@ -361,7 +307,7 @@ def enter(world: World, called_off: CancellationToken | None = None) -> None:
     ----------
     world : World
         This process's place in the next world, with the world's number.
-    called_off : CancellationToken, optional
+    cancel : CancellationToken, optional
         Cancellation that is checked while this process waits for the others.
 
     Raises
@@ -375,30 +321,36 @@ def enter(world: World, called_off: CancellationToken | None = None) -> None:
     MismatchError
         State that was carried into the new world is not equal on all ranks.
     """
-    global _running, _room, _generation
-    called_off = None if called_off is None else CancellationToken(*called_off)
+    global _session, _pending, _generation
+    cancel = None if cancel is None else CancellationToken(*cancel)
     with alone("enter"):
-        room = _room = _leave_for(world)
-        room.tell_children()
+        waiting = _pending = _leave_for(world)
+        waiting.tell_children()
         environ = config.environment()
-        logs.configure(room.settings.log_level, world.rank)
+        logs.configure(waiting.settings.log_level, world.rank)
         _generation += 1
         generation = _generation if world.number is None else world.number
-        prepared = prepare(world, room.given, generation, environ)
-        if room.serving is not None and world.local_rank != 0:
-            room.serving.stop()  # Frees the port for the rank that serves this host next.
-            room.serving = None
-        room.told.optimizers, room.told.sets = optimizers.count_optimizers(), [each._ranks for each in room.sets]
-        running = start(prepared, called_off)
+        session = EngineSession(world, waiting.given, generation, environ)
+        if waiting.metrics_service is not None and world.local_rank != 0:
+            waiting.metrics_service.stop()  # Frees the port for the rank that serves this host next.
+            waiting.metrics_service = None
+        waiting.state.optimizers = optimizers.count_optimizers()
+        waiting.state.sets = [each._ranks for each in waiting.sets]
         try:
-            everybody = pending.meet(running.engine, room.told, called_off)
-        except BaseException:
-            _close(running, 0.0)
+            session.start(startup.PREPARE)
+            startup.join_world(session, cancel)
+        except BaseException as error:
+            session.fail(error)
             raise
-        _running, _room = running, None
+        try:
+            everybody = pending.exchange_states(session.engine, waiting.state, cancel)
+        except BaseException:
+            session.close(0.0)
+            raise
+        _session, _pending = session, None
         atexit.unregister(shutdown)
         atexit.register(shutdown)
-        pending.settle(running, room, everybody)
+        pending.restore_state(session, waiting, everybody)
     for callback in _on_enter:
         callback()
 
@@ -409,29 +361,29 @@ def leave() -> None:
     A process leaves before it asks at the gate of an elastic job, since a process that ends waits for ranks that have
     not left.
     """
-    global _room
+    global _pending
     with alone("leave"):
-        if _running is not None:
-            _room = _leave_for(_running.world)
+        if _session is not None:
+            _pending = _leave_for(_session.world)
 
 
-def _leave_for(world: World) -> WaitingRoom:
-    """End the current world, if any, and return the waiting room for the next one."""
-    global _running
-    if _running is None:
-        room = _room
-        if room is None:
+def _leave_for(world: World) -> PendingSession:
+    """End the current world, if any, and return the pending session for the next one."""
+    global _session
+    if _session is None:
+        waiting = _pending
+        if waiting is None:
             _, given, _ = _chosen({})
-            return WaitingRoom(world, given)
-        room.await_world(world)
-        return room
-    _check_pid(_running)
-    running, _running = _running, None
-    engine = running.engine
-    carried = WaitingRoom.carried(running)
-    _close(running, 0.0 if engine.failure is not None else running.settings.shutdown_timeout)
+            return PendingSession(world, given)
+        waiting.await_world(world)
+        return waiting
+    _check_pid(_session)
+    session, _session = _session, None
+    engine = session.engine
+    carried = PendingSession.carried(session)
+    session.close(0.0 if engine.failure is not None else session.settings.shutdown_timeout)
     engine.tell(state=STATES.index("resetting"))
-    return WaitingRoom(world, *carried)
+    return PendingSession(world, *carried)
 
 
 def on_enter(callback: Callable[[], None]) -> None:
@@ -455,10 +407,10 @@ def failure(seconds: float) -> Failure | None:
     Failure or None
         None if the world has not failed, or if there is none.
     """
-    running = _running
-    if running is None or os.getpid() != running.pid or not running.watch.await_failure(seconds):
+    session = _session
+    if session is None or os.getpid() != session.pid or not session.monitor.await_failure(seconds):
         return None
-    error = running.engine.failure
+    error = session.engine.failure
     culprit = error.rank if isinstance(error, WorldError) and error.rank >= 0 else None
     return Failure(str(error), culprit, isinstance(error, RankStalledError))
 
@@ -470,7 +422,7 @@ def number() -> int:
 
 def is_waiting() -> bool:
     """Return whether this process waits for a world of an elastic job, and so cannot communicate."""
-    return _room is not None and _running is None
+    return _pending is not None and _session is None
 
 
 def shutdown() -> None:
@@ -480,7 +432,7 @@ def shutdown() -> None:
     `init` creates a new world. A signal handler may call it: during another `shutdown` it returns at once, and during
     `init` or `start_timeline` it is deferred until that call has ended.
     """
-    global _running, _room, _put_off
+    global _session, _pending, _put_off
     with _lock:
         if _under_way is not None:
             _put_off = _under_way != "shutdown"
@@ -491,104 +443,40 @@ def shutdown() -> None:
             )
             return
     with alone("shutdown"):
-        if _room is not None and _room.pid == os.getpid():
-            _room.close()
-            _room = None
-        running = _running
-        if running is None:
+        if _pending is not None and _pending.pid == os.getpid():
+            _pending.close()
+            _pending = None
+        session = _session
+        if session is None:
             return
-        if os.getpid() != running.pid:
+        if os.getpid() != session.pid:
             return  # A forked child has nothing to end: threads and mappings stayed with the parent.
-        _running = None
+        _session = None
         os.environ.pop(HOLDER, None)
         atexit.unregister(shutdown)
-        _close(running, running.settings.shutdown_timeout)
-        if running.engine.failure is not None:
-            running.engine.tell(state=STATES.index("failed"))  # No world follows, also in an elastic job.
+        session.close(session.settings.shutdown_timeout)
+        if session.engine.failure is not None:
+            session.engine.tell(state=STATES.index("failed"))  # No world follows, also in an elastic job.
 
 
-def _close(running: Running, seconds: float) -> None:
-    """Leave a world and close all its components, even if some of them raise.
-
-    Operations in flight have `seconds` in total. Each thread and process beside the engine has at least `_MOMENT`.
-    """
-    left = _shared(seconds)
-    with contextlib.ExitStack() as ends:  # The last one is called first.
-        ends.callback(running.let_go, _MOMENT)
-        ends.callback(lambda: running.engine.close(max(left(), min(seconds, _MOMENT))))
-        ends.callback(lambda: _close_sets(running, left()))
-        if running.tuning is not None:
-            tuning = running.tuning
-            ends.callback(lambda: tuning.stop(max(left(), _MOMENT)))
-        ends.callback(_finish_programs, running, left)
+def _check_pid(session: EngineSession) -> None:
+    if os.getpid() != session.pid:
+        raise ForkedError(_FORKED.format(parent=session.pid, child=os.getpid()))
 
 
-def _shared(seconds: float) -> Callable[[], float]:
-    """Return a function that returns the remaining seconds of a common time budget."""
-    end = time.monotonic() + seconds
-    return lambda: max(0.0, end - time.monotonic())
+def inside() -> EngineSession | PendingSession | None:
+    """Return the current world, else the pending session, else None: `init` was not called, or `shutdown` was."""
+    return _pending if _session is None else _session
 
 
-def _close_sets(running: Running, seconds: float) -> None:
-    """Close the process sets, and wait for the ranks that still need this one for their GPU collectives."""
-    left = _shared(seconds)
-    if running.sets.close(seconds) and running.device is not None:
-        running.device.stay(left())
-
-
-def before_shutdown(callback: Callable[[float], str | None]) -> None:
-    """Register a callback that is called whenever the engine is about to stop.
-
-    A framework may run programs that have yet to submit collectives. The callback gets the longest time in seconds that
-    it may wait for them. It returns a description of what has not ended by then, or None.
-    """
-    _before_shutdown.append(callback)
-
-
-def _finish_programs(running: Running, left: Callable[[], float]) -> None:
-    """Wait for running programs of frameworks; on a time-out, log which ranks their collectives wait for."""
-    timeout = left()
-    for callback in _before_shutdown:
-        if late := callback(left()):
-            engines = (running.engine, *running.sets.engines.values())
-            waits = [_waited_for(operation) for engine in engines for operation in engine.pending()]
-            logs.logger.warning(
-                "rank %d stops the engine while %s, after %.3g s (shutdown_timeout): %s",
-                running.world.rank,
-                late,
-                timeout,
-                "; ".join(waits[:_SHOWN]) or "no collective is in flight, so it computes",
-            )
-
-
-def _waited_for(operation: dict[str, Any]) -> str:
-    """Describe an operation in flight, with the ranks that have not submitted it."""
-    missing = operation["missing"]
-    if missing is None:
-        return f"{operation['name']!r} waits for other ranks"
-    if not missing:
-        return f"{operation['name']!r} was submitted by all ranks"
-    return f"{operation['name']!r} waits for rank {' and '.join(map(str, missing))}"
-
-
-def _check_pid(running: Running) -> None:
-    if os.getpid() != running.pid:
-        raise ForkedError(_FORKED.format(parent=running.pid, child=os.getpid()))
-
-
-def inside() -> Running | WaitingRoom | None:
-    """Return the current world, else the waiting room, else None: `init` was not called, or `shutdown` was."""
-    return _room if _running is None else _running
-
-
-def current() -> Running:
+def current() -> EngineSession:
     """Return the current world. Raises the errors of `engine`."""
-    running = _running
-    if running is None:
-        raise NotInitializedError(uninitialized() if _room is None else WAITING)
-    if os.getpid() != running.pid:
-        _check_pid(running)
-    return running
+    session = _session
+    if session is None:
+        raise NotInitializedError(uninitialized() if _pending is None else WAITING)
+    if os.getpid() != session.pid:
+        _check_pid(session)
+    return session
 
 
 def engine() -> core.Engine:
@@ -606,14 +494,12 @@ def engine() -> core.Engine:
 
 def device() -> Device:
     """Return the GPU of this rank. Raises the errors of `engine`."""
-    running_device = current().device
-    assert running_device is not None
-    return running_device
+    return current().device
 
 
 def settings() -> config.Config:
     """Return the settings of this process's current or next engine. Raises the errors of `engine`."""
-    return _room.settings if _room is not None and _running is None else current().settings
+    return _pending.settings if _pending is not None and _session is None else current().settings
 
 
 def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
@@ -639,12 +525,12 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     EngineError
         The ranks do not mean the same set.
     """
-    if _room is not None and _running is None:
-        return _room.add(process_set)
-    running = current()
-    added = running.sets.add(process_set)
+    if _pending is not None and _session is None:
+        return _pending.add(process_set)
+    session = current()
+    added = session.sets.add(process_set)
     with alone("add_process_set"):
-        running.show(added)
+        session.record_process_set(added)
     return added
 
 
@@ -678,11 +564,11 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     bool
         Whether the set existed; False for the global set, which cannot be removed.
     """
-    if _room is not None and _running is None:
-        return _room.remove(process_set)
+    if _pending is not None and _session is None:
+        return _pending.remove(process_set)
     return current().sets.remove(process_set)
 
 
 def is_initialized() -> bool:
     """Return whether `init` has been called in this process itself, and `shutdown` has not."""
-    return any(each is not None and each.pid == os.getpid() for each in (_running, _room))
+    return any(each is not None and each.pid == os.getpid() for each in (_session, _pending))

@@ -14,7 +14,7 @@ from ..config.world import NO_LAUNCHER, World, find_place
 from ..errors import NotInitializedError
 from ..net.rendezvous.layout import Layout
 from . import runtime
-from .startup import Running
+from .session import EngineSession
 
 
 def rank() -> int:
@@ -81,7 +81,7 @@ def _world_of_worker() -> World:
 def _layout() -> Layout:
     """Return the distribution of ranks over hosts; in a worker process that of its parent's job."""
     found = runtime.inside()
-    if isinstance(found, Running):
+    if isinstance(found, EngineSession):
         return found.layout
     world = _world()
     if world.several_hosts:

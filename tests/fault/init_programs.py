@@ -17,7 +17,7 @@ import numpy as np
 
 import engine
 from engine.net.rendezvous import local_client, local_server, messages
-from engine.session import monitor, registry, runtime, startup
+from engine.session import monitor, registry, runtime, session, startup
 from engine.trace import timeline
 from engine.tuning import trial_loop
 
@@ -31,18 +31,22 @@ BEFORE = {
     "detect": (runtime, "detect"),
     "given sets": (runtime, "_given_sets"),
     "logs": (runtime.logs, "configure"),
-    "listen": (runtime, "listen"),
+    "session": (runtime, "EngineSession"),
+    "listen": (startup, "listen"),
     "kernels": (startup.setup, "use_kernels"),
-    "reserve": (startup, "_reserve_descriptors"),
+    "reserve": (startup.linux, "reserve_descriptors"),
     "build": (startup.setup, "segment_info"),
     "knobs of a log": (startup, "_knobs_of_a_log"),
     "page": (startup, "_page"),
     "timeline": (startup, "Timeline"),
-    "start": (runtime, "start"),
+    "join": (startup, "join_world"),
     "gather": (startup, "_gather"),
     "introduce": (local_server.Hello, "__init__"),
 }
-"""Steps of a rank before it meets the others, by name: a module or class, and the name of the called function."""
+"""Steps of a rank before it meets the others, by name.
+
+Each is a module or class, the name of the called function, and its member if the name is that of a tuple.
+"""
 MEETING = {
     "own pidfd": (messages.linux, "pidfd_open"),
     "listening": (local_server.LocalServer, "_listen"),
@@ -71,19 +75,18 @@ AFTER = {
     "device": (startup, "Device"),
     "registry": (startup, "ProcessSetRegistry"),
     "recorder": (startup, "Recorder"),
-    "watch": (startup, "Watch"),
-    "watch start": (monitor.Watch, "start"),
+    "monitor": (startup, "Monitor"),
+    "monitor start": (monitor.Monitor, "start"),
     "stacks": (startup.stacks, "enable"),
-    "running": (startup, "Running"),
     "timeline start": (timeline.Timeline, "start"),
-    "engines": (runtime, "await_engines"),
+    "engines": (startup, "await_engines"),
     "sets": (registry.ProcessSetRegistry, "add"),
     "forming": (registry.ProcessSetRegistry, "_form"),
-    "show": (startup.Running, "show"),
-    "serving": (runtime.InProcess, "start"),
+    "show": (session.EngineSession, "record_process_set"),
+    "serving": (session.InProcess, "start"),
     "tune": (trial_loop.Tuning, "start"),
-    "log": (runtime, "_log_start"),
-    "all": (runtime, "await_all"),
+    "log": (startup, "log_environment"),
+    "all": (startup, "OPEN", "await_all"),
 }
 """Steps after a rank has met the others."""
 STEPS = BEFORE | MEETING | AFTER
@@ -99,17 +102,18 @@ class Broken(Exception):
 @contextmanager
 def broken(step: str) -> Iterator[list[str]]:
     """Make a step raise at its first call; yield the list to which its name is then added."""
-    owner, name = STEPS[step]
+    owner, name, *member = STEPS[step]
     kept = vars(owner)[name]
+    taken = next(each for each in kept if each.__name__ == member[0]) if member else kept
     raised: list[str] = []
 
     def fail_once(*args: Any, **options: Any) -> Any:
         if not raised:
             raised.append(step)
             raise Broken
-        return kept(*args, **options)
+        return taken(*args, **options)
 
-    setattr(owner, name, fail_once)
+    setattr(owner, name, tuple(fail_once if each is taken else each for each in kept) if member else fail_once)
     try:
         yield raised
     finally:

@@ -10,7 +10,7 @@ from engine.config.world import World
 from engine.errors import NotInitializedError
 from engine.net.rendezvous import Gathered
 from engine.net.rendezvous.layout import Layout
-from engine.session import runtime, startup, topology
+from engine.session import runtime, session, startup, topology
 
 LAYOUT = Layout.of([[0, 3], [1, 4], [2]])
 
@@ -23,7 +23,7 @@ def test_cross_ranks_are_those_of_horovod(
     monkeypatch: pytest.MonkeyPatch, rank: int, local: int, local_size: int, cross: int, cross_size: int
 ) -> None:
     world = World(rank, 5, local, local_size, "job", "s", "test", HubAddress("node0", 1))
-    inside = object.__new__(startup.Running)  # without an engine
+    inside = object.__new__(session.EngineSession)  # without an engine
     inside.world, inside.layout = world, LAYOUT
     monkeypatch.setattr(runtime, "inside", lambda: inside)
     assert (engine.rank(), engine.size()) == (rank, 5)

@@ -1,0 +1,220 @@
+"""Session of a rank in one world: its engine, its process sets, and the services beside the engine.
+
+A session starts by steps (`engine.session.startup`). Each step that is up registers how it comes down, so that `close`
+ends a whole session and a partly started one in the same way: the last step first, each even if another one raises.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..collectives.process_sets import ProcessSet
+from ..config import config
+from ..config.world import World
+from ..gpu.device import Device
+from ..metrics.export.in_process import InProcess
+from ..native import core
+from ..net.rendezvous.layout import Layout
+from ..text import logs, readable
+from ..trace.timeline import Timeline
+from ..tuning.trial_loop import Spent, Tuning
+from .monitor import Monitor
+from .registry import ProcessSetRegistry
+
+MOMENT = 2.0  # seconds that each thread and process beside the engine has to end, regardless of the time-out
+SHOWN = 5  # largest number of operations in a warning
+
+_before_shutdown: list[Callable[[float], str | None]] = []
+
+
+@dataclass
+class RankState:
+    """State that ranks exchange when a world of an elastic job starts.
+
+    Attributes
+    ----------
+    last : int or None
+        Number of the rank's previous world; None: it was in none.
+    sets : list of tuple of int
+        Ranks of each of its process sets, in the order in which these were added.
+    knobs : dict or None
+        Knobs that it proposes for the new world; None: it knows of none.
+    spent : Spent
+        Cost of the tuner's trials for the job, as far as the rank knows.
+    searched : tuple of int
+        Sizes of the worlds in which a search of the tuner has ended, as far as the rank knows.
+    optimizers : int
+        Number of its wrapped optimizers.
+    """
+
+    last: int | None = None
+    sets: list[tuple[int, ...]] = field(default_factory=list)
+    knobs: dict[str, Any] | None = None
+    spent: Spent = field(default_factory=Spent)
+    searched: tuple[int, ...] = ()
+    optimizers: int = 0
+
+
+@dataclass
+class EngineSession:
+    """Engine of a rank in one world, and all that runs beside it."""
+
+    world: World
+    given: dict[str, Any]
+    """Settings that the user has chosen, by name; the others have their defaults."""
+    generation: int
+    """Number of the world, set by the driver of an elastic job, or counted by this process."""
+    environ: Mapping[str, str]
+    """Result of `config.environment()`."""
+    initial_sets: Sequence[ProcessSet] = ()
+    """Process sets that are added during the start."""
+
+    settings: config.Config = field(init=False)
+    build: dict[str, str | int] = field(init=False)
+    """Properties of the build, and process sets, that must be equal on all ranks."""
+    known_knobs: dict[str, Any] = field(init=False)
+    """Knobs of `autotune_from`, on rank 0."""
+    page: int = -1
+    """Descriptor of the page of counters; -1: there is none."""
+    announced: bool = False
+    """Whether the rendezvous has begun, which announces a failure to the other ranks itself."""
+    joined: bool = False
+    """Whether this rank has an engine in the world."""
+
+    engine: core.Engine = field(init=False)
+    layout: Layout = field(init=False)
+    pids: dict[int, int] = field(init=False)
+    """Process ids of this host's ranks, by rank."""
+    processors: list[int] = field(init=False)
+    """Numbers of the processors that the ranks of this host may run on."""
+    device: Device = field(init=False)
+    monitor: Monitor = field(init=False)
+    sets: ProcessSetRegistry = field(init=False)
+    metrics_service: InProcess | None = None
+    timeline: Timeline | None = None
+    tuning: Tuning | None = None
+
+    searching: bool = False
+    """Whether the tuner began to search in this world of an elastic job, on any rank."""
+    state: RankState = field(default_factory=RankState)
+    """State of this rank from earlier worlds of an elastic job."""
+    lost: list[ProcessSet] = field(default_factory=list)
+    """Process sets of earlier worlds that this one does not have."""
+
+    def __post_init__(self) -> None:
+        self.pid = os.getpid()
+        self.settings = config.Config(**self.given)
+        self.ends = contextlib.ExitStack()
+        """Ends of the steps that are up; the last one is called first."""
+        self._seconds, self._deadline = 0.0, 0.0
+        self.ends.callback(self._stop_metrics)  # These two may also start later.
+        self.ends.callback(self.stop_timeline)
+
+    @property
+    def several_hosts(self) -> bool:
+        """Whether the world has ranks on other hosts."""
+        return len(self.layout.crews) > 1
+
+    def start(self, steps: Sequence[Callable[[EngineSession], None]]) -> None:
+        """Take steps of the start, each of which registers its end. If one raises, the caller calls `fail`."""
+        for step in steps:
+            step(self)
+
+    def fail(self, error: BaseException) -> None:
+        """End the world because this rank's start has failed with `error`, and close what is up."""
+        if self.joined and self.engine.failure is None:
+            self.engine.abort(reason_of(error))
+        self.close(0.0)
+
+    def close(self, seconds: float) -> None:
+        """Leave the world and end all steps, even if some of their ends raise.
+
+        Operations in flight have `seconds` in total. Each thread and process beside the engine has at least `MOMENT`.
+        """
+        self._seconds, self._deadline = seconds, time.monotonic() + seconds
+        self.ends.close()
+
+    def seconds_left(self) -> float:
+        """Return the seconds that are left to end the session."""
+        return max(0.0, self._deadline - time.monotonic())
+
+    def record_process_set(self, added: ProcessSet) -> None:
+        """Add a new process set to the timeline, if one is being recorded."""
+        if self.timeline is not None and added.process_set_id is not None and added.included():
+            self.timeline.add(added.process_set_id, added.engine)
+
+    def stop_timeline(self) -> None:
+        """Stop the timeline and complete its file, if one is being recorded."""
+        timeline, self.timeline = self.timeline, None
+        if timeline is not None:
+            timeline.stop()
+
+    def close_engine(self) -> None:
+        """Finish or end the operations in flight, and leave the world. Does nothing the second time."""
+        self.engine.close(max(self.seconds_left(), min(self._seconds, MOMENT)))
+
+    def stop_monitor(self) -> None:
+        """Close the engine, which ends the monitor's thread, and wait for that."""
+        try:
+            self.close_engine()
+        finally:
+            self.monitor.report_failure()  # Before the device is closed, which the launcher may not wait for.
+            self.monitor.stop(MOMENT)
+
+    def close_process_sets(self) -> None:
+        """Close the process sets, and wait for the ranks that still need this one for their GPU collectives."""
+        if self.sets.close(self.seconds_left()):
+            self.device.stay(self.seconds_left())
+
+    def stop_tuner(self) -> None:
+        """Stop the tuner's process, if this rank has it."""
+        if self.tuning is not None:
+            self.tuning.stop(max(self.seconds_left(), MOMENT))
+
+    def finish_programs(self) -> None:
+        """Wait for running programs of frameworks; on a time-out, log which ranks their collectives wait for."""
+        timeout = self.seconds_left()
+        for callback in _before_shutdown:
+            if late := callback(self.seconds_left()):
+                engines = (self.engine, *self.sets.engines.values())
+                waits = [_describe_wait(operation) for engine in engines for operation in engine.pending()]
+                logs.logger.warning(
+                    "rank %d stops the engine while %s, after %.3g s (shutdown_timeout): %s",
+                    self.world.rank,
+                    late,
+                    timeout,
+                    "; ".join(waits[:SHOWN]) or "no collective is in flight, so it computes",
+                )
+
+    def _stop_metrics(self) -> None:
+        if self.metrics_service is not None:
+            self.metrics_service.stop()
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the text of the abort by which this rank ends a world that it cannot start."""
+    return f"engine.init() has failed: {readable.exception(error)}"
+
+
+def before_shutdown(callback: Callable[[float], str | None]) -> None:
+    """Register a callback that is called whenever the engine is about to stop.
+
+    A framework may run programs that have yet to submit collectives. The callback gets the longest time in seconds that
+    it may wait for them. It returns a description of what has not ended by then, or None.
+    """
+    _before_shutdown.append(callback)
+
+
+def _describe_wait(operation: dict[str, Any]) -> str:
+    """Describe an operation in flight, with the ranks that have not submitted it."""
+    missing = operation["missing"]
+    if missing is None:
+        return f"{operation['name']!r} waits for other ranks"
+    if not missing:
+        return f"{operation['name']!r} was submitted by all ranks"
+    return f"{operation['name']!r} waits for rank {' and '.join(map(str, missing))}"
