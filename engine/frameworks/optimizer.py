@@ -173,7 +173,7 @@ class Wrapping(ABC):
         self._leave_world()
         self._stop_reducing(
             passes,
-            f"this optimizer was wrapped in an earlier world, and some rank of world {runtime.number()} has not "
+            f"this optimizer was wrapped in an earlier world, and some rank of world {runtime.world_number()} has not "
             "wrapped it: call DistributedOptimizer before elastic.run, or anew in each call of what that wraps",
         )
 

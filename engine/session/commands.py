@@ -22,7 +22,7 @@ def set_knobs(
     sockets_per_lane: int | str | None = None,
     **unknown: Never,
 ) -> int:
-    """Change knobs while session. On rank 0 only; every rank applies the change at the same schedule entry.
+    """Change knobs while running. On rank 0 only; every rank applies the change at the same schedule entry.
 
     This ends a search of the tuner: the program controls the knobs from then on.
 
@@ -99,7 +99,7 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
         The file cannot be created.
     """
     session = runtime.current()
-    with runtime.alone("start_timeline"):
+    with runtime.hold_alone("start_timeline"):
         if session.timeline is not None:
             path = session.timeline.path
             raise EngineError(f"a timeline is being recorded to {path}; call engine.stop_timeline() first")
@@ -113,7 +113,7 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
 def stop_timeline() -> None:
     """Stop this rank's timeline and complete its file, as `shutdown` does. Does nothing if none is being recorded."""
     session = runtime.current()
-    with runtime.alone("stop_timeline"):
+    with runtime.hold_alone("stop_timeline"):
         session.stop_timeline()
 
 

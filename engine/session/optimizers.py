@@ -1,9 +1,9 @@
 """Move of wrapped optimizers from one world of an elastic job into the next.
 
-A binding registers each optimizer that it wraps. `runtime.enter` lets the ranks agree on the number of optimizers, and
-moves them one after the other in the order of their creation. So the first of a surviving rank matches the first of a
-new rank. Optimizers that only some ranks have, because they were created within the function that `elastic.run` wraps,
-are left behind.
+A binding registers each optimizer that it wraps. `runtime.enter_world` lets the ranks agree on the number of
+optimizers, and moves them one after the other in the order of their creation. So the first of a surviving rank matches
+the first of a new rank. Optimizers that only some ranks have, because they were created within the function that
+`elastic.run` wraps, are left behind.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class PendingSession:
     state : RankState
         State of the previous world that this process will tell the other ranks.
     metrics_service : InProcess or None
-        Metrics service that keeps session.
+        Metrics service that keeps running.
     """
 
     world: World

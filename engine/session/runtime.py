@@ -1,6 +1,6 @@
 """Default engine of this process: created by `init`, ended by `shutdown`, refused in forked children.
 
-In an elastic job `init` only makes a pending session, and `enter` enters one world after the other.
+In an elastic job `init` only makes a pending session, and `enter_world` enters one world after the other.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ os.register_at_fork(after_in_child=_in_forked_child)
 
 
 @contextlib.contextmanager
-def alone(what: str) -> Iterator[None]:
+def hold_alone(what: str) -> Iterator[None]:
     """Hold the lock for a public function, named `what`, that changes the default engine.
 
     A signal handler interrupts the main thread, so it may find the lock held by its own thread. Such a call is refused,
@@ -148,7 +148,7 @@ def init(process_sets: ProcessSets = None, **settings: Any) -> None:
     EngineError
         An ancestor of this process already is this rank, and runs the engine.
     """
-    with alone("init"):
+    with hold_alone("init"):
         if _session is not None:
             _check_pid(_session)
             if settings or process_sets:
@@ -157,7 +157,7 @@ def init(process_sets: ProcessSets = None, **settings: Any) -> None:
         if _is_imported_by_worker():
             return
         try:
-            (_wait if GATE in os.environ else _begin)(settings, process_sets)
+            (_make_pending if GATE in os.environ else _start_session)(settings, process_sets)
         except EngineError as error:
             # The engine's own frames would only hide the text from the user.
             logs.logger.debug("init has failed", exc_info=True)
@@ -167,7 +167,7 @@ def init(process_sets: ProcessSets = None, **settings: Any) -> None:
         atexit.register(shutdown)
 
 
-def _begin(settings: Mapping[str, Any], process_sets: ProcessSets) -> None:
+def _start_session(settings: Mapping[str, Any], process_sets: ProcessSets) -> None:
     """Meet the other ranks, and start the default engine: by steps that come down in reverse if one of them fails.
 
     If it fails on one rank it fails on all ranks, with the reason, and leaves nothing behind. It can be called again.
@@ -204,7 +204,7 @@ def _is_imported_by_worker() -> bool:
     return True
 
 
-def imported() -> World | None:
+def imported_world() -> World | None:
     """Return the place of this worker process's rank, if it called `init` while it imported the program, else None."""
     return _imported
 
@@ -234,8 +234,8 @@ def _create_session(settings: Mapping[str, Any], process_sets: ProcessSets) -> E
     environ: Mapping[str, str] = {}
     world: World | None = None
     try:
-        environ, given, chosen = _chosen(settings)
-        world = _detect(environ, chosen)
+        environ, given, chosen = _read_settings(settings)
+        world = _detect_world(environ, chosen)
         logs.configure(chosen.log_level, world.rank)
         sets = _given_sets(process_sets)
         check_sets(sets, world.size)
@@ -243,13 +243,13 @@ def _create_session(settings: Mapping[str, Any], process_sets: ProcessSets) -> E
     except Exception as error:
         if world is None and not isinstance(error, RendezvousError):  # Else the ranks have met, and know of it.
             with contextlib.suppress(EngineError):
-                world = _detect(environ or config.environment(), config.Config())
+                world = _detect_world(environ or config.environment(), config.Config())
         if world is not None:
             startup.tell_failure(world, _generation + 1, error)
         raise
 
 
-def _detect(environ: Mapping[str, str], chosen: config.Config) -> World:
+def _detect_world(environ: Mapping[str, str], chosen: config.Config) -> World:
     """Find this process's place in its job. Collective if ranks agree over MPI."""
     return detect(environ, partial(mpi_bootstrap.agree, seconds=chosen.start_timeout, interface=chosen.interface))
 
@@ -263,7 +263,7 @@ def _given_sets(process_sets: ProcessSets) -> list[ProcessSet]:
     return [each if isinstance(each, ProcessSet) else ProcessSet(each) for each in process_sets or ()]
 
 
-def _chosen(settings: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any], config.Config]:
+def _read_settings(settings: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any], config.Config]:
     """Return this process's environment, the settings that the user has chosen, and all settings."""
     linux.open_standard_descriptors()
     environ = config.environment()
@@ -271,12 +271,12 @@ def _chosen(settings: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any]
     return environ, given, config.Config(**given)
 
 
-def _wait(settings: Mapping[str, Any], process_sets: ProcessSets) -> None:
+def _make_pending(settings: Mapping[str, Any], process_sets: ProcessSets) -> None:
     """Make the pending session of an elastic job, unless there is one, and add process sets to it."""
     global _pending
     if _pending is not None and settings:
         raise ConfigError("engine.init() was called before; give it all settings the first time")
-    environ, given, chosen = _chosen(settings)
+    environ, given, chosen = _read_settings(settings)
     world = find_place(environ)
     logs.configure(chosen.log_level, world.rank)
     sets = _given_sets(process_sets)
@@ -296,7 +296,7 @@ def _wait(settings: Mapping[str, Any], process_sets: ProcessSets) -> None:
     _pending = waiting
 
 
-def enter(world: World, cancel: CancellationToken | None = None) -> None:
+def enter_world(world: World, cancel: CancellationToken | None = None) -> None:
     """End the current world, if any, and enter the next one. Collective over the next one.
 
     The process keeps the settings of `init`, its knobs, its page of counters and its metrics service. It keeps process
@@ -323,7 +323,7 @@ def enter(world: World, cancel: CancellationToken | None = None) -> None:
     """
     global _session, _pending, _generation
     cancel = None if cancel is None else CancellationToken(*cancel)
-    with alone("enter"):
+    with hold_alone("enter"):
         waiting = _pending = _leave_for(world)
         waiting.tell_children()
         environ = config.environment()
@@ -355,14 +355,14 @@ def enter(world: World, cancel: CancellationToken | None = None) -> None:
         callback()
 
 
-def leave() -> None:
+def leave_world() -> None:
     """End the current world, if any, and wait for the next one. Collective, unless the world has failed.
 
     A process leaves before it asks at the gate of an elastic job, since a process that ends waits for ranks that have
     not left.
     """
     global _pending
-    with alone("leave"):
+    with hold_alone("leave"):
         if _session is not None:
             _pending = _leave_for(_session.world)
 
@@ -373,7 +373,7 @@ def _leave_for(world: World) -> PendingSession:
     if _session is None:
         waiting = _pending
         if waiting is None:
-            _, given, _ = _chosen({})
+            _, given, _ = _read_settings({})
             return PendingSession(world, given)
         waiting.await_world(world)
         return waiting
@@ -387,14 +387,14 @@ def _leave_for(world: World) -> PendingSession:
 
 
 def on_enter(callback: Callable[[], None]) -> None:
-    """Register a callback that `enter` calls in each later world, on its own thread, once the engine runs.
+    """Register a callback that `enter_world` calls in each later world, on its own thread, once the engine runs.
 
     It must not be collective, since other ranks may have registered other callbacks.
     """
     _on_enter.append(callback)
 
 
-def failure(seconds: float) -> Failure | None:
+def world_failure(seconds: float) -> Failure | None:
     """Return the failure of the world, independently of the exception that a framework has raised for it.
 
     Parameters
@@ -415,7 +415,7 @@ def failure(seconds: float) -> Failure | None:
     return Failure(str(error), culprit, isinstance(error, RankStalledError))
 
 
-def number() -> int:
+def world_number() -> int:
     """Return the number of the world: the driver's in an elastic job, else the number of worlds of this process."""
     return current().generation
 
@@ -442,7 +442,7 @@ def shutdown() -> None:
                 "it is done when that has ended" if _put_off else "nothing more to do",
             )
             return
-    with alone("shutdown"):
+    with hold_alone("shutdown"):
         if _pending is not None and _pending.pid == os.getpid():
             _pending.close()
             _pending = None
@@ -464,7 +464,7 @@ def _check_pid(session: EngineSession) -> None:
         raise ForkedError(_FORKED.format(parent=session.pid, child=os.getpid()))
 
 
-def inside() -> EngineSession | PendingSession | None:
+def current_or_pending() -> EngineSession | PendingSession | None:
     """Return the current world, else the pending session, else None: `init` was not called, or `shutdown` was."""
     return _pending if _session is None else _session
 
@@ -529,7 +529,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
         return _pending.add(process_set)
     session = current()
     added = session.sets.add(process_set)
-    with alone("add_process_set"):
+    with hold_alone("add_process_set"):
         session.record_process_set(added)
     return added
 

@@ -54,10 +54,12 @@ def is_homogeneous() -> bool:
 
 def _world() -> World:
     """Return this process's place in its job; in a worker process, such as a data loader's, that of its parent."""
-    found = runtime.inside()
+    found = runtime.current_or_pending()
     if found is not None:
         return found.world
-    imported = runtime.imported()  # No walrus: TensorFlow's autograph, which may convert this function, rejects it.
+    imported = (
+        runtime.imported_world()
+    )  # No walrus: TensorFlow's autograph, which may convert this function, rejects it.
     if imported is not None:
         return imported
     return _world_of_worker() if multiprocessing.parent_process() is not None else runtime.current().world
@@ -80,7 +82,7 @@ def _world_of_worker() -> World:
 
 def _layout() -> Layout:
     """Return the distribution of ranks over hosts; in a worker process that of its parent's job."""
-    found = runtime.inside()
+    found = runtime.current_or_pending()
     if isinstance(found, EngineSession):
         return found.layout
     world = _world()

@@ -55,14 +55,14 @@ class Member:
             cancel = CancellationToken(self._connection.fileno(), lambda number=world.number: self._called_off(number))
             self.say("entering", world=world.number)
             try:
-                runtime.enter(world, cancel)
+                runtime.enter_world(world, cancel)
                 self.worlds += 1
                 self.say("entered", world=world.number)
                 self.say("returned", world=world.number, value=body(self))
             except CalledOff:
                 self.say("called_off", world=world.number)
             except BaseException as error:
-                failure = runtime.failure(2.0)
+                failure = runtime.world_failure(2.0)
                 # A world that fails at its start is already gone when its error is raised.
                 if failure is None and not isinstance(error, RendezvousError | WorldError):
                     self.say("raised", text=f"{type(error).__name__}: {error}")

@@ -72,7 +72,7 @@ def counting(member: Member) -> None:
 def dying(member: Member) -> None:
     """Reduce in each world; on the way into one, die at the function call whose number a file contains."""
     engine.init()
-    entered = runtime.enter
+    entered = runtime.enter_world
     place = Path(os.environ["DYING"]) / str(member.number)
 
     def enter(world: World, called_off: CancellationToken | None = None) -> None:
@@ -92,7 +92,7 @@ def dying(member: Member) -> None:
             sys.setprofile(None)
         member.say("calls", count=calls)
 
-    runtime.enter = enter
+    runtime.enter_world = enter
 
     def body(member: Member) -> None:
         assert member.world is not None
@@ -313,7 +313,7 @@ def refused(call: Callable[[], Any]) -> str | None:
     return None
 
 
-def waiting_room(member: Member) -> None:
+def pending_session(member: Member) -> None:
     """Make the calls that a script makes before `elastic.run`."""
     engine.init()
     model = perceptron()

@@ -1,4 +1,4 @@
-"""Consecutive worlds in one process: `runtime.enter`, and what is carried from one to the next."""
+"""Consecutive worlds in one process: `runtime.enter_world`, and what is carried from one to the next."""
 
 from __future__ import annotations
 
@@ -168,9 +168,9 @@ def test_survivors_are_in_the_next_world_soon(nursery: Nursery) -> None:
     assert min(reset() for _ in range(3)) < 1.0
 
 
-def test_nothing_communicates_in_the_waiting_room(nursery: Nursery) -> None:
+def test_nothing_communicates_between_worlds(nursery: Nursery) -> None:
     """Collectives before `elastic.run` are refused by one text, except those that give all ranks a state."""
-    with Worlds(nursery, "waiting_room") as worlds:
+    with Worlds(nursery, "pending_session") as worlds:
         (worker,) = worlds.start()
         told = worker.heard("waited")
         assert (told["rank"], told["size"], told["initialized"]) == (0, 2, True)

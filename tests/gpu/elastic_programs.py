@@ -155,7 +155,7 @@ def frozen(member: Member) -> None:
         model.check(3)
         me.trained(frozen=model.optimizer._engine.is_frozen)
         try:
-            while runtime.failure(0.0) is None:
+            while runtime.world_failure(0.0) is None:
                 graph.launch()
                 until(lambda: Framework.device.cuda.cuStreamQuery(Framework.stream) == 0, "the end of the graph")
             engine.barrier()

@@ -177,7 +177,7 @@ class _Worker:
                     return self._finished[0]
             except JobOver as over:
                 return self._last(over)
-            runtime.leave()
+            runtime.leave_world()
             # The exception refers to frames, and these to tensors and the engine of a world that has ended.
             gc.collect()
 
@@ -201,7 +201,7 @@ class _Worker:
         self._text, self._culprit, self._stalled = "", None, False
         try:
             called_off = CancellationToken(self._gate.fileno(), lambda: self._gate.called_off(world))
-            runtime.enter(_world(assigned), called_off)
+            runtime.enter_world(_world(assigned), called_off)
         except CalledOff:
             self._why = Why.VOID
             return False
@@ -210,7 +210,9 @@ class _Worker:
         except EngineError as error:
             if self._world == 0 and isinstance(error, IncompatibleRanksError | MismatchError):
                 raise  # so would this; but workers that have met before go on without an incompatible newcomer
-            self._note_failure(runtime.failure(0.0) or runtime.Failure(" ".join(str(error).split()), None), assigned)
+            self._note_failure(
+                runtime.world_failure(0.0) or runtime.Failure(" ".join(str(error).split()), None), assigned
+            )
             return False
         self._gate.joined(world)
         first = self._world == 0
@@ -236,7 +238,7 @@ class _Worker:
         except LetGo:
             raise  # the user ends the job
         except Exception as error:
-            failure = runtime.failure(NEWS_SECONDS)
+            failure = runtime.world_failure(NEWS_SECONDS)
             if failure is None:
                 raise
             logger.debug("world %d has failed; the program was told by", world, exc_info=error)
