@@ -117,7 +117,7 @@ class EngineSession:
 
     @property
     def several_hosts(self) -> bool:
-        """Whether the world has ranks on other hosts."""
+        """Return whether the world has ranks on other hosts."""
         return len(self.layout.crews) > 1
 
     def start(self, steps: Sequence[Callable[[EngineSession], None]]) -> None:
