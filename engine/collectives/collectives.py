@@ -23,7 +23,7 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
     compression: Any = None,
 ) -> Handle:
-    """Start `allreduce_`; see there. The tensor must be left alone until `synchronize` returns."""
+    """Start `allreduce_`; see there. The tensor must not be accessed until `synchronize` returns."""
     return _reduce_in_place(
         tensor, op, name, prescale_factor, postscale_factor, process_set, compression, blocking=False
     )
@@ -126,7 +126,7 @@ def allreduce_(
 def broadcast_async_(
     tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
-    """Start `broadcast_`; see `broadcast`. The tensor must be left alone until `synchronize` returns."""
+    """Start `broadcast_`; see `broadcast`. The tensor must not be accessed until `synchronize` returns."""
     return _spread_in_place(tensor, root_rank, name, process_set, blocking=False)
 
 
@@ -265,7 +265,7 @@ def reducescatter(
     process_set: ProcessSet = global_process_set,
     compression: Any = None,
 ) -> Any:
-    """Combine a tensor over all ranks, and keep this rank's share of the rows. Collective.
+    """Combine a tensor over all ranks, and return this rank's rows of the result. Collective.
 
     Parameters
     ----------

@@ -35,7 +35,7 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
     compression: Any = None,
 ) -> Handle:
-    """Start `grouped_allreduce_`; see there. The tensors must be left alone until `synchronize` returns."""
+    """Start `grouped_allreduce_`; see there. The tensors must not be accessed until `synchronize` returns."""
     return _reduce_in_place(
         tensors, op, name, prescale_factor, postscale_factor, process_set, compression, blocking=False
     )
@@ -161,7 +161,7 @@ def grouped_reducescatter(
     process_set: ProcessSet = global_process_set,
     compression: Any = None,
 ) -> list[Any]:
-    """Combine several tensors over all ranks, and keep this rank's rows of each, in one request. Collective.
+    """Combine several tensors over all ranks, and return this rank's rows of each, in one request. Collective.
 
     Parameters
     ----------

@@ -12,7 +12,7 @@ from ..collectives import objects
 from ..collectives.process_sets import Numbers, ProcessSet
 from ..collectives.reduce_ops import Adasum
 from ..session import runtime
-from .options import Options
+from .options import ReductionOptions
 
 
 def next_number(kind: str, process_set: ProcessSet) -> int:
@@ -24,7 +24,7 @@ def next_number(kind: str, process_set: ProcessSet) -> int:
     return process_set.numbers.next(kind)
 
 
-class Number:
+class ObjectNumber:
     """Number of one object, which is assigned at its first use, and again in each later world."""
 
     def __init__(self, kind: str) -> None:
@@ -105,11 +105,11 @@ class Pairing:
 
     Parameters
     ----------
-    options : Options
+    options : ReductionOptions
         Options of the optimizer, which are compared together with the names.
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: ReductionOptions) -> None:
         self._options = options
         self._orders: weakref.WeakKeyDictionary[Numbers, dict[frozenset[str], list[str]]] = weakref.WeakKeyDictionary()
 
@@ -137,20 +137,20 @@ class Pairing:
         return places_of(known[key], names)
 
 
-def claim_name(options: Options) -> tuple[int, str]:
+def claim_name(options: ReductionOptions) -> tuple[int, str]:
     """Return the number of a new optimizer in its process set, and its operations' name prefix without a dot."""
     number = next_number("optimizer", options.process_set)
     return number, f"{'change' if options.op == Adasum else 'gradient'}{number or ''}"
 
 
-def expect_agreement(options: Options, parameters: objects.Described) -> list[str]:
+def expect_agreement(options: ReductionOptions, parameters: objects.Described) -> list[str]:
     """Compare an optimizer's options and parameters over the ranks of its process set. Collective.
 
     While a process of an elastic job is in no world, nothing is compared.
 
     Parameters
     ----------
-    options : Options
+    options : ReductionOptions
     parameters : dict of str to (str, int)
         Description of each parameter for messages, as from `objects.describe`, and a number for properties that the
         description leaves out, by name.

@@ -21,7 +21,7 @@ from ..session import optimizers, runtime
 from .agreement import claim_name, expect_agreement
 from .first_step import FirstStep
 from .no_reducer import NoReducer
-from .options import Options, expect_passes
+from .options import ReductionOptions, expect_passes
 
 
 class Distributed:
@@ -84,7 +84,7 @@ class Wrapping(ABC):
     ----------
     kind : type
         Class of the optimizer before it was wrapped.
-    options : Options
+    options : ReductionOptions
     named_parameters : iterable of (str, parameter), optional
         Names of the parameters, as the user has passed them.
 
@@ -97,11 +97,11 @@ class Wrapping(ABC):
     broadcast: ClassVar[str]
     """Call that broadcasts the model of one rank, for a warning; `{root}` stands for that rank."""
 
-    def __init__(self, kind: type, options: Options, named_parameters: Any) -> None:
+    def __init__(self, kind: type, options: ReductionOptions, named_parameters: Any) -> None:
         self.kind = kind
         self.options = options
         self.process_set = options.process_set
-        self.names = None if named_parameters is None else Names(named_parameters)
+        self.names = None if named_parameters is None else ParameterNames(named_parameters)
         self._optimizer: Callable[[], Any] = lambda: None
         self.prefix = ""
         self.moving = False  # whether it is being restarted in another world
@@ -190,7 +190,7 @@ class Wrapping(ABC):
         """Update the binding's state after a move, which has replaced the reducer."""
 
     @abstractmethod
-    def make(self, options: Options, prefix: str, number: int) -> Any:
+    def make(self, options: ReductionOptions, prefix: str, number: int) -> Any:
         """Make the reducer. `prefix`, of its operations' names, and the optimizer's `number` are equal on all ranks."""
 
     def describe(self, name: str, parameter: Any) -> tuple[str, int]:
@@ -324,7 +324,7 @@ def expect_unwrapped(optimizer: Any) -> None:
         )
 
 
-class Names:
+class ParameterNames:
     """Names of parameters, as passed by the user. It keeps the parameters alive, so that their ids are not reused.
 
     Parameters

@@ -14,7 +14,7 @@ from ..text import logs
 
 
 @dataclass(frozen=True)
-class Options:
+class ReductionOptions:
     """Options for the reduction of one optimizer's gradients.
 
     Attributes
@@ -71,7 +71,7 @@ class Options:
         gradient_as_bucket_view: bool = False,
         check_parameters: bool = True,
         average_aggregated_gradients: bool = False,
-    ) -> Options:
+    ) -> ReductionOptions:
         """Make options from Horovod's arguments, which `DistributedOptimizer` explains.
 
         Raises

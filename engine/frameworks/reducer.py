@@ -53,7 +53,7 @@ from ..errors import EngineError, UnsupportedTensorError, WorldError
 from ..native import gradients
 from ..session import runtime
 from .once import Once
-from .options import Options
+from .options import ReductionOptions
 from .scheme_reducer import Rounds, scheme_of
 
 Parameter = Any  # a parameter of the framework, with `grad` and `requires_grad`
@@ -67,7 +67,7 @@ class Reducer(ABC):
 
     Parameters
     ----------
-    options : Options
+    options : ReductionOptions
         Options of the optimizer. A rank outside of their process set gets no parameters.
     number : int
         Number of the optimizer in the process set, which identifies its steps.
@@ -90,7 +90,7 @@ class Reducer(ABC):
 
     kind: Any
 
-    def __init__(self, options: Options, number: int = 0) -> None:
+    def __init__(self, options: ReductionOptions, number: int = 0) -> None:
         process_set, op = options.process_set, options.op
         self.engine = process_set.engine if process_set.included() else runtime.engine()
         self.options = options

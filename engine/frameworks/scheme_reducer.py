@@ -19,7 +19,7 @@ from ..collectives import collectives, groups, objects
 from ..collectives.compression import MARKERS, Scheme, resolve
 from ..collectives.reduce_ops import Average, Max, Min, Op, Product, Sum
 from ..session import topology
-from .options import Options
+from .options import ReductionOptions
 
 if TYPE_CHECKING:
     from .reducer import Reducer
@@ -55,13 +55,13 @@ class Rounds:
     reducer : Reducer
         Reducer of the optimizer, with the framework's methods to fill gradients.
     scheme : Scheme, optional
-    options : Options
+    options : ReductionOptions
         Options of the optimizer. A rank outside of their process set gets no gradients.
     wire : str, optional
         Dtype to which the engine casts tensors while they are sent.
     """
 
-    def __init__(self, reducer: Reducer, scheme: Scheme | None, options: Options, wire: str | None) -> None:
+    def __init__(self, reducer: Reducer, scheme: Scheme | None, options: ReductionOptions, wire: str | None) -> None:
         self._reducer = reducer
         self._scheme = scheme
         self._settings = options.prescale, options.postscale, options.process_set, MARKERS[wire]

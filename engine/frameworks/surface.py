@@ -80,80 +80,83 @@ DOCUMENTATION = {
     Parameters
     ----------
     tensor : {tensor}
-        In main memory; of any shape and strides; the dtypes of `engine.allreduce`.
+        Tensor in main memory, of any shape and strides, and of a dtype that `engine.allreduce` supports.
     average : bool, optional
-        The old way to say `op`: True is `Average`, False is `Sum`.
+        Older form of `op`: True is `Average`, False is `Sum`.
     name : str, optional
-        Equal on all ranks.
+        Name of the operation, equal on all ranks.
     compression : optional
-        `Compression.none`, `fp16`, `bf16` or `tuned`, or a compressor of one's own. See `engine.Compressor`.
+        `Compression.none`, `fp16`, `bf16`, `tuned`, or a user-defined compressor. See `engine.Compressor`.
     op : Op, optional
-        `Average` by default.
+        Operation; `Average` by default.
     prescale_factor, postscale_factor : float, optional
-        Multiply the inputs, and the result.
+        Factors of the inputs and of the result.
 
     Returns
     -------
     {tensor}
-        Contiguous; of the input's dtype and shape. Gradients flow through it with `Sum`, `Average` and `Adasum`: the
-        same reduction of the ranks' gradients (of Adasum, which is not linear, by definition).
+        Contiguous tensor with the dtype and shape of the input. Gradients flow through it with `Sum`, `Average` and
+        `Adasum`: they are reduced over the ranks by the same operation. For Adasum, which is not linear, this is a
+        definition.
 
     Raises
     ------
     EngineError
-        As for `engine.allreduce`.
+        Same as for `engine.allreduce`.
     """,
-    "allreduce_": "As `allreduce`, in place. Returns `tensor`.",
+    "allreduce_": "Do the same as `allreduce`, but in place. Returns `tensor`.",
     "allreduce_async": "Start an allreduce. `synchronize` gives its result, a new tensor. See `engine.allreduce`.",
-    "allreduce_async_": "Start an allreduce in place; the tensor must be left alone until `synchronize` returns.",
+    "allreduce_async_": "Start an allreduce in place. The tensor must not be accessed until `synchronize` returns.",
     "grouped_allreduce": """Combine several tensors over all ranks in one request. Collective.
 
-    See `engine.grouped_allreduce`. Gradients flow through it as through `allreduce`.
+    See `engine.grouped_allreduce`. Gradients flow through it like through `allreduce`.
     """,
-    "grouped_allreduce_": "As `grouped_allreduce`, in place. Returns the tensors.",
+    "grouped_allreduce_": "Do the same as `grouped_allreduce`, but in place. Returns the tensors.",
     "grouped_allreduce_async": """Start a grouped allreduce. `synchronize` gives a list of new tensors.
 
     See `engine.grouped_allreduce`.
     """,
     "grouped_allreduce_async_": """Start a grouped allreduce in place.
 
-    The tensors must be left alone until `synchronize` returns.
+    The tensors must not be accessed until `synchronize` returns.
     """,
-    "broadcast": """A new tensor with the values of the root's. Collective. See `engine.broadcast`.
+    "broadcast": """Return a new tensor with the values of the root rank's. Collective. See `engine.broadcast`.
 
-    Gradients flow back to the root: their average over ranks; their sum with `mathematical_gradients`.
-    """,
-    "broadcast_": "As `broadcast`, in place. Returns `tensor`.",
-    "broadcast_async": "Start a broadcast. `synchronize` gives its result, a new tensor.",
-    "broadcast_async_": "Start a broadcast in place; the tensor must be left alone until `synchronize` returns.",
-    "allgather": """Concatenate over all ranks along the first dimension, which may differ by rank.
-
-    See `engine.allgather`. Gradients flow through it: those of this rank's rows, averaged over ranks; summed with
+    Gradients flow back to the root rank, which receives their average over ranks, or their sum with
     `mathematical_gradients`.
+    """,
+    "broadcast_": "Do the same as `broadcast`, but in place. Returns `tensor`.",
+    "broadcast_async": "Start a broadcast. `synchronize` gives its result, a new tensor.",
+    "broadcast_async_": "Start a broadcast in place. The tensor must not be accessed until `synchronize` returns.",
+    "allgather": """Concatenate the tensors of all ranks along the first dimension, which may differ by rank. Collective.
+
+    See `engine.allgather`. Gradients flow through it: a rank receives those of its own rows, averaged over ranks, or
+    summed with `mathematical_gradients`.
     """,
     "allgather_async": "Start an allgather. `synchronize` gives its result.",
     "grouped_allgather": """Concatenate several tensors over all ranks in one request. Collective.
 
-    See `engine.grouped_allgather`. Gradients flow through it as through `allgather`.
+    See `engine.grouped_allgather`. Gradients flow through it like through `allgather`.
     """,
     "grouped_allgather_async": """Start a grouped allgather. `synchronize` gives a list of new tensors.
 
     See `engine.grouped_allgather`.
     """,
-    "alltoall": """Send some rows to each rank, and receive what each has for this one. See `engine.alltoall`.
+    "alltoall": """Send rows to each rank, and receive rows from each rank. Collective. See `engine.alltoall`.
 
-    Returns the rows; with `splits` also how many came from each rank. Gradients flow back the way the rows came.
+    Returns the rows, and with `splits` also their numbers by rank. Gradients flow back to the ranks that sent the rows.
     """,
     "alltoall_async": "Start an all-to-all. `synchronize` gives its result.",
-    "reducescatter": """Combine a tensor over all ranks, and keep this rank's share of the rows. Collective.
+    "reducescatter": """Combine a tensor over all ranks, and return this rank's rows of the result. Collective.
 
-    See `engine.reducescatter`. Gradients flow through it with `Sum` and `Average`: each row's from the rank that it
-    went to, with `Sum` multiplied by the number of ranks. With `mathematical_gradients` both are divided by that.
+    See `engine.reducescatter`. Gradients flow through it with `Sum` and `Average`: that of a row comes from the rank
+    that received the row. With `Sum` it is multiplied by the number of ranks. `mathematical_gradients` divides both
+    gradients by this number.
     """,
     "reducescatter_async": "Start a reduce-scatter. `synchronize` gives its result.",
-    "grouped_reducescatter": """Combine several tensors in one request, and keep this rank's rows of each. Collective.
+    "grouped_reducescatter": """Combine several tensors in one request, and return this rank's rows of each. Collective.
 
-    See `engine.grouped_reducescatter`. Gradients flow through it as through `reducescatter`.
+    See `engine.grouped_reducescatter`. Gradients flow through it like through `reducescatter`.
     """,
     "grouped_reducescatter_async": """Start a grouped reduce-scatter. `synchronize` gives a list of new tensors.
 

@@ -20,7 +20,7 @@ from ..collectives.reduce_ops import Op
 from ..frameworks.backward import are_mathematical
 from ..frameworks.surface import Tensors, make_functions
 from . import adapter as _adapter  # noqa: F401  (registers jax.Array)
-from .primitive import ALLGATHER, ALLREDUCE, ALLTOALL, BROADCAST, REDUCESCATTER, Collective, Settings
+from .primitive import ALLGATHER, ALLREDUCE, ALLTOALL, BROADCAST, REDUCESCATTER, CallSettings, Collective
 
 ORDERS = {
     "allreduce": "tensor op=Average name compression prescale_factor postscale_factor process_set",
@@ -34,21 +34,21 @@ ORDERS = {
 }
 
 _NAMED = """    name : str, optional
-        Equal on all ranks. Needed inside `jit` and control flow, where each call has a name of its own.
+        Name of the operation, equal on all ranks. Inside `jit` and control flow each call needs a unique name.
     process_set : ProcessSet, optional
-        Whose ranks take part."""
+        Process set whose ranks call the function."""
 _REDUCED = f"""    op : Op, optional
-        `Average` by default.
+        Operation; `Average` by default.
 {_NAMED}
     compression : optional
-        `Compression.none`, `fp16`, `bf16` or `tuned`, or a compressor of one's own. See `engine.Compressor`.
+        `Compression.none`, `fp16`, `bf16`, `tuned`, or a user-defined compressor. See `engine.Compressor`.
     prescale_factor, postscale_factor : float, optional
-        Multiply the inputs, and the result."""
+        Factors of the inputs and of the result."""
 _RAISES = """    Raises
     ------
     EngineError
-        As for the function of the same name in `engine`. In a compiled program it is `jax.errors.JaxRuntimeError` with
-        the same text: `engine.errors.of` gives the engine's.
+        Same as for the function of the same name in `engine`. A compiled program raises `jax.errors.JaxRuntimeError`
+        with the same text, from which `engine.errors.of` makes the engine's error.
     """
 
 DOCUMENTATION = {
@@ -57,14 +57,14 @@ DOCUMENTATION = {
     Parameters
     ----------
     tensor : jax.Array
-        Of equal shape and dtype on all ranks; the dtypes of `engine.allreduce`.
+        Array of equal shape and dtype on all ranks. The dtype is one that `engine.allreduce` supports.
 {_REDUCED}
 
     Returns
     -------
     jax.Array
-        Of the input's dtype and shape. Gradients flow through it with `Sum`, `Average` and `Adasum`: the same reduction
-        of the ranks' gradients. `vmap` makes one collective of it.
+        Array with the dtype and shape of the input. Gradients flow through it with `Sum`, `Average` and `Adasum`: they
+        are reduced over the ranks by the same operation. `vmap` maps it to one collective.
 
 {_RAISES}""",
     "grouped_allreduce": f"""Combine several arrays over all ranks in one request. Collective.
@@ -72,29 +72,30 @@ DOCUMENTATION = {
     Parameters
     ----------
     tensors : sequence of jax.Array
-        As for `allreduce`, of any dtypes; equally many on all ranks, in one order.
+        Arrays like that of `allreduce`, of any dtypes; their number and order are equal on all ranks.
 {_REDUCED}
 
     Returns
     -------
     list of jax.Array
-        As from `allreduce`.
+        Arrays like that of `allreduce`.
 
 {_RAISES}""",
-    "broadcast": f"""A new array with the values of the root's. Collective.
+    "broadcast": f"""Return a new array with the values of the root rank's. Collective.
 
     Parameters
     ----------
     tensor : jax.Array
-        Of equal shape and dtype on all ranks.
+        Array of equal shape and dtype on all ranks.
     root_rank : int
-        Whose values, by its rank in the world.
+        Rank in the world whose values are sent.
 {_NAMED}
 
     Returns
     -------
     jax.Array
-        Gradients flow back to the root: their average over ranks; their sum with `mathematical_gradients`.
+        Array with the values of the root rank. Gradients flow back to the root rank, which receives their average over
+        ranks, or their sum with `mathematical_gradients`.
 
 {_RAISES}""",
     "allgather": f"""Concatenate the arrays of all ranks along the first dimension, in rank order. Collective.
@@ -102,15 +103,15 @@ DOCUMENTATION = {
     Parameters
     ----------
     tensor : jax.Array
-        Of equal dtype and shape on all ranks, except that the first dimension may differ outside of compiled programs.
-        An array without dimensions counts as one row.
+        Array of equal dtype and shape on all ranks, except that the first dimension may differ outside of compiled
+        programs. An array without dimensions counts as one row.
 {_NAMED}
 
     Returns
     -------
     jax.Array
-        Equal on all ranks. Gradients flow through it: those of this rank's rows, averaged over ranks; summed with
-        `mathematical_gradients`.
+        Result, equal on all ranks. Gradients flow through it: a rank receives those of its own rows, averaged over
+        ranks, or summed with `mathematical_gradients`.
 
 {_RAISES}""",
     "grouped_allgather": f"""Concatenate several arrays over all ranks in one request. Collective.
@@ -118,61 +119,62 @@ DOCUMENTATION = {
     Parameters
     ----------
     tensors : sequence of jax.Array
-        As for `allgather`, of any dtypes; equally many on all ranks, in one order.
+        Arrays like that of `allgather`, of any dtypes; their number and order are equal on all ranks.
 {_NAMED}
 
     Returns
     -------
     list of jax.Array
-        As from `allgather`.
+        Arrays like that of `allgather`.
 
 {_RAISES}""",
-    "alltoall": f"""Send some rows to each rank, and receive what each has for this one. Collective.
+    "alltoall": f"""Send rows to each rank, and receive rows from each rank. Collective.
 
     Parameters
     ----------
     tensor : jax.Array
-        The rows for rank 0, then those for rank 1, and so on. Of equal dtype and shape on all ranks, except that the
+        Rows for rank 0, then those for rank 1, and so on. Dtype and shape are equal on all ranks, except that the
         first dimension may differ outside of compiled programs.
     splits : sequence of int, optional
-        How many rows go to each rank; by default equally many. Not in compiled programs.
+        Number of rows for each rank; equal by default. Compiled programs do not support it.
 {_NAMED}
 
     Returns
     -------
     jax.Array, or pair of jax.Array
-        The rows received, in rank order; with `splits` also how many came from each rank, int32. Gradients flow back
-        the way the rows came.
+        Received rows in rank order, and with `splits` also their numbers by rank, int32. Gradients flow back to the
+        ranks that sent the rows.
 
 {_RAISES}""",
-    "reducescatter": f"""Combine an array over all ranks, and keep this rank's share of the rows. Collective.
+    "reducescatter": f"""Combine an array over all ranks, and return this rank's rows of the result. Collective.
 
     Parameters
     ----------
     tensor : jax.Array
-        Of at least one dimension; otherwise as for `allreduce`.
+        Array with at least one dimension; otherwise the same as for `allreduce`.
 {_REDUCED}
 
     Returns
     -------
     jax.Array
-        The rows are divided in rank order; where they do not divide evenly, the first ranks have one more. Gradients
-        flow through it with `Sum` and `Average`: each row's from the rank that it went to, with `Sum` multiplied by the
-        number of ranks. With `mathematical_gradients` both are divided by that.
+        Rows of this rank. Rows are divided in rank order; if they do not divide evenly, the first ranks have one more.
+        Gradients flow through it with `Sum` and `Average`: that of a row comes from the rank that received the row.
+        With `Sum` it is multiplied by the number of ranks. `mathematical_gradients` divides both gradients by this
+        number.
 
 {_RAISES}""",
-    "grouped_reducescatter": f"""Combine several arrays in one request, and keep this rank's rows of each. Collective.
+    "grouped_reducescatter": f"""Combine several arrays in one request, and return this rank's rows of each. Collective.
 
     Parameters
     ----------
     tensors : sequence of jax.Array
-        As for `reducescatter`, of any dtypes; equally many on all ranks, in one order.
+        Arrays like that of `reducescatter`, of any dtypes; their number and order are equal on all ranks.
 {_REDUCED}
 
     Returns
     -------
     list of jax.Array
-        As from `reducescatter`.
+        Arrays like that of `reducescatter`.
 
 {_RAISES}""",
 }
@@ -191,7 +193,7 @@ def _make_reduction(kind: Collective, grouped: bool) -> Callable[..., Any]:
         compression: Any = None,
     ) -> Any:
         wire = None if compression is None else compression.wire
-        settings = Settings(
+        settings = CallSettings(
             process_set, op, float(prescale), float(postscale), wire, grouped=grouped, mathematical=are_mathematical()
         )
         results = kind(given if grouped else [given], name, settings)
@@ -202,23 +204,23 @@ def _make_reduction(kind: Collective, grouped: bool) -> Callable[..., Any]:
 
 def _broadcast(array: Any, root_rank: int, name: str | None, process_set: ProcessSet) -> Any:
     (root,) = whole_numbers([root_rank], ROOT, process_set, "broadcast", name)
-    settings = Settings(process_set, root=root, mathematical=are_mathematical())
+    settings = CallSettings(process_set, root=root, mathematical=are_mathematical())
     return BROADCAST([array], name, settings)[0]
 
 
 def _allgather(array: Any, name: str | None, process_set: ProcessSet) -> Any:
-    settings = Settings(process_set, mathematical=are_mathematical())
+    settings = CallSettings(process_set, mathematical=are_mathematical())
     return ALLGATHER([_in_rows(array)], name, settings)[0]
 
 
 def _grouped_allgather(arrays: Sequence[Any], name: str | None, process_set: ProcessSet) -> list[Any]:
-    settings = Settings(process_set, grouped=True, mathematical=are_mathematical())
+    settings = CallSettings(process_set, grouped=True, mathematical=are_mathematical())
     return ALLGATHER([_in_rows(array) for array in arrays], name, settings)
 
 
 def _alltoall(array: Any, splits: Any, name: str | None, process_set: ProcessSet) -> Any:
     chosen = None if splits is None else whole_numbers(splits, SPLITS, process_set, "alltoall", name)
-    settings = Settings(process_set, mathematical=are_mathematical(), splits=chosen)
+    settings = CallSettings(process_set, mathematical=are_mathematical(), splits=chosen)
     result, rows = ALLTOALL.bind_arrays([_in_rows(array)], name, settings)
     return result if splits is None else (result, jax.numpy.asarray(rows[0]))
 

@@ -13,7 +13,7 @@ from ..collectives.compression import Compression, Scheme
 from ..collectives.process_sets import ProcessSet, global_process_set
 from ..collectives.reduce_ops import Adasum, Average
 from ..frameworks.agreement import Pairing, claim_name, order_suffix
-from ..frameworks.options import Options
+from ..frameworks.options import ReductionOptions
 from .adapter import JaxAdapter as _JaxAdapter  # noqa: F401  (registers jax.Array)
 from .outermost import expect_outermost
 from .reduce import reduce_arrays
@@ -103,7 +103,7 @@ def distributed(
     >>> updates, state = optimizer.update(gradients, state, parameters)
     >>> parameters = optax.apply_updates(parameters, updates)
     """
-    options = Options.from_arguments(
+    options = ReductionOptions.from_arguments(
         op=op,
         backward_passes_per_step=every,
         compression=compression,
@@ -167,7 +167,7 @@ def _guard_position(inner: Any) -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(supported.init, update)
 
 
-def _make_reducing(options: Options) -> optax.GradientTransformation:
+def _make_reducing(options: ReductionOptions) -> optax.GradientTransformation:
     """Make a transformation without state that reduces all arrays of a tree in one call."""
     number, prefix = claim_name(options)
     pairing = Pairing(options)

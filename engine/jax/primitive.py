@@ -49,7 +49,7 @@ _SPLITS = (
 
 
 @dataclass(frozen=True)
-class Settings:
+class CallSettings:
     """Arguments of a collective, except for its arrays and its name.
 
     Attributes
@@ -115,11 +115,11 @@ class Collective:
         mlir.register_lowering(self.primitive, self._lower_cpu, platform="cpu")
         mlir.register_lowering(self.primitive, self._lower_elsewhere)
 
-    def __call__(self, arrays: Sequence[Any], name: str | None, settings: Settings) -> list[Any]:
+    def __call__(self, arrays: Sequence[Any], name: str | None, settings: CallSettings) -> list[Any]:
         """Return the results for arrays or tracers."""
         return self.bind_arrays(arrays, name, settings)[: len(arrays)]
 
-    def bind_arrays(self, arrays: Sequence[Any], name: str | None, settings: Settings) -> list[Any]:
+    def bind_arrays(self, arrays: Sequence[Any], name: str | None, settings: CallSettings) -> list[Any]:
         """Return the results for arrays or tracers, and with `gathers` the numbers of rows from each rank."""
         if name is None and any(is_compiled(array) for array in arrays):
             raise ArgumentError(
@@ -130,28 +130,30 @@ class Collective:
 
     # Methods that kinds define.
 
-    def run(self, arrays: list[Any], name: str | None, settings: Settings) -> list[Any]:
+    def run(self, arrays: list[Any], name: str | None, settings: CallSettings) -> list[Any]:
         """Run the collective on arrays, and return its results."""
         raise NotImplementedError
 
-    def infer_shape(self, shape: Shape, index: int, settings: Settings) -> Shape:
+    def infer_shape(self, shape: Shape, index: int, settings: CallSettings) -> Shape:
         """Return the shape of the result for array number `index`."""
         return shape
 
-    def infer_rows(self, shape: Shape, index: int, settings: Settings) -> Rows:
+    def infer_rows(self, shape: Shape, index: int, settings: CallSettings) -> Rows:
         """Return the number of rows from each rank for array number `index`."""
         raise NotImplementedError
 
-    def backward(self, gradients: list[Any], shapes: list[Shape], name: str | None, settings: Settings) -> list[Any]:
+    def backward(
+        self, gradients: list[Any], shapes: list[Shape], name: str | None, settings: CallSettings
+    ) -> list[Any]:
         """Compute the gradients of the inputs from those of the results."""
         raise NotImplementedError
 
     # Methods that all kinds have in common.
 
-    def _run_primitive(self, *arrays: Any, name: str | None, settings: Settings) -> list[Any]:
+    def _run_primitive(self, *arrays: Any, name: str | None, settings: CallSettings) -> list[Any]:
         return self.run(list(arrays), name, settings)
 
-    def _abstract_eval(self, *avals: Any, name: str | None, settings: Settings) -> list[Any]:
+    def _abstract_eval(self, *avals: Any, name: str | None, settings: CallSettings) -> list[Any]:
         expect_one_device()
         made = [
             jax.core.ShapedArray(self.infer_shape(aval.shape, index, settings), aval.dtype)
@@ -162,7 +164,7 @@ class Collective:
         return made
 
     def _jvp_rule(
-        self, primals: Any, tangents: Any, *, name: str | None, settings: Settings
+        self, primals: Any, tangents: Any, *, name: str | None, settings: CallSettings
     ) -> tuple[list[Any], list[Any]]:
         expect_gradient(settings.op, self.kind)
         results = self.primitive.bind(*primals, name=name, settings=settings)
@@ -176,7 +178,7 @@ class Collective:
         by_index = dict(zip(moving, found, strict=False))
         return results, [by_index[k] if k in by_index else _no_tangent(result) for k, result in enumerate(results)]
 
-    def _transpose_rule(self, cotangents: Any, *inputs: Any, name: str | None, settings: Settings) -> list[Any]:
+    def _transpose_rule(self, cotangents: Any, *inputs: Any, name: str | None, settings: CallSettings) -> list[Any]:
         wanted = [k for k, each in enumerate(inputs) if ad.is_undefined_primal(each)]
         gradients = [ad.instantiate_zeros(cotangents[k]) for k in wanted]
         if settings.rows is not None:
@@ -187,7 +189,7 @@ class Collective:
         return [by_index.get(k) for k in range(len(inputs))]
 
     def _batching_rule(
-        self, arrays: Any, axes: Any, *, name: str | None, settings: Settings
+        self, arrays: Any, axes: Any, *, name: str | None, settings: CallSettings
     ) -> tuple[list[Any], list[Any]]:
         if self.by_rows:  # The mapped dimension is moved after the rows.
             arrays = [
@@ -215,7 +217,7 @@ class Collective:
         again = equation.replace(params={**equation.params, "name": None if name is None else name + AGAIN})
         return equation, again, [False] * many, [True] * many, missing
 
-    def _lower_cpu(self, context: Any, *operands: Any, name: str | None, settings: Settings) -> Any:
+    def _lower_cpu(self, context: Any, *operands: Any, name: str | None, settings: CallSettings) -> Any:
         expect_one_device()
         if name is None:
             raise ArgumentError(f'{self.kind} needs a name in a compiled program: give name="...", equal on all ranks')
@@ -230,7 +232,7 @@ class Collective:
             results.append(mlir.ir_constant(rows))
         return results
 
-    def _lower_elsewhere(self, context: Any, *operands: Any, name: str | None, settings: Settings) -> Any:
+    def _lower_elsewhere(self, context: Any, *operands: Any, name: str | None, settings: CallSettings) -> Any:
         others = [platform for platform in context.module_context.platforms if platform != "cpu"]
         raise UnsupportedOperationError(
             f"{self.kind} {name!r} is in a program for {' and '.join(others)}; the engine works in main memory "
@@ -238,7 +240,7 @@ class Collective:
             "JAX_PLATFORMS=cpu, or call it outside of the program with arrays that lie there"
         )
 
-    def _make_attributes(self, shapes: list[Shape], settings: Settings) -> dict[str, Any]:
+    def _make_attributes(self, shapes: list[Shape], settings: CallSettings) -> dict[str, Any]:
         """Return the attributes of a call in a compiled program."""
         process_set = settings.process_set
         placed = self.by_rows
@@ -263,13 +265,13 @@ class Collective:
         }
 
 
-class Allreduce(Collective):
+class AllreduceCollective(Collective):
     """Allreduce, whose gradient is the same reduction of the gradients: Sum, Average or Adasum."""
 
     kind = "allreduce"
     in_place = True  # Local gradients are usually not used after their reduction.
 
-    def run(self, arrays: list[Any], name: str | None, settings: Settings) -> list[Any]:
+    def run(self, arrays: list[Any], name: str | None, settings: CallSettings) -> list[Any]:
         s = settings
         given = s.op, name, s.prescale, s.postscale, s.process_set, MARKERS[s.wire]
         results = groups.grouped_allreduce(arrays, *given) if s.grouped else [collectives.allreduce(arrays[0], *given)]
@@ -277,20 +279,24 @@ class Allreduce(Collective):
             s.process_set.engine.mark_step(s.optimizer)
         return results
 
-    def backward(self, gradients: list[Any], shapes: list[Shape], name: str | None, settings: Settings) -> list[Any]:
+    def backward(
+        self, gradients: list[Any], shapes: list[Shape], name: str | None, settings: CallSettings
+    ) -> list[Any]:
         return self(gradients, name, settings)
 
 
-class Broadcast(Collective):
+class BroadcastCollective(Collective):
     """Broadcast, whose gradient flows back to the root."""
 
     kind = "broadcast"
 
-    def run(self, arrays: list[Any], name: str | None, settings: Settings) -> list[Any]:
+    def run(self, arrays: list[Any], name: str | None, settings: CallSettings) -> list[Any]:
         return [collectives.broadcast(arrays[0], settings.root, name, settings.process_set)]
 
-    def backward(self, gradients: list[Any], shapes: list[Shape], name: str | None, settings: Settings) -> list[Any]:
-        reducing = Settings(
+    def backward(
+        self, gradients: list[Any], shapes: list[Shape], name: str | None, settings: CallSettings
+    ) -> list[Any]:
+        reducing = CallSettings(
             settings.process_set, choose_backward_op(settings.mathematical), mathematical=settings.mathematical
         )
         [total] = ALLREDUCE(gradients, name, reducing)
@@ -298,13 +304,13 @@ class Broadcast(Collective):
         return [jax.numpy.where(is_root, total, jax.numpy.zeros_like(total))]  # All ranks take part in the allreduce.
 
 
-class Allgather(Collective):
+class AllgatherCollective(Collective):
     """Allgather, whose gradient is a reduce-scatter if that divides the rows in the same way, else an allreduce."""
 
     kind = "allgather"
     by_rows = gathers = True
 
-    def run(self, arrays: list[Any], name: str | None, settings: Settings) -> list[Any]:
+    def run(self, arrays: list[Any], name: str | None, settings: CallSettings) -> list[Any]:
         handle: Any
         if settings.grouped:
             handle = groups.grouped_allgather_async(arrays, name, settings.process_set)
@@ -313,15 +319,17 @@ class Allgather(Collective):
         handle = collectives.allgather_async(arrays[0], name, settings.process_set)
         return [handle.wait(), np.array([handle.rows], np.int32)]
 
-    def infer_shape(self, shape: Shape, index: int, settings: Settings) -> Shape:
+    def infer_shape(self, shape: Shape, index: int, settings: CallSettings) -> Shape:
         return sum(self.infer_rows(shape, index, settings)), *shape[1:]
 
-    def infer_rows(self, shape: Shape, index: int, settings: Settings) -> Rows:
+    def infer_rows(self, shape: Shape, index: int, settings: CallSettings) -> Rows:
         return (shape[0],) * settings.process_set.size() if settings.rows is None else settings.rows[index]
 
-    def backward(self, gradients: list[Any], shapes: list[Shape], name: str | None, settings: Settings) -> list[Any]:
+    def backward(
+        self, gradients: list[Any], shapes: list[Shape], name: str | None, settings: CallSettings
+    ) -> list[Any]:
         process_set = settings.process_set
-        back = Settings(
+        back = CallSettings(
             process_set,
             choose_backward_op(settings.mathematical),
             grouped=settings.grouped,
@@ -335,49 +343,51 @@ class Allgather(Collective):
         return [total[sum(each[:rank]) : sum(each[: rank + 1])] for total, each in zip(totals, rows, strict=True)]
 
 
-class Reducescatter(Collective):
+class ReducescatterCollective(Collective):
     """Reduce-scatter, whose gradient of each row comes from the rank that received the row."""
 
     kind = "reducescatter"
     by_rows = True
 
-    def run(self, arrays: list[Any], name: str | None, settings: Settings) -> list[Any]:
+    def run(self, arrays: list[Any], name: str | None, settings: CallSettings) -> list[Any]:
         s = settings
         given = s.op, name, s.prescale, s.postscale, s.process_set, MARKERS[s.wire]
         if s.grouped:
             return groups.grouped_reducescatter(arrays, *given)
         return [collectives.reducescatter(arrays[0], *given)]
 
-    def infer_shape(self, shape: Shape, index: int, settings: Settings) -> Shape:
+    def infer_shape(self, shape: Shape, index: int, settings: CallSettings) -> Shape:
         if not shape:
             raise ArgumentError("reducescatter divides rows: an array without dimensions has none")
         process_set = settings.process_set
         return divide_rows(shape[0], process_set.size())[process_set.engine.rank], *shape[1:]
 
-    def backward(self, gradients: list[Any], shapes: list[Shape], name: str | None, settings: Settings) -> list[Any]:
+    def backward(
+        self, gradients: list[Any], shapes: list[Shape], name: str | None, settings: CallSettings
+    ) -> list[Any]:
         s = settings
         factor = scatter_factor(s.op, s.prescale, s.postscale, s.mathematical, s.process_set)
         rows = tuple(divide_rows(shape[0], s.process_set.size()) for shape in shapes)
-        back = Settings(s.process_set, grouped=s.grouped, mathematical=s.mathematical, rows=rows)
+        back = CallSettings(s.process_set, grouped=s.grouped, mathematical=s.mathematical, rows=rows)
         return [total * np.array(factor, total.dtype) for total in ALLGATHER(gradients, name, back)]
 
 
-class Alltoall(Collective):
+class AlltoallCollective(Collective):
     """All-to-all, whose gradient is sent back to the ranks from which the rows came."""
 
     kind = "alltoall"
     by_rows = gathers = True
 
-    def run(self, arrays: list[Any], name: str | None, settings: Settings) -> list[Any]:
+    def run(self, arrays: list[Any], name: str | None, settings: CallSettings) -> list[Any]:
         splits = None if settings.splits is None else list(settings.splits)
         handle = collectives.alltoall_async(arrays[0], splits, name, settings.process_set)
         result = handle.wait()
         return [result if splits is None else result[0], np.array([handle.rows], np.int32)]
 
-    def infer_shape(self, shape: Shape, index: int, settings: Settings) -> Shape:
+    def infer_shape(self, shape: Shape, index: int, settings: CallSettings) -> Shape:
         return sum(self.infer_rows(shape, index, settings)), *shape[1:]
 
-    def infer_rows(self, shape: Shape, index: int, settings: Settings) -> Rows:
+    def infer_rows(self, shape: Shape, index: int, settings: CallSettings) -> Rows:
         if settings.rows is not None:
             return settings.rows[index]
         size = settings.process_set.size()
@@ -387,7 +397,9 @@ class Alltoall(Collective):
             raise ArgumentError(f"{list(shape[:1])} rows cannot be divided equally among {size} ranks")
         return (shape[0] // size,) * size
 
-    def backward(self, gradients: list[Any], shapes: list[Shape], name: str | None, settings: Settings) -> list[Any]:
+    def backward(
+        self, gradients: list[Any], shapes: list[Shape], name: str | None, settings: CallSettings
+    ) -> list[Any]:
         [shape] = shapes
         size = settings.process_set.size()
         came = self.infer_rows(shape, 0, settings)
@@ -398,8 +410,8 @@ class Alltoall(Collective):
         return [jax.numpy.pad(gradient, [(0, unsent)] + [(0, 0)] * (len(shape) - 1)) if unsent else gradient]
 
 
-ALLREDUCE, BROADCAST, ALLGATHER = Allreduce(), Broadcast(), Allgather()
-REDUCESCATTER, ALLTOALL = Reducescatter(), Alltoall()
+ALLREDUCE, BROADCAST, ALLGATHER = AllreduceCollective(), BroadcastCollective(), AllgatherCollective()
+REDUCESCATTER, ALLTOALL = ReducescatterCollective(), AlltoallCollective()
 
 
 def register_handler() -> None:

@@ -8,11 +8,11 @@ from typing import Any
 from jax import numpy as jnp
 
 from ..collectives.compression import resolve
-from ..frameworks.options import Options
-from .primitive import ALLREDUCE, Settings
+from ..frameworks.options import ReductionOptions
+from .primitive import ALLREDUCE, CallSettings
 
 
-def reduce_arrays(arrays: Sequence[Any], name: str, options: Options, number: int) -> list[Any]:
+def reduce_arrays(arrays: Sequence[Any], name: str, options: ReductionOptions, number: int) -> list[Any]:
     """Reduce arrays over the ranks in one call, compiled or not. Collective.
 
     Parameters
@@ -20,7 +20,7 @@ def reduce_arrays(arrays: Sequence[Any], name: str, options: Options, number: in
     arrays : sequence of jax.Array
     name : str
         Name of the call, equal on all ranks.
-    options : Options
+    options : ReductionOptions
         Options `op`, `process_set`, `compression`, `prescale` and `postscale` are used.
     number : int
         Number of the optimizer whose step this completes; -1: none.
@@ -31,7 +31,7 @@ def reduce_arrays(arrays: Sequence[Any], name: str, options: Options, number: in
     """
     wire, own = resolve(options.compression, options.op)
     pairs = [(array, None) if own is None else own.compress(array) for array in arrays]
-    settings = Settings(
+    settings = CallSettings(
         options.process_set,
         options.op,
         options.prescale,

@@ -18,7 +18,7 @@ from ..collectives.compression import Compression
 from ..collectives.process_sets import ProcessSet, global_process_set
 from ..collectives.reduce_ops import Average
 from ..text import logs
-from .wrapping import Wrapping
+from .wrapping import KerasWrapping
 
 _CLASS: Any = object.__dict__["__class__"]  # sets an object's class, even if the class overrides `__class__`
 _DEPTH = 16  # number of stack frames that are searched for a LossScaleOptimizer
@@ -31,13 +31,14 @@ class Variables(list[Any]):
         return self
 
 
-_Optimizer: Any = object  # `_Distributed` precedes an optimizer's class in the bases, which has the other methods
+# `_DistributedKerasOptimizer` precedes an optimizer's class in the bases, which has the other methods.
+_Optimizer: Any = object
 
 
-class _Distributed(_Optimizer):
+class _DistributedKerasOptimizer(_Optimizer):
     """Methods that wrapping adds to the class of an optimizer of Keras."""
 
-    _engine: Wrapping
+    _engine: KerasWrapping
     built: bool
 
     def build(self, variables: Any) -> None:
@@ -53,7 +54,7 @@ class _Distributed(_Optimizer):
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         """Reduce gradients over the ranks, and apply them like the optimizer's own method. Collective."""
-        engine: Wrapping = self._engine
+        engine: KerasWrapping = self._engine
         own: Any = super()
         if engine.inside or not len(grads):
             own.apply(grads, trainable_variables)
@@ -72,7 +73,7 @@ class _Distributed(_Optimizer):
 
     def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
         """Reduce gradients over the ranks, and apply them like the optimizer's own method. Collective."""
-        engine: Wrapping = self._engine
+        engine: KerasWrapping = self._engine
         own: Any = super()
         if engine.inside:
             return own.stateless_apply(optimizer_variables, grads, trainable_variables)
@@ -209,7 +210,7 @@ def DistributedOptimizer(
         hint = ": call keras.optimizers.get() for it" if isinstance(optimizer, str | dict) else ""
         raise TypeError(f"expected a keras.optimizers.Optimizer, not {type(optimizer).__qualname__}{hint}")
     for each in (optimizer, *_find_inner_optimizers(optimizer)):
-        if isinstance(each, _Distributed):
+        if isinstance(each, _DistributedKerasOptimizer):
             place = (
                 "this optimizer is"
                 if each is optimizer
@@ -218,7 +219,7 @@ def DistributedOptimizer(
             raise ValueError(
                 f"{place} wrapped in DistributedOptimizer already; wrap the outermost once, or unwrap() that one first"
             )
-    wrapping = Wrapping(
+    wrapping = KerasWrapping(
         optimizer,
         scale_local_gradients=scale_local_gradients,
         compression=compression,
@@ -242,7 +243,7 @@ def DistributedOptimizer(
     # `__class__` is the plain class, since Keras writes its name to files.
     told = property(lambda self: self._engine.kind, _CLASS.__set__)
     object.__setattr__(optimizer, "_engine", wrapping)  # bypasses Keras, which would track it
-    _CLASS.__set__(optimizer, type(kind.__name__, (_Distributed, kind), same | {"__class__": told}))
+    _CLASS.__set__(optimizer, type(kind.__name__, (_DistributedKerasOptimizer, kind), same | {"__class__": told}))
     return optimizer
 
 
@@ -306,7 +307,7 @@ def PartialDistributedOptimizer(
 
 def is_distributed(optimizer: Any) -> bool:
     """Return whether an optimizer is wrapped in `DistributedOptimizer`."""
-    return isinstance(optimizer, _Distributed)
+    return isinstance(optimizer, _DistributedKerasOptimizer)
 
 
 def _find_inner_optimizers(optimizer: Any) -> list[Any]:
@@ -319,7 +320,7 @@ def _name_class(optimizer: Any) -> str:
     return type(optimizer).__name__
 
 
-def _expect_outermost(optimizer: Any, engine: Wrapping) -> None:
+def _expect_outermost(optimizer: Any, engine: KerasWrapping) -> None:
     """Raise ValueError, in the first step, if an optimizer gets its gradients from another one.
 
     A `LossScaleOptimizer` calls its inner optimizer only if no gradient of this rank has overflowed. Otherwise the

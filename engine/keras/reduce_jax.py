@@ -9,14 +9,14 @@ import jax
 import numpy as np
 
 from ..frameworks.agreement import columns_of_absent, order_suffix
-from ..frameworks.options import Options
+from ..frameworks.options import ReductionOptions
 from ..jax.reduce import reduce_arrays
 
 
 def reduce(
     gradients: Sequence[Any],
     names: Sequence[str],
-    options: Options,
+    options: ReductionOptions,
     number: int,
     groups: Sequence[Sequence[int]] | None,
 ) -> list[Any]:
@@ -27,7 +27,7 @@ def reduce(
     gradients : sequence of jax.Array or None
     names : sequence of str
         Name of each gradient; equal and in the same order on all ranks.
-    options : Options
+    options : ReductionOptions
     number : int
         Number of the optimizer whose step this completes; -1: none.
     groups : optional

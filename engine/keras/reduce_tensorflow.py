@@ -8,14 +8,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ..frameworks.options import Options
+from ..frameworks.options import ReductionOptions
 from ..tensorflow.reduce import reduce_gradients
 
 
 def reduce(
     gradients: Sequence[Any],
     names: Sequence[str],
-    options: Options,
+    options: ReductionOptions,
     number: int,
     groups: Sequence[Sequence[int]] | None,
 ) -> list[Any]:

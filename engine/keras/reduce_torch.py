@@ -9,14 +9,14 @@ import torch
 
 from ..collectives.groups import grouped_allreduce_
 from ..frameworks.agreement import columns_of_absent, order_suffix
-from ..frameworks.options import Options
+from ..frameworks.options import ReductionOptions
 
 
 @torch.compiler.disable
 def reduce(
     gradients: Sequence[torch.Tensor | None],
     names: Sequence[str],
-    options: Options,
+    options: ReductionOptions,
     number: int,
     groups: Sequence[Sequence[int]] | None,
 ) -> list[Any]:
@@ -27,7 +27,7 @@ def reduce(
     gradients : sequence of torch.Tensor or None
     names : sequence of str
         Name of each gradient; equal and in the same order on all ranks.
-    options : Options
+    options : ReductionOptions
     number : int
         Number of the optimizer whose step this completes; -1: none.
     groups : optional

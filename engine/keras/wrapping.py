@@ -19,7 +19,7 @@ from ..collectives.process_sets import Numbers
 from ..collectives.reduce_ops import Adasum, Max
 from ..frameworks.agreement import Pairing, claim_name, compares_gradients, in_groups
 from ..frameworks.first_step import FirstStep
-from ..frameworks.options import Options
+from ..frameworks.options import ReductionOptions
 from .names import names_of
 from .passes import Passes
 
@@ -52,7 +52,7 @@ class Local:
         return {id(each) for each in (*self._variables, *(own for layer in self.layers for own in layer.variables))}
 
 
-class Wrapping:
+class KerasWrapping:
     """State of one wrapping.
 
     Parameters
@@ -61,7 +61,7 @@ class Wrapping:
     scale_local_gradients : bool
         Whether to divide the gradients of local variables by the number of ranks.
     **options
-        Arguments of `Options.checked`.
+        Arguments of `ReductionOptions.from_arguments`.
 
     Attributes
     ----------
@@ -80,7 +80,7 @@ class Wrapping:
 
     def __init__(self, optimizer: Any, *, scale_local_gradients: bool = True, **options: Any) -> None:
         self.kind = type(optimizer)
-        self.options = Options.from_arguments(**options)
+        self.options = ReductionOptions.from_arguments(**options)
         self._optimizer = weakref.ref(optimizer)
         self._pairing = Pairing(self.options)
         _check(self.options)
@@ -215,7 +215,7 @@ def view_bytes(value: Any) -> np.ndarray[Any, Any]:
     return np.ascontiguousarray(value).reshape(-1).view(np.uint8)
 
 
-def _check(options: Options) -> None:
+def _check(options: ReductionOptions) -> None:
     """Raise ValueError for options that only other bindings support."""
     if options.op is Adasum:
         raise ValueError("op=Adasum combines what whole steps change, which Keras does not tell: use op=Average")

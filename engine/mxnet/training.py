@@ -15,13 +15,13 @@ from ..collectives.reduce_ops import Adasum, Average
 from ..errors import EngineError
 from ..frameworks.agreement import Pairing, claim_name, expect_agreement, unique_names
 from ..frameworks.first_step import FirstStep
-from ..frameworks.options import Options
+from ..frameworks.options import ReductionOptions
 from ..text import logs
 
 BROADCAST = "engine.mxnet.broadcast_parameters(net.collect_params(), root_rank={root})"
 
 
-class Reduction:
+class OptimizerReduction:
     """Reduction of the gradients of one optimizer. Its construction is collective.
 
     Parameters
@@ -31,7 +31,7 @@ class Reduction:
     """
 
     def __init__(self, **given: Any) -> None:
-        self.options = options = Options.from_arguments(**given)
+        self.options = options = ReductionOptions.from_arguments(**given)
         if options.op is Adasum or isinstance(options.compression, Scheme):
             what = "op=Adasum" if options.op is Adasum else type(options.compression).__name__
             raise ValueError(f"the binding of MXNet has no {what}: leave it out, or train with engine.torch")
@@ -70,10 +70,10 @@ class Reduction:
             options.process_set.engine.mark_step(self.number)
 
 
-class Distributed:
+class DistributedMethods:
     """Methods that wrapping adds to the class of an optimizer of MXNet."""
 
-    _engine: Reduction
+    _engine: OptimizerReduction
     _kind: type
     _reduced = False  # True inside `update_multi_precision`, which may call `update`
 
@@ -159,11 +159,11 @@ def DistributedOptimizer(
         raise TypeError("DistributedOptimizer takes an mxnet.optimizer.Optimizer; for gluon use DistributedTrainer")
     if not isinstance(optimizer, mxnet.optimizer.Optimizer):
         raise TypeError(f"expected an mxnet.optimizer.Optimizer, not {type(optimizer).__qualname__}")
-    if isinstance(optimizer, Distributed):
+    if isinstance(optimizer, DistributedMethods):
         raise ValueError(
             "this optimizer is wrapped in DistributedOptimizer already; wrap it once, or unwrap() it first"
         )
-    engine = Reduction(
+    engine = OptimizerReduction(
         compression=compression,
         op=op,
         gradient_predivide_factor=gradient_predivide_factor,
@@ -172,7 +172,7 @@ def DistributedOptimizer(
     )
     kind = type(optimizer)
     same = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__, "_kind": kind}
-    optimizer.__class__ = type(kind.__name__, (Distributed, kind), same)
+    optimizer.__class__ = type(kind.__name__, (DistributedMethods, kind), same)
     optimizer._engine = engine
     return optimizer
 
@@ -220,7 +220,7 @@ class DistributedTrainer(gluon.Trainer):
         op: int = Average,
         check_parameters: bool = True,
     ) -> None:
-        if isinstance(optimizer, Distributed):
+        if isinstance(optimizer, DistributedMethods):
             logs.logger.warning("DistributedTrainer reduces the gradients itself: its optimizer has been unwrapped")
             optimizer.unwrap()
         super().__init__(params, optimizer, optimizer_params, kvstore=None)
@@ -228,7 +228,7 @@ class DistributedTrainer(gluon.Trainer):
             raise EngineError(f"parameters on {self._contexts}: a rank has one context here; start more ranks instead")
         if self._contains_sparse_weight or self._contains_sparse_grad:
             raise EngineError("DistributedTrainer takes dense parameters with dense gradients: leave out sparse_grad")
-        self._reduction = Reduction(
+        self._reduction = OptimizerReduction(
             compression=compression,
             op=op,
             gradient_predivide_factor=gradient_predivide_factor,

@@ -12,15 +12,15 @@ from ..collectives.process_sets import ProcessSet, global_process_set
 from ..collectives.reduce_ops import Adasum, Average
 from ..errors import EngineError
 from ..frameworks.agreement import claim_name, compares_gradients, expect_agreement
-from ..frameworks.options import Options
+from ..frameworks.options import ReductionOptions
 from .accumulation import Accumulation
-from .reduction import Reduction
+from .reduction import GradientReduction
 
 
-class _Distributed:
+class _DistributedV1Optimizer:
     """Methods that wrapping adds to an optimizer of TensorFlow 1. `_engine` is the state of one wrapping."""
 
-    _engine: _Wrapping
+    _engine: _V1Wrapping
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
         """Compute gradients like the optimizer's own method, and reduce them over all ranks. Collective."""
@@ -47,13 +47,13 @@ class _Distributed:
         return self
 
 
-class _Wrapping:
+class _V1Wrapping:
     """State of a wrapped optimizer."""
 
-    def __init__(self, kind: type, options: Options, scale_local: bool) -> None:
+    def __init__(self, kind: type, options: ReductionOptions, scale_local: bool) -> None:
         self.kind = kind
         number, prefix = claim_name(options)
-        self.reduction = Reduction(options, scale_local, number, f"{prefix}.")
+        self.reduction = GradientReduction(options, scale_local, number, f"{prefix}.")
         self._accumulation: Accumulation | None = None
         if options.passes > 1:
             self._accumulation = Accumulation(options.passes, options.average_passes, options.sparse_as_dense)
@@ -169,7 +169,7 @@ def DistributedOptimizer(
     }
     if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
         return _of_keras(optimizer, shared | {"scale_local_gradients": scale_local_gradients})
-    if isinstance(optimizer, _Distributed):
+    if isinstance(optimizer, _DistributedV1Optimizer):
         raise ValueError(
             "this optimizer is wrapped in DistributedOptimizer already; wrap it once, or unwrap() it first"
         )
@@ -179,9 +179,9 @@ def DistributedOptimizer(
             "use op=Average, or DistributedGradientTape(op=Adasum), which combines gradients"
         )
     kind = type(optimizer)
-    wrapping = _Wrapping(kind, Options.from_arguments(**shared), scale_local_gradients)
+    wrapping = _V1Wrapping(kind, ReductionOptions.from_arguments(**shared), scale_local_gradients)
     same = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
-    optimizer.__class__ = type(kind.__name__, (_Distributed, kind), same)
+    optimizer.__class__ = type(kind.__name__, (_DistributedV1Optimizer, kind), same)
     optimizer._engine = wrapping
     return optimizer
 

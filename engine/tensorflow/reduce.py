@@ -10,7 +10,7 @@ import tensorflow as tf
 from ..collectives.compression import resolve
 from ..collectives.reduce_ops import Adasum
 from ..frameworks.agreement import columns_of_absent, order_suffix
-from ..frameworks.options import Options
+from ..frameworks.options import ReductionOptions
 from . import op as _op
 from . import sparse
 from .call import WIRES, Call, number_of
@@ -23,7 +23,7 @@ BUCKET_BYTES = 4 << 20
 def reduce_gradients(
     gradients: Sequence[Any],
     names: Sequence[str],
-    options: Options,
+    options: ReductionOptions,
     *,
     prefix: str = "gradient.",
     num_groups: int = 0,
@@ -41,7 +41,7 @@ def reduce_gradients(
         Gradients of the variables. Those that are None are the same on all ranks, which compare it.
     names : sequence of str
         Unique name of each gradient; equal and in the same order on all ranks.
-    options : Options
+    options : ReductionOptions
         Options `op`, `process_set`, `compression`, `prescale`, `postscale` and `sparse_as_dense` are used.
     prefix : str
         Prefix of all names.
@@ -103,7 +103,7 @@ def reduce_gradients(
     return results
 
 
-def _make_call(options: Options, name: str, overlaps: bool) -> Call:
+def _make_call(options: ReductionOptions, name: str, overlaps: bool) -> Call:
     wire, _ = resolve(options.compression, options.op)
     return Call(
         "allreduce",

@@ -14,7 +14,7 @@ from ..collectives.compression import Scheme, resolve
 from ..collectives.process_sets import Numbers
 from ..errors import EngineError, WorldError
 from ..frameworks.agreement import compares_gradients, in_groups, next_number, places_of, unique_names
-from ..frameworks.options import Options
+from ..frameworks.options import ReductionOptions
 from ..text import readable
 from . import op
 from .call import number_of
@@ -29,12 +29,12 @@ _Numbers = dict[frozenset[str], tuple[int, list[str]]]
 _tapes: weakref.WeakKeyDictionary[Numbers, _Numbers] = weakref.WeakKeyDictionary()
 
 
-class Reduction:
+class GradientReduction:
     """Reduction of gradients with checked options.
 
     Parameters
     ----------
-    options : Options
+    options : ReductionOptions
     scale_local : bool
         Whether to divide local gradients by the number of ranks.
     number, prefix : int, str, optional
@@ -48,7 +48,7 @@ class Reduction:
     """
 
     def __init__(
-        self, options: Options, scale_local: bool = True, number: int | None = None, prefix: str = "gradient."
+        self, options: ReductionOptions, scale_local: bool = True, number: int | None = None, prefix: str = "gradient."
     ) -> None:
         if isinstance(options.compression, Scheme):
             raise TypeError(

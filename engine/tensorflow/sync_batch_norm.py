@@ -18,7 +18,7 @@ import keras
 import tensorflow as tf
 
 from ..collectives.process_sets import ProcessSet, global_process_set
-from ..frameworks.agreement import Number
+from ..frameworks.agreement import ObjectNumber
 from . import op
 from .call import Call, number_of
 from .names import once_in_graph
@@ -59,7 +59,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
             )
         super().__init__(**kwargs)
         self.process_set = process_set
-        self._number: Number | None = None
+        self._number: ObjectNumber | None = None
 
     def get_config(self) -> dict[str, Any]:
         """Return the configuration of `keras.layers.BatchNormalization`, with the ranks of the process set.
@@ -96,7 +96,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         Layers of a process set are numbered in the order of their first use, which is the same on all its ranks.
         """
         if self._number is None:
-            self._number = Number("sync_batch_norm")
+            self._number = ObjectNumber("sync_batch_norm")
         return f"sync_batch_norm.{self._number.claim_in(self.process_set)}.{self.path}"
 
 

@@ -10,14 +10,14 @@ import tensorflow as tf
 from ..collectives.compression import Compression
 from ..collectives.process_sets import ProcessSet, global_process_set
 from ..collectives.reduce_ops import Average
-from ..frameworks.options import Options
-from .reduction import Reduction
+from ..frameworks.options import ReductionOptions
+from .reduction import GradientReduction
 
 
-class _Distributed:
+class _DistributedTape:
     """Methods that wrapping adds to the class of a tape. `_engine` reduces its gradients."""
 
-    _engine: Reduction
+    _engine: GradientReduction
 
     @tf.autograph.experimental.do_not_convert
     def gradient(
@@ -122,9 +122,9 @@ def DistributedGradientTape(
     """
     if not isinstance(gradtape, tf.GradientTape):
         raise TypeError(f"expected a tf.GradientTape, not {type(gradtape).__qualname__}")
-    if isinstance(gradtape, _Distributed):
+    if isinstance(gradtape, _DistributedTape):
         raise ValueError("this tape is wrapped in DistributedGradientTape already: wrap it once")
-    options = Options.from_arguments(
+    options = ReductionOptions.from_arguments(
         compression=compression,
         sparse_as_dense=sparse_as_dense,
         op=op,
@@ -133,7 +133,7 @@ def DistributedGradientTape(
         groups=groups,
         process_set=process_set,
     )
-    reduction = Reduction(options, scale_local_gradients)
+    reduction = GradientReduction(options, scale_local_gradients)
     kind: Any = type(gradtape)
     gradtape.__class__ = _make_distributed_class(kind)
     gradtape._engine = reduction
@@ -206,4 +206,4 @@ def trainable_weights(layers: Any) -> list[Any]:
 def _make_distributed_class(kind: Any) -> type:
     """Make the subclass of a class of tapes that reduces gradients."""
     same = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
-    return type(kind.__name__, (_Distributed, kind), same)
+    return type(kind.__name__, (_DistributedTape, kind), same)

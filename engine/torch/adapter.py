@@ -61,8 +61,8 @@ class TorchAdapter:
         source = self.as_input(tensor)
         return source if source.dim() else source.view(1)
 
-    def make_allocator(self, tensor: torch.Tensor) -> Room | None:
-        return Room(tensor.device) if tensor.is_cuda else None
+    def make_allocator(self, tensor: torch.Tensor) -> DeviceAllocator | None:
+        return DeviceAllocator(tensor.device) if tensor.is_cuda else None
 
     def make_gathered(self, tensor: torch.Tensor, data: Any, rows: int) -> torch.Tensor:
         shape = (rows, *tensor.shape[1:])
@@ -80,7 +80,7 @@ class TorchAdapter:
         return tensor.to(getattr(torch, dtype) if isinstance(dtype, str) else dtype), tensor.dtype
 
 
-class Room:
+class DeviceAllocator:
     """Allocator of flat byte tensors on a GPU, for the stream that is current at its construction.
 
     Parameters
@@ -100,9 +100,14 @@ class Room:
 
 
 def flat_over(memory: Any, dtype: torch.dtype) -> torch.Tensor:
-    """Return gathered bytes as a flat tensor. `memory` is a buffer, or a tensor of a `Room` on the current stream."""
+    """Return gathered bytes as a flat tensor.
+
+    `memory` is a buffer, or a tensor of a `DeviceAllocator` on the current stream.
+    """
     if isinstance(memory, torch.Tensor):
-        if memory.is_cuda:  # The current stream may differ from the room's, so torch has to delay the memory's reuse.
+        if (
+            memory.is_cuda
+        ):  # The current stream may differ from the allocator's, so torch has to delay the memory's reuse.
             memory.record_stream(torch.cuda.current_stream(memory.device))
         return memory.view(dtype)
     if not memory.nbytes:  # frombuffer refuses it.

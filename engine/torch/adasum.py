@@ -21,7 +21,7 @@ from ..collectives import groups
 from ..collectives.reduce_ops import Adasum
 from ..errors import EngineError, MismatchError
 from ..frameworks.agreement import columns_of_absent
-from ..frameworks.options import Options
+from ..frameworks.options import ReductionOptions
 from ..session import runtime
 from .adapter import check
 from .overlaps import held_in
@@ -34,7 +34,7 @@ class Deltas:
 
     Parameters
     ----------
-    options : Options
+    options : ReductionOptions
         Options of the optimizer. A rank outside of their process set gets no parameters.
     name : str
         Name of the operation that reduces the changes; equal on all ranks, unique to the optimizer.
@@ -47,7 +47,7 @@ class Deltas:
         The number of ranks is not a power of two.
     """
 
-    def __init__(self, options: Options, name: str, number: int) -> None:
+    def __init__(self, options: ReductionOptions, name: str, number: int) -> None:
         process_set = options.process_set
         size = process_set.size()
         if size & (size - 1):

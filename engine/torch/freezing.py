@@ -20,7 +20,7 @@ from ..frameworks.reducer import live
 from ..session import runtime
 
 if TYPE_CHECKING:
-    from ..frameworks.options import Options
+    from ..frameworks.options import ReductionOptions
     from .hooks import TorchReducer
 
 live_frozen: weakref.WeakSet[FrozenReduction] = weakref.WeakSet()
@@ -298,7 +298,7 @@ def _expect_plain(reducer: TorchReducer) -> str | None:
     return wire
 
 
-def expect_all_ranks(options: Options) -> None:
+def expect_all_ranks(options: ReductionOptions) -> None:
     """Refuse an optimizer of a process set, since a freeze is agreed upon by all ranks of the world.
 
     Raises

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 
 from ..errors import EngineError, UnsupportedTensorError
-from ..frameworks.options import Options
+from ..frameworks.options import ReductionOptions
 from ..frameworks.reducer import Reducer, live
 from ..native import gradients
 from . import sparse
-from .adapter import Room, check, tensor_over
+from .adapter import DeviceAllocator, check, tensor_over
 from .freezing import NO_PASS
 from .overlaps import held_in
-from .places import Places
+from .places import GradientPlaces
 from .rivals import Successors
 
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -44,8 +44,8 @@ class TorchReducer(Reducer):
 
     kind = torch.Tensor
 
-    def __init__(self, options: Options, number: int = 0) -> None:
-        self._places: dict[int, Places] = {}
+    def __init__(self, options: ReductionOptions, number: int = 0) -> None:
+        self._places: dict[int, GradientPlaces] = {}
         self._shared: dict[int, tuple[memoryview, int]] = {}  # memory for the gradient of a parameter, and its address
         self._accumulated = False  # whether no_sync() was used since the last step or `zero_grad`
         self._successors = Successors(self.is_hooked)
@@ -151,8 +151,8 @@ class TorchReducer(Reducer):
         parameter = self._parameters[index]
         return torch.empty(parameter.numel(), dtype=parameter.dtype, device=parameter.device)
 
-    def rooms_for(self, index: int) -> Room:
-        return Room(self._parameters[index].device)
+    def rooms_for(self, index: int) -> DeviceAllocator:
+        return DeviceAllocator(self._parameters[index].device)
 
     def full_like(self, parameter: torch.Tensor, value: float) -> torch.Tensor:
         return torch.full_like(parameter, value, dtype=_gradient_dtype(parameter))
@@ -189,7 +189,7 @@ class TorchReducer(Reducer):
         return parameter.is_cuda
 
     def make_places(self, parameters: Sequence[torch.Tensor]) -> None:
-        places = Places(parameters)
+        places = GradientPlaces(parameters)
         self._places.update((id(parameter), places) for parameter in parameters)
 
     def place_for(self, index: int) -> torch.Tensor:

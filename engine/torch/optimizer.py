@@ -15,8 +15,8 @@ from ..collectives.process_sets import ProcessSet, global_process_set
 from ..collectives.reduce_ops import Adasum, Average
 from ..errors import EngineError
 from ..frameworks.no_reducer import NoReducer
-from ..frameworks.optimizer import Distributed, Names, Wrapping, expect_unwrapped
-from ..frameworks.options import Options
+from ..frameworks.optimizer import Distributed, ParameterNames, Wrapping, expect_unwrapped
+from ..frameworks.options import ReductionOptions
 from ..session import runtime
 from .adasum import Deltas
 from .freezing import FrozenReduction, Plan, expect_all_ranks
@@ -25,10 +25,10 @@ from .optimizer_state import has_order
 from .rivals import expect_no_rival, warn_of_lone_library
 
 
-class _Distributed(Distributed):
+class _DistributedTorchOptimizer(Distributed):
     """Methods that wrapping adds to the class of an optimizer of torch."""
 
-    _engine: _Wrapping
+    _engine: _TorchWrapping
 
     @property
     def _parameter_names(self) -> dict[torch.Tensor, str]:
@@ -108,12 +108,12 @@ class _Distributed(Distributed):
         return _plain, (self._engine.kind,), self.__getstate__()
 
 
-class _Wrapping(Wrapping):
+class _TorchWrapping(Wrapping):
     """State of a wrapped optimizer of torch."""
 
     broadcast = "engine.torch.broadcast_parameters(model.state_dict(), root_rank={root})"
 
-    def __init__(self, optimizer: torch.optim.Optimizer, options: Options, named_parameters: Any) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, options: ReductionOptions, named_parameters: Any) -> None:
         super().__init__(type(optimizer), options, named_parameters)
         self._handles: list[Any] = []
         self._finalizer: weakref.finalize[Any, Any] | None = None
@@ -127,7 +127,7 @@ class _Wrapping(Wrapping):
             self.names = _names_in(groups)
         self.add_groups(group["params"] for group in groups)
 
-    def make(self, options: Options, prefix: str, number: int) -> TorchReducer | Deltas:
+    def make(self, options: ReductionOptions, prefix: str, number: int) -> TorchReducer | Deltas:
         return Deltas(options, prefix, number) if options.op is Adasum else TorchReducer(options, number)
 
     def describe(self, name: str, parameter: torch.Tensor) -> tuple[str, int]:
@@ -148,7 +148,7 @@ class _Wrapping(Wrapping):
         return isinstance(self.reduction, FrozenReduction)
 
     def freeze(self) -> None:
-        """Freeze the optimizer; see `_Distributed.freeze`."""
+        """Freeze the optimizer; see `_DistributedTorchOptimizer.freeze`."""
         if isinstance(self.reducer, NoReducer):
             self.reducer.freeze()
         expect_all_ranks(self.options)
@@ -170,7 +170,7 @@ class _Wrapping(Wrapping):
         return Plan.from_reducer(self.reducer)
 
     def unfreeze(self) -> None:
-        """Unfreeze the optimizer; see `_Distributed.unfreeze`."""
+        """Unfreeze the optimizer; see `_DistributedTorchOptimizer.unfreeze`."""
         if isinstance(self.reduction, FrozenReduction):
             self.reduction.unfreeze()
             self.reduction = self.reducer
@@ -300,7 +300,7 @@ def DistributedOptimizer(
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"expected a torch.optim.Optimizer, not {type(optimizer).__qualname__}")
     expect_unwrapped(optimizer)
-    options = Options.from_arguments(
+    options = ReductionOptions.from_arguments(
         compression=compression,
         backward_passes_per_step=backward_passes_per_step,
         op=op,
@@ -317,13 +317,13 @@ def DistributedOptimizer(
     if isinstance(optimizer, torch.optim.SparseAdam):
         options = replace(options, sparse_as_dense=False)  # It accepts no dense gradients; the sums are the same.
     own_step = _hooked_step(optimizer)
-    wrapping = _Wrapping(optimizer, options, named_parameters)
+    wrapping = _TorchWrapping(optimizer, options, named_parameters)
     try:
         wrapping.adopt_groups(optimizer.param_groups)
     except BaseException:
         wrapping.end()
         raise
-    wrapping.wrap_optimizer(optimizer, _Distributed, own_step)
+    wrapping.wrap_optimizer(optimizer, _DistributedTorchOptimizer, own_step)
     wrapping.hang_on(optimizer)
     return optimizer
 
@@ -357,13 +357,13 @@ def _hooked_step(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return {"step": hooked}
 
 
-def _names_in(groups: list[dict[str, Any]]) -> Names | None:
+def _names_in(groups: list[dict[str, Any]]) -> ParameterNames | None:
     """Return the names that an optimizer itself has for its parameters, if all have a unique one; since torch 2.6."""
     named: list[tuple[str, torch.Tensor]] = []
     for group in groups:
         named += zip(group.get("param_names") or (), group["params"], strict=False)
     count = sum(len(group["params"]) for group in groups)
-    return Names(named) if len({name for name, _ in named}) == count else None
+    return ParameterNames(named) if len({name for name, _ in named}) == count else None
 
 
 def _plain(kind: type) -> Any:

@@ -13,7 +13,7 @@ ALIGNMENT = (
 )
 
 
-class Places:
+class GradientPlaces:
     """Buffers for gradients, one for each dtype and device of the parameters, filled in the order of requests.
 
     Parameters

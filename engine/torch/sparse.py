@@ -24,7 +24,7 @@ from ..collectives.process_sets import ProcessSet, global_process_set
 from ..collectives.reduce_ops import Average, Op, Sum
 from ..errors import EngineError, UnsupportedTensorError
 from ..native import core
-from .adapter import Room, check_device, flat_over
+from .adapter import DeviceAllocator, check_device, flat_over
 
 Parts = Sequence[tuple[Any, tuple[int, ...], int]]
 Fault = tuple[int, int, int]
@@ -104,7 +104,7 @@ def start(
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"expected a torch.Tensor, not {type(tensor).__qualname__}")
         indices, values, shape, fault = extract_parts(tensor, op, "a tensor")
-        room = Room(tensor.device) if tensor.is_cuda else None
+        room = DeviceAllocator(tensor.device) if tensor.is_cuda else None
         asked = shape, int(op), prescale, postscale, fault
         native = engine.allgather_group([indices, values], name, blocking, asked, room)
     except Exception as error:

@@ -20,7 +20,7 @@ from .ops import broadcast_async_ as broadcast_tensor
 from .optimizer_state import UNNAMED, has_order, load_named_state, named_state, parameter_names
 
 
-class _Slot:
+class _TensorPlaceholder:
     """Placeholder of a tensor in a structure that is sent without its tensors."""
 
     def __init__(self, index: int, tensor: torch.Tensor) -> None:
@@ -184,7 +184,7 @@ def _strip_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
         check(value, "a tensor of the optimizer's state")
         # The broadcasts are in place, and two of them must not share memory of the root's state.
         tensors.append(value.detach().cpu().contiguous())
-        return _Slot(len(tensors) - 1, value)
+        return _TensorPlaceholder(len(tensors) - 1, value)
     if isinstance(value, dict):
         return {key: _strip_tensors(entry, tensors) for key, entry in value.items()}
     if type(value) in (list, tuple):
@@ -194,7 +194,7 @@ def _strip_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
 
 def _fill_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
     """Replace the placeholders in `value` by tensors of the list: the inverse of `_strip_tensors`."""
-    if isinstance(value, _Slot):
+    if isinstance(value, _TensorPlaceholder):
         return tensors[value.index]
     if isinstance(value, dict):
         return {key: _fill_tensors(entry, tensors) for key, entry in value.items()}
@@ -203,9 +203,9 @@ def _fill_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
     return value
 
 
-def _list_slots(value: Any) -> list[_Slot]:
+def _list_slots(value: Any) -> list[_TensorPlaceholder]:
     """Return the placeholders in `value`, in the order of the list."""
-    if isinstance(value, _Slot):
+    if isinstance(value, _TensorPlaceholder):
         return [value]
     entries = value.values() if isinstance(value, dict) else value if type(value) in (list, tuple) else ()
     return [slot for entry in entries for slot in _list_slots(entry)]

@@ -26,7 +26,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ..collectives import collectives
 from ..collectives.process_sets import ProcessSet, global_process_set
 from ..collectives.reduce_ops import Sum
-from ..frameworks.agreement import Number
+from ..frameworks.agreement import ObjectNumber
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -180,7 +180,7 @@ class SyncBatchNorm(_BatchNorm):
         Layers of a process set are numbered in the order of their first use, which is the same on all its ranks.
         """
         if "_number" not in self.__dict__:
-            self._number = Number("sync_batch_norm")
+            self._number = ObjectNumber("sync_batch_norm")
         return f"sync_batch_norm.{self._number.claim_in(self.process_set)}" + (f".{self.label}" if self.label else "")
 
     def __getstate__(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from engine.errors import EngineError, UnsupportedTensorError
 from engine.frameworks.optimizer import Distributed, Wrapping, expect_unwrapped
-from engine.frameworks.options import Options
+from engine.frameworks.options import ReductionOptions
 from engine.frameworks.reducer import Reducer
 from engine.frameworks.surface import Tensors, make_functions
 from engine.native import gradients
@@ -133,14 +133,14 @@ class _Distributed(Distributed):
 class _Wrapping(Wrapping):
     broadcast = "fake_framework.broadcast_(parameter, {root}) for each parameter"
 
-    def make(self, options: Options, prefix: str, number: int) -> FakeReducer:
+    def make(self, options: ReductionOptions, prefix: str, number: int) -> FakeReducer:
         return FakeReducer(options, number)
 
 
 def DistributedOptimizer(optimizer: SGD, named_parameters: Any = None, **options: Any) -> Any:
     """Make an optimizer reduce its gradients over all ranks; options are as in `engine.torch.DistributedOptimizer`."""
     expect_unwrapped(optimizer)
-    wrapping = _Wrapping(type(optimizer), Options.from_arguments(**options), named_parameters)
+    wrapping = _Wrapping(type(optimizer), ReductionOptions.from_arguments(**options), named_parameters)
     wrapping.add_groups([optimizer.parameters])
     wrapping.wrap_optimizer(optimizer, _Distributed, {})
     return optimizer

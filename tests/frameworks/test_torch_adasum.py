@@ -15,7 +15,7 @@ from torch import nn
 
 import engine
 import engine.torch as hvd
-from engine.frameworks.options import Options
+from engine.frameworks.options import ReductionOptions
 from engine.torch.hooks import TorchReducer
 
 from ..adasum_reference import adasum
@@ -435,7 +435,7 @@ def test_a_rank_that_brings_nothing() -> None:
     """A gradient hook passes no tensor at all, rather than zeros; in private and in shared memory."""
     for views in (False, True):
         parts = nn.ModuleList([nn.Linear(300, 200), nn.Linear(300, 200), nn.Linear(3, 2)]).double()
-        reducer = TorchReducer(Options(engine.Adasum, prescale=2.0, views=views))
+        reducer = TorchReducer(ReductionOptions(engine.Adasum, prescale=2.0, views=views))
         reducer.add({f"nothing{views}.{name}": each for name, each in parts.named_parameters()})
         used = parts[0] if engine.rank() == 0 else parts[1]
         used(torch.full((1, 300), 1.0 + engine.rank(), dtype=torch.float64)).sum().backward()

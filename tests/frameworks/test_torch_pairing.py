@@ -17,7 +17,7 @@ from torch import nn
 import engine
 import engine.torch as hvd
 from engine.errors import EngineError, MismatchError
-from engine.frameworks.optimizer import Names
+from engine.frameworks.optimizer import ParameterNames
 from engine.torch.elastic import TorchState
 
 from ..on_ranks import on_ranks
@@ -383,7 +383,9 @@ def test_parameters_taken_out_of_groups_are_no_error() -> None:
 def test_names_are_those_of_their_parameters_when_others_are_gone() -> None:
     """A new parameter may have the id of a named one that was deleted."""
     kept = nn.Parameter(torch.zeros(1))
-    names = Names([(f"gone{number}", nn.Parameter(torch.zeros(1))) for number in range(100)] + [("kept", kept)])
+    names = ParameterNames(
+        [(f"gone{number}", nn.Parameter(torch.zeros(1))) for number in range(100)] + [("kept", kept)]
+    )
     new = [nn.Parameter(torch.zeros(1)) for _ in range(1000)]
     assert names.get(kept) == "kept"
     assert [names.get(each) for each in new] == [None] * 1000

@@ -25,7 +25,7 @@ from engine.collectives.reduce_ops import Average  # noqa: E402
 from engine.errors import MismatchError  # noqa: E402
 from engine.torch import adapter, adasum, sparse  # noqa: E402
 from engine.torch import sync_batch_norm as norm  # noqa: E402
-from engine.torch.places import ALIGNMENT, Places  # noqa: E402
+from engine.torch.places import ALIGNMENT, GradientPlaces  # noqa: E402
 from engine.torch.powersgd import PowerSGD  # noqa: E402
 
 from ..standins import ROOT  # noqa: E402
@@ -142,7 +142,7 @@ def test_places_are_side_by_side_in_the_order_in_which_they_are_taken() -> None:
     parameters = [torch.zeros(shape, dtype=dtype) for dtype in (torch.float32, torch.float16) for shape in shapes]
     parameters[2] = parameters[2].contiguous(memory_format=torch.channels_last)
     with placed():
-        places = Places(parameters)
+        places = GradientPlaces(parameters)
         taken = [places.assign_place(parameter) for parameter in parameters[::-1]][::-1]
     for parameter, place in zip(parameters, taken, strict=True):
         assert (place.shape, place.dtype, place.stride()) == (parameter.shape, parameter.dtype, parameter.stride())
