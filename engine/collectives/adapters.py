@@ -121,7 +121,7 @@ class ProtocolAdapter(NumpyAdapter):
         except (TypeError, ValueError, BufferError, RuntimeError) as error:
             kind, told = type(tensor), readable.exception_text(error)
             raise UnsupportedTensorError(
-                f"{kind.__module__}.{kind.__qualname__} does not lend its memory as the engine needs it: {told}"
+                f"{kind.__module__}.{kind.__qualname__} does not export its memory as the engine needs it: {told}"
             ) from error
 
     def as_input(self, tensor: Any) -> Any:

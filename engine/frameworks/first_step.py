@@ -102,9 +102,9 @@ class FirstStep:
         ranks = [rank for rank, indices in odd.items() if first in indices]
         more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
         logs.logger.warning(
-            "the ranks' parameters differ in the first step: %r%s; %s %s not what rank %d has. Each rank trains a "
-            "model of its own: call %s before the "
-            "first step. If that is meant, DistributedOptimizer(check_parameters=False) says nothing",
+            "the ranks' parameters differ in the first step: %r%s; %s %s not the values of rank %d. So ranks train "
+            "different models: call %s before the first step. If this is intended, give "
+            "DistributedOptimizer(check_parameters=False) to silence this warning",
             self._names[first],
             more,
             readable.ranks(ranks),
@@ -130,10 +130,10 @@ def expect_one_order(names: Sequence[str], by_rank: Sequence[NDArray[Any]], rank
         odd = np.flatnonzero(sums != there[0][1])
         if len(odd) and np.array_equal(np.sort(sums), np.sort(there[0][1])):
             raise MismatchError(
-                f"rank {rank} has the parameters of rank {there[0][0]} in another order: what is {names[odd[0]]!r} on "
-                "the one has another name on the other, and ranks pair by name. Give DistributedOptimizer and "
-                "broadcast_optimizer_state the names of the model's parameters, or have all ranks make the optimizer "
-                "with its parameters in one order"
+                f"rank {rank} has the parameters of rank {there[0][0]} in another order: {names[odd[0]]!r} of "
+                "one rank has another name on the other, and parameters are matched by name. Give DistributedOptimizer "
+                "and broadcast_optimizer_state the names of the model's parameters, or make the optimizer with its "
+                "parameters in the same order on all ranks"
             )
 
 

@@ -82,26 +82,29 @@ class ReductionOptions:
         backward_passes_per_step = expect_passes(backward_passes_per_step)
         for factor, value in (("prescale_factor", prescale_factor), ("postscale_factor", postscale_factor)):
             if not math.isfinite(value):
-                raise ValueError(f"{factor} is a finite number, not {value}")
+                raise ValueError(f"{factor} is {value}; expected a finite number")
         if gradient_predivide_factor != 1.0:
             if op != Average or not 0 < gradient_predivide_factor < float("inf"):
-                raise ValueError("gradient_predivide_factor is a positive number and goes with op=Average only")
+                raise ValueError(
+                    "gradient_predivide_factor needs op=Average and a positive number: give both, or leave it out"
+                )
             prescale_factor /= gradient_predivide_factor
             postscale_factor *= gradient_predivide_factor
         if isinstance(compression, Scheme) and (op != Average or prescale_factor != 1.0 or postscale_factor != 1.0):
-            raise ValueError(
-                f"{type(compression).__name__} averages gradients: it goes with op=Average and without factors"
-            )
+            raise ValueError(f"{type(compression).__name__} can only average gradients: use op=Average and no factors")
         num_groups = forms.whole_number("num_groups", num_groups, 0)
         if num_groups and groups is not None:
             raise ValueError("give num_groups or groups, not both")
         if gradient_as_bucket_view and process_set is not global_process_set:
             raise ValueError(
-                "gradient_as_bucket_view goes with all ranks: gradients are shared by the world, not by a process set"
+                "gradient_as_bucket_view needs the global process set: "
+                "memory for gradients is shared by all ranks of the world"
             )
         if op == Adasum:
             if gradient_as_bucket_view:
-                raise ValueError("op=Adasum reduces no gradients: leave out gradient_as_bucket_view")
+                raise ValueError(
+                    "op=Adasum reduces parameter changes, not gradients: leave out gradient_as_bucket_view"
+                )
             compression = _drop_compression(compression, process_set)
         return cls(
             Op(op),

@@ -128,10 +128,10 @@ DOCUMENTATION = {
     "broadcast_": "Do the same as `broadcast`, but in place. Returns `tensor`.",
     "broadcast_async": "Start a broadcast. `synchronize` gives its result, a new tensor.",
     "broadcast_async_": "Start a broadcast in place. The tensor must not be accessed until `synchronize` returns.",
-    "allgather": """Concatenate the tensors of all ranks along the first dimension, which may differ by rank. Collective.
+    "allgather": """Concatenate the tensors of all ranks along the first dimension. Collective.
 
-    See `engine.allgather`. Gradients flow through it: a rank receives those of its own rows, averaged over ranks, or
-    summed with `mathematical_gradients`.
+    The first dimension may differ by rank. See `engine.allgather`. Gradients flow through it: a rank receives those of
+    its own rows, averaged over ranks, or summed with `mathematical_gradients`.
     """,
     "allgather_async": "Start an allgather. `synchronize` gives its result.",
     "grouped_allgather": """Concatenate several tensors over all ranks in one request. Collective.

@@ -35,7 +35,7 @@ def _check(frame: FrameType) -> None:
     kind = frame.f_code.co_qualname.partition(".")[0]
     if kind in _CONDITIONS:
         raise ValueError(
-            f"engine.jax.distributed stands inside of optax.{kind}, which calls it where a condition holds on this "
+            f"engine.jax.distributed is inside of optax.{kind}, which calls it where a condition holds on this "
             f"rank, and the other ranks would wait for it. Wrap from outside: distributed(optax.{kind}(...)), whose "
             "condition sees the gradients of all ranks"
         )
@@ -43,13 +43,13 @@ def _check(frame: FrameType) -> None:
         skip = getattr(frame.f_locals.get("self"), "_should_skip_update_fn", None)
         if skip is not None and not getattr(skip, "__qualname__", "").startswith("MultiSteps."):
             raise ValueError(
-                "engine.jax.distributed stands inside of optax.MultiSteps with should_skip_update_fn, which decides by "
+                "engine.jax.distributed is inside of optax.MultiSteps with should_skip_update_fn, which decides by "
                 "the gradients of one rank: other ranks would wait for it. Wrap from outside: "
                 "distributed(optax.MultiSteps(...).gradient_transformation())"
             )
     if kind in _CHAINS and (before := _standing_before(frame.f_locals)):
         raise ValueError(
-            f"engine.jax.distributed stands behind {before} in an optax.{kind}: what stands before it, such as "
+            f"engine.jax.distributed comes after {before} in an optax.{kind}: what comes before it, such as "
             "clipping, sees the gradients of one rank, and not their average. Wrap the whole chain, "
             f"distributed(optax.{kind}(...)), or put distributed() first. To change gradients before they are reduced, "
             "do so in the program, before update()"

@@ -91,7 +91,7 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> NDArray[Any]:
-    """Combine a value over all ranks, and return this rank's rows of the result. Collective. See `engine.reducescatter`.
+    """Combine a value over all ranks, and return this rank's rows. Collective. See `engine.reducescatter`.
 
     Parameters and errors are those of `allreduce`. Returns a `numpy.ndarray`.
     """

@@ -218,7 +218,7 @@ def view_bytes(value: Any) -> np.ndarray[Any, Any]:
 def _check(options: ReductionOptions) -> None:
     """Raise ValueError for options that only other bindings support."""
     if options.op is Adasum:
-        raise ValueError("op=Adasum combines what whole steps change, which Keras does not tell: use op=Average")
+        raise ValueError("op=Adasum combines what whole steps change, which Keras does not expose: use op=Average")
     if isinstance(options.compression, Scheme):
         raise ValueError(
             f"{type(options.compression).__name__} is for engine.torch: with Keras use Compression.fp16, bf16 or tuned"

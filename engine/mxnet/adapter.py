@@ -77,7 +77,9 @@ def check(tensor: Any) -> None:
             f"an array is on {tensor.context}; the engine works in main memory: use as_in_context(mxnet.cpu())"
         )
     if np.dtype(tensor.dtype).names:
-        raise UnsupportedTensorError("an array is of MXNet's bfloat16, which it does not lend; use float16 or float32")
+        raise UnsupportedTensorError(
+            "an array is of MXNet's bfloat16, whose memory it does not export; use float16 or float32"
+        )
 
 
 register(mxnet.nd.NDArray, MXNetAdapter())

@@ -47,7 +47,9 @@ def _make_call(kind: str, name: str | None, process_set: ProcessSet, tensors: Se
     """Make the description of a call; a failure is announced to the other ranks."""
     try:
         if name is not None and not name:
-            raise ArgumentError("a name has at least one character; leave it out to have calls meet by their order")
+            raise ArgumentError(
+                "the name is empty; give one character or more, or leave the name out to match calls by their order"
+            )
         for tensor in tensors:
             if not tensor.dtype.is_numpy_compatible or tensor.dtype == tf.string:
                 raise UnsupportedTensorError(f"a tensor of dtype {tensor.dtype.name} cannot be communicated: encode it")

@@ -41,7 +41,7 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
         """Add the broadcast to the graph before it is finalized."""
         if tf.executing_eagerly():
             raise EngineError(
-                "BroadcastGlobalVariablesHook goes with sessions of TensorFlow 1, not with eager mode: call "
+                "BroadcastGlobalVariablesHook needs sessions of TensorFlow 1, and does not work in eager mode: call "
                 "broadcast_variables(model.variables, root_rank) after the first step"
             )
         if self._operation is None or self._operation.graph is not tf.compat.v1.get_default_graph():

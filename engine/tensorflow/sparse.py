@@ -58,7 +58,7 @@ def allreduce(
     try:
         if op not in (Sum, Average):
             raise UnsupportedOperationError(
-                f"tf.IndexedSlices have Sum and Average only, not {op.name.title()}; make them dense by "
+                f"tf.IndexedSlices support only Sum and Average, not {op.name.title()}; make them dense by "
                 "tf.convert_to_tensor"
             )
         wire, own = resolve(compression, op)

@@ -52,8 +52,7 @@ class Deltas:
         size = process_set.size()
         if size & (size - 1):
             raise ValueError(
-                f"Adasum combines ranks in pairs of pairs: it takes 1, 2, 4, 8 .. ranks, and these are {size}; "
-                "use op=Average"
+                f"Adasum needs 1, 2, 4, 8 or another power of two of ranks, and these are {size}; use op=Average"
             )
         self.engine = process_set.engine if process_set.included() else runtime.engine()
         self._name = name

@@ -57,7 +57,7 @@ class TorchReducer(Reducer):
         if not self._due and not self.options.repeatable:
             raise EngineError(
                 "freeze(): gradients are reduced, and no step has used them; a sum would count them twice with the "
-                "next pass: call step() before, or zero_grad()"
+                "next pass: call step() or zero_grad() first"
             )
 
     def suspend(self) -> bool:

@@ -40,5 +40,7 @@ def gradual_warmup(optimizer: torch.optim.Optimizer, steps: int, factor: float |
     steps = whole_number("steps", steps, 1)
     factor = resolve_factor(factor)
     if factor < 1:
-        raise ValueError(f"factor is {factor}; a warm-up divides by 1 or more, to begin below where it ends")
+        raise ValueError(
+            f"factor is {factor}; expected 1 or more, since a warm-up begins at the learning rate divided by it"
+        )
     return LinearLR(optimizer, start_factor=1 / factor, total_iters=steps)

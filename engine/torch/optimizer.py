@@ -78,7 +78,7 @@ class _DistributedTorchOptimizer(Distributed):
         """
         if self._engine.is_frozen and passes != 1:
             raise EngineError(
-                "set_backward_passes_per_step(): the optimizer is frozen, and reduces each pass: run the passes but "
+                "set_backward_passes_per_step(): the optimizer is frozen, and reduces each pass: run all passes but "
                 "the last in optimizer.no_sync(), or unfreeze() before"
             )
         super().set_backward_passes_per_step(passes)
@@ -166,7 +166,7 @@ class _TorchWrapping(Wrapping):
         if self.is_frozen:
             return None
         if not self._begun:
-            raise EngineError("freeze(): run a step first, with zero_grad(set_to_none=False) behind it")
+            raise EngineError("freeze(): run a step first, and then zero_grad(set_to_none=False)")
         return Plan.from_reducer(self.reducer)
 
     def unfreeze(self) -> None:

@@ -49,7 +49,7 @@ class PowerSGD(Scheme):
 
     def __init__(self, rank: int = 2, start_iter: int = 10, min_compression_rate: float = 2.0, seed: int = 0) -> None:
         if not min_compression_rate >= 0:
-            raise ValueError(f"min_compression_rate is 0 or more, not {min_compression_rate}")
+            raise ValueError(f"min_compression_rate is {min_compression_rate}; expected 0 or more")
         self._rank = whole_number("rank", rank, 1)
         self._start = whole_number("start_iter", start_iter, 0)
         self._least = min_compression_rate

@@ -132,7 +132,7 @@ def extract_parts(tensor: torch.Tensor, op: Op, what: str) -> Brought:
     check_device(tensor, what)
     if op not in (Sum, Average):
         raise UnsupportedTensorError(
-            f"{what} is sparse, for which there are Sum and Average only, not {op.name.title()}; make it dense"
+            f"{what} is sparse, and sparse tensors support only Sum and Average, not {op.name.title()}; make it dense"
         )
     if tensor.dtype not in _WIDE:
         raise UnsupportedTensorError(f"{what} is {tensor.dtype}, which the engine does not reduce; convert it first")
@@ -196,7 +196,7 @@ def add_up(
     if total and not 0 <= int(keys[0]) <= int(keys[-1]) < math.prod(shape[:sparse]):
         # Every rank checks its own entries, so this one was changed after the check.
         raise EngineError(
-            f"a rank has changed a sparse tensor of shape {list(shape)} before it was sent: see to its indices"
+            f"a rank has changed a sparse tensor of shape {list(shape)} before it was sent: check its indices"
         )
     wide = _WIDE[dtype]
     result = torch.zeros([len(keys), *rest], dtype=wide, device=values.device)

@@ -76,7 +76,7 @@ def _collect_tensors(params: Any) -> list[tuple[str, torch.Tensor]]:
             )
         if torch.nn.parameter.is_lazy(tensor):
             raise UnsupportedTensorError(
-                f"{name!r} belongs to a lazy module and has no shape yet: run one batch through the model before"
+                f"{name!r} belongs to a lazy module and has no shape yet: run one batch through the model first"
             )
         check(tensor, repr(name))
         if any(stride == 0 and length > 1 for stride, length in zip(tensor.stride(), tensor.shape, strict=True)):

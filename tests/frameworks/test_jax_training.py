@@ -202,12 +202,12 @@ def test_trees_that_differ(rank: int, size: int) -> None:
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "behind clipping": (
         lambda: optax.chain(optax.clip_by_global_norm(1.0), hvd.distributed(optax.sgd(0.1))),
-        r"stands behind 1 transformation in an optax.chain.*Wrap the whole chain, distributed\(optax.chain",
+        r"comes after 1 transformation in an optax.chain.*Wrap the whole chain, distributed\(optax.chain",
     ),
     "behind clipping, alone": (lambda: optax.chain(optax.clip(1.0), hvd.distributed(), optax.sgd(0.1)), "optax.chain"),
     "in a chain behind clipping": (
         lambda: optax.chain(optax.clip(1.0), optax.chain(hvd.distributed(optax.sgd(0.1)))),
-        "behind 1 transformation",
+        "after 1 transformation",
     ),
     "in a named chain": (
         lambda: optax.named_chain(("clip", optax.clip(1.0)), ("all", hvd.distributed(optax.sgd(0.1)))),

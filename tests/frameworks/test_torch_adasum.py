@@ -263,7 +263,7 @@ def test_a_factor_multiplies_the_change() -> None:
 @pairs
 def test_what_makes_no_sense_is_refused() -> None:
     model = toy.mlp()
-    assert "reduces no gradients" in toy.raises(
+    assert "reduces parameter changes, not gradients" in toy.raises(
         ValueError, lambda: wrap(sgd(model.parameters()), gradient_as_bucket_view=True)
     )
     assert "op=Average only" in toy.raises(

@@ -142,7 +142,7 @@ def test_disagreements_about_sparse_tensors() -> None:
     for call, what in (
         (lambda: hvd.sparse_allreduce(torch.ones(3)), "dense tensors have allreduce"),
         (lambda: hvd.sparse_allreduce(torch.eye(3).to_sparse_csr()), "layout torch.sparse_csr"),
-        (lambda: hvd.sparse_allreduce(good, op=hvd.Max), "Sum and Average only, not Max"),
+        (lambda: hvd.sparse_allreduce(good, op=hvd.Max), "only Sum and Average, not Max"),
         (lambda: hvd.sparse_allreduce(good.to(torch.complex64)), "complex64"),
         (lambda: hvd.sparse_allreduce(good.bool()), "bool, which has no Average"),
         (lambda: hvd.sparse_allreduce(deep), "at most 10 dimensions"),
@@ -383,7 +383,7 @@ def test_operations_that_sparse_gradients_do_not_have(wrap: Wrap) -> None:
     for _ in range(2):
         optimizer.zero_grad()
         text = toy.raises(UnsupportedTensorError, loss_of(table, looked_up(hvd.rank(), 0)).backward)
-        assert "table.weight" in text and "Sum and Average only, not Max" in text, text
+        assert "table.weight" in text and "only Sum and Average, not Max" in text, text
     optimizer.zero_grad()
     other(torch.ones(3, 5, dtype=torch.float64) * hvd.rank()).sum().backward()
     toy.check_same_everywhere({"dense": other.weight.grad})

@@ -558,7 +558,7 @@ def test_parameters_that_differ_in_the_first_step_are_told_of() -> None:
                 toy.train(model, optimizer, toy.shards(2))
             if differs and checked and engine.rank() == 0 and last:
                 (text,) = texts
-                assert f"'0.bias' and 3 more; rank {last} has not what rank 0 has" in text, text
+                assert f"'0.bias' and 3 more; rank {last} has not the values of rank 0" in text, text
                 assert "engine.torch.broadcast_parameters(model.state_dict(), root_rank=0)" in text, text
             else:
                 assert not texts, texts

@@ -29,7 +29,7 @@ REFUSED = {
         r"EngineError: .* compression is a scheme, the program's own, or tuned, which cannot be frozen: "
         r"use Compression\.none, fp16 or bf16",
     ),
-    "several passes": r"EngineError: .* backward_passes_per_step is not 1, .*: run the passes but the last in "
+    "several passes": r"EngineError: .* backward_passes_per_step is not 1, .*: run all passes but the last in "
     r"optimizer\.no_sync\(\)",
     "ordered sums": r"EngineError: .* device_sums is ordered, which cannot be frozen: use device_sums=nccl",
     "sparse": r"UnsupportedTensorError: .* gradient of '\S+\.weight' is sparse, so its size changes: make it dense, as "
@@ -40,7 +40,7 @@ REFUSED = {
     r"parameter: make it contiguous",
     "host": r"UnsupportedTensorError: .* gradient of '\S+\.weight' is in the host's memory, and only those on a GPU "
     r"can be frozen: move the model there",
-    "before the first step": r"EngineError: .* run a step first, with zero_grad\(set_to_none=False\) behind it",
+    "before the first step": r"EngineError: .* run a step first, and then zero_grad\(set_to_none=False\)",
     "within no_sync": r"EngineError: .* inside no_sync\(\); call it after the block, between two steps",
     "within backward": r"EngineError: .* in the middle of a backward pass; call it between two steps",
     "in a child": r"ForkedError: the engine was initialised in process \d+, and this is its forked child \d+\. .*",
