@@ -68,8 +68,8 @@ class TracerAdapter(JaxAdapter):
 
     def as_input(self, tensor: Any) -> Any:
         raise UnsupportedTensorError(
-            f"{type(tensor).__name__} is a tracer: inside jit, grad and vmap call the functions of engine.jax, such as "
-            "engine.jax.allreduce, which JAX can trace, in place of engine.allreduce"
+            f"{type(tensor).__name__} is a tracer: inside jit, grad and vmap call engine.jax.allreduce or another "
+            "function of engine.jax, which JAX can trace, in place of engine.allreduce"
         )
 
 

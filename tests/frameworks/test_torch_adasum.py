@@ -266,7 +266,7 @@ def test_what_makes_no_sense_is_refused() -> None:
     assert "reduces parameter changes, not gradients" in toy.raises(
         ValueError, lambda: wrap(sgd(model.parameters()), gradient_as_bucket_view=True)
     )
-    assert "op=Average only" in toy.raises(
+    assert "needs op=Average" in toy.raises(
         ValueError, lambda: wrap(sgd(model.parameters()), gradient_predivide_factor=2.0)
     )
     optimizer = wrap(sgd(model.parameters()))

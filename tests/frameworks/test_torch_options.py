@@ -191,7 +191,7 @@ def test_numbers_that_make_no_sense_are_refused(wrap: Wrap) -> None:
     for options, text in (
         ({"backward_passes_per_step": 0}, "1 or more"),
         ({"gradient_predivide_factor": 0.0}, "positive"),
-        ({"gradient_predivide_factor": 2.0, "op": engine.Sum}, "op=Average only"),
+        ({"gradient_predivide_factor": 2.0, "op": engine.Sum}, "needs op=Average"),
         ({"num_groups": 1, "groups": [[]]}, "not both"),
     ):
         with pytest.raises(ValueError, match=text):
