@@ -21,8 +21,8 @@ from .errors import LaunchError
 from .hosts.channel import CODES, ChannelError, Message
 from .hosts.host_list import LOOPBACK
 from .hosts.remote import RemoteHost, agent_command
+from .process.rank_end import RankEnd, describe_code
 from .process.supervisor import Outcome
-from .report.failure_cause import End, describe
 
 OTHERS = 2.0  # seconds to wait for further failed hosts after the first, so that one error names them all
 MARGIN = 15.0  # seconds beyond the grace periods in which agents must report the end of their ranks
@@ -48,7 +48,7 @@ class FixedPolicy:
         ]
         self._by_rank = {rank: host for host in self._hosts for rank in host.place.ranks}
         self._ready: dict[int, dict[str, Any]] = {}
-        self._ends: dict[int, End] = {}
+        self._ends: dict[int, RankEnd] = {}
         self._patience: Patience | None = None
         self._copied = 0.0
         self._asked: set[int] = set()
@@ -211,11 +211,11 @@ class FixedPolicy:
         host.ahead = now - message.seconds("now")
         by_launcher = bool(message.head["by_launcher"]) and (driver.ending or driver.signum is not None)
         report = ExitReport.parse(message.body)
-        self._ends[rank] = End(rank, code, now - message.seconds("age"), by_launcher, report=report)
+        self._ends[rank] = RankEnd(rank, code, now - message.seconds("age"), by_launcher, report=report)
         host.alive.discard(rank)
         driver.output.flush(rank)
         if code != 0:
-            self._end(f"after the first rank failed (rank {rank}, {describe(code)})")
+            self._end(f"after the first rank failed (rank {rank}, {describe_code(code)})")
         stalled = report.stalled_rank if code != 0 else None
         if stalled in self._by_rank and stalled not in self._asked:
             self._asked.add(stalled)
@@ -250,7 +250,7 @@ class FixedPolicy:
         now = time.time()
         by_launcher = driver.signum is not None or driver.hurried
         for rank in host.alive:
-            self._ends[rank] = End(rank, -signal.SIGKILL, now, by_launcher, lost=how)
+            self._ends[rank] = RankEnd(rank, -signal.SIGKILL, now, by_launcher, lost=how)
             driver.output.flush(rank)
         if host.alive:
             self._end(f"after {host.name} was lost")

@@ -12,9 +12,9 @@ from ..host import network
 from .errors import LaunchError
 from .process.guardian import Guardian
 from .process.plan import plan
+from .process.rank_end import RankEnd
 from .process.spawn import Rank
 from .process.supervisor import Supervisor
-from .report.failure_cause import End
 
 if TYPE_CHECKING:
     from .agent import Agent, Handler
@@ -70,7 +70,7 @@ class FixedRanks:
             self._hub.close()
             self._hub = None
 
-    def _ended(self, rank: Rank, end: End) -> None:
+    def _ended(self, rank: Rank, end: RankEnd) -> None:
         """Send the launcher a rank's exit code, the age of its end in seconds, and its exit report."""
         now = time.time()
         told = {

@@ -21,7 +21,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ..launch.hosts.channel import READ_BYTES, Channel
 from ..launch.hosts.host_list import Place
 from ..launch.hosts.remote import PATIENCE, RemoteHost
-from ..launch.report.failure_cause import describe
+from ..launch.process.rank_end import describe_code
 from ..text import readable
 
 THREADS = "OMP_NUM_THREADS"
@@ -182,7 +182,7 @@ class RayAgent(RemoteHost):
                     while view:
                         view = view[os.write(descriptor, view) :]
             if code is not None:
-                self._ended_how = f"ended ({describe(code)})"
+                self._ended_how = f"ended ({describe_code(code)})"
         except RayError as error:
             self._ended_how = f"is gone: {readable.exception(error)}"
         except ValueError as error:

@@ -23,8 +23,8 @@ from ..host import network
 from ..launch.errors import JobError, LaunchError
 from ..launch.process.leftovers import ERROR, RESULT
 from ..launch.process.plan import MOST_RANKS, OURS, without_places
+from ..launch.process.rank_end import RankEnd
 from ..launch.report import failure_report
-from ..launch.report.failure_cause import End
 from ..runner.function import check_call
 from ..text import readable
 from .collecting import Collecting, Late
@@ -236,7 +236,9 @@ class _Job:
     def _verdict(self, records: Mapping[int, Record], began: float) -> JobError:
         """Return an error that names the rank that failed first, determined as in `enginerun`."""
         now = time.time()
-        cut = {rank: End(rank, -9, now, by_launcher=True) for rank in range(self._orders.size) if rank not in records}
+        cut = {
+            rank: RankEnd(rank, -9, now, by_launcher=True) for rank in range(self._orders.size) if rank not in records
+        }
         ends = [cut[rank] if rank in cut else records[rank].end for rank in range(self._orders.size)]
         with tempfile.TemporaryDirectory(prefix="enginerun-report-") as home:
             for record in records.values():

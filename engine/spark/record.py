@@ -12,7 +12,7 @@ from typing import Any
 from ..exit_report.report import ExitReport
 from ..host import private_files, stacks
 from ..launch.process.leftovers import ERROR, RESULT
-from ..launch.report.failure_cause import End
+from ..launch.process.rank_end import RankEnd
 from ..net import frames
 from ..text import readable
 
@@ -35,18 +35,18 @@ class Record:
     rank : int
     host : str
         Name of the host for messages.
-    end : End
+    end : RankEnd
     files : mapping of str to bytes
         Files that the rank left, and the end of its stderr, by name.
     """
 
     rank: int
     host: str
-    end: End
+    end: RankEnd
     files: Mapping[str, bytes]
 
     @classmethod
-    def of(cls, host: str, end: End, directory: Path, stderr: bytes) -> Record:
+    def of(cls, host: str, end: RankEnd, directory: Path, stderr: bytes) -> Record:
         """Collect the files that a rank has left in its directory."""
         files = {STDERR: stderr} if stderr else {}
         for name in (*SMALL, RESULT):
@@ -90,7 +90,7 @@ class Record:
         if unknown := files.keys() - FILES:
             raise ValueError(f"rank {rank} leaves no file {min(unknown)!r}")
         report = ExitReport.parse(str(head.get("report")).encode(errors="replace"))
-        end = End(rank, code, time.time() - age, bool(head.get("by_launcher")), report=report)
+        end = RankEnd(rank, code, time.time() - age, bool(head.get("by_launcher")), report=report)
         return cls(rank, readable.plain(str(head.get("host"))), end, files)
 
     @classmethod

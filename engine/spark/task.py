@@ -36,9 +36,10 @@ from ..launch.process.guardian import Guardian
 from ..launch.process.job_signals import SIGNALS
 from ..launch.process.output import TAIL_BYTES, Stream, Tail
 from ..launch.process.plan import Job, RankPlan, plan, without_places
+from ..launch.process.rank_end import RankEnd, describe_code
 from ..launch.process.spawn import Rank
 from ..launch.process.supervisor import Supervisor
-from ..launch.report.failure_cause import End, claim_of, describe
+from ..launch.report.failure_cause import claim_of
 from ..text import readable
 from .places import Card, Place, arrange
 from .record import STDERR, Record
@@ -146,7 +147,7 @@ def _leave_the_first_word(record: Record) -> None:
 def _account(record: Record) -> str:
     """Describe the failure of a rank whose task cannot reach the driver."""
     said = record.files.get(leftovers.ERROR) or record.files.get(STDERR, b"")
-    how = describe(record.end.code)
+    how = describe_code(record.end.code)
     return f"rank {record.rank} on {record.host} failed ({how}):\n{said.decode(errors='replace')}"
 
 
@@ -170,7 +171,7 @@ class Keeper:
         self.channel = channel
         self.home = Path(tempfile.mkdtemp(prefix=leftovers.PREFIX))
         self._lock = leftovers.lock(self.home)
-        self._ends: list[End] = []
+        self._ends: list[RankEnd] = []
         self._stderr = Tail(TAIL_BYTES)
         self._dismissed = False
 
@@ -287,7 +288,7 @@ class Keeper:
         if self.channel is not None:
             self.channel.send("say", line=line)
 
-    def _ended(self, rank: Rank, end: End) -> None:
+    def _ended(self, rank: Rank, end: RankEnd) -> None:
         self._ends.append(end)
 
     def _tell(self, record: Record) -> None:

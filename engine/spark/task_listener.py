@@ -20,7 +20,7 @@ from ..host import network
 from ..host.patience import Patience
 from ..launch.hosts.channel import Channel, ChannelError, Message
 from ..launch.process.output import Lines
-from ..launch.report.failure_cause import End, describe
+from ..launch.process.rank_end import RankEnd, describe_code
 from ..net.acceptor import Acceptor
 from ..net.connection import Connection
 from ..net.event_loop import Coroutine, CoroutineLoop, Wait
@@ -161,7 +161,7 @@ class TaskListener:
                 raise ChannelError(f"the task of rank {caller.rank} tells the end of rank {record.rank}")
             self.records[record.rank] = record
             if record.end.code != 0:
-                self._end(f"after rank {record.rank} failed ({describe(record.end.code)})")
+                self._end(f"after rank {record.rank} failed ({describe_code(record.end.code)})")
             self._flush(caller)
             caller.rank = None
         else:
@@ -180,7 +180,7 @@ class TaskListener:
         if caller.rank is not None:
             self._flush(caller)
             how = "its task was killed, or its executor was lost"
-            end = End(caller.rank, -signal.SIGKILL, time.time(), by_launcher=bool(self._why), lost=how)
+            end = RankEnd(caller.rank, -signal.SIGKILL, time.time(), by_launcher=bool(self._why), lost=how)
             self.lost[caller.rank] = Record(caller.rank, caller.host, end, {})
             self._end(f"after the task of rank {caller.rank} was lost")
 

@@ -18,7 +18,6 @@ BETWEEN_BINDINGS = {
 WITHIN_PACKAGES = {
     ("engine.tensorflow.gradients", "engine.tensorflow.op"),  # an operation's gradient is an operation
     ("engine.spark.manifest", "engine.spark.columns"),
-    ("engine.launch.elastic_agent", "engine.launch.agent"),
 }
 """Imports of modules of one package that would close a circle."""
 Graph = dict[str, set[str]]

@@ -10,7 +10,8 @@ import pytest
 from engine.errors import EngineError, RankDiedError, RankLeftError, RankRaisedError, RankStalledError, RendezvousError
 from engine.exit_report import writer
 from engine.exit_report.report import ExitReport, Failure
-from engine.launch.report.failure_cause import Claim, End, claim_of, find_failure_cause, traceback_span
+from engine.launch.process.rank_end import RankEnd
+from engine.launch.report.failure_cause import Claim, claim_of, find_failure_cause, traceback_span
 from engine.launch.report.failure_report import failure_lines, investigate, keep_reports, read_tail
 
 pytestmark = pytest.mark.quick
@@ -24,37 +25,42 @@ def died(source, culprit, time, cause="died"):
     ("ends", "claims", "culprit", "code"),
     [
         # the first in time, not in number
-        ([End(0, 4, 2.0), End(1, 0, 0.5), End(2, 3, 1.0)], [], 2, 3),
+        ([RankEnd(0, 4, 2.0), RankEnd(1, 0, 0.5), RankEnd(2, 3, 1.0)], [], 2, 3),
         # killed: the others raise because of it, and are noticed first
-        ([End(0, 1, 1.0), End(1, -9, 1.1)], [died(0, 1, 1.0)], 1, 137),
+        ([RankEnd(0, 1, 1.0), RankEnd(1, -9, 1.1)], [died(0, 1, 1.0)], 1, 137),
         # the same moment: the rank that blames no other
-        ([End(0, 1, 1.0), End(1, 7, 1.0), End(2, 1, 1.0)], [died(0, 1, 1.0), died(2, 1, 1.0)], 1, 7),
+        ([RankEnd(0, 1, 1.0), RankEnd(1, 7, 1.0), RankEnd(2, 1, 1.0)], [died(0, 1, 1.0), died(2, 1, 1.0)], 1, 7),
         # the same moment, without reports: the killed rank
-        ([End(0, 1, 1.0), End(1, -11, 1.0)], [], 1, 139),
+        ([RankEnd(0, 1, 1.0), RankEnd(1, -11, 1.0)], [], 1, 139),
         # stopped, and killed by the launcher much later; the exit code is that of the first that failed
-        ([End(0, 1, 1.0), End(1, 1, 1.01), End(2, -9, 6.0, True)], [died(0, 2, 1.0), died(1, 2, 1.0)], 2, 1),
+        (
+            [RankEnd(0, 1, 1.0), RankEnd(1, 1, 1.01), RankEnd(2, -9, 6.0, True)],
+            [died(0, 2, 1.0), died(1, 2, 1.0)],
+            2,
+            1,
+        ),
         # exited cleanly while others needed it
-        ([End(0, 5, 1.0), End(1, 0, 0.2)], [died(0, 1, 1.0, "left")], 1, 5),
+        ([RankEnd(0, 5, 1.0), RankEnd(1, 0, 0.2)], [died(0, 1, 1.0, "left")], 1, 5),
         # a claim that names no rank only clears its source
-        ([End(0, 1, 1.0), End(1, 6, 1.2)], [Claim(0, None, "", "", 1.0)], 1, 6),
-        ([End(0, 1, 1.0), End(1, 0, 1.2)], [Claim(0, None, "", "", 1.0)], 0, 1),
+        ([RankEnd(0, 1, 1.0), RankEnd(1, 6, 1.2)], [Claim(0, None, "", "", 1.0)], 1, 6),
+        ([RankEnd(0, 1, 1.0), RankEnd(1, 0, 1.2)], [Claim(0, None, "", "", 1.0)], 0, 1),
         # blame is followed along a chain
-        ([End(0, 1, 1.0), End(1, 1, 1.1), End(2, -9, 1.2)], [died(0, 1, 1.0), died(1, 2, 0.9)], 2, 137),
+        ([RankEnd(0, 1, 1.0), RankEnd(1, 1, 1.1), RankEnd(2, -9, 1.2)], [died(0, 1, 1.0), died(1, 2, 0.9)], 2, 137),
         # a cycle of blame ends
-        ([End(0, 1, 1.0), End(1, 2, 1.1)], [died(0, 1, 1.0), died(1, 0, 1.1)], 1, 2),
+        ([RankEnd(0, 1, 1.0), RankEnd(1, 2, 1.1)], [died(0, 1, 1.0), died(1, 0, 1.1)], 1, 2),
         # a host that is cut off takes rank 0 for gone, whose host has decided otherwise
         (
-            [End(0, 1, 5.1), End(1, 1, 5.1), End(2, 1, 4.5), End(3, 1, 4.5)],
+            [RankEnd(0, 1, 5.1), RankEnd(1, 1, 5.1), RankEnd(2, 1, 4.5), RankEnd(3, 1, 4.5)],
             [died(0, 2, 5.1), died(1, 2, 5.1), died(2, 0, 4.5), died(3, 0, 4.5)],
             2,
             1,
         ),
         # its own report makes it the culprit from that time on
-        ([End(0, 1, 1.5), End(1, 2, 1.4)], [Claim(0, 0, "raised", "", 1.0)], 0, 1),
+        ([RankEnd(0, 1, 1.5), RankEnd(1, 2, 1.4)], [Claim(0, 0, "raised", "", 1.0)], 0, 1),
         # a rank that does not exist cannot be the cause
-        ([End(0, 1, 1.0), End(1, 2, 1.1)], [died(0, 9, 1.0)], 0, 1),
+        ([RankEnd(0, 1, 1.0), RankEnd(1, 2, 1.1)], [died(0, 9, 1.0)], 0, 1),
         # an unrelated failure before the claim
-        ([End(0, 3, 0.5), End(1, 1, 1.0), End(2, -9, 0.9)], [died(1, 2, 1.0)], 0, 3),
+        ([RankEnd(0, 3, 0.5), RankEnd(1, 1, 1.0), RankEnd(2, -9, 0.9)], [died(1, 2, 1.0)], 0, 3),
     ],
 )
 def test_the_first_cause(ends, claims, culprit, code):
@@ -65,16 +71,16 @@ def test_the_first_cause(ends, claims, culprit, code):
 
 def test_a_word_of_others_is_told_rather_than_the_culprit_s_own() -> None:
     """A rank that leaves may get an error caused by its own leaving before its process has ended."""
-    ends = [End(0, 5, 1.0), End(1, 0, 1.1)]
+    ends = [RankEnd(0, 5, 1.0), RankEnd(1, 0, 1.1)]
     own, of_others = died(1, 1, 1.0, "left"), died(0, 1, 1.001, "left")
     verdict = find_failure_cause(ends, [own, of_others])
     assert verdict is not None and verdict.claim == of_others
-    verdict = find_failure_cause([End(0, 0, 1.0), End(1, 3, 1.1)], [own])
+    verdict = find_failure_cause([RankEnd(0, 0, 1.0), RankEnd(1, 3, 1.1)], [own])
     assert verdict is not None and verdict.claim == own
 
 
 def test_no_failure_no_verdict():
-    assert find_failure_cause([End(0, 0, 1.0), End(1, -15, 1.0, True)], []) is None
+    assert find_failure_cause([RankEnd(0, 0, 1.0), RankEnd(1, -15, 1.0, True)], []) is None
 
 
 PLAIN = """noise
@@ -101,7 +107,7 @@ def failed(rank: int, cause: str = "died", message: str = "", time: float = 1.0)
 
 @pytest.mark.parametrize("kind", [RankDiedError, RankLeftError, RankStalledError])
 def test_the_engines_errors_name_the_culprit(kind: type[RankDiedError]) -> None:
-    claim = claim_of(End(0, 1, 1.0, report=reported(kind("any text at all", 12))))
+    claim = claim_of(RankEnd(0, 1, 1.0, report=reported(kind("any text at all", 12))))
     assert claim is not None
     assert (claim.source, claim.culprit, claim.cause) == (0, 12, kind.cause)
 
@@ -110,20 +116,20 @@ def test_the_engines_errors_name_the_culprit(kind: type[RankDiedError]) -> None:
     "error", [ValueError("rank 1 is wrong"), EngineError("rank 1"), RankDiedError("itself", 0), RendezvousError("x")]
 )
 def test_other_exceptions_are_no_claims(error: Exception) -> None:
-    assert claim_of(End(0, 1, 1.0, report=reported(error))) is None
-    assert claim_of(End(0, 1, 1.0)) is None
+    assert claim_of(RankEnd(0, 1, 1.0, report=reported(error))) is None
+    assert claim_of(RankEnd(0, 1, 1.0)) is None
 
 
 def test_a_rank_that_ended_well_or_was_ended_claims_nothing_by_its_exception() -> None:
     report = reported(RankDiedError("rank 1", 1))
-    assert claim_of(End(0, 0, 1.0, report=report)) is None
-    assert claim_of(End(0, -15, 1.0, by_launcher=True, report=report)) is None
+    assert claim_of(RankEnd(0, 0, 1.0, report=report)) is None
+    assert claim_of(RankEnd(0, -15, 1.0, by_launcher=True, report=report)) is None
 
 
 def test_an_error_raised_from_an_engine_error_is_a_consequence() -> None:
     error = RuntimeError("training failed")
     error.__cause__ = RankRaisedError("rank 3 raised ValueError", 3)
-    claim = claim_of(End(0, 1, 1.0, report=reported(error)))
+    claim = claim_of(RankEnd(0, 1, 1.0, report=reported(error)))
     assert claim is not None and claim.culprit == 3
 
 
@@ -155,7 +161,7 @@ def test_failures_are_believed_before_exceptions() -> None:
     told = reported(RankDiedError("rank 1 died", 1))
     failure = Failure(2, "raised", "rank 2 raised", 9.9)
     both = ExitReport(told.raised, failure)
-    ends = [End(0, 1, 10.0, report=both), End(1, 1, 10.1, report=both), End(2, 1, 10.05)]
+    ends = [RankEnd(0, 1, 10.0, report=both), RankEnd(1, 1, 10.1, report=both), RankEnd(2, 1, 10.05)]
     verdict = investigate(ends)
     assert verdict is not None
     assert verdict.culprit == 2
@@ -176,13 +182,13 @@ def test_failures_are_believed_before_exceptions() -> None:
 def test_half_a_report_is_no_report(text: bytes) -> None:
     report = ExitReport.parse(text)
     assert report.empty
-    verdict = investigate([End(0, 3, 1.0, report=report), End(1, 0, 2.0)])
+    verdict = investigate([RankEnd(0, 3, 1.0, report=report), RankEnd(1, 0, 2.0)])
     assert verdict is not None
     assert verdict.culprit == 0
 
 
 def test_reports_are_kept_beside_the_output(tmp_path: Path) -> None:
-    ends = [End(0, 1, 1.0, report=failed(1)), End(1, -9, 1.0), End(2, 0, 1.0, report=failed(1))]
+    ends = [RankEnd(0, 1, 1.0, report=failed(1)), RankEnd(1, -9, 1.0), RankEnd(2, 0, 1.0, report=failed(1))]
     for end in ends:
         (tmp_path / f"rank.{end.rank}").mkdir()
     keep_reports(ends, tmp_path)
@@ -191,7 +197,7 @@ def test_reports_are_kept_beside_the_output(tmp_path: Path) -> None:
 
 
 def lines_of(tmp_path: Path, stderr: str) -> list[str]:
-    ends = [End(0, 1, 2.0), End(1, 0, 2.0)]
+    ends = [RankEnd(0, 1, 2.0), RankEnd(1, 0, 2.0)]
     verdict = find_failure_cause(ends, [])
     assert verdict is not None
     return failure_lines(verdict, ends, job(tmp_path, r0=stderr, r1=""), 0.0)
@@ -237,7 +243,7 @@ def test_the_tail_of_a_huge_file_begins_with_a_whole_line(tmp_path):
 def test_the_clock_of_another_host_does_not_make_its_rank_the_first() -> None:
     """Rank 0 names rank 1 by a clock that is two days slow; rank 2 exits earlier by the launcher's clock."""
     report = failed(1, "raised", "rank 1 failed: boom", 11.0 - 2 * 86400)
-    ends = [End(0, 1, 12.0, report=report), End(1, 1, 11.5), End(2, 1, 10.0)]
+    ends = [RankEnd(0, 1, 12.0, report=report), RankEnd(1, 1, 11.5), RankEnd(2, 1, 10.0)]
     late = investigate(ends)
     assert late is not None and late.culprit == 1
     true = investigate(ends, {0: 2 * 86400.0})
@@ -245,7 +251,7 @@ def test_the_clock_of_another_host_does_not_make_its_rank_the_first() -> None:
 
 
 def test_a_rank_that_was_lost_with_its_host_is_told_so(tmp_path: Path) -> None:
-    ends = [End(0, 1, 12.0, by_launcher=True), End(1, -9, 11.0, lost="ended (exit code 255)")]
+    ends = [RankEnd(0, 1, 12.0, by_launcher=True), RankEnd(1, -9, 11.0, lost="ended (exit code 255)")]
     verdict = investigate(ends)
     assert verdict is not None
     *_, last = failure_lines(verdict, ends, tmp_path, 1.0, {0: "a", 1: "b"})
@@ -257,7 +263,7 @@ def test_a_rank_that_did_not_come_is_the_first_failure_and_not_who_waited(tmp_pa
     told = "ranks 1, 2 did not come within 4 s (ENGINE_START_TIMEOUT)"
     waited = RendezvousError(f"{told}\n  a (rank 0): rank 0 came\n  nobody from b has called", absent=1)
     job(tmp_path, r0="", r1="loading\n", r2="")
-    ends = [End(0, 1, 5.0, report=reported(waited)), End(1, -15, 10.0, by_launcher=True), End(2, 0, 1.0)]
+    ends = [RankEnd(0, 1, 5.0, report=reported(waited)), RankEnd(1, -15, 10.0, by_launcher=True), RankEnd(2, 0, 1.0)]
     verdict = investigate(ends)
     assert verdict is not None and (verdict.culprit, verdict.exit_code, verdict.blames) == (1, 1, {0: 1})
     *others, first, quoted = failure_lines(verdict, ends, tmp_path, 1.0, {0: "a", 1: "b", 2: "b"})
@@ -273,7 +279,11 @@ def test_who_waits_for_the_first_of_its_own_host_is_not_to_blame() -> None:
     """The waiting rank knows the missing one by its place on the host alone."""
     told = RendezvousError("rank 2: local rank 0 did not come within 3 s. Is it running, on this host?", absent=-1)
     waits = RendezvousError("ranks 1, 2 did not come within 3 s (ENGINE_START_TIMEOUT)", absent=1)
-    ends = [End(0, 1, 5.1, report=reported(waits)), End(1, -15, 10.0, True), End(2, 1, 5.0, report=reported(told))]
+    ends = [
+        RankEnd(0, 1, 5.1, report=reported(waits)),
+        RankEnd(1, -15, 10.0, True),
+        RankEnd(2, 1, 5.0, report=reported(told)),
+    ]
     verdict = investigate(ends)
     assert verdict is not None and verdict.culprit == 1 and verdict.blames == {0: 1, 2: None}
 
@@ -281,13 +291,13 @@ def test_who_waits_for_the_first_of_its_own_host_is_not_to_blame() -> None:
 def test_of_a_start_that_was_tried_again_the_last_error_counts() -> None:
     error = RankDiedError("rank 1 died", 1)
     error.__context__ = RendezvousError("rank 2 did not come within 3 s", absent=2)
-    claim = claim_of(End(0, 1, 1.0, report=reported(error)))
+    claim = claim_of(RankEnd(0, 1, 1.0, report=reported(error)))
     assert claim is not None and (claim.culprit, claim.cause) == (1, "died")
 
 
 def test_a_rank_that_ended_well_before_init_is_the_first_failure(tmp_path: Path) -> None:
     error = RendezvousError("rank 1: rank 0 did not come within 3 s. Is it running", absent=0)
-    ends = [End(0, 0, 1.5), End(1, 1, 5.0, report=reported(error))]
+    ends = [RankEnd(0, 0, 1.5), RankEnd(1, 1, 5.0, report=reported(error))]
     job(tmp_path, r0="", r1="")
     verdict = investigate(ends)
     assert verdict is not None and (verdict.culprit, verdict.exit_code) == (0, 1)
@@ -302,7 +312,7 @@ def test_hosts_that_do_not_reach_rank_0_are_those_that_did_not_come(tmp_path: Pa
     waits = reported(RendezvousError("rank 1 did not come within 3 s", absent=1))
     no_way = reported(RendezvousError(text, absent=0))
     for times in ((5.0, 5.1), (5.1, 5.0)):
-        ends = [End(0, 1, times[0], report=waits), End(1, 1, times[1], report=no_way)]
+        ends = [RankEnd(0, 1, times[0], report=waits), RankEnd(1, 1, times[1], report=no_way)]
         verdict = investigate(ends)
         assert verdict is not None and verdict.culprit == 1
         lines = failure_lines(verdict, ends, tmp_path, 1.0)
@@ -315,7 +325,7 @@ def test_a_rank_that_was_out_of_reach_and_ran_on_has_not_died(
 ) -> None:
     message = "rank {} cannot be reached: its connection is silent (rank {} noticed it first)"
     reports = [failed(1 - rank, "lost", message.format(1 - rank, rank), 10.0 - rank) for rank in (0, 1)]
-    ends = [End(0, 1, 10.0, report=reports[0]), End(1, code, 11.0, by_launcher, report=reports[1])]
+    ends = [RankEnd(0, 1, 10.0, report=reports[0]), RankEnd(1, code, 11.0, by_launcher, report=reports[1])]
     verdict = investigate(ends)
     assert verdict is not None
     *_, last = failure_lines(verdict, ends, tmp_path, 1.0, {0: "a", 1: "b"})

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engine.launch import LaunchError
-from engine.launch.report.failure_cause import End
+from engine.launch.process.rank_end import RankEnd
 from engine.spark import slots
 from engine.spark.collecting import Late
 from engine.spark.job import _Job
@@ -67,8 +67,8 @@ def test_spark_connect_tells_by_its_progress_that_tasks_run(tasks: int, inflight
 
 
 def test_what_a_task_has_raised_goes_before_its_lost_connection():
-    lost = Record(1, "node", End(1, -9, time.time(), by_launcher=False, lost="its task was killed"), {})
-    other = Record(0, "node", End(0, -15, time.time(), by_launcher=True), {})
+    lost = Record(1, "node", RankEnd(1, -9, time.time(), by_launcher=False, lost="its task was killed"), {})
+    other = Record(0, "node", RankEnd(0, -15, time.time(), by_launcher=True), {})
     found = job(lost={1: lost}, records={0: other})
     said = f"Spark's stack\n{FIRST}rank 1 on node cannot be run: OSError: no space{LAST}\n more of it"
     assert str(found._failure(RuntimeError(said), 1.0, 0.0)) == "rank 1 on node cannot be run: OSError: no space"

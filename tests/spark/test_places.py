@@ -26,7 +26,7 @@ from engine.launch.hosts.channel import pack
 from engine.launch.process.cpu_binding import Allotment
 from engine.launch.process.leftovers import ERROR
 from engine.launch.process.plan import Job, plan
-from engine.launch.report.failure_cause import End
+from engine.launch.process.rank_end import RankEnd
 from engine.net import connection as net_connection
 from engine.net.frames import wrap
 from engine.net.stream import SERVER, AuthenticatedStream
@@ -220,13 +220,13 @@ def test_a_task_names_no_file_but_those_that_a_rank_leaves(name: str, tmp_path: 
     with pytest.raises(ValueError, match="leaves no file"):
         read_rows([(HEAD, json.dumps(head).encode()), (name, b"x")])
     with pytest.raises(ValueError, match="leaves no file"):
-        Record(0, "node", End(0, 1, 0.0), {name: b"x"}).write(tmp_path)
+        Record(0, "node", RankEnd(0, 1, 0.0), {name: b"x"}).write(tmp_path)
     assert [path.name for path in tmp_path.rglob("*")] in ([], ["rank.0"])
 
 
 def test_a_record_comes_as_it_was_told(tmp_path: Path):
     files = {"stderr": b"\xff\0last words", "failure.json": b"{}", ERROR: b""}
-    told = Record(1, "node", End(1, -9, time.time()), files)
+    told = Record(1, "node", RankEnd(1, -9, time.time()), files)
     found = Record.read_explanation(json.loads(json.dumps(told.head())), told.explanation())
     assert (found.rank, found.end.code, dict(found.files)) == (1, -9, files)
     found.write(tmp_path)

@@ -33,7 +33,7 @@ from engine.launch.errors import LaunchError
 from engine.launch.hosts.host_list import read_discovered
 from engine.launch.hosts.reach import hosts_of
 from engine.launch.jobfile.command import main as job
-from engine.launch.report.failure_cause import End
+from engine.launch.process.rank_end import RankEnd
 from engine.launch.report.failure_report import failure_lines, flight_records, investigate
 from engine.metrics import elastic_job, page
 from engine.metrics.report.find_jobs import by_rank, look_into, state_letter
@@ -150,7 +150,7 @@ def exit_report(home: Path) -> Case:
     def read(data: bytes) -> None:
         found = ExitReport.parse(data)
         assert not (GOOD and found.empty)
-        ends = [End(0, 1, 1.8e9, report=found), End(1, -9, 1.8e9)]
+        ends = [RankEnd(0, 1, 1.8e9, report=found), RankEnd(1, -9, 1.8e9)]
         verdict = investigate(ends)
         assert verdict is not None
         failure_lines(verdict, ends, home, 1.8e9)

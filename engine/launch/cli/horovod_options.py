@@ -9,7 +9,7 @@ from typing import Any
 
 from ...text import bounded_reader, readable
 from ..errors import LaunchError
-from ..jobfile import yaml_files
+from . import yaml_files
 
 _NO_NETWORK = "all ranks are on this host"
 _ONE_TRANSPORT = "shared memory on one host, TCP between hosts"

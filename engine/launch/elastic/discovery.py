@@ -20,8 +20,8 @@ from typing import Protocol
 from ...host import processes
 from ..errors import LaunchError
 from ..hosts.host_list import is_here, read_discovered
+from ..process.rank_end import describe_code
 from ..process.spawn import start_command
-from ..report.failure_cause import describe
 from .worker_server import EventLoop
 
 EVERY = 1.0  # least seconds between the starts of two runs
@@ -134,7 +134,7 @@ class _Question:
         text, errors = (os.pread(file, ANSWER, 0).decode(errors="replace") for file in (out, err))
         said = f"; it said: {' / '.join(errors.split(chr(10))).strip(' /')[-SAID:]}" if errors.strip() else ""
         if code != 0:
-            self.trouble = f"{describe(code)}{said}"
+            self.trouble = f"{describe_code(code)}{said}"
             return
         try:
             self.answer = read_discovered(text, self._slots)

@@ -8,9 +8,9 @@ from typing import Any
 
 from ...host import processes
 from ..process.output import Stream
+from ..process.rank_end import RankEnd
 from ..process.spawn import Rank
 from ..process.supervisor import Stage, Supervisor
-from ..report.failure_cause import End
 
 
 class WorkerSupervisor(Supervisor):
@@ -43,7 +43,7 @@ class WorkerSupervisor(Supervisor):
             self._asked_to_leave = True
             self._leaving(processes.signal_name(signum))
 
-    def _failed(self, rank: Rank, end: End) -> None:
+    def _failed(self, rank: Rank, end: RankEnd) -> None:
         """Kill the child processes of a failed worker, so that they write nothing into the output of other workers."""
         processes.send_group(rank.pid, signal.SIGKILL)
         held = [worker for worker, streams in self._streams.items() if worker in self._alive or _has_open(streams)]

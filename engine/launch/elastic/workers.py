@@ -23,8 +23,8 @@ from ..hosts.dead_workers import process_view
 from ..process import spawn
 from ..process.guardian import Guardian, boot_time
 from ..process.plan import Crew, RankPlan, plan_one
+from ..process.rank_end import RankEnd
 from ..process.spawn import Rank
-from ..report.failure_cause import End
 from .worker_messages import WorkerMessageError, check
 from .worker_server import WorkerServer
 from .worker_supervisor import WorkerSupervisor
@@ -186,7 +186,7 @@ class Workers:
         own |= message.head.get("environment", {})
         return replace(rank_plan, rank=worker, environment=rank_plan.environment | own)
 
-    def _ended(self, rank: Rank, end: End) -> None:
+    def _ended(self, rank: Rank, end: RankEnd) -> None:
         assert self._server is not None
         self._server.forget(end.rank)
         self._running.discard(end.rank)

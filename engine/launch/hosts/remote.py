@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from ...host import linux, network, processes
+from ..process.rank_end import describe_code
 from ..process.spawn import start_command
-from ..report.failure_cause import describe
 from .channel import Channel, ChannelError
 from .host_list import Place
 from .reach import Reach
@@ -228,7 +228,7 @@ class RemoteHost:
             return "closed its channel"
         if self._process is None:
             return self.trouble
-        return f"ended ({describe(self._process.returncode)})"
+        return f"ended ({describe_code(self._process.returncode)})"
 
     def tried(self) -> str:
         """Return the command as it can be tried in a shell."""

@@ -10,8 +10,8 @@ from typing import Any, NoReturn
 
 from ...config.forms import LARGEST, Form, Whole
 from ...text import bounded_reader
+from ..cli import yaml_files
 from ..errors import LaunchError
-from . import yaml_files
 
 FRAMEWORKS = {"keras": "keras", "mxnet": "mxnet", "pytorch": "torch", "tensorflow": "tensorflow"}  # -> their packages
 COUNT = Whole(1)

@@ -22,7 +22,7 @@ from ...host import processes, stacks
 from ...host.patience import Patience
 from ...host.signals import FLIGHT
 from ...text import readable
-from ..report.failure_cause import End, describe
+from ..process.rank_end import RankEnd, describe_code
 from .guardian import Guardian
 from .job_signals import ending_line, handle_signals
 from .outgoing import Outgoing
@@ -54,7 +54,7 @@ class Outcome:
 
     Attributes
     ----------
-    ends : list of End
+    ends : list of RankEnd
         Ends of the ranks, in the order of ranks.
     signum : int or None
         Signal by which the user ended the job; None if a rank had failed before, or no signal came.
@@ -62,7 +62,7 @@ class Outcome:
         Whether the ranks were killed at once, as by a second signal of the user.
     """
 
-    ends: list[End]
+    ends: list[RankEnd]
     signum: int | None
     hurried: bool = False
 
@@ -98,7 +98,7 @@ class Supervisor:
         sinks: Iterable[Outgoing | Writer],
         grace: float,
         say: Callable[[str], None],
-        ended: Callable[[Rank, End], None] = lambda *_: None,
+        ended: Callable[[Rank, RankEnd], None] = lambda *_: None,
     ) -> None:
         self._guardian = guardian
         self._wakeup = wakeup
@@ -112,7 +112,7 @@ class Supervisor:
         self._alive: dict[int, Rank] = {}
         self._streams: dict[int, list[Stream]] = {}
         self._groups: set[int] = set()
-        self._ends: list[End] = []
+        self._ends: list[RankEnd] = []
         self._stage = Stage.RUNNING
         self._patience: Patience | None = None
         self._signum: int | None = None
@@ -279,7 +279,7 @@ class Supervisor:
             if code is None and not patience.left():
                 code = rank.process.returncode = processes.exit_code(rank.pid)
                 self._say(
-                    f"rank {rank.number} (pid {rank.pid}) has ended ({describe(code)}), and a debugger holds it "
+                    f"rank {rank.number} (pid {rank.pid}) has ended ({describe_code(code)}), and a debugger holds it "
                     f"({processes.tracer(rank.pid)}): it is not waited for"
                 )
             if code is not None:
@@ -290,7 +290,7 @@ class Supervisor:
         """Record the end of a reaped rank, show its last output, and begin the ending of the job if it failed."""
         del self._alive[rank.number]
         by_launcher = self._stage >= Stage.TERMINATING or self._signum is not None
-        end = End(rank.number, code, now, by_launcher, report=take_page(rank.page))
+        end = RankEnd(rank.number, code, now, by_launcher, report=take_page(rank.page))
         self._ends.append(end)
         self._forget_empty()
         for stream in self._streams[rank.number]:
@@ -303,9 +303,9 @@ class Supervisor:
         if code != 0:
             self._failed(rank, end)
 
-    def _failed(self, rank: Rank, end: End) -> None:
+    def _failed(self, rank: Rank, end: RankEnd) -> None:
         """End all ranks after the failure of one, and ask a rank that it blames for a stall where it stands."""
-        self.end(f"after the first rank failed (rank {rank.number}, {describe(end.code)})")
+        self.end(f"after the first rank failed (rank {rank.number}, {describe_code(end.code)})")
         if self._stage == Stage.ENDING and (stalled := end.report.stalled_rank) is not None:
             self.ask_where(stalled)
 

@@ -57,7 +57,7 @@ class Last:
     Attributes
     ----------
     code : int
-        Same as in `End.code`.
+        Same as in `RankEnd.code`.
     path : Path
         File of the stderr of its slot.
     words : list of str

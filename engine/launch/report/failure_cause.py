@@ -18,49 +18,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ...exit_report.report import ABSENT, NOTHING, ExitReport
-from ...host.processes import signal_name
+from ...exit_report.report import ABSENT
+from ..process.rank_end import RankEnd
 
 UNREACHED = ("died", "lost", ABSENT)  # causes that ranks report of each other if they are disconnected
 _LINKS = ("During handling of the above exception", "The above exception was the direct cause")
 _TRACEBACK = re.compile(r"^(?:  [+|] )?(?:Exception Group )?Traceback \(most recent call last\):")
-
-
-@dataclass(frozen=True)
-class End:
-    """The end of a rank's process.
-
-    Attributes
-    ----------
-    rank : int
-    code : int
-        Exit code; minus the signal's number if one killed it.
-    time : float
-        Time of the end: seconds, CLOCK_REALTIME.
-    by_launcher : bool
-        Whether the launcher had sent it a signal by then.
-    lost : str
-        Description of how the agent of its host was lost, if the end was not observed because of that; else empty.
-    report : ExitReport
-        Exit report of the process.
-    """
-
-    rank: int
-    code: int
-    time: float
-    by_launcher: bool = False
-    lost: str = ""
-    report: ExitReport = NOTHING
-
-    @property
-    def failed(self) -> bool:
-        """True if it failed without a signal of the launcher."""
-        return self.code != 0 and not self.by_launcher
-
-    @property
-    def exit_code(self) -> int:
-        """Exit code as a shell has it: 128 + the signal's number for a killed process."""
-        return 128 - self.code if self.code < 0 else self.code
 
 
 @dataclass(frozen=True)
@@ -110,12 +73,12 @@ class FailureCause:
     blames: dict[int, int | None]
 
 
-def find_failure_cause(ends: Sequence[End], claims: Sequence[Claim]) -> FailureCause | None:
+def find_failure_cause(ends: Sequence[RankEnd], claims: Sequence[Claim]) -> FailureCause | None:
     """Find the first cause of a job's failure.
 
     Parameters
     ----------
-    ends : sequence of End
+    ends : sequence of RankEnd
         Ends of all ranks.
     claims : sequence of Claim
         Claims of failures and exceptions; the times of the former are more exact.
@@ -172,12 +135,12 @@ def _root(rank: int, blames: Mapping[int, int | None]) -> int:
     return last
 
 
-def claim_of(end: End) -> Claim | None:
+def claim_of(end: RankEnd) -> Claim | None:
     """Return the claim that a rank's exit report contains.
 
     Parameters
     ----------
-    end : End
+    end : RankEnd
         End of the rank.
 
     Returns
@@ -210,19 +173,3 @@ def traceback_span(lines: Sequence[str]) -> tuple[int, int] | None:
         start = starts.pop()
     unindented = (index for index in range(last + 1, len(lines)) if lines[index] and not lines[index][0].isspace())
     return start, next(unindented, len(lines) - 1) + 1
-
-
-def describe(code: int) -> str:
-    """Return a text on how a process ended.
-
-    Parameters
-    ----------
-    code : int
-        Same as in `End.code`.
-
-    Returns
-    -------
-    str
-        Text such as `exit code 3` or `killed by SIGKILL`.
-    """
-    return f"exit code {code}" if code >= 0 else f"killed by {signal_name(-code)}"

@@ -18,7 +18,8 @@ from ...host import private_files, stacks
 from ...text import readable
 from ...text.bounded_reader import natural
 from ..process.output import TAIL_BYTES
-from .failure_cause import End, FailureCause, claim_of, describe, find_failure_cause, traceback_span
+from ..process.rank_end import RankEnd, describe_code
+from .failure_cause import FailureCause, claim_of, find_failure_cause, traceback_span
 
 QUOTE = "  | "
 TAIL_LINES = 20
@@ -73,12 +74,12 @@ def tail_lines(data: bytes, cut: bool) -> list[str]:
     return lines
 
 
-def investigate(ends: Sequence[End], clocks: Mapping[int, float] | None = None) -> FailureCause | None:
+def investigate(ends: Sequence[RankEnd], clocks: Mapping[int, float] | None = None) -> FailureCause | None:
     """Find the first failure of a job from its ranks' ends and exit reports.
 
     Parameters
     ----------
-    ends : sequence of End
+    ends : sequence of RankEnd
         Ends of all ranks.
     clocks : mapping of int to float, optional
         Seconds by which the launcher's clock is ahead of each rank's host; 0 for ranks that are missing.
@@ -98,12 +99,12 @@ def investigate(ends: Sequence[End], clocks: Mapping[int, float] | None = None) 
     return find_failure_cause(ends, claims)
 
 
-def keep_reports(ends: Sequence[End], directory: Path) -> None:
+def keep_reports(ends: Sequence[RankEnd], directory: Path) -> None:
     """Write the exit reports of failed ranks beside their output, for people and tools; errors are ignored.
 
     Parameters
     ----------
-    ends : sequence of End
+    ends : sequence of RankEnd
     directory : Path
         Directory of the job.
     """
@@ -126,14 +127,18 @@ def flight_records(directory: Path) -> list[int]:
 
 
 def failure_lines(
-    cause: FailureCause, ends: Sequence[End], directory: Path, started: float, hosts: Mapping[int, str] | None = None
+    cause: FailureCause,
+    ends: Sequence[RankEnd],
+    directory: Path,
+    started: float,
+    hosts: Mapping[int, str] | None = None,
 ) -> list[str]:
     """Return the report on a failed job.
 
     Parameters
     ----------
     cause : FailureCause
-    ends : sequence of End
+    ends : sequence of RankEnd
         Ends of all ranks.
     directory : Path
         Directory of the job.
@@ -189,7 +194,7 @@ def odd_one_out(report: ExitReport) -> int | None:
     return alone[0] if len(sides) == 2 and len(alone) == 1 else None
 
 
-def _where(cause: FailureCause, end: End, path: Path) -> list[str]:
+def _where(cause: FailureCause, end: RankEnd, path: Path) -> list[str]:
     """Return a line on where the culprit stalled or crashed; empty if that is not known or does not apply."""
     stalled = cause.claim is not None and cause.claim.cause == "stalled"
     if not stalled and -end.code not in stacks.CRASHES:
@@ -204,7 +209,7 @@ def _where(cause: FailureCause, end: End, path: Path) -> list[str]:
     return []
 
 
-def _cause(cause: FailureCause, end: End, started: float) -> str:
+def _cause(cause: FailureCause, end: RankEnd, started: float) -> str:
     """Return a text on what the culprit did, in one line."""
     after = f"{max(0.0, end.time - started):.1f} s after the start"
     claim = cause.claim
@@ -212,28 +217,28 @@ def _cause(cause: FailureCause, end: End, started: float) -> str:
     word = f" (rank {claim.source}: {said})" if claim is not None and said else ""
     if end.lost:
         return f"lost with its host, whose agent {end.lost}, {after}"
-    ending = "the launcher ended it" if end.by_launcher else f"{describe(end.code)},"
+    ending = "the launcher ended it" if end.by_launcher else f"{describe_code(end.code)},"
     if claim is not None and claim.cause == "lost" and (end.code >= 0 or end.by_launcher):
         return f"could not be reached by rank {claim.source}, and ran on; {ending} {after}{word}"
     if end.failed:
         hint = " (from outside; the kernel does this when memory runs out)" if end.code == -signal.SIGKILL else ""
-        return f"{describe(end.code)}{hint}, {after}"
+        return f"{describe_code(end.code)}{hint}, {after}"
     if claim is not None and claim.cause == ABSENT:
         return f"did not come to engine.init; {ending} {after}{word}"
     if claim is not None and claim.cause == "stalled":
         return f"stood still; {ending} {after}{word}"
     if claim is not None and claim.cause == "left":
-        return f"left while others needed it, {describe(end.code)}, {after}{word}"
-    return f"{describe(end.code)}, {after}{word}"
+        return f"left while others needed it, {describe_code(end.code)}, {after}{word}"
+    return f"{describe_code(end.code)}, {after}{word}"
 
 
-def _others(cause: FailureCause, ends: Sequence[End]) -> list[str]:
+def _others(cause: FailureCause, ends: Sequence[RankEnd]) -> list[str]:
     """Return a line for each group of other ranks that ended in the same way."""
     groups: dict[str, list[int]] = {}
     for end in ends:
         if end.rank == cause.culprit:
             continue
-        text = "lost with its host" if end.lost else describe(end.code)
+        text = "lost with its host" if end.lost else describe_code(end.code)
         if end.by_launcher:
             text = "ended by the launcher" + (f" ({text})" if end.code >= 0 else f", {text}")
         elif end.rank in cause.blames:
