@@ -10,9 +10,10 @@ from __future__ import annotations
 import functools
 import socket
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from ..host import machine, private_files
 from ..host.patience import Patience
@@ -80,7 +81,7 @@ class JobSetup:
     note_start: Callable[[int], None] = lambda number: None
 
 
-class JobPolicy(Protocol):
+class JobPolicy(ABC):
     """Decisions of a driver: what is started where, and what follows from messages and losses.
 
     Attributes
@@ -96,54 +97,54 @@ class JobPolicy(Protocol):
     handlers: Mapping[str, Handler]
 
     @property
+    @abstractmethod
     def agents(self) -> Collection[RemoteHost]: ...
 
     @property
+    @abstractmethod
     def members(self) -> Sequence[int]: ...
 
+    @abstractmethod
     def start(self) -> None:
         """Start what must run before `advance` is called."""
-        ...
 
+    @abstractmethod
     def advance(self) -> float | None:
         """Do what is due, and return the seconds until more may be; None once all ranks have ended."""
-        ...
 
-    def prepare_finish(self) -> None:
-        """Give up agents that have nothing to clean up."""
-        ...
-
-    def admit(self, agent: RemoteHost, message: Message) -> bool:
-        """Return whether a message counts; it does not if it is from an agent that was given up."""
-        ...
-
+    @abstractmethod
     def owns(self, agent: RemoteHost) -> Collection[int]:
         """Return the numbers of the ranks, or slots, whose files an agent may write."""
-        ...
+
+    @abstractmethod
+    def agent_lost(self, agent: RemoteHost, how: str) -> None:
+        """Handle the loss of an agent, whose channel has ended or which is silent."""
+
+    @abstractmethod
+    def end_by(self, signum: int, again: bool) -> None:
+        """Handle the user's signal to end the job, which has been passed on; `again`: it was not the first."""
+
+    @abstractmethod
+    def runs(self, number: int) -> bool:
+        """Return whether a process runs with that number."""
+
+    @abstractmethod
+    def outcome(self) -> Outcome:
+        """Return the outcome, once no process is left."""
 
     def holds(self, agent: RemoteHost) -> Collection[int] | None:
         """Return the numbers whose counters an agent may report; None: all that it was started with."""
-        ...
+        return None
 
-    def agent_lost(self, agent: RemoteHost, how: str) -> None:
-        """Handle the loss of an agent, whose channel has ended or which is silent."""
-        ...
+    def admit(self, agent: RemoteHost, message: Message) -> bool:
+        """Return whether a message counts; it does not if it is from an agent that was given up."""
+        return True
 
-    def end_by(self, signum: int, again: bool) -> None:
-        """Handle the user's signal to end the job, which has been passed on; `again`: it was not the first."""
-        ...
+    def prepare_finish(self) -> None:  # noqa: B027  # most have none
+        """Give up agents that have nothing to clean up."""
 
-    def runs(self, number: int) -> bool:
-        """Return whether a process runs with that number."""
-        ...
-
-    def outcome(self) -> Outcome:
-        """Return the outcome, once no process is left."""
-        ...
-
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  # most have opened nothing
         """Release what the policy has opened."""
-        ...
 
 
 class Driver:

@@ -16,10 +16,10 @@ from ..exit_report.report import ExitReport
 from ..host import network
 from ..host.patience import Patience
 from ..text import readable
-from .driver import Driver, Handler, Interrupted
+from .driver import Driver, Handler, Interrupted, JobPolicy
 from .errors import LaunchError
 from .hosts.channel import CODES, ChannelError, Message
-from .hosts.host_list import LOOPBACK
+from .hosts.host_list import reachable_address
 from .hosts.remote import RemoteHost, agent_command
 from .process.rank_end import RankEnd, describe_code
 from .process.supervisor import Outcome
@@ -30,8 +30,8 @@ COPIED_EVERY = 1.0  # seconds between two copies of all pages of counters
 LOOK = 0.5  # longest seconds between two calls of `advance`
 
 
-class FixedPolicy:
-    """JobPolicy of a job whose ranks are never replaced; it implements `JobPolicy`.
+class FixedPolicy(JobPolicy):
+    """JobPolicy of a job whose ranks are never replaced.
 
     Parameters
     ----------
@@ -106,19 +106,9 @@ class FixedPolicy:
             self._driver.loop.tell("pages")
         return LOOK if self._patience is None else self._patience.wait()
 
-    def prepare_finish(self) -> None:
-        """Do nothing: each agent has files to send."""
-
-    def admit(self, agent: RemoteHost, message: Message) -> bool:
-        """Return True: agents that were given up are not heard any more."""
-        return True
-
     def owns(self, agent: RemoteHost) -> Collection[int]:
         """Return the ranks of an agent's host."""
         return agent.place.ranks
-
-    def holds(self, agent: RemoteHost) -> None:
-        """Return None: agents report the counters of their own ranks alone."""
 
     def runs(self, number: int) -> bool:
         """Return whether a rank has been started and has not ended."""
@@ -128,9 +118,6 @@ class FixedPolicy:
         """Return the ends of all ranks."""
         ends = [self._ends[rank] for rank in sorted(self._ends)]
         return Outcome(ends, self._driver.signum, self._driver.hurried)
-
-    def close(self) -> None:
-        """Do nothing: nothing is open."""
 
     # ---- the start
 
@@ -173,11 +160,9 @@ class FixedPolicy:
     def _reached_by(self) -> str:
         """Return the name or address by which other hosts reach the first one."""
         first, *others = self._setup.options.places
-        if not first.local or not others:
+        if not others:
             return first.address
-        if first.address not in LOOPBACK:
-            return first.address
-        address = next(filter(None, (network.own_address(place.address) for place in others)), None)
+        address = reachable_address(first, (network.own_address(place.address) for place in others))
         if address is None:
             raise LaunchError(
                 f"--hosts: other hosts cannot reach {first.name!r}, and there is no way to {others[0].name!r} that "

@@ -15,14 +15,15 @@ import pytest
 
 from engine.elastic.places import Slot
 from engine.host import network
-from engine.launch.driver import Driver, JobSetup
+from engine.launch.driver import Driver, JobPolicy, JobSetup
 from engine.launch.elastic import agent_pool
 from engine.launch.elastic.agent_pool import AgentPool
 from engine.launch.elastic.discovery import Names
 from engine.launch.elastic.slots import Slots
-from engine.launch.hosts.channel import GREETING, pack
+from engine.launch.hosts.channel import GREETING, Message, pack
 from engine.launch.hosts.host_list import Place
 from engine.launch.hosts.remote import RemoteHost
+from engine.launch.process.supervisor import Outcome
 from engine.metrics import page
 
 from ..metrics.written_pages import content
@@ -34,7 +35,7 @@ SAYING = 'cat "$(dirname "$0")/$HOST"; while read -r line; do :; done'
 WORKER = {"worker": 0, "number": 0, "slot": 0, "rank": 0, "size": 1, "local_size": 1}
 
 
-class PoolPolicy:
+class PoolPolicy(JobPolicy):
     """Policy of a driver that has a pool of agents, and starts what a test asks for."""
 
     members = ()
@@ -43,19 +44,37 @@ class PoolPolicy:
         self.pool = AgentPool(driver, names, True, pools)
         self.handlers = self.pool.handlers
         self.slots = Slots(2)
-        self.admit, self.agent_lost = self.pool.admit, self.pool.agent_lost
-        self.prepare_finish = self.pool.give_up_unready
 
     @property
     def agents(self) -> Collection[RemoteHost]:
         return self.pool.agents
 
+    def start(self) -> None: ...
+
+    def advance(self) -> None: ...
+
+    def owns(self, agent: RemoteHost) -> Collection[int]:
+        return self.slots.written_by(agent.name)
+
     def holds(self, agent: RemoteHost) -> Collection[int]:
         return self.slots.held_by(agent.name)
 
+    def admit(self, agent: RemoteHost, message: Message) -> bool:
+        return self.pool.admit(agent, message)
+
+    def agent_lost(self, agent: RemoteHost, how: str) -> None:
+        self.pool.agent_lost(agent, how)
+
+    def prepare_finish(self) -> None:
+        self.pool.give_up_unready()
+
     def end_by(self, signum: int, again: bool) -> None: ...
 
-    def close(self) -> None: ...
+    def runs(self, number: int) -> bool:
+        return False
+
+    def outcome(self) -> Outcome:
+        return Outcome([], None)
 
 
 class Pools:
@@ -92,7 +111,7 @@ class Pools:
         wakeup, user = socket.socketpair()
         wakeup.setblocking(False)
         setup = JobSetup(options, job, (), pages, {}, wakeup, seconds, self.told.append)
-        driver = Driver(setup, lambda driver: PoolPolicy(driver, Names(here), self))  # type: ignore[arg-type, return-value]
+        driver = Driver(setup, lambda driver: PoolPolicy(driver, Names(here), self))
         driver.started = True
         self._made.append((driver, wakeup, user))
         return driver

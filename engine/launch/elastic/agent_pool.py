@@ -14,7 +14,7 @@ from ...host.patience import Patience
 from ..cli.elastic_options import MARGIN
 from ..driver import Driver, Handler
 from ..hosts.channel import PIDS, WORLDS, Message
-from ..hosts.host_list import LOOPBACK, Place
+from ..hosts.host_list import Place, reachable_address
 from ..hosts.remote import RemoteHost, agent_command
 from .cluster import Cluster
 from .discovery import Names
@@ -179,11 +179,8 @@ class AgentPool:
             return ""
         if self._addresses.get(host):
             return self._addresses[host]
-        place = self._agents[host].place
-        if not place.local or place.address not in LOOPBACK:
-            return place.address
         found = (self._routes.known(Place(other, (), False).address) for other in others)
-        return next(filter(None, found), None) or socket.gethostname()
+        return reachable_address(self._agents[host].place, found) or socket.gethostname()
 
     def give_up_unready(self) -> None:
         """Give up agents that have started no worker, and may never answer."""

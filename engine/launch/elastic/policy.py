@@ -20,7 +20,7 @@ from ...host import processes
 from ...host.network import Address
 from ...host.patience import STEP
 from ..cli.elastic_options import MARGIN, Elastic
-from ..driver import Driver, Handler
+from ..driver import Driver, Handler, JobPolicy
 from ..hosts.channel import CODES, WORLDS, ChannelError, Message
 from ..hosts.host_list import own_names
 from ..hosts.remote import RemoteHost
@@ -47,8 +47,8 @@ class _Worker:
     port: int = 0  # port on which it listens for other hosts
 
 
-class ElasticPolicy:
-    """JobPolicy of a job whose workers come and go; it implements `JobPolicy` and `PoolListener`.
+class ElasticPolicy(JobPolicy):
+    """JobPolicy of a job whose workers come and go; it implements `PoolListener`.
 
     Parameters
     ----------

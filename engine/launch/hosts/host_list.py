@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from ...text.bounded_reader import shorten
@@ -241,3 +241,23 @@ def told_idle(idle: Sequence[str], size: int) -> list[str]:
         return []
     ranks = "the rank" if size == 1 else f"all {size} ranks"
     return [f"no rank runs on {', '.join(idle)}: the other hosts have slots for {ranks}"]
+
+
+def reachable_address(place: Place, own_addresses: Iterable[str | None]) -> str | None:
+    """Return the name or address by which other hosts reach one.
+
+    Parameters
+    ----------
+    place : Place
+        The host.
+    own_addresses : iterable of str or None
+        Addresses of this machine as other hosts see it, for a host that is named as `localhost`.
+
+    Returns
+    -------
+    str or None
+        None if no address is known.
+    """
+    if not place.local or place.address not in LOOPBACK:
+        return place.address
+    return next(filter(None, own_addresses), None)
