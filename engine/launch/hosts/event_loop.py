@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from ...host.patience import Patience
+from ..process.outgoing import watch_room
 from ..process.writer import LOOK, Writer
 from .channel import ChannelError, Message
 from .lease_renewal import LeaseRenewer
@@ -95,7 +96,7 @@ class AgentLoop:
         seconds : float
             Longest wait in seconds; it is limited to 0.5.
         """
-        self._await_room()
+        watch_room(self._selector, [host.channel.out for host in self._hosts if host.channel is not None])
         self._hold_back()
         for key, _ in self._selector.select(min(seconds, LOOK if self._holding else 0.5)):
             key.data()
@@ -149,18 +150,6 @@ class AgentLoop:
         self._selector.close()
         if self._relay is not None:
             self._relay.close()
-
-    def _await_room(self) -> None:
-        """Register those channels for writing that have data waiting, and no others."""
-        channels = [host.channel.out for host in self._hosts if host.channel is not None]
-        registered = self._selector.get_map()
-        for out in channels:
-            if out.descriptor < 0:  # it is closed
-                continue
-            if out.waiting and out.descriptor not in registered:
-                self._selector.register(out.descriptor, selectors.EVENT_WRITE, out.pump)
-            elif not out.waiting and out.descriptor in registered:
-                self._selector.unregister(out.descriptor)
 
     def _hold_back(self) -> None:
         """Tell agents to hold the ranks' output back while a writer is full, and to send it again afterwards."""

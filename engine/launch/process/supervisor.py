@@ -8,6 +8,7 @@ failure, or a signal to end, the stages are::
 
 from __future__ import annotations
 
+import functools
 import os
 import selectors
 import signal
@@ -25,7 +26,7 @@ from ...text import readable
 from ..process.rank_end import RankEnd, describe_code
 from .guardian import Guardian
 from .job_signals import ending_line, handle_signals
-from .outgoing import Outgoing
+from .outgoing import Outgoing, watch_room
 from .output import Stream
 from .spawn import Rank
 from .writer import LOOK, Writer
@@ -108,7 +109,7 @@ class Supervisor:
         self._say = say
         self._tell_end = ended
         self._selector = selectors.DefaultSelector()
-        self._selector.register(wakeup, selectors.EVENT_READ)
+        self.add_reader(wakeup.fileno(), self._signals)
         self._alive: dict[int, Rank] = {}
         self._streams: dict[int, list[Stream]] = {}
         self._groups: set[int] = set()
@@ -146,7 +147,7 @@ class Supervisor:
             Stream of a rank that is watched.
         """
         self._streams[stream.rank].append(stream)
-        self._selector.register(stream.pipe, selectors.EVENT_READ, stream)
+        self.add_reader(stream.pipe, functools.partial(self._read, stream))
 
     def add_reader(self, descriptor: int, act: Callable[[], None]) -> None:
         """Call `act` whenever a descriptor is readable.
@@ -209,7 +210,7 @@ class Supervisor:
 
     def _step(self, timeout: float | None) -> None:
         """Wait for events and handle them: deaths first, so that the order of deaths is recorded correctly."""
-        self._await_room()
+        watch_room(self._selector, (sink for sink in self._sinks if isinstance(sink, Outgoing)))
         if self._hold_streams():
             timeout = LOOK if timeout is None else min(timeout, LOOK)
         if self._traced:
@@ -221,32 +222,12 @@ class Supervisor:
             if isinstance(key.data, Rank):
                 self._ended(key.data, now)
         for key in ready:
-            if key.fileobj is self._wakeup:
-                self._signals()
-            elif isinstance(key.data, Outgoing):
-                key.data.pump()
-            elif isinstance(key.data, Stream) and key.data.pipe >= 0:
-                pipe = key.data.pipe
-                key.data.read()
-                if key.data.pipe < 0:
-                    self._unlisten(pipe)
-            elif callable(key.data):
+            if callable(key.data):
                 key.data()
 
     def hold_back(self, held: bool) -> None:
         """Pause reading the ranks' output, or resume it."""
         self._held_back = held
-
-    def _await_room(self) -> None:
-        """Register those channels for writing that have data waiting, and no others."""
-        registered = self._selector.get_map()
-        for out in self._sinks:
-            if not isinstance(out, Outgoing):
-                continue
-            if out.waiting and out.descriptor not in registered:
-                self._selector.register(out.descriptor, selectors.EVENT_WRITE, out)
-            elif not out.waiting and out.descriptor in registered:
-                self._selector.unregister(out.descriptor)
 
     def _hold_streams(self) -> bool:
         """Register the streams for reading only while all sinks have room; return whether a sink is full."""
@@ -259,7 +240,7 @@ class Supervisor:
                 if held and stream.pipe in registered:
                     self._selector.unregister(stream.pipe)
                 elif not held and stream.pipe not in registered:
-                    self._selector.register(stream.pipe, selectors.EVENT_READ, stream)
+                    self.add_reader(stream.pipe, functools.partial(self._read, stream))
         return full
 
     def _ended(self, rank: Rank, now: float) -> None:
@@ -294,11 +275,7 @@ class Supervisor:
         self._ends.append(end)
         self._forget_empty()
         for stream in self._streams[rank.number]:
-            if stream.pipe >= 0:
-                pipe = stream.pipe
-                stream.drain(PIPE_DRAIN)
-                if stream.pipe < 0:
-                    self._unlisten(pipe)
+            self._read(stream, functools.partial(stream.drain, PIPE_DRAIN))
         self._tell_end(rank, end)
         if code != 0:
             self._failed(rank, end)
@@ -319,6 +296,13 @@ class Supervisor:
             self._asked.add(number)
             for pid in self._handling(blamed, stacks.SIGNAL):
                 processes.send(pid, stacks.SIGNAL)
+
+    def _read(self, stream: Stream, read: Callable[[], object] | None = None) -> None:
+        """Read from a stream, and unregister it if that closes it; it may have been closed by an earlier event."""
+        if (pipe := stream.pipe) >= 0:
+            (read or stream.read)()
+            if stream.pipe < 0:
+                self._unlisten(pipe)
 
     def _close(self, stream: Stream) -> None:
         """Close a stream, although another process may still hold its pipe."""
